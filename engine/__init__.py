@@ -1,0 +1,1 @@
+"""The engine: graph, compiler, backends, session."""

@@ -1,0 +1,1 @@
+"""Op specifications: one file each, found by being here."""

@@ -1,0 +1,1 @@
+"""Per-op profiles and their exports."""

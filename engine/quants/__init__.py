@@ -1,0 +1,1 @@
+"""Quantized element types: one file each, found by being here."""

@@ -1,0 +1,1 @@
+"""Native kernels: sources, and the libraries built from them."""

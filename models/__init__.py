@@ -1,0 +1,1 @@
+"""Model architectures: one file each, found by being here."""

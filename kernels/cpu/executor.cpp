@@ -1,0 +1,204 @@
+// The thread pool and the plan executor: one call runs a segment's flat array of op records.
+//
+// Workers spin briefly between ops, because the next op is usually microseconds away, and park on a
+// condition variable when it is not. The caller is thread 0.
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
+#include "cpu/abi.h"
+
+namespace {
+
+inline void cpu_relax() {
+#if defined(__x86_64__) || defined(_M_X64)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+int64_t now_ns() {
+  using namespace std::chrono;
+  return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+// Waits until `value` differs from `seen`: spins, then parks.
+class Gate {
+ public:
+  explicit Gate(int spins) : spins_(spins) {}
+
+  int value() const { return value_.load(std::memory_order_acquire); }
+
+  void advance() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    if (parked_.load(std::memory_order_seq_cst) > 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      changed_.notify_all();
+    }
+  }
+
+  void wait_past(int seen) {
+    for (int i = 0; i < spins_; ++i) {
+      if (value() != seen) return;
+      cpu_relax();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    parked_.fetch_add(1, std::memory_order_seq_cst);
+    changed_.wait(lock, [&] { return value_.load(std::memory_order_seq_cst) != seen; });
+    parked_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+ private:
+  alignas(64) std::atomic<int> value_{0};
+  alignas(64) std::atomic<int> parked_{0};
+  int spins_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+class Barrier {
+ public:
+  Barrier(int n, int spins) : n_(n), gate_(spins) {}
+
+  void wait() {
+    if (n_ == 1) return;
+    const int seen = gate_.value();
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      gate_.advance();
+    } else {
+      gate_.wait_past(seen);
+    }
+  }
+
+ private:
+  const int n_;
+  alignas(64) std::atomic<int> arrived_{0};
+  Gate gate_;
+};
+
+struct Job {
+  const gf_op* ops = nullptr;
+  int64_t n_ops = 0;
+  unsigned char* scratch = nullptr;
+  int64_t scratch_bytes = 0;
+  int64_t* ends_ns = nullptr;  // n_ops + 1 clock readings, or null when nobody profiles
+};
+
+struct alignas(64) Counter {
+  int64_t value = 0;
+};
+
+}  // namespace
+
+struct gf_pool {
+  gf_pool(int n, int spins, bool pin) : n_threads(n), barrier(n, spins), start(spins) {
+    for (int i = 1; i < n; ++i) workers.emplace_back([this, i, pin] { work(i, pin); });
+  }
+
+  ~gf_pool() {
+    stop.store(true);
+    start.advance();
+    for (auto& w : workers) w.join();
+  }
+
+  void work(int ith, bool pin) {
+    if (pin) pin_to_allowed_cpu(ith);
+    for (int seen = 0;;) {
+      start.wait_past(seen);
+      ++seen;
+      if (stop.load()) return;
+      execute(ith);
+    }
+  }
+
+  // Pins to the ith CPU this process may use, and only if every thread can have its own.
+  void pin_to_allowed_cpu(int ith) const {
+#if defined(__linux__)
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    if (CPU_COUNT(&allowed) < n_threads) return;
+    for (int cpu = 0, k = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &allowed) || k++ != ith) continue;
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(cpu, &one);
+      pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+      return;
+    }
+#else
+    (void)ith;
+#endif
+  }
+
+  int threads_for(const gf_op& op) const {
+    return op.max_threads > 0 && op.max_threads < n_threads ? op.max_threads : n_threads;
+  }
+
+  void execute(int ith) {
+    const Job j = job;
+    if (ith == 0 && j.ends_ns) j.ends_ns[0] = now_ns();
+    for (int64_t i = 0; i < j.n_ops; ++i) {
+      const gf_op& op = j.ops[i];
+      const int nth = threads_for(op);
+      gf_thread th{ith, nth, j.scratch, j.scratch_bytes, &counters[i % 3].value};
+      if (op.init) {
+        if (ith < nth) op.init(&op, &th);
+        if (nth > 1) barrier.wait();
+      }
+      if (ith < nth) op.fn(&op, &th);
+      // Three counters in turn: the one reset here was last used two barriers ago.
+      if (ith == 0) counters[(i + 1) % 3].value = 0;
+      // Two single-threaded ops in a row need no meeting: thread 0 runs both.
+      const bool alone = nth == 1 && i + 1 < j.n_ops && threads_for(j.ops[i + 1]) == 1;
+      if (!alone) barrier.wait();
+      if (ith == 0 && j.ends_ns) j.ends_ns[i + 1] = now_ns();
+    }
+  }
+
+  const int n_threads;
+  Job job;
+  Counter counters[3];
+  Barrier barrier;
+  Gate start;
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> workers;
+};
+
+// Makes a pool of n threads, the caller's included. Returns null when threads cannot be had.
+// spins: turns of the wait loop before a thread parks.
+GF_EXPORT gf_pool* gf_pool_create(int32_t n_threads, int32_t spins, int32_t pin) {
+  if (n_threads < 1) return nullptr;
+  try {
+    return new gf_pool(n_threads, spins, pin != 0);
+  } catch (const std::system_error&) {
+    return nullptr;
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+GF_EXPORT void gf_pool_destroy(gf_pool* pool) { delete pool; }
+
+// Runs the ops in order. Every op sees all results of the ops before it.
+// ends_ns: null, or room for n_ops + 1 readings of the monotonic clock in nanoseconds: the start, then
+// the end of each op. One caller at a time.
+GF_EXPORT void gf_pool_run(gf_pool* pool, const gf_op* ops, int64_t n_ops, unsigned char* scratch,
+                           int64_t scratch_bytes, int64_t* ends_ns) {
+  if (n_ops <= 0) return;
+  pool->job = {ops, n_ops, scratch, scratch_bytes, ends_ns};
+  pool->counters[0].value = 0;
+  pool->start.advance();
+  pool->execute(0);
+}

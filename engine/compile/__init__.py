@@ -1,1 +1,15 @@
-"""From graph to plan: fuse, place, split, memory."""
+"""From graph to plan: fuse, place, split, memory. Pure functions; no device needed."""
+
+from .describe import human_bytes, listing, summary
+from .fuse import RULES, fuse, fuse_graph
+from .memory import ALIGN, ArenaPlan, plan_memory, round_up
+from .place import Placement, PlacementError, PlacementRules, place
+from .plan import Plan, PlanOptions, SpaceBytes, compile_graph
+from .split import Copy, Segment, split
+from .types import BackendInfo
+
+__all__ = [
+    "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Placement", "PlacementError",
+    "PlacementRules", "Plan", "PlanOptions", "Segment", "SpaceBytes", "compile_graph", "fuse",
+    "fuse_graph", "human_bytes", "listing", "place", "plan_memory", "round_up", "split", "summary",
+]  # fmt: skip

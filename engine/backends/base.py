@@ -1,0 +1,78 @@
+"""What a backend is: where memory comes from, which ops it runs, how a segment becomes runnable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+
+from gguflow.engine.graph import Tensor
+
+
+class Buffer(Protocol):
+    """Device memory."""
+
+    nbytes: int
+
+    def host(self) -> np.ndarray | None:
+        """The same bytes as a uint8 array, or None where the host cannot reach them."""
+
+
+class Executable(Protocol):
+    """A segment ready to run."""
+
+    n_ops: int
+    kernels: Sequence[str]  # per op, what runs it
+
+    def run(self, ends_ns: np.ndarray | None = None) -> None:
+        """Run all ops. ends_ns: int64 [n_ops + 1] that receives clock readings when profiling."""
+
+
+class Memory(Protocol):
+    """Where the tensors of a plan live on one backend: owner tensor -> (buffer, byte offset)."""
+
+    def locate(self, owner: Tensor) -> tuple[Buffer, int]: ...
+
+    def is_packed(self, owner: Tensor) -> bool:
+        """Whether a weight is stored in the backend's own layout instead of the file's."""
+
+
+class Backend(Protocol):
+    """One device and the kernels for it."""
+
+    name: str
+    space: str  # memory space; tensors move between backends without a copy within one space
+
+    def supports(self, node: Tensor) -> bool:
+        """Whether this backend has a kernel for the node's op, types and layout."""
+
+    def alloc(self, nbytes: int) -> Buffer:
+        """Zeroed memory. Raises MemoryError with the figures."""
+
+    def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
+        """Bytes of `weight` in this backend's own layout, or 0 to use it as it is in the file."""
+
+    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> Buffer:
+        """Bring a weight's bytes (uint8) to the device, repacked if `packed`."""
+
+    def compile(self, nodes: Sequence[Tensor], memory: Memory) -> Executable:
+        """Lower a segment's nodes to something runnable."""
+
+
+def find_backend(name: str, options: Mapping[str, Any] | None = None) -> Backend:
+    """The backend in `gguflow.engine.backends.<name>`, made with `options`.
+
+    Raises LookupError when there is none by that name. The module's own errors pass through.
+    """
+    if not name.isidentifier():
+        raise LookupError(f"no backend called {name!r}")
+    try:
+        module = import_module(f"gguflow.engine.backends.{name}")
+    except ModuleNotFoundError as e:
+        if e.name and e.name.startswith("gguflow.engine.backends"):
+            raise LookupError(f"no backend called {name!r}") from None
+        raise
+    backend: Backend = module.create(dict(options or {}))
+    return backend

@@ -1,0 +1,94 @@
+"""Placement: which backend holds each tensor and runs each node.
+
+Weights are placed first, by the caller's overrides and layer split; a node then runs where its
+largest placed operand lives if that backend has a kernel for it, otherwise on the next backend that
+has one, and the fallback is reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gguflow.engine.graph import Role, Tensor
+
+from .types import BackendInfo
+
+
+@dataclass(frozen=True)
+class PlacementRules:
+    """Inputs to placement.
+
+    order: backends by preference; the first is the default.
+    overrides: (regular expression over the tensor name, backend name), first match wins.
+    """
+
+    order: Sequence[BackendInfo]
+    overrides: Sequence[tuple[str, str]] = ()
+
+
+@dataclass
+class Placement:
+    """Result: backend name by tensor, and what could not run where it was wanted."""
+
+    of: dict[Tensor, str] = field(default_factory=dict)
+    fallbacks: list[tuple[Tensor, str, str]] = field(default_factory=list)  # node, wanted, got
+
+
+class PlacementError(ValueError):
+    """No backend can run a node, or an override names a backend that is not there."""
+
+
+def place(nodes: Sequence[Tensor], leaves: Mapping[str, Tensor], rules: PlacementRules) -> Placement:
+    """Place every leaf and node. Raises PlacementError naming the tensor or the override."""
+    by_name = {b.name: b for b in rules.order}
+    compiled = []
+    for pattern, target in rules.overrides:
+        if target not in by_name:
+            raise PlacementError(
+                f"tensor override {pattern}={target}: no such backend; have {', '.join(by_name)}"
+            )
+        try:
+            compiled.append((re.compile(pattern), target))
+        except re.error as e:
+            raise PlacementError(f"tensor override {pattern}={target}: bad pattern: {e}") from None
+
+    default = rules.order[0].name
+    result = Placement()
+    for leaf in leaves.values():
+        result.of[leaf] = next((b for rx, b in compiled if rx.search(leaf.name)), default)
+    for node in nodes:
+        wanted = next((b for rx, b in compiled if rx.fullmatch(node.name)), None)
+        wanted = wanted or _home(node, result, default)
+        got = _first_able(node, wanted, rules.order)
+        if got != wanted:
+            result.fallbacks.append((node, wanted, got))
+        result.of[node] = got
+    return result
+
+
+def _home(node: Tensor, placed: Placement, default: str) -> str:
+    """Where the node's operands are: a state it writes, else its largest weight, else its input."""
+    if node.view_of is not None:
+        return placed.of[node.view_of]
+    owners = [s.owner for s in node.live_srcs()]
+    weights = [o for o in owners if o.role is Role.WEIGHT and len(o.shape) > 1]
+    if weights:
+        return placed.of[max(weights, key=lambda w: w.nbytes)]
+    states = [o for o in owners if o.role is Role.STATE]
+    made = [o for o in owners if o.role is Role.NODE]
+    for group in (states, made):
+        if group:
+            return placed.of[group[0]]
+    return default
+
+
+def _first_able(node: Tensor, wanted: str, order: Sequence[BackendInfo]) -> str:
+    ranked = sorted(order, key=lambda b: b.name != wanted)
+    for b in ranked:
+        if b.supports(node):
+            return b.name
+    tried = ", ".join(b.name for b in ranked)
+    shapes = ", ".join(f"{s.dtype.name}{list(s.shape)}" for s in node.live_srcs())
+    raise PlacementError(f"{node.name}: no backend runs {node.op}({shapes}); tried {tried}")

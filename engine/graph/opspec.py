@@ -7,6 +7,7 @@ and yields the cases the tests run.
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,16 +42,20 @@ class Param:
 class Operand:
     """A test operand: what to feed a case with.
 
-    data: values, or a callable taking a numpy Generator; None draws standard normal floats.
-    permute: build the tensor transposed so that after this permutation it has `shape`.
-    view: (axis, start, stop, step): build it larger, then slice, so that strides are not dense.
+    shape: what the op sees, after permutation and slicing.
+    data: values broadcast to `shape`, or a callable taking (numpy Generator, shape) that returns
+        them; None draws standard normal floats.
+    permute: the axes the leaf is permuted by; the leaf is built so that the result has `shape`.
+    pad: build the leaf this many elements longer in each dimension, then slice the middle out, so
+        that neither the strides nor the offset are those of a dense tensor.
+    role: leaf kind: `weight` (a backend may repack it), `input` or `state`.
     """
 
     shape: Shape
     dtype: str = "f32"
     data: Any = None
     permute: tuple[int, ...] = ()
-    pad: Shape = ()  # build this many elements larger in each dimension, then slice back
+    pad: Shape = ()
     role: str = "input"
 
 
@@ -65,15 +70,29 @@ class Case:
 
 
 class OpSpec:
-    """Base of all op specifications. Subclassing with a `name` registers the op."""
+    """Base of all op specifications. Subclassing with a `name` registers the op.
+
+    doc: one sentence or two for the ops table: what it computes, and its edge cases.
+    operands: one string a source, `name[?] [types] [shape]`; `?` marks an optional one, and the
+        optional ones come last. `n_srcs` follows from it.
+    cost: the formula of `flops`, in words.
+    fused_from: for a fused op, the ops whose composition it is.
+    in_place: sources whose memory the result may take over, when that source is dense, has the
+        result's type and shape, and is used by nobody later.
+    writes_into: the source the op updates; its result is a view of that source. `written` says
+        which rows change.
+    """
 
     name: ClassVar[str] = ""
     doc: ClassVar[str] = ""
+    operands: ClassVar[tuple[str, ...]] = ()
     params: ClassVar[tuple[Param, ...]] = ()
     n_srcs: ClassVar[tuple[int, int]] = (1, 1)  # least and most sources
+    cost: ClassVar[str] = "1 an element"
     tolerance: ClassVar[float] = 1e-7  # NMSE against the reference
-    in_place: ClassVar[tuple[int, ...]] = ()  # sources whose memory the result may take over
-    writes_into: ClassVar[int | None] = None  # source the op updates; the result is a view of it
+    fused_from: ClassVar[tuple[str, ...]] = ()
+    in_place: ClassVar[tuple[int, ...]] = ()
+    writes_into: ClassVar[int | None] = None
 
     def infer(self, *srcs: Tensor | None, **params: Any) -> tuple[DType, Shape]:
         """Type and shape of the result. Raises ShapeError through `self.fail`."""
@@ -83,13 +102,28 @@ class OpSpec:
         """The oracle. Float operands of any type arrive as float32, integers as they are."""
         raise NotImplementedError
 
-    def flops(self, out: Tensor) -> int:
-        """Floating-point (or integer multiply-add) operations of computing `out`."""
+    def written(self, *srcs: np.ndarray | None, **params: Any) -> np.ndarray:
+        """Rows (first axis) of the `writes_into` source that the op changes, as indices.
+
+        The other rows keep their bytes: quantizing what was read back need not give them again.
+        """
+        raise NotImplementedError
+
+    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
+        """Floating-point (or integer multiply-add) operations of computing `out`.
+
+        n_kv: rows of the KV cache in use; None means all. Only attention's cost depends on it.
+        """
         return out.size
 
-    def bytes(self, out: Tensor) -> int:
-        """Bytes moved when every operand is read and the result written once."""
+    def bytes(self, out: Tensor, n_kv: int | None = None) -> int:
+        """Bytes moved when every operand is read and the result written once; `n_kv` as above."""
         return out.nbytes + sum(s.nbytes for s in out.live_srcs())
+
+    def cost_at(self, out: Tensor, n_past: int) -> tuple[int, int]:
+        """(bytes, flops) of a step whose first token is at position `n_past`. Only ops that read
+        part of a state, as attention does, cost less than their shapes say."""
+        return self.bytes(out), self.flops(out)
 
     def cases(self) -> Iterator[Case]:
         """Test cases: odd sizes, views, permuted and broadcast operands, all types."""
@@ -105,7 +139,7 @@ class OpSpec:
         return ShapeError(f"{self.name}: {message} (operands: {shapes})")
 
     def bind_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Defaults filled in; unknown and missing parameters raise TypeError naming the op."""
+        """Defaults filled in. An unknown, missing or mistyped one raises TypeError naming the op."""
         known = {p.name: p for p in self.params}
         if unknown := set(given) - set(known):
             raise TypeError(f"{self.name}: unknown parameter {', '.join(sorted(unknown))}")
@@ -114,8 +148,15 @@ class OpSpec:
             value = given.get(p.name, p.default)
             if value is None:
                 raise TypeError(f"{self.name}: parameter {p.name} is required")
-            if p.choices and value not in p.choices:
-                raise TypeError(f"{self.name}: {p.name}={value!r}, expected one of {p.choices}")
+            if p.choices:
+                if value not in p.choices:
+                    raise TypeError(f"{self.name}: {p.name}={value!r}, expected one of {p.choices}")
+            else:
+                try:
+                    value = float(value) if p.fmt == "f" else operator.index(value)
+                except (TypeError, ValueError):
+                    kind = "a number" if p.fmt == "f" else "an integer"
+                    raise TypeError(f"{self.name}: {p.name}={value!r}, expected {kind}") from None
             bound[p.name] = value
         return bound
 
@@ -128,6 +169,9 @@ class OpSpec:
         return struct.pack(fmt, *values)
 
     def __init_subclass__(cls) -> None:
+        if cls.operands:
+            optional = [o.split()[0].endswith("?") for o in cls.operands]
+            cls.n_srcs = (optional.count(False), len(optional))
         if cls.name:
             if cls.name in _REGISTRY:
                 raise ValueError(f"op {cls.name} is defined twice")

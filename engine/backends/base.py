@@ -57,8 +57,10 @@ class Backend(Protocol):
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> Buffer:
         """Bring a weight's bytes (uint8) to the device, repacked if `packed`."""
 
-    def compile(self, nodes: Sequence[Tensor], memory: Memory) -> Executable:
-        """Lower a segment's nodes to something runnable."""
+    def compile(
+        self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
+    ) -> Executable:
+        """Lower a segment's nodes to something runnable; n_threads is for host backends."""
 
 
 def find_backend(name: str, options: Mapping[str, Any] | None = None) -> Backend:

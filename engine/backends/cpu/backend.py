@@ -1,0 +1,172 @@
+"""The CPU backend: lowers a segment to a flat array of op records and runs it in one native call."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from gguflow.engine import env
+from gguflow.engine.backends.base import Memory
+from gguflow.engine.backends.host import HostBuffer
+from gguflow.engine.graph import Tensor, op_spec
+
+from .abi import GF_PACKED, GfOp, GfTensor, tensor_record
+from .library import CpuLibrary, CpuLibraryError, load_library
+
+# Ops that read packed weights as their first operands (mul_mat_swiglu: the first two).
+PACKED_USERS = {"mul_mat": 1, "mul_mat_add": 1, "mul_mat_swiglu": 2, "get_rows": 1}
+# Below this many bytes moved, waking the other threads costs more than they save.
+SINGLE_THREAD_BYTES = 16 << 10
+
+
+class CpuBackend:
+    """Native kernels on host threads."""
+
+    name = "cpu"
+    space = "host"
+
+    def __init__(self, n_threads: int | None = None, isa: str | None = None) -> None:
+        self.n_threads = n_threads or default_threads()
+        self.lib: CpuLibrary = load_library(isa)
+        self._pools: dict[int, int] = {}
+        self._supported: dict[tuple[object, ...], bool] = {}
+
+    def pool(self, n_threads: int | None = None) -> int:
+        """Handle of the thread pool of this size, made on first use."""
+        n = n_threads or self.n_threads
+        if n not in self._pools:
+            handle = self.lib.cdll.gf_pool_create(n, env.cpu_spin(), int(env.cpu_pin()))
+            if not handle:
+                raise CpuLibraryError(f"cannot start {n} threads")
+            self._pools[n] = handle
+            weakref.finalize(self, self.lib.cdll.gf_pool_destroy, handle)
+        return self._pools[n]
+
+    # -- planning --------------------------------------------------------------------------------
+
+    def supports(self, node: Tensor) -> bool:
+        if node.op is None or not self.lib.address(f"gf_op_{node.op}"):
+            return False
+        key = (node.op, *((t.dtype, t.shape, t.strides) if t else None for t in (node, *node.srcs)))
+        if key not in self._supported:
+            self._supported[key] = self.lib.accepts(node.op, self._record(node, None))
+        return self._supported[key]
+
+    def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
+        if len(weight.shape) != 2 or not weight.dtype.is_quantized:
+            return 0
+        for u in users:
+            reads = PACKED_USERS.get(u.op or "", 0)
+            if any(s is not None and s.owner is weight and (i >= reads or s is not weight)
+                   for i, s in enumerate(u.srcs)):
+                return 0
+        if not any((u.op or "").startswith("mul_mat") for u in users):
+            return 0  # a table that is only looked up in gains nothing
+        n_rows, n_cols = weight.shape
+        fn = self.lib.cdll.gf_packed_bytes
+        fn.restype = ctypes.c_int64
+        return int(fn(ctypes.c_int32(weight.dtype.ggml_id), ctypes.c_int64(n_rows),
+                      ctypes.c_int64(n_cols)))
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def alloc(self, nbytes: int) -> HostBuffer:
+        return HostBuffer.zeros(nbytes)
+
+    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
+        if not packed:
+            return HostBuffer(raw)
+        n_rows, n_cols = weight.shape
+        fn = self.lib.cdll.gf_packed_bytes
+        fn.restype = ctypes.c_int64
+        ids = ctypes.c_int32(weight.dtype.ggml_id), ctypes.c_int64(n_rows), ctypes.c_int64(n_cols)
+        out = HostBuffer.zeros(int(fn(*ids)))
+        groups = -(-n_rows // 16)
+        step = max(1, -(-groups // self.n_threads))
+
+        def pack(begin: int) -> int:
+            end = min(begin + step, groups)
+            return int(
+                self.lib.cdll.gf_pack_rows(
+                    ids[0], ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(out.address),
+                    ids[1], ids[2], ctypes.c_int64(begin), ctypes.c_int64(end),
+                )
+            )  # fmt: skip
+
+        with ThreadPoolExecutor(self.n_threads) as threads:
+            if any(threads.map(pack, range(0, groups, step))):
+                raise CpuLibraryError(f"{weight.name}: cannot repack {weight.dtype.name}")
+        return out
+
+    # -- lowering --------------------------------------------------------------------------------
+
+    def _record(self, node: Tensor, memory: Memory | None) -> GfOp:
+        """The op record of a node; without memory, all addresses are null."""
+        assert node.op is not None
+
+        def operand(t: Tensor | None) -> GfTensor:
+            if t is None:
+                return GfTensor()
+            if memory is None:
+                return tensor_record(t, 0)
+            buffer, offset = memory.locate(t.owner)
+            assert isinstance(buffer, HostBuffer)
+            record = tensor_record(t, buffer.address + offset + t.view_offset)
+            if memory.is_packed(t.owner):
+                record.flags |= GF_PACKED
+            return record
+
+        spec = op_spec(node.op)
+        op = GfOp(n_src=len(node.srcs), dst=operand(node))
+        for i, s in enumerate(node.srcs):
+            op.src[i] = operand(s)
+        params = spec.pack_params(node.params)
+        ctypes.memmove(op.params, params, len(params))
+        op.fn = self.lib.address(f"gf_op_{node.op}")
+        op.init = self.lib.address(f"gf_init_{node.op}")
+        op.max_threads = 1 if spec.bytes(node) + spec.flops(node) < SINGLE_THREAD_BYTES else 0
+        return op
+
+    def compile(
+        self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
+    ) -> CpuExecutable:
+        return CpuExecutable(self, nodes, memory, n_threads or self.n_threads)
+
+
+class CpuExecutable:
+    """A segment as op records; `run` is one native call."""
+
+    def __init__(
+        self, backend: CpuBackend, nodes: Sequence[Tensor], memory: Memory, n_threads: int
+    ) -> None:
+        self.n_ops = len(nodes)
+        self.kernels = [f"{n.op}.{backend.lib.isa}" for n in nodes]
+        records = [backend._record(n, memory) for n in nodes]
+        scratch = 0
+        for node, record in zip(nodes, records, strict=True):
+            assert node.op is not None
+            record.scratch = backend.lib.scratch_bytes(node.op, record, n_threads)
+            scratch = max(scratch, record.scratch)
+        self._ops = (GfOp * max(len(records), 1))(*records)
+        self._scratch = HostBuffer.zeros(scratch)
+        self._keep = (backend, memory)
+        self._run = backend.lib.cdll.gf_pool_run
+        self._args = (ctypes.c_void_p(backend.pool(n_threads)), ctypes.cast(self._ops, ctypes.c_void_p),
+                      ctypes.c_int64(self.n_ops), ctypes.c_void_p(self._scratch.address),
+                      ctypes.c_int64(scratch))  # fmt: skip
+
+    def run(self, ends_ns: np.ndarray | None = None) -> None:
+        self._run(*self._args, None if ends_ns is None else ctypes.c_void_p(ends_ns.ctypes.data))
+
+
+def default_threads() -> int:
+    """Processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this platform
+        return os.cpu_count() or 1

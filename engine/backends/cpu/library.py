@@ -1,0 +1,101 @@
+"""The native CPU library: which instruction set, where it lies, what it exports."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+from gguflow.engine import env
+
+from .abi import ABI_VERSION, GfOp
+
+ISAS = ("avx512bf16", "avx512", "avx2", "baseline")  # best first
+
+
+class CpuLibraryError(RuntimeError):
+    """The native kernels are missing, stale, or not for this machine."""
+
+
+class CpuLibrary:
+    """One loaded library. Exports are looked up by op name: `gf_op_<name>`, `gf_init_<name>`, ..."""
+
+    def __init__(self, isa: str, path: Path) -> None:
+        self.isa = isa
+        try:
+            self.cdll = ctypes.CDLL(str(path))
+        except OSError as e:
+            raise CpuLibraryError(f"cannot load {path}: {e}; reinstall gguflow") from None
+        found = self.cdll.gf_abi_version()
+        if found != ABI_VERSION:
+            raise CpuLibraryError(
+                f"{path}: kernel interface {found}, expected {ABI_VERSION}; rebuild gguflow"
+            )
+        pool_run = self.cdll.gf_pool_run
+        pool_run.restype = None
+        pool_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
+                             ctypes.c_int64, ctypes.c_void_p]  # fmt: skip
+        self.cdll.gf_pool_create.restype = ctypes.c_void_p
+        self.cdll.gf_pool_create.argtypes = [ctypes.c_int32] * 3
+        self.cdll.gf_pool_destroy.restype = None
+        self.cdll.gf_pool_destroy.argtypes = [ctypes.c_void_p]
+        self._addresses: dict[str, int] = {}
+
+    def address(self, symbol: str) -> int:
+        """Address of an exported function, 0 when there is none."""
+        if symbol not in self._addresses:
+            fn = getattr(self.cdll, symbol, None)
+            value = ctypes.cast(fn, ctypes.c_void_p).value if fn is not None else 0
+            self._addresses[symbol] = value or 0
+        return self._addresses[symbol]
+
+    def scratch_bytes(self, op: str, record: GfOp, n_threads: int) -> int:
+        """Scratch that a kernel asks for; 0 for kernels that need none."""
+        if not self.address(f"gf_scratch_{op}"):
+            return 0
+        fn = getattr(self.cdll, f"gf_scratch_{op}")
+        fn.restype = ctypes.c_int64
+        return int(fn(ctypes.byref(record), ctypes.c_int32(n_threads)))
+
+    def accepts(self, op: str, record: GfOp) -> bool:
+        """Whether the kernel takes these types and layouts; kernels without a say take all."""
+        if not self.address(f"gf_supports_{op}"):
+            return True
+        fn = getattr(self.cdll, f"gf_supports_{op}")
+        fn.restype = ctypes.c_int32
+        return bool(fn(ctypes.byref(record)))
+
+
+def _library_path(isa: str) -> Path:
+    suffix = ".dll" if platform.system() == "Windows" else ".so"
+    return Path(str(files("gguflow.kernels.cpu") / "lib" / f"libgguflow_cpu_{isa}{suffix}"))
+
+
+def runnable_isas() -> list[str]:
+    """Instruction sets that were built and that this machine runs, best first."""
+    base = _library_path("baseline")
+    if not base.is_file():
+        raise CpuLibraryError(f"{base} is missing; reinstall gguflow (pip install .)")
+    probe = ctypes.CDLL(str(base))
+    return [
+        isa
+        for isa in ISAS
+        if _library_path(isa).is_file() and probe.gf_cpu_supports(isa.encode())
+    ]
+
+
+@lru_cache(maxsize=None)
+def load_library(isa: str | None = None) -> CpuLibrary:
+    """The library for `isa`, by default GGUFLOW_CPU_ISA or the best one this machine runs.
+
+    Raises CpuLibraryError naming what is possible.
+    """
+    can = runnable_isas()
+    wanted = isa or env.cpu_isa() or can[0]
+    if wanted not in can:
+        raise CpuLibraryError(
+            f"CPU instruction set {wanted!r} is not available here; possible: {', '.join(can)}"
+        )
+    return CpuLibrary(wanted, _library_path(wanted))

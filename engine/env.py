@@ -1,0 +1,50 @@
+"""Every environment variable gguflow reads, typed, in one place.
+
+| variable | values | meaning |
+|---|---|---|
+| GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library instead of the best one |
+| GGUFLOW_CPU_PIN | 0, 1 | pin worker threads to processors (default 1) |
+| GGUFLOW_CPU_SPIN | turns | how long an idle worker spins before it sleeps (default 20000) |
+| GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class EnvError(ValueError):
+    """An environment variable with a value that cannot be used."""
+
+
+def _int(name: str, default: int, least: int, most: int) -> int:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value <= most:
+        raise EnvError(f"{name}={text}: expected a whole number from {least} to {most}")
+    return value
+
+
+def cpu_isa() -> str | None:
+    """The CPU library asked for, or None for the best this machine runs."""
+    return os.environ.get("GGUFLOW_CPU_ISA", "").strip().lower() or None
+
+
+def cpu_pin() -> bool:
+    """Whether workers are pinned to processors."""
+    return bool(_int("GGUFLOW_CPU_PIN", 1, 0, 1))
+
+
+def cpu_spin() -> int:
+    """Turns of the wait loop before an idle worker parks."""
+    return _int("GGUFLOW_CPU_SPIN", 20_000, 0, 1_000_000_000)
+
+
+def debug() -> bool:
+    """Whether errors should show a traceback."""
+    return bool(_int("GGUFLOW_DEBUG", 0, 0, 1))

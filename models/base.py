@@ -1,0 +1,230 @@
+"""What every architecture shares: hyperparameters read from GGUF keys, the weight list, the registry.
+
+An architecture is one file in this directory that subclasses `Architecture`; it is found by being
+there.
+"""
+
+from __future__ import annotations
+
+import math
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gguflow.engine.graph import DType, Graph, Tensor
+
+
+class ModelError(ValueError):
+    """A file that is sound GGUF but not a model this project can run: names key or tensor."""
+
+
+@dataclass(frozen=True)
+class HParams:
+    """Hyperparameters of a decoder-only transformer, under the field's usual names."""
+
+    arch: str
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    head_dim_v: int
+    norm_eps: float
+    rope_dims: int
+    rope_base: float
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    sliding_window: int = 0  # 0: every token sees all before it
+
+    @property
+    def n_embd_kv(self) -> int:
+        return self.n_head_kv * self.head_dim
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """A tensor the architecture expects: name, shape in numpy order, whether it may be absent."""
+
+    name: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a graph is built for.
+
+    n_tokens: tokens a run; n_ctx: rows of the KV cache; kv_type: its element type.
+    outputs: which tokens get logits: "last", "all" or "none".
+    sample: append the sampler, so that the run ends with the next token.
+    """
+
+    n_tokens: int
+    n_ctx: int
+    kv_type: DType
+    outputs: str = "last"
+    sample: bool = False
+
+
+class Architecture:
+    """Base of all architectures. Subclassing with a `name` registers the class."""
+
+    name: ClassVar[str] = ""
+    rope_mode: ClassVar[str] = "norm"  # rotary layout: "norm" adjacent pairs, "neox" half split
+
+    def __init__(self, hp: HParams) -> None:
+        self.hp = hp
+
+    def weights(self) -> Iterator[WeightSpec]:
+        """Every tensor the architecture reads."""
+        raise NotImplementedError
+
+    def build(self, g: Graph, w: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Record the forward pass; returns the logits, float32 [n_outputs, n_vocab]."""
+        raise NotImplementedError
+
+    @classmethod
+    def tiny(cls) -> HParams:
+        """A configuration small enough for tests of every architecture."""
+        return HParams(cls.name, n_vocab=96, n_ctx_train=64, n_embd=64, n_layer=2, n_ff=96, n_head=4,
+                       n_head_kv=2, head_dim=16, head_dim_v=16, norm_eps=1e-5, rope_dims=16,
+                       rope_base=10000.0)  # fmt: skip
+
+    def __init_subclass__(cls) -> None:
+        if cls.name:
+            _REGISTRY[cls.name] = cls
+
+
+_REGISTRY: dict[str, type[Architecture]] = {}
+
+
+def architectures() -> dict[str, type[Architecture]]:
+    """Every architecture by its GGUF name."""
+    package = import_module("gguflow.models")
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.ispkg:
+            import_module(f"gguflow.models.{module.name}")
+    return dict(_REGISTRY)
+
+
+def architecture(name: str) -> type[Architecture]:
+    """The class for `general.architecture = name`. Raises ModelError listing what is supported."""
+    found = architectures()
+    if name not in found:
+        raise ModelError(
+            f"general.architecture: {name!r} is not supported; have {', '.join(sorted(found))}"
+        )
+    return found[name]
+
+
+# -- reading hyperparameters ---------------------------------------------------------------------
+
+
+class Keys:
+    """Typed access to `<arch>.*` keys, with errors that name the key."""
+
+    def __init__(self, metadata: Mapping[str, Any], arch: str) -> None:
+        self.metadata = metadata
+        self.arch = arch
+
+    def _number(self, key: str, default: float | None, kinds: tuple[type, ...]) -> Any:
+        full = f"{self.arch}.{key}"
+        value = self.metadata.get(full)
+        if value is None:
+            if default is None:
+                raise ModelError(f"{full}: missing, and the {self.arch} architecture needs it")
+            return default
+        if isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all():
+            value = value.flat[0].item()  # per-layer arrays that hold one number
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ModelError(f"{full}: expected {kinds[0].__name__}, found {value!r:.60}")
+        return value
+
+    def integer(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
+        value = int(self._number(key, default, (int,)))
+        if not 0 <= value <= most:
+            raise ModelError(f"{self.arch}.{key}: {value} is out of range 0..{most}")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        value = float(self._number(key, default, (float, int)))
+        if not math.isfinite(value):
+            raise ModelError(f"{self.arch}.{key}: {value} is not a finite number")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self.metadata.get(f"{self.arch}.{key}", default)
+        if not isinstance(value, str):
+            raise ModelError(f"{self.arch}.{key}: expected text, found {value!r:.60}")
+        return value
+
+
+def read_hparams(metadata: Mapping[str, Any], n_vocab: int) -> HParams:
+    """Hyperparameters from GGUF metadata. n_vocab: rows of the embedding table.
+
+    Raises ModelError naming the key. Key names: the GGUF specification, section "LLM".
+    """
+    arch = metadata.get("general.architecture")
+    if not isinstance(arch, str):
+        raise ModelError("general.architecture: missing or not text")
+    k = Keys(metadata, arch)
+    n_embd = k.integer("embedding_length", most=1 << 20)
+    n_head = k.integer("attention.head_count", most=1 << 16)
+    n_head_kv = k.integer("attention.head_count_kv", n_head, most=1 << 16)
+    if not n_embd or not n_head or not n_head_kv or n_head % n_head_kv:
+        raise ModelError(
+            f"{arch}.attention.head_count: {n_head} heads with {n_head_kv} KV heads over "
+            f"{n_embd} dimensions do not fit"
+        )
+    head_dim = k.integer("attention.key_length", n_embd // n_head, most=1 << 16)
+    hp = HParams(
+        arch=arch,
+        n_vocab=n_vocab,
+        n_ctx_train=k.integer("context_length", most=1 << 28),
+        n_embd=n_embd,
+        n_layer=k.integer("block_count", most=1 << 12),
+        n_ff=k.integer("feed_forward_length", most=1 << 22),
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_dim=head_dim,
+        head_dim_v=k.integer("attention.value_length", head_dim, most=1 << 16),
+        norm_eps=k.real("attention.layer_norm_rms_epsilon"),
+        rope_dims=k.integer("rope.dimension_count", head_dim, most=1 << 16),
+        rope_base=k.real("rope.freq_base", 10000.0),
+        rope_scaling=_rope_scaling(k),
+        sliding_window=k.integer("attention.sliding_window", 0),
+    )
+    if hp.head_dim < 1 or hp.head_dim % 2 or hp.rope_dims > hp.head_dim or hp.rope_dims % 2:
+        raise ModelError(f"{arch}.rope.dimension_count: {hp.rope_dims} of head size {head_dim}")
+    if not hp.n_layer or not hp.n_ff or not hp.n_ctx_train:
+        raise ModelError(f"{arch}.block_count, feed_forward_length and context_length must not be 0")
+    if hp.norm_eps < 0:
+        raise ModelError(f"{arch}.attention.layer_norm_rms_epsilon: {hp.norm_eps} is negative")
+    return hp
+
+
+def _rope_scaling(k: Keys) -> dict[str, Any]:
+    """Parameters of the rope op for linear and YaRN scaling."""
+    kind = k.text("rope.scaling.type", "linear" if "rope.scale_linear" in k.metadata else "none")
+    factor = k.real("rope.scaling.factor", k.real("rope.scale_linear", 1.0))
+    if kind in ("none", "") or factor in (0.0, 1.0):
+        return {}
+    if kind not in ("linear", "yarn", "llama3", "longrope"):
+        raise ModelError(f"{k.arch}.rope.scaling.type: {kind!r} is not supported")
+    if kind in ("llama3", "longrope"):
+        return {}  # the file carries the frequency factors as a tensor
+    scaling: dict[str, Any] = {"freq_scale": 1.0 / factor}
+    if kind == "yarn":
+        scaling["ext_factor"] = 1.0
+        scaling["attn_factor"] = k.real("rope.scaling.attn_factor", 1.0)
+        scaling["beta_fast"] = k.real("rope.scaling.yarn_beta_fast", 32.0)
+        scaling["beta_slow"] = k.real("rope.scaling.yarn_beta_slow", 1.0)
+        scaling["n_ctx_orig"] = k.integer("rope.scaling.original_context_length",
+                                          k.integer("context_length"))
+    return scaling

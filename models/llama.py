@@ -1,0 +1,134 @@
+"""LLaMA: Llama 1, 2 and 3.x, TinyLlama, SmolLM, Mistral and everything else of that shape.
+
+Pre-norm decoder: x += attention(rms_norm(x)); x += swiglu_ffn(rms_norm(x)). Grouped heads, rotary
+positions, optional biases, optional tied embeddings. Sources: Touvron et al. 2023 (arXiv 2302.13971,
+2307.09288), Dubey et al. 2024 (arXiv 2407.21783), Jiang et al. 2023 (arXiv 2310.06825).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from gguflow.engine.graph import F32, I32, I64, Graph, Tensor
+
+from .base import Architecture, Batch, WeightSpec
+
+
+class Llama(Architecture):
+    name = "llama"
+
+    def weights(self) -> Iterator[WeightSpec]:
+        hp = self.hp
+        q_dim, v_dim = hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim_v
+        yield WeightSpec("token_embd.weight", (hp.n_vocab, hp.n_embd))
+        yield WeightSpec("output_norm.weight", (hp.n_embd,))
+        yield WeightSpec("output.weight", (hp.n_vocab, hp.n_embd), optional=True)
+        yield WeightSpec("rope_freqs.weight", (hp.rope_dims // 2,), optional=True)
+        for i in range(hp.n_layer):
+            b = f"blk.{i}"
+            yield WeightSpec(f"{b}.attn_norm.weight", (hp.n_embd,))
+            for part, n in (("q", q_dim), ("k", hp.n_embd_kv), ("v", v_dim)):
+                yield WeightSpec(f"{b}.attn_{part}.weight", (n, hp.n_embd))
+                yield WeightSpec(f"{b}.attn_{part}.bias", (n,), optional=True)
+            yield WeightSpec(f"{b}.attn_output.weight", (hp.n_embd, hp.n_head * hp.head_dim_v))
+            yield WeightSpec(f"{b}.attn_output.bias", (hp.n_embd,), optional=True)
+            yield WeightSpec(f"{b}.ffn_norm.weight", (hp.n_embd,))
+            yield WeightSpec(f"{b}.ffn_gate.weight", (hp.n_ff, hp.n_embd))
+            yield WeightSpec(f"{b}.ffn_up.weight", (hp.n_ff, hp.n_embd))
+            yield WeightSpec(f"{b}.ffn_down.weight", (hp.n_embd, hp.n_ff))
+            for part, n in (("gate", hp.n_ff), ("up", hp.n_ff), ("down", hp.n_embd)):
+                yield WeightSpec(f"{b}.ffn_{part}.bias", (n,), optional=True)
+
+    def build(self, g: Graph, w: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        tokens = g.input("tokens", I32, (batch.n_tokens,))
+        pos = g.input("pos", I32, (batch.n_tokens,))
+        x = g.get_rows(w["token_embd.weight"], tokens, name="embd")
+        for i in range(self.hp.n_layer):
+            with g.scope(f"blk.{i}"):
+                x = self.attention(g, w, batch, i, x, pos)
+                x = self.ffn(g, w, i, x)
+        if batch.outputs == "last" and batch.n_tokens > 1:
+            x = g.slice(x, 0, batch.n_tokens - 1, batch.n_tokens, name="last")
+        x = self.norm(g, x, w["output_norm.weight"], "output_norm")
+        head = w.get("output.weight", w["token_embd.weight"])  # absent: tied to the embeddings
+        return g.mul_mat(head, x, name="logits")
+
+    def attention(
+        self, g: Graph, w: Mapping[str, Tensor], batch: Batch, i: int, x: Tensor, pos: Tensor
+    ) -> Tensor:
+        """Grouped-query attention over the KV cache; returns x plus its output."""
+        hp, n = self.hp, batch.n_tokens
+        kv_k = g.state(f"kv.{i}.k", batch.kv_type, (batch.n_ctx, hp.n_embd_kv))
+        kv_v = g.state(f"kv.{i}.v", batch.kv_type, (batch.n_ctx, hp.n_head_kv * hp.head_dim_v))
+        with g.scope("attn"):
+            h = self.norm(g, x, w[f"blk.{i}.attn_norm.weight"], "norm")
+            q = self.linear(g, w, f"blk.{i}.attn_q", h, "q")
+            k = self.linear(g, w, f"blk.{i}.attn_k", h, "k")
+            v = self.linear(g, w, f"blk.{i}.attn_v", h, "v")
+            q = g.reshape(q, (n, hp.n_head, hp.head_dim))
+            k = g.reshape(k, (n, hp.n_head_kv, hp.head_dim))
+            q, k = self.head_norms(g, w, i, q, k)
+            q = self.rope(g, w, q, pos, "q_rope")
+            k = self.rope(g, w, k, pos, "k_rope")
+            k_rows = g.set_rows(kv_k, g.reshape(k, (n, hp.n_embd_kv)), pos, name="kv_k")
+            v_rows = g.set_rows(kv_v, v, pos, name="kv_v")
+            out = g.attention(
+                q,
+                g.reshape(k_rows, (batch.n_ctx, hp.n_head_kv, hp.head_dim)),
+                g.reshape(v_rows, (batch.n_ctx, hp.n_head_kv, hp.head_dim_v)),
+                pos,
+                scale=1.0 / math.sqrt(hp.head_dim),
+                window=hp.sliding_window,
+                name="kqv",
+            )
+            out = g.reshape(out, (n, hp.n_head * hp.head_dim_v))
+            out = self.linear(g, w, f"blk.{i}.attn_output", out, "out")
+            return g.add(out, x, name="residual")
+
+    def ffn(self, g: Graph, w: Mapping[str, Tensor], i: int, x: Tensor) -> Tensor:
+        """SwiGLU feed-forward (Shazeer 2020, arXiv 2002.05202); returns x plus its output."""
+        with g.scope("ffn"):
+            h = self.norm(g, x, w[f"blk.{i}.ffn_norm.weight"], "norm")
+            gate = self.linear(g, w, f"blk.{i}.ffn_gate", h, "gate")
+            up = self.linear(g, w, f"blk.{i}.ffn_up", h, "up")
+            h = g.mul(g.silu(gate, name="act"), up, name="swiglu")
+            out = self.linear(g, w, f"blk.{i}.ffn_down", h, "down")
+            return g.add(out, x, name="residual")
+
+    # -- parts that related architectures change ---------------------------------------------------
+
+    def norm(self, g: Graph, x: Tensor, weight: Tensor, name: str) -> Tensor:
+        return g.mul(g.rms_norm(x, eps=self.hp.norm_eps, name=f"{name}_rms"), weight, name=name)
+
+    def linear(
+        self, g: Graph, w: Mapping[str, Tensor], prefix: str, x: Tensor, name: str
+    ) -> Tensor:
+        """W x, plus the bias when the file has one."""
+        bias = w.get(f"{prefix}.bias")
+        y = g.mul_mat(w[f"{prefix}.weight"], x, name=name if bias is None else f"{name}_mm")
+        return y if bias is None else g.add(y, bias, name=name)
+
+    def head_norms(
+        self, g: Graph, w: Mapping[str, Tensor], i: int, q: Tensor, k: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Norms of each query and key head, for architectures that have them."""
+        return q, k
+
+    def rope(
+        self, g: Graph, w: Mapping[str, Tensor], x: Tensor, pos: Tensor, name: str
+    ) -> Tensor:
+        hp = self.hp
+        return g.rope(x, pos, w.get("rope_freqs.weight"), n_dims=hp.rope_dims, mode=self.rope_mode,
+                      freq_base=hp.rope_base, name=name, **hp.rope_scaling)  # fmt: skip
+
+
+def append_sampler(g: Graph, logits: Tensor, n_history: int) -> Tensor:
+    """Record the sampler after the logits of one token; returns the chosen token, int32 [1]."""
+    return g.sample(
+        logits,
+        g.input("sampler.settings", F32, (8,)),
+        g.input("sampler.rng", I64, (2,)),
+        g.input("sampler.history", I32, (n_history,)),
+        name="sample",
+    )

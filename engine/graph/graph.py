@@ -94,6 +94,8 @@ class Graph:
         least, most = spec.n_srcs
         if not least <= len(srcs) <= most:
             raise ShapeError(f"{op} at {full}: {len(srcs)} operands, takes {least} to {most}")
+        if None in srcs[:least]:
+            raise ShapeError(f"{op} at {full}: operand {srcs.index(None)} is required")
         bound = spec.bind_params(params)
         try:
             dtype, shape = spec.infer(*srcs, **bound)

@@ -92,10 +92,11 @@ class Tensor:
     def is_contiguous(self) -> bool:
         """True when the strides of all dimensions longer than one are those of a dense tensor."""
         dense = contiguous_strides(self.shape, self.dtype)
+        units = (*(1 for _ in self.shape[:-1]), self.dtype.block)  # blocks lie along the last axis
         return all(
             s == d
-            for s, d, n in zip(self.strides, dense, self.shape, strict=True)
-            if n > self.dtype.block or (n > 1 and self.dtype.block == 1)
+            for s, d, n, unit in zip(self.strides, dense, self.shape, units, strict=False)
+            if n > unit
         )
 
     def live_srcs(self) -> list[Tensor]:

@@ -1,1 +1,13 @@
-"""Op specifications: one file each, found by being here."""
+"""The ops, one file each; importing this package registers them all.
+
+Files are found, not listed: a new op is a new file.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+for _module in pkgutil.iter_modules(__path__):
+    if _module.name != "__main__":  # the table generator runs when imported
+        import_module(f"{__name__}.{_module.name}")

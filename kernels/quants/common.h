@@ -36,6 +36,14 @@ GF_HD float gf_float_of(gf_u32 u) {
   return b.f;
 }
 
+GF_HD gf_u32 gf_load_u32(const gf_u8* p) {
+  return (gf_u32)p[0] | (gf_u32)p[1] << 8 | (gf_u32)p[2] << 16 | (gf_u32)p[3] << 24;
+}
+
+GF_HD void gf_store_u32(gf_u8* p, gf_u32 v) {
+  for (int i = 0; i < 4; ++i) p[i] = (gf_u8)(v >> (8 * i));
+}
+
 // -- arithmetic that no compiler flag may contract or approximate
 // ---------------------------------- NVCC fuses a*b+c by default; quantizers must round as the
 // numpy codecs do.

@@ -2,41 +2,69 @@
 // CPU only; CUDA kernels are compiled for one type and include its file.
 #pragma once
 
+#include "q2_k.h"
+#include "q3_k.h"
 #include "q4_0.h"
+#include "q4_1.h"
+#include "q4_k.h"
+#include "q5_0.h"
+#include "q5_1.h"
+#include "q5_k.h"
+#include "q6_k.h"
 #include "q8_0.h"
 
 // Numbers of the plain types; a quantized type carries its own in block_x::TYPE.
 enum { GF_TYPE_F32 = 0, GF_TYPE_F16 = 1, GF_TYPE_BF16 = 30 };
 
+template <class B>
+struct gf_block_tag {
+  typedef B Block;
+};
+
+// Calls visit(gf_block_tag<block_x>()) for a quantized type; false if the type is not known here.
+// The one list of quantized types on the C++ side.
+template <class Visit>
+static inline bool gf_visit_block(int type, Visit visit) {
+  switch (type) {
+    case block_q4_0::TYPE:
+      return visit(gf_block_tag<block_q4_0>()), true;
+    case block_q4_1::TYPE:
+      return visit(gf_block_tag<block_q4_1>()), true;
+    case block_q5_0::TYPE:
+      return visit(gf_block_tag<block_q5_0>()), true;
+    case block_q5_1::TYPE:
+      return visit(gf_block_tag<block_q5_1>()), true;
+    case block_q8_0::TYPE:
+      return visit(gf_block_tag<block_q8_0>()), true;
+    case block_q2_K::TYPE:
+      return visit(gf_block_tag<block_q2_K>()), true;
+    case block_q3_K::TYPE:
+      return visit(gf_block_tag<block_q3_K>()), true;
+    case block_q4_K::TYPE:
+      return visit(gf_block_tag<block_q4_K>()), true;
+    case block_q5_K::TYPE:
+      return visit(gf_block_tag<block_q5_K>()), true;
+    case block_q6_K::TYPE:
+      return visit(gf_block_tag<block_q6_K>()), true;
+  }
+  return false;
+}
+
 // Elements a block, 1 for plain types, 0 for a type this file does not know.
 static inline int gf_block(int type) {
-  switch (type) {
-    case GF_TYPE_F32:
-    case GF_TYPE_F16:
-    case GF_TYPE_BF16:
-      return 1;
-    case block_q4_0::TYPE:
-      return block_q4_0::QK;
-    case block_q8_0::TYPE:
-      return block_q8_0::QK;
-  }
-  return 0;
+  if (type == GF_TYPE_F32 || type == GF_TYPE_F16 || type == GF_TYPE_BF16) return 1;
+  int n = 0;
+  gf_visit_block(type, [&](auto tag) { n = decltype(tag)::Block::QK; });
+  return n;
 }
 
 // Bytes a block, 0 for a type this file does not know.
 static inline int gf_block_bytes(int type) {
-  switch (type) {
-    case GF_TYPE_F32:
-      return 4;
-    case GF_TYPE_F16:
-    case GF_TYPE_BF16:
-      return 2;
-    case block_q4_0::TYPE:
-      return sizeof(block_q4_0);
-    case block_q8_0::TYPE:
-      return sizeof(block_q8_0);
-  }
-  return 0;
+  if (type == GF_TYPE_F32) return 4;
+  if (type == GF_TYPE_F16 || type == GF_TYPE_BF16) return 2;
+  int n = 0;
+  gf_visit_block(type, [&](auto tag) { n = (int)sizeof(typename decltype(tag)::Block); });
+  return n;
 }
 
 // Bytes of a contiguous row of n elements; -1 for an unknown type or a row that splits a block.
@@ -44,18 +72,6 @@ static inline gf_i64 gf_row_bytes(int type, gf_i64 n) {
   const int block = gf_block(type);
   if (block == 0 || n < 0 || n % block != 0) return -1;
   return n / block * gf_block_bytes(type);
-}
-
-template <class Block>
-static inline void gf_dequantize_blocks(const void* row, float* y, gf_i64 n) {
-  const Block* b = (const Block*)row;
-  for (gf_i64 i = 0; i < n / Block::QK; ++i) dequantize_block(b + i, y + i * Block::QK);
-}
-
-template <class Block>
-static inline void gf_quantize_blocks(const float* x, void* row, gf_i64 n) {
-  Block* b = (Block*)row;
-  for (gf_i64 i = 0; i < n / Block::QK; ++i) quantize_block(x + i * Block::QK, b + i);
 }
 
 static inline void gf_f16_row_to_f32(const gf_u16* x, float* y, gf_i64 n) {
@@ -78,38 +94,43 @@ static inline void gf_f32_row_to_f16(const float* x, gf_u16* y, gf_i64 n) {
   for (; i < n; ++i) y[i] = gf_f32_to_f16(x[i]);
 }
 
-// y[0..n) = the row's values. n must be a multiple of gf_block(type), the type known.
+// y[0..n) = the row's values. The type must be known and n a multiple of gf_block(type).
 static inline void gf_dequantize_row(int type, const void* row, float* y, gf_i64 n) {
-  switch (type) {
-    case GF_TYPE_F32:
-      for (gf_i64 i = 0; i < n; ++i) y[i] = ((const float*)row)[i];
-      return;
-    case GF_TYPE_F16:
-      return gf_f16_row_to_f32((const gf_u16*)row, y, n);
-    case GF_TYPE_BF16:
-      for (gf_i64 i = 0; i < n; ++i) y[i] = gf_bf16_to_f32(((const gf_u16*)row)[i]);
-      return;
-    case block_q4_0::TYPE:
-      return gf_dequantize_blocks<block_q4_0>(row, y, n);
-    case block_q8_0::TYPE:
-      return gf_dequantize_blocks<block_q8_0>(row, y, n);
+  if (type == GF_TYPE_F32) {
+    for (gf_i64 i = 0; i < n; ++i) y[i] = ((const float*)row)[i];
+  } else if (type == GF_TYPE_F16) {
+    gf_f16_row_to_f32((const gf_u16*)row, y, n);
+  } else if (type == GF_TYPE_BF16) {
+    for (gf_i64 i = 0; i < n; ++i) y[i] = gf_bf16_to_f32(((const gf_u16*)row)[i]);
+  } else {
+    gf_visit_block(type, [&](auto tag) {
+      using Block = typename decltype(tag)::Block;
+      const Block* b = (const Block*)row;
+      for (gf_i64 i = 0; i < n / Block::QK; ++i) dequantize_block(b + i, y + i * Block::QK);
+    });
   }
 }
 
-// row = x[0..n) in the given type. n must be a multiple of gf_block(type), the type known.
+// The K-quants' scale search is in cpu/quantize_k.cpp, compiled once a library.
+void quantize_block(const float* x, block_q2_K* b);
+void quantize_block(const float* x, block_q3_K* b);
+void quantize_block(const float* x, block_q4_K* b);
+void quantize_block(const float* x, block_q5_K* b);
+void quantize_block(const float* x, block_q6_K* b);
+
+// row = x[0..n) in the given type. The type must be known and n a multiple of gf_block(type).
 static inline void gf_quantize_row(int type, const float* x, void* row, gf_i64 n) {
-  switch (type) {
-    case GF_TYPE_F32:
-      for (gf_i64 i = 0; i < n; ++i) ((float*)row)[i] = x[i];
-      return;
-    case GF_TYPE_F16:
-      return gf_f32_row_to_f16(x, (gf_u16*)row, n);
-    case GF_TYPE_BF16:
-      for (gf_i64 i = 0; i < n; ++i) ((gf_u16*)row)[i] = gf_f32_to_bf16(x[i]);
-      return;
-    case block_q4_0::TYPE:
-      return gf_quantize_blocks<block_q4_0>(x, row, n);
-    case block_q8_0::TYPE:
-      return gf_quantize_blocks<block_q8_0>(x, row, n);
+  if (type == GF_TYPE_F32) {
+    for (gf_i64 i = 0; i < n; ++i) ((float*)row)[i] = x[i];
+  } else if (type == GF_TYPE_F16) {
+    gf_f32_row_to_f16(x, (gf_u16*)row, n);
+  } else if (type == GF_TYPE_BF16) {
+    for (gf_i64 i = 0; i < n; ++i) ((gf_u16*)row)[i] = gf_f32_to_bf16(x[i]);
+  } else {
+    gf_visit_block(type, [&](auto tag) {
+      using Block = typename decltype(tag)::Block;
+      Block* b = (Block*)row;
+      for (gf_i64 i = 0; i < n / Block::QK; ++i) quantize_block(x + i * Block::QK, b + i);
+    });
   }
 }

@@ -1,0 +1,123 @@
+"""Byte-level BPE tokenizers (`tokenizer.ggml.model` = "gpt2"), through the tokenizers library."""
+
+from __future__ import annotations
+
+import logging
+
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from .metadata import Metadata
+from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from .special import Defaults
+from .vocab import TokenType, Vocab
+
+MERGES = "tokenizer.ggml.merges"
+PRE = "tokenizer.ggml.pre"
+
+_log = logging.getLogger(__name__)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte: itself, or the next free one from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(hidden)
+    }
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+class BpeModel:
+    """Merges by rank over the bytes of each word."""
+
+    def __init__(self, metadata: Metadata, vocab: Vocab) -> None:
+        self._vocab = vocab
+        rules = _pre_tokenizer(metadata)
+        merges = _read_merges(metadata)
+        try:
+            model = models.BPE(vocab.ids, merges, ignore_merges=rules.ignore_merges)
+        except Exception as error:  # the library raises bare Exception
+            raise _merge_error(metadata, vocab, merges, error) from error
+        self._tokenizer = tokenizers.Tokenizer(model)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *(
+                    pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+                    for pattern in rules.patterns
+                ),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+
+    prefix_space = False
+
+    @staticmethod
+    def defaults(metadata: Metadata) -> Defaults:
+        """No ids unless the file gives them; whether BOS is added depends on the family."""
+        return Defaults(add_bos=_pre_tokenizer(metadata).add_bos)
+
+    def encode(self, text: str, after_special: bool) -> list[int]:
+        """Ids of one fragment of text."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; markup tokens stand for their own text."""
+        text = self._vocab.texts[token]
+        byte = self._vocab.byte_values.get(token)
+        if byte is not None:
+            return bytes((byte,))
+        if self._vocab.types[token] in (
+            TokenType.CONTROL,
+            TokenType.UNKNOWN,
+            TokenType.USER_DEFINED,
+        ):
+            return text.encode()
+        try:
+            return bytes(map(_BYTE_OF.__getitem__, text))
+        except KeyError:  # not written in the byte alphabet, so it is plain text
+            return text.encode()
+
+
+def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
+    name = metadata.string(PRE)
+    if name is None:
+        _log.warning("%s is missing; using 'default', which may not be what the model needs", PRE)
+        name = "default"
+    if name not in PRE_TOKENIZERS:
+        raise metadata.error(
+            PRE, f"unknown pre-tokenizer {name!r}; known are {', '.join(sorted(PRE_TOKENIZERS))}"
+        )
+    return PRE_TOKENIZERS[name]
+
+
+def _read_merges(metadata: Metadata) -> list[tuple[str, str]]:
+    """Pairs in order of rank. A pair given twice keeps its first rank."""
+    lines = metadata.strings(MERGES)
+    # The first character may be a space that is part of the left token, hence the search from 1.
+    pairs = []
+    for i, line in enumerate(lines):
+        left, _, right = line.partition(" ") if line[:1] != " " else _split_after_first(line)
+        if not left or not right:
+            raise metadata.error(MERGES, f"entry {i} is {line!r}, expected two tokens and a space")
+        pairs.append((left, right))
+    return pairs if len(set(pairs)) == len(pairs) else list(dict.fromkeys(pairs))
+
+
+def _split_after_first(line: str) -> tuple[str, str, str]:
+    left, space, right = line[1:].partition(" ")
+    return line[0] + left, space, right
+
+
+def _merge_error(
+    metadata: Metadata, vocab: Vocab, merges: list[tuple[str, str]], error: Exception
+) -> Exception:
+    for left, right in merges:
+        for text in (left, right, left + right):
+            if text not in vocab.ids:
+                return metadata.error(
+                    MERGES, f"the merge {f'{left} {right}'!r} needs {text!r}, which is no token"
+                )
+    return metadata.error(MERGES, f"tokenizers: {error}")

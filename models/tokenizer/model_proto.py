@@ -1,0 +1,52 @@
+"""Serializes the few fields of a sentencepiece ModelProto that a GGUF vocabulary holds.
+
+Field numbers are those of `sentencepiece_model.proto`. Written by hand because the generated
+module needs the protobuf package, which nothing else here does.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # ModelProto.SentencePiece.Type
+_BPE = 2  # TrainerSpec.ModelType
+
+
+def serialize(pieces: Iterable[tuple[bytes, float, int]], byte_fallback: bool) -> bytes:
+    """A BPE ModelProto of (text, score, type) pieces that changes nothing in its input.
+
+    No normalization, no added or removed spaces; only " " is written as U+2581.
+    """
+    body = b"".join(
+        _message(
+            1,
+            _message(1, text) + _tag(2, 5) + struct.pack("<f", score) + _field(3, kind),
+        )
+        for text, score, kind in pieces
+    )
+    trainer = _field(3, _BPE) + _field(35, byte_fallback)
+    # add_dummy_prefix, remove_extra_whitespaces, escape_whitespaces
+    normalizer = _field(3, False) + _field(4, False) + _field(5, True)
+    return body + _message(2, trainer) + _message(3, normalizer)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _tag(number: int, wire_type: int) -> bytes:
+    return _varint(number << 3 | wire_type)
+
+
+def _field(number: int, value: int) -> bytes:
+    return _tag(number, 0) + _varint(value)
+
+
+def _message(number: int, payload: bytes) -> bytes:
+    return _tag(number, 2) + _varint(len(payload)) + payload

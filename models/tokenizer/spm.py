@@ -1,0 +1,88 @@
+"""SPM tokenizers (`tokenizer.ggml.model` = "llama"), through the sentencepiece library."""
+
+from __future__ import annotations
+
+import sentencepiece
+
+from . import model_proto
+from .metadata import Metadata
+from .special import Defaults
+from .vocab import SCORES, TokenType, Vocab
+
+
+class SpmModel:
+    """Greedy merges by score over UTF-8 characters, with byte fallback.
+
+    Differs from a plain sentencepiece model where llama.cpp does: text is not normalized, and the
+    space prefix is added to every fragment that starts the text or follows a special token.
+    """
+
+    prefix_space: bool
+
+    def __init__(self, metadata: Metadata, vocab: Vocab) -> None:
+        if vocab.scores is None:
+            raise metadata.error(SCORES, "the key is missing; merges are ordered by score")
+        self._vocab = vocab
+        self.prefix_space = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+        self._unk = metadata.token_id("tokenizer.ggml.unknown_token_id", len(vocab)) or 0
+        byte_fallback = len(vocab.byte_values) == 256
+        proto = model_proto.serialize(_pieces(vocab, byte_fallback), byte_fallback)
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        except (RuntimeError, OSError) as error:
+            raise metadata.error("tokenizer.ggml.tokens", f"sentencepiece: {error}") from error
+
+    @staticmethod
+    def defaults(metadata: Metadata) -> Defaults:
+        """Ids and flags of the original LLaMA tokenizer."""
+        return Defaults(bos=1, eos=2, unk=0, add_bos=True)
+
+    def encode(self, text: str, after_special: bool) -> list[int]:
+        """Ids of one fragment of text; after_special: it starts the text or follows a special."""
+        if after_special and self.prefix_space:
+            text = " " + text
+        unknown = len(self._vocab)
+        return [
+            self._unk if token == unknown else token for token in self._processor.EncodeAsIds(text)
+        ]
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; markup tokens stand for their own text."""
+        text = self._vocab.texts[token]
+        byte = self._vocab.byte_values.get(token)
+        if byte is not None:
+            return bytes((byte,))
+        if self._vocab.types[token] in (
+            TokenType.CONTROL,
+            TokenType.UNKNOWN,
+            TokenType.USER_DEFINED,
+        ):
+            return text.encode()
+        return text.replace("\u2581", " ").encode()
+
+
+def _pieces(vocab: Vocab, byte_fallback: bool) -> list[tuple[bytes, float, int]]:
+    """The vocabulary as sentencepiece pieces, and one unknown piece with id len(vocab).
+
+    sentencepiece insists on exactly one unknown piece; GGUF files hold none, one or several, so
+    they are all passed as control and an own one is appended. User-defined tokens are cut out
+    before, so for sentencepiece they are normal; unused ones are normal to llama.cpp. Byte tokens
+    serve only when all 256 are there.
+    """
+    assert vocab.scores is not None
+    kinds = dict.fromkeys(TokenType, model_proto.NORMAL)
+    kinds[TokenType.CONTROL] = kinds[TokenType.UNKNOWN] = model_proto.CONTROL
+    kinds[TokenType.BYTE] = model_proto.BYTE if byte_fallback else model_proto.CONTROL
+    texts = [text.encode() for text in vocab.texts]
+    for token, byte in vocab.byte_values.items():
+        texts[token] = b"<0x%02X>" % byte
+    pieces = [
+        (text, score, kinds[kind])
+        for text, score, kind in zip(
+            texts, vocab.scores.tolist(), map(TokenType, vocab.types.tolist()), strict=True
+        )
+    ]
+    unknown = "<unk>"
+    while unknown in vocab.ids:
+        unknown += ">"
+    return [*pieces, (unknown.encode(), 0.0, model_proto.UNKNOWN)]

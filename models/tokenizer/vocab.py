@@ -1,0 +1,128 @@
+"""The vocabulary of a GGUF file: token texts, types and scores, checked."""
+
+from __future__ import annotations
+
+import logging
+import re
+from enum import IntEnum
+
+import numpy as np
+
+from .metadata import Metadata
+
+TOKENS = "tokenizer.ggml.tokens"
+SCORES = "tokenizer.ggml.scores"
+TOKEN_TYPE = "tokenizer.ggml.token_type"
+
+_BYTE_TEXT = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+_log = logging.getLogger(__name__)
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type` values, as in sentencepiece's ModelProto plus UNDEFINED."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class Vocab:
+    """Texts, types and scores by id, and ids by text.
+
+    texts: list [n_vocab]; types: int32 [n_vocab], TokenType values; scores: float32 [n_vocab] or
+    None; ids: text -> id; byte_values: id -> byte, of the BYTE tokens.
+    Raises TokenizerError naming the key for arrays of a wrong type or length, duplicate tokens,
+    byte tokens that are not `<0xHH>`, and an empty vocabulary.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        texts = metadata.strings(TOKENS)
+        if not texts:
+            raise metadata.error(TOKENS, "the vocabulary is empty")
+        if "" in texts:
+            texts = _name_empty_tokens(texts)
+        _check_utf8(metadata, texts)
+        self.texts = texts
+        self.ids = dict(zip(texts, range(len(texts)), strict=True))
+        if len(self.ids) != len(texts):
+            second = next(i for i, text in enumerate(texts) if self.ids[text] != i)
+            text = texts[second]
+            raise metadata.error(
+                TOKENS,
+                f"entries {second} and {self.ids[text]} are both {text!r}; tokens must differ",
+            )
+        self.types = _read_types(metadata, texts)
+        self.scores = _read_scores(metadata, len(texts))
+        self.byte_values = self._read_bytes(metadata)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def is_special(self, token: int) -> bool:
+        """True for control and unknown tokens: markup, not text."""
+        return self.types[token] in (TokenType.CONTROL, TokenType.UNKNOWN)
+
+    def _read_bytes(self, metadata: Metadata) -> dict[int, int]:
+        values: dict[int, int] = {}
+        owner: dict[int, int] = {}
+        for token in np.flatnonzero(self.types == TokenType.BYTE).tolist():
+            match = _BYTE_TEXT.fullmatch(self.texts[token])
+            if match is None:
+                raise metadata.error(
+                    TOKENS,
+                    f"entry {token} is a byte token but its text is {self.texts[token]!r}, "
+                    "expected <0x00> to <0xFF>",
+                )
+            value = int(match[1], 16)
+            if value in owner:
+                raise metadata.error(
+                    TOKENS, f"entries {owner[value]} and {token} both stand for byte 0x{value:02X}"
+                )
+            owner[value] = token
+            values[token] = value
+        return values
+
+
+def _name_empty_tokens(texts: list[str]) -> list[str]:
+    """Empty texts renamed `[EMPTY_<id>]`, the field's convention: no text may match them."""
+    count = texts.count("")
+    _log.warning("%s: %d empty tokens, the first at index %d", TOKENS, count, texts.index(""))
+    return [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
+
+
+def _check_utf8(metadata: Metadata, texts: list[str]) -> None:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        for i, text in enumerate(texts):
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                raise metadata.error(TOKENS, f"entry {i} is not valid UTF-8: {text!r}") from None
+
+
+def _read_types(metadata: Metadata, texts: list[str]) -> np.ndarray:
+    raw = metadata.numbers(TOKEN_TYPE, len(texts), "iu")
+    if raw is None:
+        types = np.full(len(texts), TokenType.NORMAL, dtype=np.int32)
+        by_text = [i for i, text in enumerate(texts) if _BYTE_TEXT.fullmatch(text)]
+        if len(by_text) == 256:  # a whole set of them is no coincidence
+            types[by_text] = TokenType.BYTE
+        return types
+    bad = np.flatnonzero((raw < min(TokenType)) | (raw > max(TokenType)))
+    if bad.size:
+        raise metadata.error(TOKEN_TYPE, f"entry {bad[0]} is {raw[bad[0]]}, expected 0 to 6")
+    return raw.astype(np.int32)
+
+
+def _read_scores(metadata: Metadata, n_vocab: int) -> np.ndarray | None:
+    raw = metadata.numbers(SCORES, n_vocab, "fiu")
+    if raw is None:
+        return None
+    bad = np.flatnonzero(np.isnan(raw))
+    if bad.size:
+        raise metadata.error(SCORES, f"entry {bad[0]} is not a number")
+    return raw.astype(np.float32)

@@ -109,15 +109,12 @@ class OpSpec:
         """
         raise NotImplementedError
 
-    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
-        """Floating-point (or integer multiply-add) operations of computing `out`.
-
-        n_kv: rows of the KV cache in use; None means all. Only attention's cost depends on it.
-        """
+    def flops(self, out: Tensor) -> int:
+        """Floating-point (or integer multiply-add) operations of computing `out`."""
         return out.size
 
-    def bytes(self, out: Tensor, n_kv: int | None = None) -> int:
-        """Bytes moved when every operand is read and the result written once; `n_kv` as above."""
+    def bytes(self, out: Tensor) -> int:
+        """Bytes moved when every operand is read and the result written once."""
         return out.nbytes + sum(s.nbytes for s in out.live_srcs())
 
     def cost_at(self, out: Tensor, n_past: int) -> tuple[int, int]:

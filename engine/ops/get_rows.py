@@ -31,11 +31,11 @@ class GetRows(OpSpec):
         known = (ids >= 0) & (ids < len(table))
         return np.where(known[:, None], table[np.where(known, ids, 0)], np.float32(0))
 
-    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
+    def flops(self, out: Tensor) -> int:
         table = out.srcs[0]
         return out.size if table is not None and table.dtype.is_quantized else 0
 
-    def bytes(self, out: Tensor, n_kv: int | None = None) -> int:
+    def bytes(self, out: Tensor) -> int:
         table, ids = out.live_srcs()
         return out.nbytes + ids.nbytes + out.shape[0] * table.dtype.row_bytes(table.shape[1])
 

@@ -40,7 +40,7 @@ class _Glu(OpSpec):
         """The activation of the gate, on float64."""
         raise NotImplementedError
 
-    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
+    def flops(self, out: Tensor) -> int:
         return self.per_element * out.size
 
     def cases(self) -> Iterator[Case]:

@@ -44,7 +44,7 @@ class LayerNorm(OpSpec):
             y = y + b
         return y.astype(np.float32)
 
-    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
+    def flops(self, out: Tensor) -> int:
         return 7 * out.size
 
     def cases(self) -> Iterator[Case]:

@@ -30,7 +30,7 @@ class RmsNorm(OpSpec):
         mean = np.mean(x * x, axis=-1, keepdims=True)
         return (x / np.sqrt(mean + params["eps"])).astype(np.float32)
 
-    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
+    def flops(self, out: Tensor) -> int:
         return 4 * out.size
 
     def cases(self) -> Iterator[Case]:
@@ -66,7 +66,7 @@ class RmsNormMul(OpSpec):
         x, w = srcs
         return op_spec("mul").reference(op_spec("rms_norm").reference(x, **params), w)
 
-    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
+    def flops(self, out: Tensor) -> int:
         return 5 * out.size
 
     def cases(self) -> Iterator[Case]:

@@ -131,7 +131,7 @@ class Rope(OpSpec):
         ]
         return np.concatenate(halves, axis=2).astype(np.float32)
 
-    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
+    def flops(self, out: Tensor) -> int:
         return 3 * out.size
 
     def cases(self) -> Iterator[Case]:

@@ -45,11 +45,11 @@ class SetRows(OpSpec):
         state, _, ids = srcs
         return ids[(ids >= 0) & (ids < len(state))]
 
-    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
+    def flops(self, out: Tensor) -> int:
         x = out.srcs[1]
         return x.size if x is not None and out.dtype.is_quantized else 0
 
-    def bytes(self, out: Tensor, n_kv: int | None = None) -> int:
+    def bytes(self, out: Tensor) -> int:
         _, x, ids = out.live_srcs()
         return x.nbytes + ids.nbytes + x.shape[0] * out.dtype.row_bytes(out.shape[1])
 

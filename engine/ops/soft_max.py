@@ -55,7 +55,7 @@ class SoftMax(OpSpec):
         total = e.sum(axis=-1, keepdims=True)
         return (e / np.where(total == 0, 1, total)).astype(np.float32)
 
-    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
+    def flops(self, out: Tensor) -> int:
         return 5 * out.size
 
     def cases(self) -> Iterator[Case]:

@@ -37,7 +37,7 @@ class _Unary(OpSpec):
         """The function, on float64."""
         raise NotImplementedError
 
-    def flops(self, out: Tensor, n_kv: int | None = None) -> int:
+    def flops(self, out: Tensor) -> int:
         return self.per_element * out.size
 
     def cases(self) -> Iterator[Case]:

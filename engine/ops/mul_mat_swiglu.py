@@ -1,0 +1,59 @@
+"""mul_mat_swiglu: the first half of a gated feed-forward block in one op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..graph import F32, Case, DType, Operand, OpSpec, Shape, Tensor, op_spec
+from ._common import FLOATS, QUANTS, block_of
+from .mul_mat import infer_mul_mat
+
+
+class MulMatSwiglu(OpSpec):
+    name = "mul_mat_swiglu"
+    doc = "silu(mul_mat(w_gate, x)) * mul_mat(w_up, x)."
+    operands = (
+        "w_gate any float or quantized [n, k]",
+        "w_up any float or quantized [n, k]",
+        "x f32 [.., m, k]",
+    )
+    cost = "4 m n k + 5 m n"
+    tolerance = 5e-4
+    fused_from = ("mul_mat", "swiglu")
+
+    def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
+        gate, up, x = srcs
+        if gate.shape != up.shape or len(gate.shape) != 2:
+            raise self.fail("w_gate and w_up must have one shape [n, k]", *srcs)
+        shape = infer_mul_mat(self, gate, x, up)
+        infer_mul_mat(self, up, x, gate)
+        return F32, shape
+
+    def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
+        gate, up, x = srcs
+        mul_mat, swiglu = op_spec("mul_mat"), op_spec("swiglu")
+        return swiglu.reference(mul_mat.reference(gate, x), mul_mat.reference(up, x))
+
+    def flops(self, out: Tensor) -> int:
+        return out.size * (4 * out.live_srcs()[0].shape[-1] + 5)
+
+    def cases(self) -> Iterator[Case]:
+        # Weights of 1/sqrt(k): a product of deviation one, where silu is neither linear nor flat.
+        def scaled(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+            return rng.standard_normal(shape) / np.sqrt(shape[-1])
+
+        for t in FLOATS + QUANTS:
+            k = 2 * block_of(t) if block_of(t) > 1 else 31
+            tolerance = 1e-7 if t == "f32" else None
+            for n, m in ((1, 1), (33, 1), (31, 3), (172, 31)):
+                w = Operand((n, k), t, scaled, role="weight")
+                yield Case((w, w, Operand((m, k))), note=f"{t} {n}x{k} by {m}",
+                           tolerance=tolerance)  # fmt: skip
+        gate = Operand((31, 256), "q4_K", scaled, role="weight")
+        up = Operand((31, 256), "q6_K", scaled, role="weight")
+        yield Case((gate, up, Operand((3, 256))), note="q4_K and q6_K")
+        w = Operand((5, 32), "q8_0", scaled, role="weight")
+        yield Case((w, w, Operand((2, 3, 32), pad=(1, 1, 7))), note="3d view")

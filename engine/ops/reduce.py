@@ -1,0 +1,85 @@
+"""sum, mean, max, argmax: one dimension reduced, kept with length one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..graph import F32, I32, Case, DType, Operand, OpSpec, Param, Shape, Tensor
+
+
+class _Reduce(OpSpec):
+    operands = ("x f32",)
+    params = (Param("axis", "i", -1, doc="the dimension reduced, counted from the innermost, -1"),)
+    cost = "1 an element of x"
+    result = F32
+
+    def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
+        (x,) = srcs
+        axis = params["axis"]
+        if x.dtype is not F32:
+            raise self.fail("x must be f32", x)
+        if not -len(x.shape) <= axis < 0:
+            raise self.fail(f"axis={axis} is not a dimension counted from the innermost, -1", x)
+        if x.shape[axis] == 0:
+            raise self.fail(f"axis={axis} is empty", x)
+        shape = list(x.shape)
+        shape[axis] = 1
+        return self.result, tuple(shape)
+
+    def flops(self, out: Tensor) -> int:
+        return out.live_srcs()[0].size
+
+    def cases(self) -> Iterator[Case]:
+        yield Case((Operand((1,)),), note="one")
+        for shape in ((172,), (31, 3), (2, 3, 5, 31)):
+            for axis in range(-len(shape), 0):
+                name = f"{'x'.join(map(str, shape))} axis {axis}"
+                yield Case((Operand(shape),), {"axis": axis}, name)
+        yield Case((Operand((3, 31), pad=(2, 5)),), {"axis": -1}, "view")
+        yield Case((Operand((3, 31), pad=(2, 5)),), {"axis": -2}, "view, outer")
+        yield Case((Operand((5, 3), permute=(1, 0)),), {"axis": -1}, "transposed")
+        ties = Operand((4, 5), data=[[1, 3, 3, 2, 3], [-0.0, 0, -0.0, 0, 0], [-2, -2, -3, -3, -2],
+                                     [-np.inf, -np.inf, 7, 7, 1]])  # fmt: skip
+        if self.name in ("max", "argmax"):
+            yield Case((ties,), {"axis": -1}, "ties")
+            yield Case((ties,), {"axis": -2}, "ties, outer")
+
+
+class Sum(_Reduce):
+    name = "sum"
+    doc = "Sum along a dimension."
+
+    def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
+        (x,) = srcs
+        return x.sum(axis=params["axis"], keepdims=True, dtype=np.float64).astype(np.float32)
+
+
+class Mean(_Reduce):
+    name = "mean"
+    doc = "Arithmetic mean along a dimension."
+
+    def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
+        (x,) = srcs
+        return x.mean(axis=params["axis"], keepdims=True, dtype=np.float64).astype(np.float32)
+
+
+class Max(_Reduce):
+    name = "max"
+    doc = "Largest value along a dimension."
+    tolerance = 0.0
+
+    def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
+        return srcs[0].max(axis=params["axis"], keepdims=True)
+
+
+class Argmax(_Reduce):
+    name = "argmax"
+    doc = "Index of the largest value along a dimension, the first on ties."
+    tolerance = 0.0
+    result = I32
+
+    def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
+        return srcs[0].argmax(axis=params["axis"], keepdims=True).astype(np.int32)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gguflow.engine.graph import DType, Graph, Tensor
+from gguflow.engine.graph import F32, I32, I64, DType, Graph, Tensor
 
 
 class ModelError(ValueError):
@@ -60,14 +60,15 @@ class WeightSpec:
 class Batch:
     """What a graph is built for.
 
-    n_tokens: tokens a run; n_ctx: rows of the KV cache; kv_type: its element type.
+    n_tokens: tokens a run; n_ctx: rows of the KV cache; k_type, v_type: its element types.
     outputs: which tokens get logits: "last", "all" or "none".
     sample: append the sampler, so that the run ends with the next token.
     """
 
     n_tokens: int
     n_ctx: int
-    kv_type: DType
+    k_type: DType
+    v_type: DType
     outputs: str = "last"
     sample: bool = False
 
@@ -121,6 +122,17 @@ def architecture(name: str) -> type[Architecture]:
             f"general.architecture: {name!r} is not supported; have {', '.join(sorted(found))}"
         )
     return found[name]
+
+
+def append_sampler(g: Graph, logits: Tensor, n_history: int) -> Tensor:
+    """Record the sampler after the logits of one token; returns the chosen token, int32 [1]."""
+    return g.sample(
+        logits,
+        g.input("sampler.settings", F32, (8,)),
+        g.input("sampler.rng", I64, (2,)),
+        g.input("sampler.history", I32, (n_history,)),
+        name="sample",
+    )
 
 
 # -- reading hyperparameters ---------------------------------------------------------------------
@@ -203,7 +215,9 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int) -> HParams:
     if hp.head_dim < 1 or hp.head_dim % 2 or hp.rope_dims > hp.head_dim or hp.rope_dims % 2:
         raise ModelError(f"{arch}.rope.dimension_count: {hp.rope_dims} of head size {head_dim}")
     if not hp.n_layer or not hp.n_ff or not hp.n_ctx_train:
-        raise ModelError(f"{arch}.block_count, feed_forward_length and context_length must not be 0")
+        raise ModelError(
+            f"{arch}.block_count, feed_forward_length and context_length must not be 0"
+        )
     if hp.norm_eps < 0:
         raise ModelError(f"{arch}.attention.layer_norm_rms_epsilon: {hp.norm_eps} is negative")
     return hp
@@ -225,6 +239,7 @@ def _rope_scaling(k: Keys) -> dict[str, Any]:
         scaling["attn_factor"] = k.real("rope.scaling.attn_factor", 1.0)
         scaling["beta_fast"] = k.real("rope.scaling.yarn_beta_fast", 32.0)
         scaling["beta_slow"] = k.real("rope.scaling.yarn_beta_slow", 1.0)
-        scaling["n_ctx_orig"] = k.integer("rope.scaling.original_context_length",
-                                          k.integer("context_length"))
+        scaling["n_ctx_orig"] = k.integer(
+            "rope.scaling.original_context_length", k.integer("context_length")
+        )
     return scaling

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from gguflow.engine.graph import F32, I32, I64, Graph, Tensor
+from gguflow.engine.graph import I32, Graph, Tensor
 
 from .base import Architecture, Batch, WeightSpec
 
@@ -59,8 +59,8 @@ class Llama(Architecture):
     ) -> Tensor:
         """Grouped-query attention over the KV cache; returns x plus its output."""
         hp, n = self.hp, batch.n_tokens
-        kv_k = g.state(f"kv.{i}.k", batch.kv_type, (batch.n_ctx, hp.n_embd_kv))
-        kv_v = g.state(f"kv.{i}.v", batch.kv_type, (batch.n_ctx, hp.n_head_kv * hp.head_dim_v))
+        kv_k = g.state(f"kv.{i}.k", batch.k_type, (batch.n_ctx, hp.n_embd_kv))
+        kv_v = g.state(f"kv.{i}.v", batch.v_type, (batch.n_ctx, hp.n_head_kv * hp.head_dim_v))
         with g.scope("attn"):
             h = self.norm(g, x, w[f"blk.{i}.attn_norm.weight"], "norm")
             q = self.linear(g, w, f"blk.{i}.attn_q", h, "q")
@@ -115,20 +115,7 @@ class Llama(Architecture):
         """Norms of each query and key head, for architectures that have them."""
         return q, k
 
-    def rope(
-        self, g: Graph, w: Mapping[str, Tensor], x: Tensor, pos: Tensor, name: str
-    ) -> Tensor:
+    def rope(self, g: Graph, w: Mapping[str, Tensor], x: Tensor, pos: Tensor, name: str) -> Tensor:
         hp = self.hp
         return g.rope(x, pos, w.get("rope_freqs.weight"), n_dims=hp.rope_dims, mode=self.rope_mode,
                       freq_base=hp.rope_base, name=name, **hp.rope_scaling)  # fmt: skip
-
-
-def append_sampler(g: Graph, logits: Tensor, n_history: int) -> Tensor:
-    """Record the sampler after the logits of one token; returns the chosen token, int32 [1]."""
-    return g.sample(
-        logits,
-        g.input("sampler.settings", F32, (8,)),
-        g.input("sampler.rng", I64, (2,)),
-        g.input("sampler.history", I32, (n_history,)),
-        name="sample",
-    )

@@ -5,11 +5,12 @@ from .fuse import RULES, fuse, fuse_graph
 from .memory import ALIGN, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementError, PlacementRules, place
 from .plan import Plan, PlanOptions, SpaceBytes, compile_graph
+from .prune import prune
 from .split import Copy, Segment, split
 from .types import BackendInfo
 
 __all__ = [
     "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Placement", "PlacementError",
     "PlacementRules", "Plan", "PlanOptions", "Segment", "SpaceBytes", "compile_graph", "fuse",
-    "fuse_graph", "human_bytes", "listing", "place", "plan_memory", "round_up", "split", "summary",
+    "fuse_graph", "human_bytes", "listing", "place", "plan_memory", "prune", "round_up", "split", "summary",
 ]  # fmt: skip

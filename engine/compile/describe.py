@@ -20,8 +20,10 @@ def human_bytes(n: int) -> str:
 
 def summary(plan: Plan, repacked: Mapping[str, int] | None = None) -> list[str]:
     """A few lines: ops, segments, fusions, fallbacks, memory. repacked: bytes by memory space."""
-    lines = [f"{len(plan.nodes)} ops in {len(plan.segments)} segment(s), "
-             f"{plan.flops() / 1e9:.3f} GFLOP a run"]
+    lines = [
+        f"{len(plan.nodes)} ops in {len(plan.segments)} segment(s), "
+        f"{plan.flops() / 1e9:.3f} GFLOP a run"
+    ]
     if plan.fused:
         lines.append("fused: " + ", ".join(f"{k} {op}" for op, k in sorted(plan.fused.items())))
     for space, b in plan.bytes_by_space().items():
@@ -37,11 +39,15 @@ def summary(plan: Plan, repacked: Mapping[str, int] | None = None) -> list[str]:
             f"{human_bytes(arena.naive_nbytes)} without ({saved:.0f} % saved)"
         )
         if repacked and repacked.get(space):
-            lines.append(f"{space}: {human_bytes(repacked[space])} of the weights are repacked for the "
-                         "kernels (copied once at load, the file's pages are released)")
+            lines.append(
+                f"{space}: {human_bytes(repacked[space])} of the weights are repacked for the "
+                "kernels (copied once at load, the file's pages are released)"
+            )
     fell = Counter((n.op, wanted, got) for n, wanted, got in plan.placement.fallbacks)
     for (op, wanted, got), k in sorted(fell.items(), key=str):
-        lines.append(f"fallback: {k} x {op} run on {got}, not on {wanted}, which has no kernel for it")
+        lines.append(
+            f"fallback: {k} x {op} run on {got}, not on {wanted}, which has no kernel for it"
+        )
     return lines
 
 
@@ -56,9 +62,12 @@ def listing(plan: Plan) -> list[str]:
         for n in segment.nodes:
             offset = plan.arenas[plan.spaces[segment.backend]].offsets.get(n)
             where = f"@{offset}" if offset is not None else f"in {n.owner.name}"
-            operands = ", ".join("-" if x is None else f"{x.name}:{x.dtype.name}{list(x.shape)}"
-                                 for x in n.srcs)
-            lines.append(f"  {index:4d} {n.op:<16} {n.name:<28} {n.dtype.name}{list(n.shape)} "
-                         f"{where}  <- {operands}")
+            operands = ", ".join(
+                "-" if x is None else f"{x.name}:{x.dtype.name}{list(x.shape)}" for x in n.srcs
+            )
+            lines.append(
+                f"  {index:4d} {n.op:<16} {n.name:<28} {n.dtype.name}{list(n.shape)} "
+                f"{where}  <- {operands}"
+            )
             index += 1
     return lines

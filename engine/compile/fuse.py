@@ -177,8 +177,9 @@ def _fused_node(node: Tensor, rewrite: Rewrite) -> Tensor | None:
     return replace(node, op=rewrite.op, srcs=rewrite.srcs, params=params)
 
 
-def fuse_graph(graph: Graph, supports: Callable[[Tensor], bool], rules: Sequence[Rule] | None = None
-               ) -> Graph:
+def fuse_graph(
+    graph: Graph, supports: Callable[[Tensor], bool], rules: Sequence[Rule] | None = None
+) -> Graph:
     """`fuse` over a whole graph; the graph itself is consumed and must not be used again."""
     nodes, renamed = fuse(graph.nodes, graph.outputs, supports, rules)
     graph.nodes = nodes

@@ -40,7 +40,9 @@ class PlacementError(ValueError):
     """No backend can run a node, or an override names a backend that is not there."""
 
 
-def place(nodes: Sequence[Tensor], leaves: Mapping[str, Tensor], rules: PlacementRules) -> Placement:
+def place(
+    nodes: Sequence[Tensor], leaves: Mapping[str, Tensor], rules: PlacementRules
+) -> Placement:
     """Place every leaf and node. Raises PlacementError naming the tensor or the override."""
     by_name = {b.name: b for b in rules.order}
     compiled = []

@@ -1,4 +1,4 @@
-"""The plan: fuse -> place -> split -> memory, put together. Pure; no device is touched."""
+"""The plan: prune -> fuse -> place -> split -> memory, put together. Pure; no device is touched."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gguflow.engine.graph import Graph, Role, Tensor, op_spec
 from .fuse import fuse_graph
 from .memory import ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementRules, place
+from .prune import prune
 from .split import Segment, split
 
 
@@ -63,7 +64,9 @@ class Plan:
         """Weights count as stored in the file; a backend that repacks says so separately."""
         out = {s: SpaceBytes() for s in dict.fromkeys(self.spaces.values())}
         for role, attribute in (
-            (Role.WEIGHT, "weights"), (Role.STATE, "states"), (Role.INPUT, "inputs")
+            (Role.WEIGHT, "weights"),
+            (Role.STATE, "states"),
+            (Role.INPUT, "inputs"),
         ):
             for t in self.leaves(role):
                 b = out[self.space_of(t)]
@@ -80,6 +83,7 @@ class Plan:
 def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
     """Compile `graph`, which is consumed. Raises PlacementError when a node can run nowhere."""
     order = options.placement.order
+    graph.nodes = prune(graph.nodes, graph.outputs)
     fused: Counter[str] = Counter()
     if options.fuse:
         before = Counter(n.op for n in graph.nodes)
@@ -105,7 +109,10 @@ def _plan_space(
     """Memory of one space: values made there; values copied in are placed by the runtime."""
     here = [n for n in graph.nodes if spaces[placement.of[n]] == space]
     crossing = [
-        c.owner for s in segments for c in s.copies if c.source == space and c.owner.role is Role.NODE
+        c.owner
+        for s in segments
+        for c in s.copies
+        if c.source == space and c.owner.role is Role.NODE
     ]
     ours = [t for t in graph.outputs if spaces[placement.of[t.owner]] == space]
     return plan_memory(here, [*ours, *crossing])

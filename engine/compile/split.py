@@ -28,7 +28,9 @@ class Segment:
     copies: list[Copy] = field(default_factory=list)
 
 
-def split(nodes: Sequence[Tensor], placement: Placement, spaces: Mapping[str, str]) -> list[Segment]:
+def split(
+    nodes: Sequence[Tensor], placement: Placement, spaces: Mapping[str, str]
+) -> list[Segment]:
     """Segments in execution order.
 
     spaces: memory space by backend name. A value is copied once into each space that reads it, in

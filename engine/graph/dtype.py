@@ -42,7 +42,9 @@ class DType:
     def row_bytes(self, n: int) -> int:
         """Bytes of one contiguous row of `n` elements. Raises ValueError if a block is split."""
         if n % self.block:
-            raise ValueError(f"{self.name}: a row of {n} is no multiple of its block of {self.block}")
+            raise ValueError(
+                f"{self.name}: a row of {n} is no multiple of its block of {self.block}"
+            )
         return n // self.block * self.nbytes
 
     def __repr__(self) -> str:

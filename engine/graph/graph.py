@@ -149,8 +149,10 @@ class Graph:
         if -1 in shape and known:
             shape = tuple(t.size // known if n == -1 else n for n in shape)
         if prod(shape) != t.size:
-            raise ShapeError(f"reshape of {t.name}: {list(t.shape)} has {t.size} elements, "
-                             f"{list(shape)} has {prod(shape)}")
+            raise ShapeError(
+                f"reshape of {t.name}: {list(t.shape)} has {t.size} elements, "
+                f"{list(shape)} has {prod(shape)}"
+            )
         if not t.is_contiguous:
             raise ShapeError(f"reshape of {t.name}: {list(t.shape)} is not contiguous; use cont")
         return self._view(t, tuple(shape), (), 0, name, "reshape")
@@ -161,8 +163,14 @@ class Graph:
             raise ShapeError(f"permute of {t.name}: axes {axes} for shape {list(t.shape)}")
         if t.dtype.is_quantized and axes[-1] != len(axes) - 1:
             raise ShapeError(f"permute of {t.name}: {t.dtype.name} blocks lie along the last axis")
-        return self._view(t, tuple(t.shape[a] for a in axes), tuple(t.strides[a] for a in axes),
-                          0, name, "permute")
+        return self._view(
+            t,
+            tuple(t.shape[a] for a in axes),
+            tuple(t.strides[a] for a in axes),
+            0,
+            name,
+            "permute",
+        )
 
     def transpose(self, t: Tensor, name: str | None = None) -> Tensor:
         """The last two dimensions swapped."""
@@ -176,15 +184,18 @@ class Graph:
         axis %= len(t.shape)
         n = t.shape[axis]
         if not 0 <= start <= stop <= n or step < 1:
-            raise ShapeError(f"slice of {t.name}: [{start}:{stop}:{step}] of axis {axis} in "
-                             f"{list(t.shape)}")
+            raise ShapeError(
+                f"slice of {t.name}: [{start}:{stop}:{step}] of axis {axis} in {list(t.shape)}"
+            )
         unit = t.dtype.block if axis == len(t.shape) - 1 else 1
         if start % unit or stop % unit or (unit > 1 and step != 1):
-            raise ShapeError(f"slice of {t.name}: [{start}:{stop}:{step}] splits a "
-                             f"{t.dtype.name} block")
+            raise ShapeError(
+                f"slice of {t.name}: [{start}:{stop}:{step}] splits a {t.dtype.name} block"
+            )
         shape = list(t.shape)
         strides = list(t.strides)
         shape[axis] = -(-(stop - start) // step)
         strides[axis] *= step
-        return self._view(t, tuple(shape), tuple(strides), start // unit * t.strides[axis], name,
-                          "slice")
+        return self._view(
+            t, tuple(shape), tuple(strides), start // unit * t.strides[axis], name, "slice"
+        )

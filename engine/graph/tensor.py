@@ -79,8 +79,10 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements, padding of strided views not counted."""
-        return prod(self.shape[:-1]) * self.dtype.row_bytes(self.shape[-1]) if self.shape else (
-            self.dtype.nbytes
+        return (
+            prod(self.shape[:-1]) * self.dtype.row_bytes(self.shape[-1])
+            if self.shape
+            else (self.dtype.nbytes)
         )
 
     @property

@@ -62,16 +62,19 @@ class CpuBackend:
             return 0
         for u in users:
             reads = PACKED_USERS.get(u.op or "", 0)
-            if any(s is not None and s.owner is weight and (i >= reads or s is not weight)
-                   for i, s in enumerate(u.srcs)):
+            if any(
+                s is not None and s.owner is weight and (i >= reads or s is not weight)
+                for i, s in enumerate(u.srcs)
+            ):
                 return 0
         if not any((u.op or "").startswith("mul_mat") for u in users):
             return 0  # a table that is only looked up in gains nothing
         n_rows, n_cols = weight.shape
         fn = self.lib.cdll.gf_packed_bytes
         fn.restype = ctypes.c_int64
-        return int(fn(ctypes.c_int32(weight.dtype.ggml_id), ctypes.c_int64(n_rows),
-                      ctypes.c_int64(n_cols)))
+        return int(
+            fn(ctypes.c_int32(weight.dtype.ggml_id), ctypes.c_int64(n_rows), ctypes.c_int64(n_cols))
+        )
 
     # -- memory ----------------------------------------------------------------------------------
 

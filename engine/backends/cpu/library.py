@@ -80,9 +80,7 @@ def runnable_isas() -> list[str]:
         raise CpuLibraryError(f"{base} is missing; reinstall gguflow (pip install .)")
     probe = ctypes.CDLL(str(base))
     return [
-        isa
-        for isa in ISAS
-        if _library_path(isa).is_file() and probe.gf_cpu_supports(isa.encode())
+        isa for isa in ISAS if _library_path(isa).is_file() and probe.gf_cpu_supports(isa.encode())
     ]
 
 

@@ -1,0 +1,20 @@
+"""Dead-code elimination: keep what leads to an output or changes a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gguflow.engine.graph import Role, Tensor
+
+
+def prune(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The nodes that some output, or some write into a state, depends on; order is kept."""
+    wanted = [*outputs]
+    wanted += [n for n in nodes if n.view_of is not None and n.view_of.role is Role.STATE]
+    seen: set[Tensor] = set()
+    while wanted:
+        t = wanted.pop()
+        if t not in seen:
+            seen.add(t)
+            wanted.extend(t.live_srcs())
+    return [n for n in nodes if n in seen]

@@ -1,0 +1,179 @@
+"""Loading: a GGUF file becomes an architecture, checked weights, and weights on their backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
+from gguflow.engine.graph import F16, F32, DType, Role, Tensor, dtype_by_name
+from gguflow.engine.quants import dequantize_any, encode
+from gguflow.models.base import Architecture, ModelError, architecture, read_hparams
+
+Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what
+
+
+@dataclass
+class WeightSource:
+    """One weight as the engine will hold it, and where its bytes come from.
+
+    convert: name of the file's element type when it is not one the engine computes with and the
+    weight is dequantized and stored as `dtype` instead.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]  # uint8 bytes in `dtype`
+    release: Callable[[], None]  # the source's pages are no longer needed
+    convert: str | None = None
+
+
+@dataclass
+class ModelSource:
+    """A model before any memory is spent on it."""
+
+    path: str
+    metadata: Mapping[str, Any]
+    arch: Architecture
+    weights: dict[str, WeightSource]
+    notes: list[str]  # what the user should know: conversions, ignored tensors
+    n_bytes: int
+
+
+def open_model(path: str | Path) -> ModelSource:
+    """Open a GGUF model and check every tensor the architecture needs.
+
+    Raises GgufError for a bad file, ModelError naming the key or tensor for a model that does not
+    fit its architecture.
+    """
+    from gguflow.engine.gguf import GgufFile
+
+    f = GgufFile.open(path)
+    embd = f.tensors.get("token_embd.weight")
+    cls = architecture(_arch_name(f.metadata, path))
+    if embd is None or len(embd.shape) != 2:
+        raise ModelError(
+            f"{path}: token_embd.weight: missing or not a matrix; is this a whole model "
+            "or only a vocabulary?"
+        )
+    arch = cls(read_hparams(f.metadata, embd.shape[0]))
+
+    weights: dict[str, WeightSource] = {}
+    converted: dict[tuple[str, str], int] = {}
+    for spec in arch.weights():
+        info = f.tensors.get(spec.name)
+        if info is None:
+            if spec.optional:
+                continue
+            raise ModelError(
+                f"{path}: tensor {spec.name} is missing; {cls.name} needs it with shape "
+                f"{list(spec.shape)}"
+            )
+        if tuple(info.shape) != spec.shape:
+            raise ModelError(
+                f"{path}: tensor {spec.name} has shape {list(info.shape)}, expected "
+                f"{list(spec.shape)}"
+            )
+        source = _source(f, info)
+        if source.convert:
+            key = source.convert, source.dtype.name
+            converted[key] = converted.get(key, 0) + 1
+        weights[spec.name] = source
+
+    notes = [
+        f"{n} tensors of type {a} are dequantized to {b} while loading (no kernels for {a})"
+        for (a, b), n in sorted(converted.items())
+    ]
+    if unused := [n for n in f.tensors if n not in weights]:
+        shown = ", ".join(unused[:4]) + (" ..." if len(unused) > 4 else "")
+        notes.append(f"{len(unused)} tensors are not used by {cls.name}: {shown}")
+    return ModelSource(str(path), f.metadata, arch, weights, notes, f.n_bytes)
+
+
+def _arch_name(metadata: Mapping[str, Any], path: str | Path) -> str:
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ModelError(f"{path}: general.architecture is missing or not text")
+    return name
+
+
+# Types with kernels; every other type is dequantized to one of these while loading.
+COMPUTE_TYPES = frozenset(
+    ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
+     "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
+)  # fmt: skip
+
+
+def _source(f: Any, info: Any) -> WeightSource:
+    name, shape = info.name, tuple(info.shape)
+    raw = f.data(name)
+
+    def release() -> None:
+        f.advise(name, "dontneed")
+
+    if len(shape) == 1 and info.dtype.name != "f32":
+        # Norms and biases are small; the kernels read them as float32.
+        def read_f32() -> np.ndarray:
+            values = dequantize_any(info.dtype.ggml_id, raw, shape)
+            return np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
+
+        return WeightSource(name, F32, shape, read_f32, release)
+    if info.dtype.name in COMPUTE_TYPES:
+        return WeightSource(name, info.dtype, shape, lambda: raw, release)
+
+    # Q8_0 keeps what a low-bit type holds (its own error is far below theirs) at half F16's size.
+    target = dtype_by_name("q8_0") if shape[-1] % 32 == 0 else F16
+
+    def read_converted() -> np.ndarray:
+        out = np.empty(int(np.prod(shape[:-1])) * target.row_bytes(shape[-1]), np.uint8)
+        rows, step = int(np.prod(shape[:-1])), 1024
+        row_in, row_out = len(raw) // rows, target.row_bytes(shape[-1])
+        for r in range(0, rows, step):
+            n = min(step, rows - r)
+            x = dequantize_any(
+                info.dtype.ggml_id, raw[r * row_in : (r + n) * row_in], (n, shape[-1])
+            )
+            out[r * row_out : (r + n) * row_out] = encode(target, x).reshape(-1)
+        return out
+
+    return WeightSource(name, target, shape, read_converted, release, convert=info.dtype.name)
+
+
+class WeightStore:
+    """Weights on their backends, shared by every plan of a model."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Any] = {}
+        self.packed: set[str] = set()
+        self.repacked_bytes: dict[str, int] = {}  # by memory space
+
+    def load(
+        self,
+        sources: Mapping[str, WeightSource],
+        leaves: Iterable[Tensor],
+        users: Mapping[Tensor, list[Tensor]],
+        backend_of: Callable[[Tensor], Any],
+        progress: Progress | None = None,
+    ) -> None:
+        """Bring every weight among `leaves` to its backend, repacked where the backend wants it."""
+        todo = [t for t in leaves if t.role is Role.WEIGHT and t.name not in self.buffers]
+        total, done = sum(t.nbytes for t in todo), 0
+        for t in todo:
+            backend, source = backend_of(t), sources[t.name]
+            packed_bytes = backend.packed_bytes(t, users.get(t, []))
+            if progress:
+                progress(done, total, t.name)
+            self.buffers[t.name] = backend.load_weight(t, source.read(), packed_bytes > 0)
+            if packed_bytes:
+                self.packed.add(t.name)
+                space = backend.space
+                self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
+                source.release()
+            done += t.nbytes
+        if progress:
+            progress(total, total, "")

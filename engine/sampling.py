@@ -1,0 +1,77 @@
+"""Sampler settings and the small buffers through which they reach the `sample` op."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass, field
+
+import numpy as np
+
+N_HISTORY = 256  # tokens the repetition penalty can look back at
+
+
+class SamplerError(ValueError):
+    """A sampler setting out of its range: names the flag."""
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """llama.cpp's defaults. Order: repetition penalty, top-k, top-p, min-p, temperature, draw.
+
+    temperature <= 0 picks the most likely token. seed None draws one.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("--temp", self.temperature, not math.isnan(self.temperature)),
+            ("--top-k", self.top_k, 0 <= self.top_k < 1 << 24),
+            ("--top-p", self.top_p, 0.0 < self.top_p <= 1.0),
+            ("--min-p", self.min_p, 0.0 <= self.min_p <= 1.0),
+            ("--repeat-penalty", self.repeat_penalty, 0.0 < self.repeat_penalty < math.inf),
+            ("--repeat-last-n", self.repeat_last_n, 0 <= self.repeat_last_n <= N_HISTORY),
+            ("--seed", self.seed, self.seed is None or -(1 << 63) <= self.seed < 1 << 63),
+        )
+        for flag, value, ok in checks:
+            if not ok:
+                raise SamplerError(f"{flag} {value}: out of range")
+
+    def vector(self) -> np.ndarray:
+        """The `sample` op's settings operand, float32 [8]."""
+        return np.array(
+            [self.temperature, self.top_k, self.top_p, self.min_p, self.repeat_penalty,
+             self.repeat_last_n, 0, 0], np.float32,
+        )  # fmt: skip
+
+
+GREEDY = SamplerSettings(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+@dataclass
+class SamplerState:
+    """What changes from token to token: the draw counter and the tokens seen."""
+
+    settings: SamplerSettings = field(default_factory=SamplerSettings)
+
+    def __post_init__(self) -> None:
+        seed = self.settings.seed
+        self.seed = secrets.randbits(31) if seed is None or seed == -1 else seed
+        self.rng = np.array([self.seed, 0], np.int64)
+        self.history = np.full(N_HISTORY, -1, np.int32)  # oldest first, -1 where there is none yet
+
+    def accept(self, token: int) -> None:
+        """Remember a token, the prompt's included."""
+        self.history[:-1] = self.history[1:]
+        self.history[-1] = token
+
+    def advance(self) -> None:
+        """The next draw uses the next number of the stream."""
+        self.rng[1] += 1

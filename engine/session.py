@@ -1,0 +1,359 @@
+"""Session: a model in use. Holds the KV cache, the plan cache and the sampler; steps tokens.
+
+`Model` is what programs use: it loads a file and makes sessions.
+
+    model = gguflow.Model.load("model.gguf")
+    for piece in model.generate("Once upon a time", max_tokens=64):
+        print(piece, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gguflow.engine.backends.base import Backend, Buffer, find_backend
+from gguflow.engine.compile import Plan, PlacementRules, PlanOptions, compile_graph, summary
+from gguflow.engine.graph import F16, DType, Graph, Role, Tensor
+from gguflow.engine.loader import ModelSource, Progress, WeightStore, open_model
+from gguflow.engine.profile import Profile
+from gguflow.engine.runtime import BoundPlan, bind
+from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
+from gguflow.models.base import Batch, append_sampler
+
+
+class ContextError(ValueError):
+    """More tokens than the context holds."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is run; the defaults are llama.cpp's.
+
+    n_ctx: rows of the KV cache, 0 for what the model was trained with.
+    n_batch, n_ubatch: tokens a prompt is cut into; results do not depend on them.
+    n_threads, n_threads_batch: for single tokens and for prompts; 0 for all processors.
+    overrides: (regular expression, backend) pairs that place tensors.
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    k_type: DType = F16
+    v_type: DType = F16
+    fuse: bool = True
+    backends: tuple[str, ...] = ("cpu", "numpy")
+    isa: str | None = None
+    overrides: tuple[tuple[str, str], ...] = ()
+
+
+class Model:
+    """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
+
+    def __init__(self, source: ModelSource, options: Options) -> None:
+        self.source = source
+        self.arch = source.arch
+        self.hp = source.arch.hp
+        n_ctx = options.n_ctx or self.hp.n_ctx_train
+        self.options = replace(
+            options, n_ctx=n_ctx, n_ubatch=max(1, min(options.n_ubatch, options.n_batch, n_ctx))
+        )
+        make = {"n_threads": options.n_threads or None, "isa": options.isa}
+        self.backends: dict[str, Backend] = {b: find_backend(b, make) for b in options.backends}
+        self.weights = WeightStore()
+        self._session: Session | None = None
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        options: Options | None = None,
+        progress: Progress | None = None,
+        **changes: Any,
+    ) -> Model:
+        """Load a GGUF file. Keyword arguments change fields of `Options`.
+
+        Raises FileNotFoundError, GgufError, ModelError (each one line, naming file and field), or
+        MemoryError with the figures.
+        """
+        opts = replace(options or Options(), **changes)
+        model = cls(open_model(path), opts)
+        model.load_weights(progress)
+        return model
+
+    def load_weights(self, progress: Progress | None = None) -> None:
+        """Bring the weights to their backends. Done once, by `load`."""
+        plan = self.plan(1, "last", sample=False)
+        users: dict[Tensor, list[Tensor]] = {}
+        for n in plan.nodes:
+            for s in n.live_srcs():
+                users.setdefault(s.owner, []).append(n)
+        self.weights.load(
+            self.source.weights, plan.leaves(Role.WEIGHT), users,
+            lambda t: self.backends[plan.placement.of[t]], progress,
+        )  # fmt: skip
+
+    def graph(self, n_tokens: int, outputs: str, sample: bool) -> Graph:
+        """The forward pass over `n_tokens` as an uncompiled graph."""
+        g = Graph()
+        o = self.options
+        leaves = {s.name: g.weight(s.name, s.dtype, s.shape) for s in self.source.weights.values()}
+        batch = Batch(n_tokens, o.n_ctx, o.k_type, o.v_type, outputs, sample)
+        logits = self.arch.build(g, leaves, batch)
+        if outputs != "none":
+            g.output(logits)
+        if sample:
+            g.output(append_sampler(g, logits, N_HISTORY))
+        return g
+
+    def plan(self, n_tokens: int, outputs: str, sample: bool) -> Plan:
+        """Compile a graph; needs no weights in memory. Raises PlacementError."""
+        order = tuple(self.backends.values())
+        rules = PlacementRules(order, self.options.overrides)
+        return compile_graph(
+            self.graph(n_tokens, outputs, sample), PlanOptions(rules, self.options.fuse)
+        )
+
+    def forecast(self) -> list[str]:
+        """Lines that say, before loading, what runs where and the bytes each device will need."""
+        lines = summary(
+            self.plan(self.options.n_ubatch, "last", sample=True), self.weights.repacked_bytes
+        )
+        return [*lines, *self.source.notes]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The file's tokenizer. Raises a one-line error when the file holds none that works."""
+        from gguflow.models.tokenizer import Tokenizer
+
+        return Tokenizer.from_metadata(self.source.metadata)
+
+    def new_session(self) -> Session:
+        """A session with an empty KV cache of its own."""
+        return Session(self)
+
+    @property
+    def session(self) -> Session:
+        """The session that `generate` and `logits` share."""
+        if self._session is None:
+            self._session = self.new_session()
+        return self._session
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = -1,
+        settings: SamplerSettings | None = None,
+        stop_at_eog: bool = True,
+        **sampler: Any,
+    ) -> Iterator[str]:
+        """Continue a prompt; yields pieces of text, never half a character.
+
+        prompt: text, or token ids taken as they are. max_tokens: -1 for until the model ends or the
+        context is full. Keyword arguments are fields of `SamplerSettings` (temperature, top_k, ...).
+        Raises ContextError when the prompt does not fit.
+        """
+        tok = self.tokenizer
+        ids = tok.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        chosen = replace(settings or SamplerSettings(), **sampler)
+        stream = tok.stream()
+        for t in self.session.generate(ids, max_tokens, chosen, tok.eog_ids if stop_at_eog else ()):
+            if piece := stream.push(t):
+                yield piece
+        if rest := stream.flush():
+            yield rest
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Logits after every token: float32 [n_tokens, n_vocab]."""
+        return self.session.logits(token_ids)
+
+
+@dataclass
+class Timings:
+    """What the timings block prints; seconds."""
+
+    n_prompt: int = 0
+    prompt_s: float = 0.0
+    n_generated: int = 0
+    generate_s: float = 0.0
+
+
+PLAN_CACHE = 8
+
+
+class Session:
+    """One sequence over a model: its KV cache, the tokens in it, and lowered plans."""
+
+    def __init__(self, model: Model, profile: Profile | None = None) -> None:
+        self.model = model
+        self.profile = profile
+        self.tokens: list[int] = []  # what the KV cache holds
+        self.timings = Timings()
+        self._plans: OrderedDict[tuple[int, str, bool], BoundPlan] = OrderedDict()
+        self._states: dict[str, Buffer] = {}
+        self._arenas: dict[str, Buffer] = {}
+        self._reserve(model.plan(model.options.n_ubatch, "last", sample=True))
+
+    # -- plans -----------------------------------------------------------------------------------
+
+    def _reserve(self, plan: Plan) -> None:
+        """Allocate states, and an arena that fits this plan; larger arenas outdate lowered plans."""
+        by_space = {b.space: b for b in self.model.backends.values()}
+        for t in plan.leaves(Role.STATE):
+            if t.name not in self._states:
+                self._states[t.name] = by_space[plan.space_of(t)].alloc(t.nbytes)
+        for space, arena in plan.arenas.items():
+            if space not in self._arenas or self._arenas[space].nbytes < arena.nbytes:
+                self._arenas[space] = by_space[space].alloc(max(arena.nbytes, 1))
+                self._plans.clear()
+
+    def bound_plan(self, n_tokens: int, outputs: str, sample: bool) -> BoundPlan:
+        """The lowered plan for this many tokens, from the cache when it is there."""
+        key = (n_tokens, outputs, sample)
+        if key in self._plans:
+            self._plans.move_to_end(key)
+            return self._plans[key]
+        plan = self.model.plan(*key)
+        self._reserve(plan)
+        o, w = self.model.options, self.model.weights
+        threads = (o.n_threads_batch if n_tokens > 1 else o.n_threads) or o.n_threads or None
+        bound = bind(
+            plan, self.model.backends, w.buffers, w.packed, self._states, self._arenas, threads
+        )
+        self._plans[key] = bound
+        while len(self._plans) > PLAN_CACHE:
+            self._plans.popitem(last=False)
+        return bound
+
+    # -- stepping --------------------------------------------------------------------------------
+
+    def step(
+        self, ids: Sequence[int], outputs: str = "none", sampler: SamplerState | None = None
+    ) -> list[np.ndarray]:
+        """Append tokens to the cache in one run of one plan; returns the plan's outputs.
+
+        outputs: "last", "all" or "none" asks for logits; with a sampler the last output is the
+        chosen token. The arrays are overwritten by the next run. Raises ContextError when full.
+        """
+        began = time.perf_counter_ns()
+        n_past, n = len(self.tokens), len(ids)
+        if n_past + n > self.model.options.n_ctx:
+            raise ContextError(
+                f"{n_past + n} tokens do not fit the context of "
+                f"{self.model.options.n_ctx}; raise -c"
+            )
+        bound = self.bound_plan(n, outputs, sampler is not None)
+        bound.inputs["tokens"][:] = ids
+        bound.inputs["pos"][:] = n_past if n == 1 else np.arange(n_past, n_past + n)
+        if sampler is not None:
+            bound.inputs["sampler.settings"][:] = sampler.settings.vector()
+            bound.inputs["sampler.rng"][:] = sampler.rng
+            bound.inputs["sampler.history"][:] = sampler.history
+        if self.profile is None:
+            bound.run()
+        else:
+            ends = np.empty(len(bound.plan.nodes) + 1, np.int64)
+            bound.run(ends)
+            self.profile.add_step(
+                "decode" if n == 1 else "prefill",
+                n,
+                bound.rows,
+                ends,
+                time.perf_counter_ns() - began,
+                n_past,
+            )
+        self.tokens.extend(ids)
+        return bound.outputs
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raises ValueError for a token id outside the vocabulary."""
+        n_vocab = self.model.hp.n_vocab
+        for t in ids:
+            if not 0 <= t < n_vocab:
+                raise ValueError(f"token id {t} is outside the vocabulary of {n_vocab}")
+
+    def rewind(self, n_tokens: int) -> None:
+        """Forget all but the first `n_tokens` tokens."""
+        del self.tokens[n_tokens:]
+
+    def prefill(
+        self, ids: Sequence[int], sampler: SamplerState | None, outputs: str = "last"
+    ) -> list[np.ndarray]:
+        """Append a prompt in ubatches; outputs as in `step`, of the last ubatch only."""
+        n_ubatch = self.model.options.n_ubatch
+        for i in range(0, len(ids), n_ubatch):
+            part = ids[i : i + n_ubatch]
+            last = i + n_ubatch >= len(ids)
+            result = self.step(part, outputs if last else "none", sampler if last else None)
+        return result
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = -1,
+        settings: SamplerSettings | None = None,
+        stop: Sequence[int] | set[int] = (),
+    ) -> Iterator[int]:
+        """Yield token ids after `prompt`, which is the whole sequence from its start.
+
+        What the cache already holds of it is reused. Ends at `max_tokens`, at a stop token (not
+        yielded), or when the context is full. Raises ContextError when the prompt does not fit.
+        """
+        n_ctx = self.model.options.n_ctx
+        ids = list(prompt)
+        if not ids:
+            raise ValueError("the prompt has no tokens")
+        if len(ids) > n_ctx:
+            raise ContextError(
+                f"the prompt has {len(ids)} tokens, the context {n_ctx}; raise -c "
+                "or shorten the prompt"
+            )
+        self.check_ids(ids)
+        if max_tokens == 0:
+            return
+        keep = 0
+        while keep < min(len(self.tokens), len(ids) - 1) and self.tokens[keep] == ids[keep]:
+            keep += 1
+        self.rewind(keep)
+
+        sampler = SamplerState(settings or SamplerSettings())
+        for t in ids:
+            sampler.accept(t)
+        clock = time.perf_counter
+        began = clock()
+        token = int(self.prefill(ids[keep:], sampler)[-1][0])
+        self.timings = Timings(n_prompt=len(ids) - keep, prompt_s=clock() - began)
+        began = clock()
+        n = 0
+        while token not in stop:
+            n += 1
+            # Set before the yield: a caller that stops here leaves true timings behind.
+            self.timings.n_generated = n
+            self.timings.generate_s = clock() - began
+            yield token
+            if n == max_tokens or len(self.tokens) >= n_ctx:
+                break
+            sampler.accept(token)
+            sampler.advance()
+            token = int(self.step((token,), "last", sampler)[-1][0])
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits after every token of a new sequence: float32 [n_tokens, n_vocab]."""
+        self.check_ids(ids)
+        if not len(ids):
+            return np.zeros((0, self.model.hp.n_vocab), np.float32)
+        self.rewind(0)
+        out = []
+        n_ubatch = self.model.options.n_ubatch
+        for i in range(0, len(ids), n_ubatch):
+            out.append(self.step(ids[i : i + n_ubatch], "all")[0].copy())
+        return np.concatenate(out)

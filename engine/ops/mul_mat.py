@@ -45,12 +45,11 @@ class MulMat(OpSpec):
         return F32, infer_mul_mat(self, *srcs)
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
-        w, x = (s.astype(np.float64) for s in srcs)
-        w = w.reshape((1,) * (x.ndim - w.ndim) + w.shape)  # x with fewer dims broadcasts in matmul
-        for axis in range(x.ndim - 2):
-            if w.ndim == x.ndim:
-                w = np.repeat(w, x.shape[axis] // w.shape[axis], axis=axis)
-        return (x @ w.swapaxes(-1, -2)).reshape(*x.shape[:-1], -1).astype(np.float32)
+        w, x = (s.astype(np.float64).reshape((1,) * (4 - s.ndim) + s.shape) for s in srcs)
+        for axis in (0, 1):
+            w = np.repeat(w, x.shape[axis] // w.shape[axis], axis=axis)
+        y = x @ w.swapaxes(-1, -2)
+        return y.reshape(*srcs[1].shape[:-1], -1).astype(np.float32)
 
     def flops(self, out: Tensor) -> int:
         return 2 * out.size * out.live_srcs()[0].shape[-1]

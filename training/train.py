@@ -1,0 +1,189 @@
+"""Trains the bundled model (or a teacher for it) from scratch.
+
+    python -m training.train --corpus fairy-tales.txt.xz --out run/model.pt
+
+The weights kept are the exponential moving average's at its best validation loss. With
+`--teacher`, the loss is a mix of the next token's cross-entropy and the cross-entropy with the
+teachers' averaged prediction, which regularizes a small corpus better than dropout alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import time
+from pathlib import Path
+
+import numpy as np
+import sentencepiece as spm
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from training.corpus import read_stories, split, token_stream
+from training.evaluate import mean_loss
+from training.model import ACTIVATIONS, Config, Llama, load_checkpoint, save_checkpoint
+from training.muon import Muon
+from training.sample import generate
+
+PROMPTS = ("", "Once upon a time", "The princess opened the door and")
+
+
+class Windows:
+    """Random windows of n_ctx + 1 tokens, each with `<s>` put at its first position.
+
+    One window in eight starts where a story does; the others start anywhere. So the model knows
+    both what begins a story and how to continue a text that was cut.
+    """
+
+    def __init__(self, stream: np.ndarray, starts: np.ndarray, config: Config, device: str):
+        self.stream = torch.from_numpy(stream).long().to(device)
+        self.last = len(stream) - config.n_ctx - 1
+        self.starts = torch.from_numpy(starts[starts <= self.last]).to(device)
+        self.offsets = torch.arange(config.n_ctx + 1, device=device)
+        self.bos, self.device = int(stream[0]), device
+
+    def batch(self, n: int) -> Tensor:
+        """int64 [n, n_ctx + 1]."""
+        first = torch.randint(self.last + 1, (n,), device=self.device)
+        pick = torch.randint(len(self.starts), (n // 8,), device=self.device)
+        first[: n // 8] = self.starts[pick]
+        ids = self.stream[first[:, None] + self.offsets]
+        ids[:, 0] = self.bos
+        return ids
+
+
+def optimizers(model: Llama, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
+    """Muon for the blocks' matrices, AdamW for the embedding and the norms."""
+    matrices = [p for p in model.blk.parameters() if p.ndim == 2]
+    gains = [p for p in model.parameters() if p.ndim == 1]
+    decay, plain = {"weight_decay": args.adam_decay}, {"weight_decay": 0.0}
+    groups = [{"params": [model.token_embd.weight], **decay}, {"params": gains, **plain}]
+    fused = args.device == "cuda"
+    adam = torch.optim.AdamW(groups, lr=args.adam_lr, betas=(0.9, 0.95), fused=fused)
+    return [Muon(matrices, lr=args.lr, weight_decay=args.weight_decay), adam]
+
+
+def rate(progress: float, warmup: float = 0.02) -> float:
+    """Learning-rate factor at progress 0..1: a short warm-up, flat, then linearly down to 0."""
+    return min(progress / warmup, 1.0, (1 - progress) / 0.7)
+
+
+def loss_fn(logits: Tensor, ids: Tensor, target: Tensor | None, weight: float) -> Tensor:
+    """Mean cross-entropy in nats with the next tokens, mixed with the teachers' prediction."""
+    logp = F.log_softmax(logits.float(), -1)
+    hard = F.nll_loss(logp.flatten(0, 1), ids[:, 1:].flatten())
+    if target is None:
+        return hard
+    return (1 - weight) * hard - weight * (target * logp).sum(-1).mean()
+
+
+def train(args: argparse.Namespace, config: Config, sp: spm.SentencePieceProcessor) -> None:
+    """Runs the whole training and writes the best checkpoint to args.out as it goes."""
+    device = args.device
+    torch.manual_seed(args.seed)
+    torch.set_float32_matmul_precision("high")
+    train_stories, valid_stories = split(read_stories(args.corpus))
+    windows = Windows(*token_stream(train_stories, sp, bodies=True), config, device)
+    valid, _ = token_stream(valid_stories, sp)
+
+    model = Llama(config, args.dropout).to(device)
+    ema = copy.deepcopy(model).eval()
+    teachers = [load_checkpoint(path)[0].to(device) for path in args.teacher]
+    run, run_teachers = model, list(teachers)
+    loss_of = loss_fn
+    if args.compile:
+        run, loss_of = torch.compile(model), torch.compile(loss_fn)
+        run_teachers = [torch.compile(teacher) for teacher in teachers]
+    opts = optimizers(model, args)
+    for opt in opts:
+        for group in opt.param_groups:
+            group["peak"] = group["lr"]
+    n_params = sum(p.numel() for p in model.parameters())
+    print(f"{n_params:,} parameters, {len(windows.stream):,} tokens, {vars(args)}", flush=True)
+
+    best, begin, clock = float("inf"), time.time(), time.time()
+    step, progress = 0, 0.0
+    while progress < 1:
+        # With --seconds the schedule runs on whichever of steps and time is further.
+        progress = max((step + 1) / args.steps, (time.time() - begin) / args.seconds)
+        factor = max(rate(min(progress, 1.0)), 0.0)
+        for opt in opts:
+            for group in opt.param_groups:
+                group["lr"] = group["peak"] * factor
+        ids = windows.batch(args.batch)
+        with torch.autocast(device, torch.bfloat16):
+            target = None
+            if run_teachers:
+                with torch.no_grad():
+                    probs = [t(ids[:, :-1]).float().softmax(-1) for t in run_teachers]
+                    target = torch.stack(probs).mean(0)
+            loss = loss_of(run(ids[:, :-1]), ids, target, args.teacher_weight)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for opt in opts:
+            opt.step()
+            opt.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            keep = min(args.ema, (1 + step) / (10 + step))
+            torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - keep)
+        if step == 0:
+            begin = clock = time.time()  # compiling is not counted
+        step += 1
+        if step % args.eval_every == 0 or progress >= 1:
+            valid_loss = mean_loss(ema, valid, device)
+            speed = args.eval_every * args.batch * config.n_ctx / (time.time() - clock)
+            print(
+                f"{time.time() - begin:6.1f} s  step {step:5d}  {progress:6.1%}  train {loss:.4f}"
+                f"  valid {valid_loss:.4f}  best {min(best, valid_loss):.4f}  {speed:,.0f} tok/s",
+                flush=True,
+            )
+            if valid_loss < best:
+                best = valid_loss
+                settings = {name: str(value) for name, value in vars(args).items()}
+                info = {"step": step, "valid_loss": best, "seconds": time.time() - begin}
+                info["args"] = settings
+                save_checkpoint(args.out, ema, info)
+            clock = time.time()
+
+    model = load_checkpoint(args.out)[0].to(device)
+    for prompt in PROMPTS:
+        print(f"--- {prompt!r}\n{generate(model, sp, prompt, 200)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--tokenizer", default="training/tales.model")
+    parser.add_argument("--out", type=Path, default=Path("model.pt"))
+    for field in dataclasses.fields(Config):
+        choices = list(ACTIVATIONS) if field.name == "activation" else None
+        flag = "--" + field.name.replace("_", "-")
+        parser.add_argument(flag, type=type(field.default), default=field.default, choices=choices)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--teacher", type=Path, nargs="*", default=[], help="checkpoints")
+    parser.add_argument("--teacher-weight", type=float, default=0.7)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end by then")
+    parser.add_argument("--batch", type=int, default=32, help="windows a step")
+    parser.add_argument("--lr", type=float, default=0.02, help="Muon's")
+    parser.add_argument("--weight-decay", type=float, default=0.1, help="Muon's")
+    parser.add_argument("--adam-lr", type=float, default=0.003)
+    parser.add_argument("--adam-decay", type=float, default=0.1)
+    parser.add_argument("--ema", type=float, default=0.995)
+    parser.add_argument("--eval-every", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    args = parser.parse_args()
+    config = Config(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Config)})
+    sp = spm.SentencePieceProcessor(model_file=args.tokenizer)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    train(args, config, sp)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Quantization mixes: which element type each tensor of a model gets under a name like Q4_K_M.
+
+The names and the choices are llama.cpp's (`llama-quantize`), so that files and figures compare. A
+mix is a base type and exceptions: some tensors hurt more than others when they lose bits, the output
+head, the values of attention and the second feed-forward matrix first of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gguflow.engine.graph import DType, dtype_by_name
+
+# (layer, layers, query heads per KV head) -> type name, or None for the mix's base type
+Choice = Callable[[int, int, int], str | None]
+
+
+class MixError(ValueError):
+    """A quantization name that does not exist: lists those that do."""
+
+
+def _always(name: str) -> Choice:
+    return lambda layer, layers, group: name
+
+
+def _where(test: Callable[[int, int], bool], name: str) -> Choice:
+    return lambda layer, layers, group: name if test(layer, layers) else None
+
+
+def _sensitive(layer: int, layers: int) -> bool:
+    """The first and last eighth of the layers and every third between."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+@dataclass(frozen=True)
+class Mix:
+    """base: type of all matrices without a choice of their own."""
+
+    base: str
+    attn_v: Choice | None = None
+    attn_output: Choice | None = None
+    ffn_down: Choice | None = None
+
+
+MIXES: dict[str, Mix] = {
+    "F32": Mix("f32"),
+    "F16": Mix("f16"),
+    "BF16": Mix("bf16"),
+    "Q4_0": Mix("q4_0"),
+    "Q4_1": Mix("q4_1"),
+    "Q5_0": Mix("q5_0"),
+    "Q5_1": Mix("q5_1"),
+    "Q8_0": Mix("q8_0"),
+    "Q2_K": Mix(
+        "q2_K",
+        attn_v=lambda layer, layers, group: "q4_K" if group >= 4 else "q3_K",
+        attn_output=_always("q3_K"),
+        ffn_down=_always("q3_K"),
+    ),
+    "Q3_K_S": Mix("q3_K"),
+    "Q3_K_M": Mix(
+        "q3_K",
+        attn_v=lambda layer, layers, group: "q5_K" if layer < 2 else "q4_K",
+        attn_output=_always("q4_K"),
+        ffn_down=lambda layer, layers, group: "q5_K" if layer < layers // 16 else "q4_K",
+    ),
+    "Q3_K_L": Mix("q3_K", _always("q5_K"), _always("q5_K"), _always("q5_K")),
+    "Q4_K_S": Mix(
+        "q4_K",
+        attn_v=_where(lambda layer, layers: layer < 4, "q5_K"),
+        ffn_down=_where(lambda layer, layers: layer < layers // 8, "q5_K"),
+    ),
+    "Q4_K_M": Mix("q4_K", attn_v=_where(_sensitive, "q6_K"), ffn_down=_where(_sensitive, "q6_K")),
+    "Q5_K_S": Mix("q5_K"),
+    "Q5_K_M": Mix("q5_K", attn_v=_where(_sensitive, "q6_K"), ffn_down=_where(_sensitive, "q6_K")),
+    "Q6_K": Mix("q6_K"),
+}
+ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+
+# A row length that a type's block does not divide takes the next type of smaller blocks.
+FALLBACKS = {"q2_K": "q4_0", "q3_K": "q4_0", "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0"}
+
+
+def find_mix(name: str) -> Mix:
+    """The mix called `name`, case ignored. Raises MixError listing the names."""
+    upper = name.upper()
+    mix = MIXES.get(ALIASES.get(upper, upper))
+    if mix is None:
+        raise MixError(f"unknown quantization {name!r}; have {', '.join([*MIXES, *ALIASES])}")
+    return mix
+
+
+def tensor_type(
+    mix: Mix,
+    name: str,
+    shape: tuple[int, ...],
+    n_layer: int,
+    group: int,
+    tied: bool,
+    pure: bool = False,
+) -> DType:
+    """The element type of tensor `name` (shape in numpy order) under `mix`.
+
+    group: query heads per KV head. tied: there is no output.weight, so the embeddings are the head.
+    pure: the base type for every matrix. Vectors (norms, biases) stay float32.
+    """
+    if len(shape) < 2:
+        return dtype_by_name("f32")
+    chosen = mix.base
+    if not pure and dtype_by_name(mix.base).is_quantized:
+        if name == "output.weight" or (tied and name == "token_embd.weight"):
+            chosen = "q8_0" if mix.base == "q8_0" else "q6_K"
+        elif name.startswith("blk."):
+            layer = int(name.split(".")[1])
+            part = name.split(".", 2)[2].removesuffix(".weight")
+            choice = {"attn_v": mix.attn_v, "attn_output": mix.attn_output,
+                      "ffn_down": mix.ffn_down}.get(part)  # fmt: skip
+            chosen = (choice and choice(layer, n_layer, group)) or chosen
+    while shape[-1] % dtype_by_name(chosen).block:
+        chosen = FALLBACKS.get(chosen, "f16")
+    return dtype_by_name(chosen)

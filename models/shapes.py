@@ -1,0 +1,91 @@
+"""Named model shapes with random weights, to measure speed without a file.
+
+Speed does not depend on the values of the weights, only on shapes and element types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gguflow.engine.graph import DType
+
+from .base import Architecture, HParams, ModelError, architecture
+from .mixes import find_mix, tensor_type
+
+
+def _llama(n_vocab: int, n_ctx: int, n_embd: int, n_layer: int, n_ff: int, n_head: int,
+           n_head_kv: int, rope_base: float = 10000.0, arch: str = "llama",
+           head_dim: int = 0) -> HParams:  # fmt: skip
+    head_dim = head_dim or n_embd // n_head
+    return HParams(arch, n_vocab, n_ctx, n_embd, n_layer, n_ff, n_head, n_head_kv, head_dim,
+                   head_dim, 1e-5, head_dim, rope_base)  # fmt: skip
+
+
+# name -> (hyperparameters, tied embeddings)
+SHAPES: dict[str, tuple[HParams, bool]] = {
+    "smollm2-135m": (_llama(49152, 8192, 576, 30, 1536, 9, 3, 1e5), True),
+    "tinyllama-1.1b": (_llama(32000, 2048, 2048, 22, 5632, 32, 4), False),
+    "llama3.2-1b": (_llama(128256, 131072, 2048, 16, 8192, 32, 8, 5e5), True),
+    "llama3.2-3b": (_llama(128256, 131072, 3072, 28, 8192, 24, 8, 5e5), True),
+    "llama2-7b": (_llama(32000, 4096, 4096, 32, 11008, 32, 32), False),
+    "mistral-7b": (_llama(32000, 32768, 4096, 32, 14336, 32, 8), False),
+    "llama3-8b": (_llama(128256, 8192, 4096, 32, 14336, 32, 8, 5e5), False),
+    "qwen2.5-0.5b": (_llama(151936, 32768, 896, 24, 4864, 14, 2, 1e6, "qwen2"), True),
+    "qwen3-0.6b": (_llama(151936, 40960, 1024, 28, 3072, 16, 8, 1e6, "qwen3", 128), True),
+}
+
+
+def parse_shape(text: str) -> tuple[Architecture, list[tuple[str, tuple[int, ...], DType]]]:
+    """`tinyllama-1.1b:Q4_0` -> the architecture and its tensors (name, shape, type).
+
+    Raises ModelError or MixError listing the names there are.
+    """
+    name, _, quant = text.partition(":")
+    if name.lower() not in SHAPES:
+        raise ModelError(f"unknown shape {name!r}; have {', '.join(SHAPES)}")
+    hp, tied = SHAPES[name.lower()]
+    mix = find_mix(quant or "Q4_0")
+    arch = architecture(hp.arch)(hp)
+    absent = {"output.weight"} if tied else set()
+    group = hp.n_head // hp.n_head_kv
+    tensors = [
+        (w.name, w.shape, tensor_type(mix, w.name, w.shape, hp.n_layer, group, tied))
+        for w in arch.weights()
+        if w.name not in absent and (not w.optional or w.name == "output.weight")
+    ]
+    return arch, tensors
+
+
+def random_bytes(name: str, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    """uint8 bytes of a tensor with small random values; the same for the same name and shape.
+
+    One block of rows is drawn and repeated, which is fast and changes no timing.
+    """
+    from gguflow.engine.quants import encode
+
+    rng = np.random.default_rng([*name.encode(), *shape])
+    rows = int(np.prod(shape[:-1]))
+    drawn = min(rows, 64)
+    scale = 1.0 if len(shape) == 1 else shape[-1] ** -0.5
+    x = rng.standard_normal((drawn, shape[-1]), np.float32) * np.float32(scale)
+    if len(shape) == 1:
+        x = np.ones_like(x)
+    block = encode(dtype, x).reshape(drawn, -1)
+    return np.resize(block, (rows, block.shape[1])).reshape(-1)
+
+
+def metadata(arch: Architecture) -> Iterator[tuple[str, object]]:
+    """The GGUF keys that describe the shape, for writing it to a file."""
+    hp = arch.hp
+    yield "general.architecture", hp.arch
+    for key, value in (
+        ("context_length", hp.n_ctx_train), ("embedding_length", hp.n_embd),
+        ("block_count", hp.n_layer), ("feed_forward_length", hp.n_ff),
+        ("attention.head_count", hp.n_head), ("attention.head_count_kv", hp.n_head_kv),
+        ("attention.key_length", hp.head_dim), ("attention.value_length", hp.head_dim_v),
+        ("attention.layer_norm_rms_epsilon", hp.norm_eps), ("rope.dimension_count", hp.rope_dims),
+        ("rope.freq_base", hp.rope_base), ("vocab_size", hp.n_vocab),
+    ):  # fmt: skip
+        yield f"{hp.arch}.{key}", value

@@ -1,1 +1,18 @@
-"""GGUF files: reader and writer."""
+"""GGUF files: a reader that trusts nothing, a writer that streams.
+
+with GgufFile.open("model.gguf") as f:
+    f.metadata["llama.block_count"], f.tensors["output.weight"].shape, f.data("output.weight")
+
+write_gguf("copy.gguf", f.typed_metadata(), {n: (t.dtype, t.shape, f.data(n)) for n, t in ...})
+"""
+
+from .errors import GgufError
+from .reader import GgufFile
+from .strings import StringArray
+from .tensors import TensorInfo, UnsupportedType
+from .values import Typed
+from .writer import write_gguf
+
+__all__ = [
+    "GgufError", "GgufFile", "StringArray", "TensorInfo", "Typed", "UnsupportedType", "write_gguf",
+]  # fmt: skip

@@ -1,0 +1,41 @@
+"""GgufError: what is wrong with a file, and where."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_SHOWN = 120  # characters of a name or value that fit in a message
+
+
+def show(value: Any) -> str:
+    """`value` on one short line: strings quoted, control characters escaped, long ones cut."""
+    text = repr(value) if isinstance(value, (str, bytes)) else str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+class GgufError(ValueError):
+    """A file that is not valid GGUF, or lacks what was asked of it. The message is one line.
+
+    path: the file; offset: byte offset of the fault in it, None where there is no such place;
+    field: what was being read; found, expected: in words.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        field: str,
+        found: Any,
+        expected: Any,
+        *,
+        offset: int | None = None,
+    ) -> None:
+        self.path = os.fspath(path)
+        self.field = field
+        self.found = found
+        self.expected = expected
+        self.offset = offset
+        # File names come from outside too: a line break in one must not split the message.
+        name = self.path if self.path.isprintable() and self.path else show(self.path)
+        where = "" if offset is None else f"byte {offset}: "
+        super().__init__(f"{name}: {where}{field}: found {found}, expected {expected}")

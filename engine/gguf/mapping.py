@@ -1,0 +1,80 @@
+"""MappedFile: a regular file mapped read-only into memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from contextlib import suppress
+
+import numpy as np
+
+from .errors import GgufError
+
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def file_kind(mode: int) -> str | None:
+    """What a file that is not a regular one is called; None for a regular file."""
+    return next((name for test, name in _KINDS if test(mode)), None)
+
+
+class MappedFile:
+    """`bytes` is the whole file as a read-only uint8 array over the mapping; nothing is read yet.
+
+    Arrays sliced from it keep the mapping alive: `close` lets go of it, and the memory is unmapped
+    when the last of them is gone.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            # Non-blocking, so that opening a pipe nobody writes to does not wait for ever.
+            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+            fd = os.open(path, flags)
+        except (OSError, ValueError) as e:
+            found = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
+            raise GgufError(path, "file", found[:1].lower() + found[1:], "a GGUF file") from None
+        try:
+            status = os.fstat(fd)
+            if kind := file_kind(status.st_mode):
+                raise GgufError(path, "file", kind, "a GGUF file")
+            if not status.st_size:
+                raise GgufError(path, "file", "an empty file", "a GGUF file")
+            try:
+                self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as e:
+                raise GgufError(path, "file", str(e), "a file that can be mapped") from None
+        finally:
+            os.close(fd)
+        self.bytes = np.frombuffer(self._map, np.uint8)
+
+    def advise(self, offset: int, nbytes: int, advice: str) -> None:
+        """Tell the system how bytes `offset` to `offset + nbytes` will be used.
+
+        `willneed`: read them ahead. `dontneed`: take them out of resident memory (only pages that
+        lie wholly inside the range; they are read again if touched). Does nothing where the system
+        has no madvise.
+        """
+        page = mmap.PAGESIZE
+        begin, end = offset, offset + nbytes
+        if advice == "willneed":
+            begin = begin // page * page
+        elif advice == "dontneed":
+            begin, end = -(-begin // page) * page, end // page * page
+        else:
+            raise ValueError(f"advice {advice!r}, expected 'willneed' or 'dontneed'")
+        if begin < end and hasattr(self._map, "madvise"):
+            self._map.madvise(getattr(mmap, f"MADV_{advice.upper()}"), begin, end - begin)
+
+    def close(self) -> None:
+        """Unmap, now or when the last array over the mapping goes."""
+        del self.bytes
+        with suppress(BufferError):  # arrays still look at it
+            self._map.close()

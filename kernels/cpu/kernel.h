@@ -1,15 +1,16 @@
-// What every kernel file includes: how a kernel is declared, how it reads its parameters and how the
-// rows of an op are shared out among threads.
+// What every kernel file includes: how a kernel is declared, how it reads its parameters and how
+// the rows of an op are shared out among threads.
 #pragma once
 
 #include <atomic>
 #include <cstring>
 
 #include "cpu/abi.h"
+#include "cpu/intrinsics.h"
 
-// The kernel of op `name`, its INIT phase (all threads, then a barrier, then the kernel), the number
-// of scratch bytes it wants when run by n_threads threads, and whether it can take these operands
-// (only for kernels that do not take every type or layout: an absent function means yes).
+// The kernel of op `name`, its INIT phase (all threads, then a barrier, then the kernel), the
+// number of scratch bytes it wants when run by n_threads threads, and whether it can take these
+// operands (only for kernels that do not take every type or layout: an absent function means yes).
 #define GF_KERNEL(name) \
   GF_EXPORT void gf_op_##name([[maybe_unused]] const gf_op* op, [[maybe_unused]] gf_thread* th)
 #define GF_KERNEL_INIT(name) \
@@ -53,8 +54,8 @@ inline gf_range gf_split_units(int64_t n, int64_t unit, const gf_thread* th) {
   return {r.begin * unit, r.end * unit < n ? r.end * unit : n};
 }
 
-// Takes the next piece of work from the counter all threads of the op share. Which thread computes a
-// piece must not change its value.
+// Takes the next piece of work from the counter all threads of the op share. Which thread computes
+// a piece must not change its value.
 inline int64_t gf_steal(gf_thread* th, int64_t n = 1) {
   return reinterpret_cast<std::atomic<int64_t>*>(th->next)->fetch_add(n, std::memory_order_relaxed);
 }
@@ -88,15 +89,20 @@ inline char* gf_row_ptr_mod(const gf_tensor& t, gf_row r) {
 // Bytes of one plain element, 0 for quantized types.
 inline int64_t gf_element_bytes(int32_t type) {
   switch (type) {
-    case GF_I8: return 1;
+    case GF_I8:
+      return 1;
     case GF_F16:
     case GF_BF16:
-    case GF_I16: return 2;
+    case GF_I16:
+      return 2;
     case GF_F32:
-    case GF_I32: return 4;
+    case GF_I32:
+      return 4;
     case GF_I64:
-    case GF_F64: return 8;
-    default: return 0;
+    case GF_F64:
+      return 8;
+    default:
+      return 0;
   }
 }
 

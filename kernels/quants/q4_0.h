@@ -20,7 +20,7 @@ GF_HD void dequantize_block(const block_q4_0* b, float* y) {
 }
 
 GF_HD void quantize_block(const float* x, block_q4_0* b) {
-  float largest = 0.0f;  // the element of largest magnitude, sign kept: it becomes -8 exactly
+  float largest = x[0];  // the element of largest magnitude, sign kept: it becomes -8 exactly
   for (int j = 0; j < 32; ++j) {
     if (gf_abs(x[j]) > gf_abs(largest)) largest = x[j];
   }

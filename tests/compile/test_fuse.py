@@ -1,0 +1,109 @@
+"""Fusion: what fires, what must not, and that the result stays the composition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gguflow.engine.ops  # noqa: F401
+from gguflow.engine.backends.numpy import evaluate
+from gguflow.engine.compile import RULES, fuse_graph
+from gguflow.engine.graph import F32, Graph, Tensor
+
+
+def everything(_: Tensor) -> bool:
+    return True
+
+
+def ops(g: Graph) -> list[str | None]:
+    return [n.op for n in g.nodes]
+
+
+def feed(g: Graph) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {n: rng.standard_normal(t.shape).astype(np.float32) for n, t in g.leaves.items()}
+
+
+def ffn() -> Graph:
+    g = Graph()
+    x = g.input("x", F32, (3, 8))
+    h = g.mul(g.rms_norm(x, eps=1e-5), g.weight("norm", F32, (8,)), name="norm")
+    gate = g.mul_mat(g.weight("gate", F32, (16, 8)), h, name="gate")
+    up = g.mul_mat(g.weight("up", F32, (16, 8)), h, name="up")
+    act = g.mul(g.silu(gate), up, name="swiglu")
+    down = g.mul_mat(g.weight("down", F32, (8, 16)), act, name="down")
+    g.output(g.add(down, x, name="residual"))
+    return g
+
+
+def test_ffn_becomes_three_ops_with_the_same_result() -> None:
+    plain, fused = ffn(), fuse_graph(ffn(), everything)
+    assert ops(fused) == ["rms_norm_mul", "mul_mat_swiglu", "mul_mat_add"]
+    assert [n.name for n in fused.nodes] == ["norm", "swiglu", "residual"]
+    want = evaluate(plain, feed(plain))["residual"]
+    got = evaluate(fused, feed(fused))["residual"]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_no_rules_leaves_the_graph_alone() -> None:
+    assert ops(fuse_graph(ffn(), everything, rules=[])) == ops(ffn())
+
+
+def test_each_rule_can_be_used_alone() -> None:
+    want = evaluate(ffn(), feed(ffn()))["residual"]
+    for rule in RULES:
+        g = fuse_graph(ffn(), everything, rules=[rule])
+        np.testing.assert_allclose(evaluate(g, feed(g))["residual"], want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_value_used_twice_is_kept() -> None:
+    g = Graph()
+    x = g.input("x", F32, (2, 8))
+    gate = g.silu(x, name="gate")
+    both = g.mul(gate, x, name="both")
+    g.output(g.add(both, gate))
+    assert "swiglu" not in ops(fuse_graph(g, everything))
+
+
+def test_a_value_the_host_reads_is_kept() -> None:
+    g = Graph()
+    x = g.input("x", F32, (2, 8))
+    norm = g.output(g.rms_norm(x, eps=1e-5, name="norm"))
+    g.output(g.mul(norm, g.weight("w", F32, (8,))))
+    assert ops(fuse_graph(g, everything)) == ["rms_norm", "mul"]
+
+
+def test_a_value_seen_through_a_view_is_kept() -> None:
+    g = Graph()
+    x = g.input("x", F32, (2, 8))
+    act = g.silu(x, name="act")
+    y = g.mul(act, x, name="y")
+    g.output(g.add(y, g.cont(g.reshape(act, (2, 8)))))
+    assert "swiglu" not in ops(fuse_graph(g, everything))
+
+
+def test_views_of_a_fused_value_follow_it() -> None:
+    g = Graph()
+    x = g.input("x", F32, (2, 8))
+    y = g.mul(g.silu(x), x, name="y")
+    g.output(g.relu(g.reshape(y, (4, 4)), name="out"))
+    plain = {"x": np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)}
+    want = (plain["x"] / (1 + np.exp(-plain["x"])) * plain["x"]).reshape(4, 4).clip(0)
+    fused = fuse_graph(g, everything)
+    assert ops(fused) == ["swiglu", "relu"]
+    np.testing.assert_allclose(evaluate(fused, plain)["out"], want, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_fused_without_a_kernel() -> None:
+    assert ops(fuse_graph(ffn(), lambda n: n.op != "mul_mat_swiglu")) == [
+        "rms_norm_mul", "mul_mat", "mul_mat", "swiglu", "mul_mat_add",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 8)])
+def test_bias_and_residual_join_the_product(shape: tuple[int, ...]) -> None:
+    g = Graph()
+    x = g.input("x", F32, (3, 16))
+    product = g.mul_mat(g.weight("w", F32, (8, 16)), x)
+    g.output(g.add(product, g.weight("r", F32, shape), name="y"))
+    assert ops(fuse_graph(g, everything)) == ["mul_mat_add"]

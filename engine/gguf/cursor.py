@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from array import array
 from typing import Any
 
 from .errors import GgufError, show
 from .strings import StringArray
+from .walk import string_bounds
 
 # No real header comes near this; a sparse file of terabytes costs its maker nothing.
 MAX_HEADER_BYTES = 1 << 30
@@ -80,24 +80,10 @@ class Cursor:
 
     def strings(self, n: int, field: str) -> StringArray:
         """`n` strings. The caller has checked `n` against the bytes left."""
-        # Vocabularies hold hundreds of thousands of strings, each found through the one before, so
-        # this loop is the cost of opening a file. It leaves the checks to unpack_from, which
-        # refuses to read outside the buffer; only then is it worth finding out which string it was.
-        bounds: list[int] = []
-        append = bounds.append
-        unpack = struct.Struct(self.order + "Q").unpack_from
-        rest = self.buffer[self.pos :]
-        pos = 0
-        try:
-            for _ in range(n):
-                append(pos)
-                pos += unpack(rest, pos)[0] + 8
-        except (struct.error, OverflowError):
-            raise self._bad_string(n, field) from None
-        if pos > len(rest):
+        bounds = string_bounds(self.buffer[self.pos :], n, self.order)
+        if bounds is None:
             raise self._bad_string(n, field)
-        append(pos)
-        return StringArray(self.take(pos, field), array("q", bounds))
+        return StringArray(self.take(bounds[-1], field), bounds)
 
     def _bad_string(self, n: int, field: str) -> GgufError:
         """Walk again, checking each step, to name the string that does not fit."""

@@ -62,12 +62,15 @@ class Cpy(OpSpec):
 class Cont(OpSpec):
     name = "cont"
     doc = "x made dense, type and values kept to the bit."
-    operands = ("x any type",)
+    operands = ("x any type but quantized",)
     cost = "0"
     tolerance = 0.0
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
-        return srcs[0].dtype, srcs[0].shape
+        (x,) = srcs
+        if x.dtype.is_quantized:
+            raise self.fail(f"{x.dtype.name} is quantized", x)
+        return x.dtype, x.shape
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         return srcs[0].copy()
@@ -82,6 +85,3 @@ class Cont(OpSpec):
             yield Case((Operand((172, 3), t, data, permute=(1, 0)),), note=f"{t} transposed")
             yield Case((Operand((2, 3, 5, 31), t, data, permute=(3, 1, 0, 2)),), note=f"{t} 4d")
             yield Case((Operand((3, 31), t, data, pad=(2, 5)),), note=f"{t} view")
-        for t in LEGACY_QUANTS + K_QUANTS:
-            n = block_of(t)
-            yield Case((Operand((3, n), t, pad=(2, n)),), note=f"{t} view")

@@ -82,5 +82,3 @@ class MulMat(OpSpec):
             yield Case((Operand((7, k), t), x), note=f"{t} zero row")
             zero = Operand((7, k), t, data=0.0)
             yield Case((zero, Operand((3, k))), note=f"{t} zero weight")
-
-

@@ -146,8 +146,15 @@ class Sample(OpSpec):
                  history: Any = -1, logits: Any = None) -> Case:  # fmt: skip
             full = (*settings, *(0.8, 0, 1, 0, 1, 0)[len(settings) :], 0, 0)
             h = 1 if np.isscalar(history) else len(history)
-            return Case((Operand((1, n), data=logits), Operand((8,), data=full),
-                         Operand((2,), "i64", rng), Operand((h,), "i32", history)), note=note)
+            return Case(
+                (
+                    Operand((1, n), data=logits),
+                    Operand((8,), data=full),
+                    Operand((2,), "i64", rng),
+                    Operand((h,), "i32", history),
+                ),
+                note=note,
+            )
 
         wide = lambda rng, shape: rng.standard_normal(shape) * 5  # noqa: E731
         few = lambda rng, shape: rng.integers(0, 3, shape)  # noqa: E731

@@ -1,0 +1,166 @@
+"""The numpy backend: every op run through its reference. The oracle the other backends are held to.
+
+Memory is as everywhere: an owner tensor (a leaf, or a node that is no view) has a flat array of
+bytes, and every tensor is a strided window on its owner's. So an op's operands are decoded from the
+bytes a kernel would see, and its result is encoded into them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gguflow.engine.backends.base import Memory
+from gguflow.engine.backends.host import HostBuffer
+from gguflow.engine.graph import Graph, Role, Tensor, op_spec
+from gguflow.engine.quants import decode, encode
+
+Buffers = Mapping[Tensor, np.ndarray]  # owner -> its bytes, uint8 and flat
+
+
+def window(t: Tensor, buffers: Buffers) -> np.ndarray:
+    """`t`'s memory as an array of its storage type, for quantized types of whole blocks.
+
+    Raises ValueError when `t` reaches outside its owner's buffer.
+    """
+    block = t.dtype.block
+    shape = (*t.shape[:-1], t.shape[-1] // block) if block > 1 else t.shape
+    unit = np.dtype((np.void, t.dtype.nbytes)) if block > 1 else t.dtype.storage
+    try:
+        return np.ndarray(shape, unit, buffers[t.owner], t.view_offset, t.strides)
+    except (TypeError, ValueError) as e:
+        size = buffers[t.owner].nbytes
+        raise ValueError(f"{t.name}: outside the {size} bytes of {t.owner.name}: {e}") from None
+
+
+def read(t: Tensor, buffers: Buffers) -> np.ndarray:
+    """`t`'s values: float32 for float and quantized types, integers as they are."""
+    return decode(t.dtype, window(t, buffers), t.shape)
+
+
+def write(t: Tensor, buffers: Buffers, values: np.ndarray, rows: np.ndarray | None = None) -> None:
+    """Encode `values` into `t`'s memory, or only these rows of its first axis."""
+    target = window(t, buffers)
+    if rows is not None:
+        if not len(rows):
+            return
+        values = values[rows]
+    raw = encode(t.dtype, values).reshape(-1).view(target.dtype)
+    if rows is None:
+        target[...] = raw.reshape(target.shape)
+    else:
+        target[rows] = raw.reshape(len(rows), *target.shape[1:])
+
+
+def run_node(node: Tensor, buffers: Buffers) -> None:
+    """Compute one op node: decode its operands, run the reference, encode the result."""
+    assert node.op is not None, f"{node.name} is no op"
+    spec = op_spec(node.op)
+    values = [None if s is None else read(s, buffers) for s in node.srcs]
+    rows = None if spec.writes_into is None else spec.written(*values, **node.params)
+    write(node, buffers, spec.reference(*values, **node.params), rows)
+
+
+def _bind(leaf: Tensor, feed: np.ndarray | None) -> np.ndarray:
+    """The bytes of a leaf: the feed's own when it is in storage form, else an encoded copy."""
+    if feed is None:
+        if leaf.role is Role.STATE:
+            return np.zeros(leaf.nbytes, np.uint8)
+        raise KeyError(f"no value for {leaf.role.value} {leaf.name}")
+    feed = np.asarray(feed)
+    if feed.dtype in (leaf.dtype.storage, np.uint8) and feed.nbytes == leaf.nbytes:
+        if not feed.flags.c_contiguous:
+            raise ValueError(f"{leaf.name}: a value in storage form must be contiguous")
+        return feed.reshape(-1).view(np.uint8)
+    if leaf.role is Role.STATE:
+        raise ValueError(
+            f"{leaf.name}: a state is updated in place, so its value must be in storage form: "
+            f"{leaf.nbytes} bytes of {leaf.dtype.storage}, got {feed.nbytes} of {feed.dtype}"
+        )
+    if feed.shape != leaf.shape:
+        raise ValueError(f"{leaf.name}: value of shape {feed.shape} for {list(leaf.shape)}")
+    return encode(leaf.dtype, feed).reshape(-1).view(np.uint8)
+
+
+def evaluate(
+    graph: Graph,
+    feeds: Mapping[str, np.ndarray],
+    outputs: Sequence[Tensor | str] | None = None,
+) -> dict[str, np.ndarray]:
+    """Run a whole graph by reference.
+
+    feeds: leaf name -> values of the leaf's shape (encoded to its type), or its storage form: an
+        array of the type's `storage`, uint8 for quantized types, which is then used in place. A
+        state must come in storage form, for it is updated; left out, it starts as zeros.
+    outputs: tensors or names of nodes and leaves; by default the graph's outputs, or all nodes
+        when it has marked none.
+    Returns name -> values, float32 or integers. Raises KeyError for an unknown name or a leaf
+    without a value, ValueError for a value that does not fit.
+    """
+    if unknown := set(feeds) - set(graph.leaves):
+        raise KeyError(f"no leaf called {', '.join(sorted(unknown))}")
+    buffers = {t: _bind(t, feeds.get(name)) for name, t in graph.leaves.items()}
+    for node in graph.nodes:
+        if node.view_of is None:
+            buffers[node] = np.zeros(node.nbytes, np.uint8)
+        run_node(node, buffers)
+    by_name = {**graph.leaves, **{n.name: n for n in graph.nodes}}
+    wanted = outputs if outputs is not None else graph.outputs or graph.nodes
+    tensors = [by_name[t] if isinstance(t, str) else t for t in wanted]
+    return {t.name: read(t, buffers) for t in tensors}
+
+
+class NumpyBackend:
+    """The references as a backend: runs every op on every type, slowly."""
+
+    name = "numpy"
+    space = "host"
+
+    def supports(self, node: Tensor) -> bool:
+        return node.op is not None
+
+    def alloc(self, nbytes: int) -> HostBuffer:
+        return HostBuffer.zeros(nbytes)
+
+    def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
+        return 0
+
+    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
+        return HostBuffer(raw)
+
+    def compile(
+        self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
+    ) -> NumpyExecutable:
+        return NumpyExecutable(nodes, memory)
+
+
+class NumpyExecutable:
+    """A segment run node by node."""
+
+    def __init__(self, nodes: Sequence[Tensor], memory: Memory) -> None:
+        self.n_ops = len(nodes)
+        self.kernels = [f"{n.op}.reference" for n in nodes]
+        self._nodes = list(nodes)
+        self._buffers: dict[Tensor, np.ndarray] = {}
+        for owner in {t.owner for n in nodes for t in (n, *n.live_srcs())}:
+            buffer, offset = memory.locate(owner)
+            data = buffer.host()
+            if data is None:
+                raise ValueError(f"{owner.name}: the numpy backend cannot reach its memory")
+            self._buffers[owner] = data.view(np.uint8)[offset : offset + owner.nbytes]
+
+    def run(self, ends_ns: np.ndarray | None = None) -> None:
+        if ends_ns is not None:
+            ends_ns[0] = time.perf_counter_ns()
+        for i, node in enumerate(self._nodes):
+            run_node(node, self._buffers)
+            if ends_ns is not None:
+                ends_ns[i + 1] = time.perf_counter_ns()
+
+
+def create(options: dict[str, Any]) -> NumpyBackend:
+    """What `find_backend("numpy")` calls; there are no options."""
+    return NumpyBackend()

@@ -1,0 +1,267 @@
+"""Turns the cases of an OpSpec into graphs, and runs them on any backend against the oracle.
+
+    @pytest.mark.parametrize("spec, index", all_cases())
+    def test_kernel(spec, index):
+        built = build(spec, index)
+        if not backend.supports(built.node):
+            pytest.skip("no kernel")
+        assert nmse(run_on(backend, built, n_threads=2), built.expected) <= built.tolerance
+
+`run_on` surrounds every buffer with guard bytes, fills the result's memory with rubbish, and raises
+AssertionError when a kernel writes where it must not.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import gguflow.engine.ops  # noqa: F401  (registers the ops)
+import numpy as np
+import pytest
+from gguflow.engine.backends.base import Backend, Buffer
+from gguflow.engine.backends.numpy import evaluate, read, window
+from gguflow.engine.graph import (
+    Case,
+    DType,
+    Graph,
+    Operand,
+    OpSpec,
+    Shape,
+    Tensor,
+    all_ops,
+    dtype_by_name,
+    op_spec,
+)
+from gguflow.engine.quants import encode
+
+GUARD = 256  # bytes before and after each buffer; a multiple of every alignment kernels rely on
+RUBBISH = 0xA5
+
+
+@dataclass
+class Built:
+    """A case as a graph of one op.
+
+    node: the op. feeds: leaf name -> its bytes. expected: the oracle's result, decoded.
+    after: leaf name -> the bytes of the leaf after the oracle ran.
+    """
+
+    graph: Graph
+    node: Tensor
+    feeds: dict[str, np.ndarray]
+    expected: np.ndarray
+    after: dict[str, np.ndarray]
+    tolerance: float
+
+
+def all_cases() -> list[Any]:
+    """(spec, index) of every case of every op, as pytest parameters with readable ids."""
+    return [
+        pytest.param(spec, i, id=f"{spec.name}-{i}-{case.note.replace(' ', '_')}")
+        for spec in all_ops()
+        for i, case in enumerate(spec.cases())
+    ]
+
+
+def build(spec: OpSpec, index: int) -> Built:
+    """Case `index` of `spec`, with random data that depends on nothing else."""
+    case = list(spec.cases())[index]
+    return build_case(spec, case, np.random.default_rng([zlib.crc32(spec.name.encode()), index]))
+
+
+def build_case(spec: OpSpec, case: Case, rng: np.random.Generator) -> Built:
+    """`case` as a graph, with permuted and padded operands as views of larger leaves."""
+    graph = Graph()
+    feeds: dict[str, np.ndarray] = {}
+    srcs: list[Tensor | None] = []
+    for i, operand in enumerate(case.srcs):
+        srcs.append(None if operand is None else _operand(graph, feeds, f"src{i}", operand, rng))
+    node = graph.op(spec.name, *srcs, **case.params)
+    after = {name: raw.copy() for name, raw in feeds.items()}
+    expected = evaluate(graph, after, [node])[node.name]
+    tolerance = spec.tolerance if case.tolerance is None else case.tolerance
+    return Built(graph, node, feeds, expected, after, tolerance)
+
+
+def _operand(
+    graph: Graph,
+    feeds: dict[str, np.ndarray],
+    name: str,
+    operand: Operand,
+    rng: np.random.Generator,
+) -> Tensor:
+    """Declare the leaf behind an operand, draw its data, and return the view the op sees."""
+    dtype = dtype_by_name(operand.dtype)
+    shape = operand.shape
+    axes = operand.permute or tuple(range(len(shape)))
+    dense = tuple(shape[axes.index(a)] for a in range(len(shape)))
+    pad = operand.pad or (0,) * len(shape)
+    assert len(pad) == len(shape) == len(axes), (
+        f"{name}: pad and permute need one entry a dimension"
+    )
+    full = tuple(n + p for n, p in zip(dense, pad, strict=True))
+    starts = [
+        -(-p // (2 * unit)) * unit
+        for p, unit in zip(pad, (*(1,) * (len(shape) - 1), dtype.block), strict=True)
+    ]
+
+    data = _surroundings(dtype, full, rng)
+    inner = data[tuple(slice(s, s + n) for s, n in zip(starts, dense, strict=True))]
+    inner.transpose(axes)[...] = _values(operand, dtype, rng)
+    feeds[name] = np.ascontiguousarray(encode(dtype, data)).reshape(-1).view(np.uint8)
+
+    declare = {"weight": graph.weight, "input": graph.input, "state": graph.state}[operand.role]
+    t = declare(name, dtype, full)
+    for axis, (start, n) in enumerate(zip(starts, dense, strict=True)):
+        if full[axis] != n:
+            t = graph.slice(t, axis, start, start + n)
+    return graph.permute(t, axes) if operand.permute else t
+
+
+def _surroundings(dtype: DType, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    """Data for the padding: values that show in the result if a kernel reads them."""
+    if dtype.is_integer:
+        return np.full(shape, np.iinfo(dtype.storage).min // 3, dtype.storage)
+    if dtype.is_quantized:  # these cannot hold NaN
+        return (rng.standard_normal(shape) * 1000).astype(np.float32)
+    return np.full(shape, np.nan, np.float32)
+
+
+def _values(operand: Operand, dtype: DType, rng: np.random.Generator) -> np.ndarray:
+    data = operand.data
+    if data is None:
+        assert not dtype.is_integer, "integer operands need data"
+        data = rng.standard_normal(operand.shape)
+    elif callable(data):
+        data = data(rng, operand.shape)
+    elif isinstance(data, range):
+        data = list(data)
+    kind = dtype.storage if dtype.is_integer else np.float32
+    return np.broadcast_to(np.asarray(data, kind), operand.shape)
+
+
+def nmse(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Mean squared error over the mean square of `expected`; infinite when they cannot agree.
+
+    NaN and infinities must be the same in both, and then do not count.
+    """
+    if actual.shape != expected.shape:
+        return np.inf
+    a, e = actual.astype(np.float64).reshape(-1), expected.astype(np.float64).reshape(-1)
+    finite = np.isfinite(e)
+    if (
+        not np.array_equal(a[~finite], e[~finite], equal_nan=True)
+        or not np.isfinite(a[finite]).all()
+    ):
+        return np.inf
+    a, e = a[finite], e[finite]
+    error, power = np.sum((a - e) ** 2), np.sum(e**2)
+    return 0.0 if error == 0 else float(error / power) if power > 0 else np.inf
+
+
+def in_place_sources(node: Tensor) -> list[int]:
+    """The sources whose memory the result may take over, by the rule of `OpSpec.in_place`."""
+    assert node.op is not None
+    found = []
+    for i in op_spec(node.op).in_place:
+        s = node.srcs[i] if i < len(node.srcs) else None
+        if s is not None and s.owner is s and (s.dtype, s.shape) == (node.dtype, node.shape):
+            found.append(i)
+    return found
+
+
+class GuardedMemory:
+    """One guarded buffer an owner: the `Memory` a backend compiles against."""
+
+    def __init__(
+        self, backend: Backend, built: Built, packed: bool = False, in_place: int | None = None
+    ) -> None:
+        self._places: dict[Tensor, tuple[Buffer, int]] = {}
+        self._packed: set[Tensor] = set()
+        node = built.node
+        for name, leaf in built.graph.leaves.items():
+            raw = built.feeds[name]
+            if packed and backend.packed_bytes(leaf, [node]):
+                self._places[leaf] = backend.load_weight(leaf, raw, True), 0
+                self._packed.add(leaf)
+            else:
+                self._place(backend, leaf)[:] = raw
+        if in_place is not None:
+            source = node.srcs[in_place]
+            assert source is not None
+            self._places[node] = self._places[source.owner]
+        elif node.view_of is None:
+            self._place(backend, node)
+
+    def _place(self, backend: Backend, owner: Tensor) -> np.ndarray:
+        buffer = backend.alloc(owner.nbytes + 2 * GUARD)
+        host = buffer.host()
+        assert host is not None, "guarded runs need memory that the host reaches"
+        host[:] = RUBBISH
+        self._places[owner] = buffer, GUARD
+        return host[GUARD : GUARD + owner.nbytes]
+
+    def locate(self, owner: Tensor) -> tuple[Buffer, int]:
+        return self._places[owner]
+
+    def is_packed(self, owner: Tensor) -> bool:
+        return owner in self._packed
+
+    def bytes_of(self, owner: Tensor) -> np.ndarray:
+        """The owner's bytes, guards left off."""
+        buffer, offset = self._places[owner]
+        host = buffer.host()
+        assert host is not None
+        return host[offset : offset + owner.nbytes]
+
+    def check_guards(self) -> None:
+        """AssertionError naming the tensor beyond whose memory something was written."""
+        for owner, (buffer, _) in self._places.items():
+            if owner in self._packed:
+                continue
+            host = buffer.host()
+            assert host is not None
+            assert (host[:GUARD] == RUBBISH).all(), f"written before {owner.name}"
+            assert (host[GUARD + owner.nbytes :] == RUBBISH).all(), f"written past {owner.name}"
+
+
+def run_on(
+    backend: Backend,
+    built: Built,
+    n_threads: int | None = None,
+    packed: bool = False,
+    in_place: int | None = None,
+) -> np.ndarray:
+    """The result of the case on `backend`, decoded.
+
+    packed: let the backend repack weights where it wants to. in_place: the source whose memory the
+    result takes over. Raises AssertionError when anything beside the result was written.
+    """
+    memory = GuardedMemory(backend, built, packed, in_place)
+    node = built.node
+    backend.compile([node], memory, n_threads).run()
+    memory.check_guards()
+    taken = None if in_place is None else node.srcs[in_place]
+    for name, leaf in built.graph.leaves.items():
+        if leaf is taken or memory.is_packed(leaf):
+            continue
+        changed = memory.bytes_of(leaf) != built.feeds[name]
+        if leaf is node.owner:
+            changed &= ~_may_change(built)
+        assert not changed.any(), f"{name}: byte {int(np.argmax(changed))} was overwritten"
+    return read(node, {node.owner: memory.bytes_of(node.owner)})
+
+
+def _may_change(built: Built) -> np.ndarray:
+    """For an op that writes into a state: which bytes of the state's leaf it may change, as bools."""
+    node = built.node
+    assert node.op is not None
+    buffers = {leaf: built.feeds[name] for name, leaf in built.graph.leaves.items()}
+    values = [None if s is None else read(s, buffers) for s in node.srcs]
+    rows = op_spec(node.op).written(*values, **node.params)
+    mask = np.zeros(node.owner.nbytes, np.uint8)
+    target = window(node, {node.owner: mask})
+    target[rows] = np.full(node.dtype.nbytes, 255, np.uint8).view(target.dtype)[0]
+    return mask != 0

@@ -1,0 +1,14 @@
+"""Every case of every op builds, and the numpy backend keeps to its memory."""
+
+from __future__ import annotations
+
+import pytest
+from gguflow.engine.backends.numpy import NumpyBackend
+from gguflow.engine.graph import OpSpec
+from harness import all_cases, build, nmse, run_on
+
+
+@pytest.mark.parametrize("spec, index", all_cases())
+def test_numpy_backend_runs_the_case(spec: OpSpec, index: int) -> None:
+    built = build(spec, index)
+    assert nmse(run_on(NumpyBackend(), built), built.expected) == 0

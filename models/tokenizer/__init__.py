@@ -1,8 +1,7 @@
 """Tokenizers built from GGUF metadata: SPM through sentencepiece, BPE through tokenizers."""
 
-from .errors import TokenizerError
 from .stream import TextStream
 from .tokenizer import Tokenizer
 from .vocab import TokenType
 
-__all__ = ["TextStream", "TokenType", "Tokenizer", "TokenizerError"]
+__all__ = ["TextStream", "TokenType", "Tokenizer"]

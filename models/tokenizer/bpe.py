@@ -7,6 +7,8 @@ import logging
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from gguflow.engine.gguf import GgufError
+
 from .metadata import Metadata
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .special import Defaults
@@ -88,7 +90,7 @@ def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
         name = "default"
     if name not in PRE_TOKENIZERS:
         raise metadata.error(
-            PRE, f"unknown pre-tokenizer {name!r}; known are {', '.join(sorted(PRE_TOKENIZERS))}"
+            PRE, f"unknown pre-tokenizer {name!r}", f"one of {', '.join(sorted(PRE_TOKENIZERS))}"
         )
     return PRE_TOKENIZERS[name]
 
@@ -96,28 +98,21 @@ def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
 def _read_merges(metadata: Metadata) -> list[tuple[str, str]]:
     """Pairs in order of rank. A pair given twice keeps its first rank."""
     lines = metadata.strings(MERGES)
-    # The first character may be a space that is part of the left token, hence the search from 1.
-    pairs = []
-    for i, line in enumerate(lines):
-        left, _, right = line.partition(" ") if line[:1] != " " else _split_after_first(line)
-        if not left or not right:
-            raise metadata.error(MERGES, f"entry {i} is {line!r}, expected two tokens and a space")
-        pairs.append((left, right))
-    return pairs if len(set(pairs)) == len(pairs) else list(dict.fromkeys(pairs))
-
-
-def _split_after_first(line: str) -> tuple[str, str, str]:
-    left, space, right = line[1:].partition(" ")
-    return line[0] + left, space, right
+    pairs = [line.split(" ") for line in lines]
+    for i, pair in enumerate(pairs):
+        if len(pair) != 2 or not pair[0] or not pair[1]:
+            raise metadata.error(f"{MERGES}[{i}]", repr(lines[i]), "two tokens, a space between")
+    merges = [(left, right) for left, right in pairs]
+    return merges if len(set(lines)) == len(lines) else list(dict.fromkeys(merges))
 
 
 def _merge_error(
     metadata: Metadata, vocab: Vocab, merges: list[tuple[str, str]], error: Exception
-) -> Exception:
+) -> GgufError:
     for left, right in merges:
         for text in (left, right, left + right):
             if text not in vocab.ids:
                 return metadata.error(
-                    MERGES, f"the merge {f'{left} {right}'!r} needs {text!r}, which is no token"
+                    MERGES, f"merge {f'{left} {right}'!r} without a token {text!r}", "its tokens"
                 )
-    return metadata.error(MERGES, f"tokenizers: {error}")
+    return metadata.error(MERGES, str(error), "what the tokenizers library takes")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import TokenizerError
+from gguflow.engine.gguf import GgufError
 
 _MISSING = object()
 
@@ -15,16 +15,16 @@ _MISSING = object()
 class Metadata:
     """The metadata mapping of a file and the file's name, for messages.
 
-    Every method raises TokenizerError naming the key when the value has the wrong type.
+    Every method raises GgufError naming the key when the value has the wrong type.
     """
 
-    def __init__(self, values: Mapping[str, Any], source: str | None = None) -> None:
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self._values = values
         self._source = source
 
-    def error(self, key: str, problem: str) -> TokenizerError:
+    def error(self, key: str, found: str, expected: str) -> GgufError:
         """The error to raise for a key's value."""
-        return TokenizerError(key, problem, self._source)
+        return GgufError(self._source, key, found, expected)
 
     def string(self, key: str, default: str | None = None) -> str | None:
         """A string, or `default` when the key is absent."""
@@ -32,7 +32,7 @@ class Metadata:
         if value is _MISSING:
             return default
         if not isinstance(value, str):
-            raise self.error(key, f"expected a string, found {_kind(value)}")
+            raise self.error(key, _kind(value), "a string")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -41,7 +41,7 @@ class Metadata:
         if value is _MISSING:
             return default
         if not isinstance(value, bool | np.bool_):
-            raise self.error(key, f"expected a bool, found {_kind(value)}")
+            raise self.error(key, _kind(value), "a bool")
         return bool(value)
 
     def token_id(self, key: str, n_vocab: int) -> int | None:
@@ -50,23 +50,23 @@ class Metadata:
         if value is _MISSING:
             return None
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise self.error(key, f"expected a token id, found {_kind(value)}")
+            raise self.error(key, _kind(value), "a token id")
         if not 0 <= value < n_vocab:
-            raise self.error(key, f"id {value} is outside the vocabulary of {n_vocab} tokens")
+            raise self.error(key, f"id {value}", f"one of the {n_vocab} tokens")
         return int(value)
 
     def strings(self, key: str) -> list[str]:
         """A required array of strings."""
         value = self._values.get(key, _MISSING)
         if value is _MISSING:
-            raise self.error(key, "the key is missing")
+            raise self.error(key, "no such key", "an array of strings")
         if isinstance(value, str | bytes | np.ndarray) or not isinstance(value, Sequence):
-            raise self.error(key, f"expected an array of strings, found {_kind(value)}")
+            raise self.error(key, _kind(value), "an array of strings")
         items = list(value)
         # A set of the types is many times faster than a Python loop over 280,000 items.
         if set(map(type, items)) - {str}:
             index = next(i for i, item in enumerate(items) if type(item) is not str)
-            raise self.error(key, f"entry {index} is {_kind(items[index])}, expected a string")
+            raise self.error(f"{key}[{index}]", _kind(items[index]), "a string")
         return items
 
     def numbers(self, key: str, count: int, kinds: str) -> np.ndarray | None:
@@ -76,14 +76,14 @@ class Metadata:
             return None
         if isinstance(value, list | tuple):
             value = np.asarray(value)
-        wanted = "numbers" if "f" in kinds else "integers"
+        wanted = f"{count} {'numbers' if 'f' in kinds else 'integers'}"
         if not isinstance(value, np.ndarray) or value.ndim != 1:
-            raise self.error(key, f"expected an array of {wanted}, found {_kind(value)}")
+            raise self.error(key, _kind(value), wanted)
         # Length first: an empty list has a float dtype, and its length is what is wrong with it.
         if value.shape[0] != count:
-            raise self.error(key, f"{value.shape[0]} entries for a vocabulary of {count} tokens")
+            raise self.error(key, f"{value.shape[0]} entries", f"{count}, one a token")
         if value.dtype.kind not in kinds:
-            raise self.error(key, f"expected an array of {wanted}, found {_kind(value)}")
+            raise self.error(key, _kind(value), wanted)
         return value
 
 

@@ -85,7 +85,7 @@ def read_special_tokens(metadata: Metadata, vocab: Vocab, defaults: Defaults) ->
     """Special tokens from the `tokenizer.ggml.*` keys, then by text as llama.cpp finds them.
 
     Tokens whose text marks an end become CONTROL in `vocab.types` if they were not.
-    Raises TokenizerError for ids outside the vocabulary and for an add_bos/add_eos flag without
+    Raises GgufError for ids outside the vocabulary and for an add_bos/add_eos flag without
     its token.
     """
 
@@ -150,7 +150,7 @@ def _read_add(metadata: Metadata, name: str, token: int | None, default: bool) -
     if token is not None:
         return metadata.flag(key, default)
     if metadata.flag(key, False):
-        raise metadata.error(key, f"is true, but tokenizer.ggml.{name}_token_id is missing")
+        raise metadata.error(key, "true", f"false, as there is no {name}_token_id")
     return False
 
 

@@ -7,7 +7,7 @@ import sentencepiece
 from . import model_proto
 from .metadata import Metadata
 from .special import Defaults
-from .vocab import SCORES, TokenType, Vocab
+from .vocab import SCORES, TOKENS, TokenType, Vocab
 
 
 class SpmModel:
@@ -21,7 +21,7 @@ class SpmModel:
 
     def __init__(self, metadata: Metadata, vocab: Vocab) -> None:
         if vocab.scores is None:
-            raise metadata.error(SCORES, "the key is missing; merges are ordered by score")
+            raise metadata.error(SCORES, "no such key", f"{len(vocab)} numbers, to order merges by")
         self._vocab = vocab
         self.prefix_space = metadata.flag("tokenizer.ggml.add_space_prefix", True)
         self._unk = metadata.token_id("tokenizer.ggml.unknown_token_id", len(vocab)) or 0
@@ -30,7 +30,7 @@ class SpmModel:
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
         except (RuntimeError, OSError) as error:
-            raise metadata.error("tokenizer.ggml.tokens", f"sentencepiece: {error}") from error
+            raise metadata.error(TOKENS, str(error), "what sentencepiece takes") from error
 
     @staticmethod
     def defaults(metadata: Metadata) -> Defaults:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
+from gguflow.engine.gguf import GgufFile
+
 from .bpe import BpeModel
 from .metadata import Metadata
 from .special import SpecialSplitter, read_special_tokens
@@ -30,10 +32,10 @@ class Tokenizer:
     def __init__(self, metadata: Metadata) -> None:
         model = metadata.string(MODEL)
         if model is None:
-            raise metadata.error(MODEL, "the key is missing; the file holds no vocabulary")
+            raise metadata.error(MODEL, "no such key", "a vocabulary")
         if model not in _MODELS:
             raise metadata.error(
-                MODEL, f"unsupported tokenizer {model!r}; supported are {', '.join(_MODELS)}"
+                MODEL, f"unsupported tokenizer {model!r}", f"one of {', '.join(_MODELS)}"
             )
         vocab = Vocab(metadata)
         special = read_special_tokens(metadata, vocab, _MODELS[model].defaults(metadata))
@@ -50,19 +52,17 @@ class Tokenizer:
     def load(cls, path: str | PathLike[str]) -> Tokenizer:
         """The tokenizer of any GGUF file that holds a vocabulary.
 
-        Raises GgufError for a file that is no GGUF, TokenizerError for an unusable vocabulary.
+        Raises GgufError for a file that is no GGUF or whose vocabulary cannot be used.
         """
-        from gguflow.engine.gguf import GgufFile
-
         with GgufFile.open(path) as file:
             return cls.from_metadata(file.metadata, source=str(path))
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], source: str | None = None) -> Tokenizer:
+    def from_metadata(cls, metadata: Mapping[str, Any], source: str = "<metadata>") -> Tokenizer:
         """From GGUF keys and values; source: the file's name, for error messages.
 
         Arrays of strings are sequences of str, arrays of numbers numpy arrays or lists.
-        Raises TokenizerError naming the key.
+        Raises GgufError naming the key.
         """
         return cls(Metadata(metadata, source))
 

@@ -36,14 +36,14 @@ class Vocab:
 
     texts: list [n_vocab]; types: int32 [n_vocab], TokenType values; scores: float32 [n_vocab] or
     None; ids: text -> id; byte_values: id -> byte, of the BYTE tokens.
-    Raises TokenizerError naming the key for arrays of a wrong type or length, duplicate tokens,
+    Raises GgufError naming the key for arrays of a wrong type or length, duplicate tokens,
     byte tokens that are not `<0xHH>`, and an empty vocabulary.
     """
 
     def __init__(self, metadata: Metadata) -> None:
         texts = metadata.strings(TOKENS)
         if not texts:
-            raise metadata.error(TOKENS, "the vocabulary is empty")
+            raise metadata.error(TOKENS, "no tokens", "at least one")
         if "" in texts:
             texts = _name_empty_tokens(texts)
         _check_utf8(metadata, texts)
@@ -53,8 +53,7 @@ class Vocab:
             second = next(i for i, text in enumerate(texts) if self.ids[text] != i)
             text = texts[second]
             raise metadata.error(
-                TOKENS,
-                f"entries {second} and {self.ids[text]} are both {text!r}; tokens must differ",
+                f"{TOKENS}[{self.ids[text]}]", f"{text!r}, as at {second}", "each token once"
             )
         self.types = _read_types(metadata, texts)
         self.scores = _read_scores(metadata, len(texts))
@@ -74,14 +73,16 @@ class Vocab:
             match = _BYTE_TEXT.fullmatch(self.texts[token])
             if match is None:
                 raise metadata.error(
-                    TOKENS,
-                    f"entry {token} is a byte token but its text is {self.texts[token]!r}, "
-                    "expected <0x00> to <0xFF>",
+                    f"{TOKENS}[{token}]",
+                    f"the byte token {self.texts[token]!r}",
+                    "<0x00> to <0xFF>",
                 )
             value = int(match[1], 16)
             if value in owner:
                 raise metadata.error(
-                    TOKENS, f"entries {owner[value]} and {token} both stand for byte 0x{value:02X}"
+                    f"{TOKENS}[{token}]",
+                    f"byte 0x{value:02X}, as at {owner[value]}",
+                    "each byte once",
                 )
             owner[value] = token
             values[token] = value
@@ -101,7 +102,7 @@ def _check_utf8(metadata: Metadata, texts: list[str]) -> None:
     except UnicodeEncodeError:
         for i, text in enumerate(texts):
             if any("\ud800" <= char <= "\udfff" for char in text):
-                raise metadata.error(TOKENS, f"entry {i} is not valid UTF-8: {text!r}") from None
+                raise metadata.error(f"{TOKENS}[{i}]", repr(text), "UTF-8") from None
 
 
 def _read_types(metadata: Metadata, texts: list[str]) -> np.ndarray:
@@ -114,7 +115,7 @@ def _read_types(metadata: Metadata, texts: list[str]) -> np.ndarray:
         return types
     bad = np.flatnonzero((raw < min(TokenType)) | (raw > max(TokenType)))
     if bad.size:
-        raise metadata.error(TOKEN_TYPE, f"entry {bad[0]} is {raw[bad[0]]}, expected 0 to 6")
+        raise metadata.error(f"{TOKEN_TYPE}[{bad[0]}]", f"{raw[bad[0]]}", "0 to 6")
     return raw.astype(np.int32)
 
 
@@ -124,5 +125,5 @@ def _read_scores(metadata: Metadata, n_vocab: int) -> np.ndarray | None:
         return None
     bad = np.flatnonzero(np.isnan(raw))
     if bad.size:
-        raise metadata.error(SCORES, f"entry {bad[0]} is not a number")
+        raise metadata.error(f"{SCORES}[{bad[0]}]", "NaN", "a number")
     return raw.astype(np.float32)

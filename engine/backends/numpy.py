@@ -142,7 +142,7 @@ class NumpyExecutable:
 
     def __init__(self, nodes: Sequence[Tensor], memory: Memory) -> None:
         self.n_ops = len(nodes)
-        self.kernels = [f"{n.op}.reference" for n in nodes]
+        self.kernels: Sequence[str] = [f"{n.op}.reference" for n in nodes]
         self._nodes = list(nodes)
         self._buffers: dict[Tensor, np.ndarray] = {}
         for owner in {t.owner for n in nodes for t in (n, *n.live_srcs())}:

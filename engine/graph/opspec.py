@@ -7,6 +7,7 @@ and yields the cases the tests run.
 
 from __future__ import annotations
 
+import builtins
 import operator
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,7 +137,7 @@ class OpSpec:
         return ShapeError(f"{self.name}: {message} (operands: {shapes})")
 
     def bind_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Defaults filled in. An unknown, missing or mistyped one raises TypeError naming the op."""
+        """Defaults filled in. Unknown, missing and mistyped ones raise TypeError naming the op."""
         known = {p.name: p for p in self.params}
         if unknown := set(given) - set(known):
             raise TypeError(f"{self.name}: unknown parameter {', '.join(sorted(unknown))}")
@@ -157,7 +158,7 @@ class OpSpec:
             bound[p.name] = value
         return bound
 
-    def pack_params(self, params: Mapping[str, Any]) -> bytes:
+    def pack_params(self, params: Mapping[str, Any]) -> builtins.bytes:
         """The parameter block kernels read: native sizes, no padding beyond C's own alignment."""
         fmt = "@" + "".join(p.fmt for p in self.params)
         values = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Case, DType, Operand, OpSpec, Shape, Tensor
+from ..graph import Case, DType, Operand, OpSpec, Shape
 from ._common import FLOATS, ROUNDED, is_floating
 
 

@@ -11,7 +11,10 @@ from ..graph import Case, DType, Operand, OpSpec, Param, Shape, Tensor, dtype_by
 from ._common import FLOATS, K_QUANTS, LEGACY_QUANTS, ROUNDED, block_of
 
 # GGUF's type numbers, for the cases; `infer` asks the registry.
-_IDS = {"f32": 0, "f16": 1, "bf16": 30, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8}
+_IDS = {
+    **{"f32": 0, "f16": 1, "bf16": 30, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8},
+    **{"q2_K": 10, "q3_K": 11, "q4_K": 12, "q5_K": 13, "q6_K": 14},
+}
 
 
 class Cpy(OpSpec):
@@ -39,14 +42,14 @@ class Cpy(OpSpec):
 
     def cases(self) -> Iterator[Case]:
         for t, number in _IDS.items():
-            n = 31 if block_of(t) == 1 else 96
+            n = 31 if block_of(t) == 1 else 3 * block_of(t)
             for src in FLOATS:
                 yield Case((Operand((3, n), src),), {"type": number}, f"{src} to {t}", ROUNDED[t])
             to = {"type": number}
             yield Case((Operand((2, 5, n), pad=(1, 1, 7)),), to, f"view to {t}", ROUNDED[t])
             swap = Operand((5, 2, n), permute=(1, 0, 2))
             yield Case((swap,), to, f"permuted to {t}", ROUNDED[t])
-            yield Case((Operand((n, 32), permute=(1, 0)),), to, f"transposed to {t}", ROUNDED[t])
+            yield Case((Operand((5, n), permute=(1, 0)),), to, f"transposed to {t}", ROUNDED[t])
             zeros = Operand((2, n), data=lambda rng, s: rng.standard_normal(s) * [[0], [1]])
             yield Case((zeros,), to, f"zeros to {t}", ROUNDED[t])
         for t in LEGACY_QUANTS + K_QUANTS:

@@ -1,4 +1,4 @@
-"""swiglu, geglu, reglu: gated activations (Shazeer 2020), from two tensors or one of both halves."""
+"""swiglu, geglu, reglu: gated activations (Shazeer 2020), of two tensors or of one's halves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rope: rotary position embedding (Su et al. 2021), with YaRN, linear and frequency-factor scaling."""
+"""rope: rotary position embedding (Su et al. 2021); YaRN, linear and frequency-factor scaling."""
 
 from __future__ import annotations
 

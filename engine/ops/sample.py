@@ -14,11 +14,11 @@ uint64. history: token ids, newest last; an id outside [0, n_vocab), such as -1,
    tokens by descending l, then ascending id; c is their number and steps 3 to 5 lower it.
 3. top_k: k = int(top_k), truncated. k <= 0 is off; else c = min(c, k).
 4. top_p, off when top_p >= 1: w[i] = exp32(l[i] - l[0]); sum[i] = sum[i-1] + w[i]; c becomes the
-   first i + 1 with sum[i] >= top_p * sum[c-1] (1 when top_p <= 0).
+   first i + 1 with sum[i] >= top_p * sum[c-1], which is 1 when top_p <= 0.
 5. min_p, off when min_p <= 0: c becomes the number of candidates with exp32(l[i] - l[0]) >= min_p,
    which are the first ones; at least 1.
 6. Draw: w[i] = exp32((l[i] - l[0]) / temp), summed in order as in 4; u from the generator; the
-   answer is the first i < c with sum[i] > u * sum[c-1], or the last candidate if rounding left none.
+   answer is the first i < c with sum[i] > u * sum[c-1], or c - 1 if rounding left none.
 
 exp32(x), x <= 0: 0 if x < -87. Else n = rint(x * 1.44269504f) (ties to even);
 r = (x - n * 0.693359375f) - n * -2.12194440e-4f; then with Horner's rule

@@ -17,9 +17,10 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-import gguflow.engine.ops  # noqa: F401  (registers the ops)
 import numpy as np
 import pytest
+
+import gguflow.engine.ops  # noqa: F401  (registers the ops)
 from gguflow.engine.backends.base import Backend, Buffer
 from gguflow.engine.backends.numpy import evaluate, read, window
 from gguflow.engine.graph import (
@@ -255,7 +256,7 @@ def run_on(
 
 
 def _may_change(built: Built) -> np.ndarray:
-    """For an op that writes into a state: which bytes of the state's leaf it may change, as bools."""
+    """For an op that writes into a state: which bytes of that leaf it may change, as bools."""
     node = built.node
     assert node.op is not None
     buffers = {leaf: built.feeds[name] for name, leaf in built.graph.leaves.items()}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from harness import all_cases, build, nmse, run_on
+
 from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.graph import OpSpec
-from harness import all_cases, build, nmse, run_on
 
 
 @pytest.mark.parametrize("spec, index", all_cases())

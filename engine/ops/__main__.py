@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..graph import OpSpec, all_ops
@@ -23,22 +23,23 @@ do not edit. A file there defines each op: shapes, numpy reference, cost, test c
 
 Shapes are in numpy order, outermost dimension first; `?` marks an optional operand or dimension.
 Parameters stand in the order of the kernels' parameter block. Operations are what `flops` counts.
-Tolerance is the NMSE allowed between a kernel and the reference; 0 means equal. Some cases set their
-own: see the op's file. Every op runs on the numpy backend; the last column names the native ones.
+Tolerance is the NMSE allowed between a kernel and the reference; 0 means equal. Some cases set
+their own: see the op's file. Every op runs on the numpy backend; the last column names the native
+ones.
 
 """
 
 
 def kernels() -> dict[str, set[str]]:
     """Backend -> the ops it has a kernel for, read from the sources: `GF_KERNEL(op)`."""
+    package = find_spec("gguflow.kernels")
     found: dict[str, set[str]] = {}
-    for folder in files("gguflow.kernels").iterdir():
-        if not folder.is_dir():
-            continue
-        for source in folder.iterdir():
-            if source.name.endswith((".cpp", ".cu")):
+    # An editable install spreads a package over several folders.
+    for root in (package and package.submodule_search_locations) or ():
+        for source in sorted(Path(root).glob("*/*")):
+            if source.suffix in (".cpp", ".cu"):
                 names = _KERNEL.findall(source.read_text(encoding="utf-8"))
-                found.setdefault(folder.name, set()).update(names)
+                found.setdefault(source.parent.name, set()).update(names)
     return {name: ops for name, ops in found.items() if ops}
 
 

@@ -34,7 +34,7 @@ _SEARCH = AffineSearch(15, -1.0, 0.1, 21)
 
 
 def unpack_header(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The first 16 bytes, which q5_K shares -> d [m, 1], scales [m, 8], dmin [m, 1], mins [m, 8]."""
+    """First 16 bytes, q5_K's as well -> d [m, 1], scales [m, 8], dmin [m, 1], mins [m, 8]."""
     top, bottom = blocks[:, 4:12], blocks[:, 12:16]
     first = (top & 63).reshape(-1, 2, 4)  # scales 0..3, mins 0..3
     low = np.stack([bottom & 15, bottom >> 4], axis=1)

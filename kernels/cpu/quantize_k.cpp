@@ -7,18 +7,12 @@
 
 namespace {
 
-// Sub-block s, element j of a super-block to [j][s].
+// A super-block of W sub-blocks of N elements, element by element: [j][s] as search.h wants it.
 template <int N, int W>
-void load_lanes(const float* x, float (&lanes)[N][W]) {
+void load_lanes(const float* x, float* lanes) {
   for (int j = 0; j < N; ++j) {
-    for (int s = 0; s < W; ++s) lanes[j][s] = x[s * N + j];
+    for (int s = 0; s < W; ++s) lanes[j * W + s] = x[s * N + j];
   }
-}
-
-float sum_of_squares_root(const float* x, int n) {
-  float sum = 0.0f;
-  for (int j = 0; j < n; ++j) sum += x[j] * x[j];
-  return sqrtf(sum / (float)n);
 }
 
 // Scales or mins, none negative, to codes 0..top of a common float16 unit, which is returned.
@@ -65,13 +59,11 @@ void pack_two_bits(const gf_u8* code, gf_u8* out) {
 // What q4_K and q5_K share: scales, mins and the unpacked codes 0..top of a super-block.
 template <class Block>
 void quantize_k4(const float* x, gf_affine_search search, Block* b, gf_u8* code) {
-  float lanes[32][8], w[32][8], scale[8], min[8];
-  load_lanes(x, lanes);
-  for (int s = 0; s < 8; ++s) {
-    const float rms = sum_of_squares_root(x + 32 * s, 32);
-    for (int j = 0; j < 32; ++j) w[j][s] = rms + gf_abs(lanes[j][s]);
-  }
-  gf_search_affine(lanes, w, search, scale, min);
+  float lanes[256], w[256], rms[8], scale[8], min[8];
+  load_lanes<32, 8>(x, lanes);
+  gf_root_mean_square<32, 8>(lanes, rms);
+  for (int i = 0; i < 256; ++i) w[i] = rms[i % 8] + gf_abs(lanes[i]);
+  gf_search_affine<32, 8>(lanes, w, search, scale, min);
   gf_u8 scale_code[8], min_code[8];
   b->d = quantize_unsigned(scale, 63.0f, scale_code);
   b->dmin = quantize_unsigned(min, 63.0f, min_code);
@@ -93,12 +85,10 @@ void pack_nibbles(const gf_u8* code, gf_u8* out) {
 }  // namespace
 
 void quantize_block(const float* x, block_q2_K* b) {
-  float lanes[16][16], w[16][16], scale[16], min[16];
-  load_lanes(x, lanes);
-  for (int j = 0; j < 16; ++j) {
-    for (int s = 0; s < 16; ++s) w[j][s] = gf_abs(lanes[j][s]);
-  }
-  gf_search_affine(lanes, w, {3.0f, -0.5f, 0.1f, 16, true}, scale, min);
+  float lanes[256], w[256], scale[16], min[16];
+  load_lanes<16, 16>(x, lanes);
+  for (int i = 0; i < 256; ++i) w[i] = gf_abs(lanes[i]);
+  gf_search_affine<16, 16>(lanes, w, {3.0f, -0.5f, 0.1f, 16, true}, scale, min);
   gf_u8 scale_code[16], min_code[16], code[256];
   b->d = quantize_unsigned(scale, 15.0f, scale_code);
   b->dmin = quantize_unsigned(min, 15.0f, min_code);
@@ -112,12 +102,10 @@ void quantize_block(const float* x, block_q2_K* b) {
 }
 
 void quantize_block(const float* x, block_q3_K* b) {
-  float lanes[16][16], w[16][16], scale[16];
-  load_lanes(x, lanes);
-  for (int j = 0; j < 16; ++j) {
-    for (int s = 0; s < 16; ++s) w[j][s] = lanes[j][s] * lanes[j][s];
-  }
-  gf_search_coordinate(lanes, w, 4.0f, scale);
+  float lanes[256], w[256], scale[16];
+  load_lanes<16, 16>(x, lanes);
+  for (int i = 0; i < 256; ++i) w[i] = lanes[i] * lanes[i];
+  gf_search_coordinate<16, 16>(lanes, w, 4.0f, scale);
   gf_i8 scale_code[16];
   gf_u8 code[256];
   b->d = quantize_signed(scale, 32.0f, scale_code);
@@ -157,12 +145,10 @@ void quantize_block(const float* x, block_q5_K* b) {
 }
 
 void quantize_block(const float* x, block_q6_K* b) {
-  float lanes[16][16], w[16][16], scale[16];
-  load_lanes(x, lanes);
-  for (int j = 0; j < 16; ++j) {
-    for (int s = 0; s < 16; ++s) w[j][s] = lanes[j][s] * lanes[j][s];
-  }
-  gf_search_symmetric(lanes, w, 32.0f, scale);
+  float lanes[256], w[256], scale[16];
+  load_lanes<16, 16>(x, lanes);
+  for (int i = 0; i < 256; ++i) w[i] = lanes[i] * lanes[i];
+  gf_search_symmetric<16, 16>(lanes, w, 32.0f, scale);
   gf_u8 code[256];
   b->d = quantize_signed(scale, 128.0f, b->scales);
   const float d = gf_f16_to_f32(b->d);

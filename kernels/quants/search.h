@@ -1,197 +1,250 @@
-// The scale searches of the K-quants: the sub-blocks of one super-block side by side, one a SIMD
-// lane, so that each lane adds in plain element order and the compiler vectorises across lanes.
+// The scale searches of the K-quants. The sub-blocks of a super-block lie side by side, one a SIMD
+// lane: x[j * W + k] is element j of sub-block k, of N elements and W sub-blocks. Each lane adds in
+// element order, so the result does not depend on the vector width.
 // engine/quants/search.py is the same algorithm, operation by operation, and gives the same bytes.
-// Formulas: weighted least squares for x ~ scale * q + min (or scale * q) with q held fixed, over a
-// grid of trial scales; the search of llama.cpp's K-quants.
+// Formulas: weighted least squares for x ~ scale * q - min (or scale * q) with the codes q held
+// fixed, over a grid of trial scales that fix the codes; the search of llama.cpp's K-quants.
 #pragma once
 
 #include "common.h"
-
-// Rounds to the nearest integer, ties to even, within [lo, hi]; |lo|, |hi| < 2^22.
-GF_HD float gf_round_within(float v, float lo, float hi) {
-  v = v < lo ? lo : v;
-  v = v > hi ? hi : v;
-  return (v + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: the spacing of floats there is 1
-}
 
 // Groups whose values span less than this are constant: their trial scales would overflow.
 #define GF_TINY_RANGE 1e-30f
 // Groups whose values are all smaller than this are zero (llama.cpp's threshold).
 #define GF_TINY_GROUP 1e-15f
 
+#if defined(__AVX512F__)
+#define GF_SEARCH_LANES 16
+#elif defined(__AVX__)
+#define GF_SEARCH_LANES 8
+#else
+#define GF_SEARCH_LANES 4
+#endif
+
+// L floats in the vector extension of GCC and Clang.
+template <int L>
+struct gf_lanes {
+  typedef float V __attribute__((vector_size(4 * L)));
+};
+
+template <class V>
+static inline V gf_splat(float x) {
+  return V{} + x;
+}
+
+template <class V>
+static inline V gf_load(const float* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+template <class V>
+static inline void gf_store(float* p, V v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+
+template <class V>
+static inline V gf_magnitude(V v) {
+  return v < 0.0f ? -v : v;
+}
+
+// Rounds to the nearest integer, ties to even, within [lo, hi]; |lo|, |hi| < 2^22.
+template <class V>
+static inline V gf_round_within(V v, V lo, V hi) {
+  v = v < lo ? lo : v;
+  v = v > hi ? hi : v;
+  return (v + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: the spacing of floats there is 1
+}
+
+// Calls search(first lane) with the widest vectors that divide W.
+template <int W, class Search>
+static inline void gf_each_lane_group(Search search) {
+  constexpr int L = W < GF_SEARCH_LANES ? W : GF_SEARCH_LANES;
+  for (int k = 0; k < W; k += L) search(k, typename gf_lanes<L>::V{});
+}
+
 struct gf_affine_search {
   float top;    // largest code
-  float first;  // trial s divides the range by top + first + step * s
+  float first;  // trial s divides the range of a sub-block by top + first + step * s
   float step;
   int trials;
   bool absolute;  // weigh |error| instead of error^2
 };
 
-// For each lane k: x[.][k] ~ scale[k] * q - min[k], q in 0..top, min >= 0, weighted error least.
+// One group of lanes of gf_search_affine.
+template <int N, int W, class V>
+struct gf_affine_lanes {
+  const float* x;
+  const float* w;
+  gf_affine_search s;
+  V low;
+  V q[N];
+
+  void set_codes(V inverse) {
+    const V zero = V{}, top = gf_splat<V>(s.top);
+    for (int j = 0; j < N; ++j) {
+      q[j] = gf_round_within(inverse * (gf_load<V>(x + j * W) - low), zero, top);
+    }
+  }
+
+  // Weighted error of the codes under x ~ a * q + b.
+  V error(V a, V b) const {
+    V sum = V{};
+    for (int j = 0; j < N; ++j) {
+      const V diff = (a * q[j] + b) - gf_load<V>(x + j * W);
+      sum += gf_load<V>(w + j * W) * (s.absolute ? gf_magnitude(diff) : diff * diff);
+    }
+    return sum;
+  }
+
+  void run(float* scale_out, float* min_out) {
+    const V zero = V{};
+    V high = gf_load<V>(x), sum_w = zero, sum_x = zero;
+    low = high;
+    for (int j = 0; j < N; ++j) {
+      const V xj = gf_load<V>(x + j * W), wj = gf_load<V>(w + j * W);
+      low = xj < low ? xj : low;
+      high = xj > high ? xj : high;
+      sum_w += wj;
+      sum_x += wj * xj;
+    }
+    low = low > zero ? zero : low;
+    const V constant_min = -low;
+    const V first_range = high - low;
+
+    V scale = 1.0f / (s.top / first_range);
+    set_codes(s.top / first_range);
+    V best = error(scale, low);
+    for (int trial = 0; trial < s.trials; ++trial) {
+      const float target = (s.first + s.step * (float)trial) + s.top;
+      set_codes(target / (high - low));
+      V sum_q = zero, sum_q2 = zero, sum_xq = zero;
+      for (int j = 0; j < N; ++j) {
+        const V wq = gf_load<V>(w + j * W) * q[j];
+        sum_q += wq;
+        sum_q2 += wq * q[j];
+        sum_xq += wq * gf_load<V>(x + j * W);
+      }
+      const V det = sum_w * sum_q2 - sum_q * sum_q;
+      V a = (sum_w * sum_xq - sum_x * sum_q) / det;
+      V b = (sum_q2 * sum_x - sum_q * sum_xq) / det;
+      a = b > zero ? sum_xq / sum_q2 : a;  // the format has no positive offset: refit without one
+      b = b > zero ? zero : b;
+      const V e = error(a, b);
+      const auto better = (det > zero) & (e < best);
+      best = better ? e : best;
+      scale = better ? a : scale;
+      low = better ? b : low;  // later trials start from the better offset
+    }
+    gf_store(scale_out, first_range > GF_TINY_RANGE ? scale : zero);
+    gf_store(min_out, first_range > GF_TINY_RANGE ? -low : constant_min);
+  }
+};
+
+// For each lane: x ~ scale * q - min, q in 0..top, min >= 0, least in weighted error.
 template <int N, int W>
-static inline void gf_search_affine(const float (&x)[N][W], const float (&w)[N][W],
-                                    gf_affine_search s, float (&scale)[W], float (&min)[W]) {
-  float low[W], high[W], sum_w[W], sum_x[W], best[W], q[N][W];
-  for (int k = 0; k < W; ++k) {
-    low[k] = high[k] = x[0][k];
-    sum_w[k] = sum_x[k] = 0.0f;
-  }
+static inline void gf_search_affine(const float* x, const float* w, gf_affine_search s,
+                                    float* scale, float* min) {
+  gf_each_lane_group<W>([&](int k, auto v) {
+    gf_affine_lanes<N, W, decltype(v)> lanes;
+    lanes.x = x + k;
+    lanes.w = w + k;
+    lanes.s = s;
+    lanes.run(scale + k, min + k);
+  });
+}
+
+// Codes of x * inverse in -top..top-1 and the two sums of their least-squares scale.
+template <int N, int W, class V>
+static inline void gf_symmetric_sums(const float* x, const float* w, V inverse, float top, V* q,
+                                     V& sum_xq, V& sum_q2) {
+  const V lo = gf_splat<V>(-top), hi = gf_splat<V>(top - 1.0f);
+  sum_xq = sum_q2 = V{};
   for (int j = 0; j < N; ++j) {
-    for (int k = 0; k < W; ++k) {
-      low[k] = x[j][k] < low[k] ? x[j][k] : low[k];
-      high[k] = x[j][k] > high[k] ? x[j][k] : high[k];
-      sum_w[k] += w[j][k];
-      sum_x[k] += w[j][k] * x[j][k];
-    }
-  }
-  bool constant[W];
-  for (int k = 0; k < W; ++k) {
-    low[k] = low[k] > 0.0f ? 0.0f : low[k];
-    constant[k] = !(high[k] - low[k] > GF_TINY_RANGE);
-    min[k] = -low[k];
-  }
-
-  // Weighted error of codes q under (a, b), compared and kept in `best`.
-  const auto error_of = [&](const float (&a)[W], const float (&b)[W], float (&error)[W]) {
-    for (int k = 0; k < W; ++k) error[k] = 0.0f;
-    for (int j = 0; j < N; ++j) {
-      for (int k = 0; k < W; ++k) {
-        const float diff = (a[k] * q[j][k] + b[k]) - x[j][k];
-        error[k] += w[j][k] * (s.absolute ? gf_abs(diff) : diff * diff);
-      }
-    }
-  };
-
-  for (int k = 0; k < W; ++k) scale[k] = 1.0f / (s.top / (high[k] - low[k]));
-  for (int j = 0; j < N; ++j) {
-    for (int k = 0; k < W; ++k) {
-      const float inverse = s.top / (high[k] - low[k]);
-      q[j][k] = gf_round_within(inverse * (x[j][k] - low[k]), 0.0f, s.top);
-    }
-  }
-  error_of(scale, low, best);
-
-  for (int trial = 0; trial < s.trials; ++trial) {
-    const float target = (s.first + s.step * (float)trial) + s.top;
-    float inverse[W], sum_q[W], sum_q2[W], sum_xq[W], a[W], b[W], error[W];
-    for (int k = 0; k < W; ++k) {
-      inverse[k] = target / (high[k] - low[k]);
-      sum_q[k] = sum_q2[k] = sum_xq[k] = 0.0f;
-    }
-    for (int j = 0; j < N; ++j) {
-      for (int k = 0; k < W; ++k) {
-        q[j][k] = gf_round_within(inverse[k] * (x[j][k] - low[k]), 0.0f, s.top);
-        const float wq = w[j][k] * q[j][k];
-        sum_q[k] += wq;
-        sum_q2[k] += wq * q[j][k];
-        sum_xq[k] += wq * x[j][k];
-      }
-    }
-    float det[W];
-    for (int k = 0; k < W; ++k) {
-      det[k] = sum_w[k] * sum_q2[k] - sum_q[k] * sum_q[k];
-      a[k] = (sum_w[k] * sum_xq[k] - sum_x[k] * sum_q[k]) / det[k];
-      b[k] = (sum_q2[k] * sum_x[k] - sum_q[k] * sum_xq[k]) / det[k];
-      const bool positive = b[k] > 0.0f;  // the format has no positive offset: refit without one
-      a[k] = positive ? sum_xq[k] / sum_q2[k] : a[k];
-      b[k] = positive ? 0.0f : b[k];
-    }
-    error_of(a, b, error);
-    for (int k = 0; k < W; ++k) {
-      const bool better = (det[k] > 0.0f) & (error[k] < best[k]);
-      best[k] = better ? error[k] : best[k];
-      scale[k] = better ? a[k] : scale[k];
-      low[k] = better ? b[k] : low[k];  // later trials start from the better offset
-    }
-  }
-  for (int k = 0; k < W; ++k) {
-    scale[k] = constant[k] ? 0.0f : scale[k];
-    min[k] = constant[k] ? min[k] : -low[k];
+    const V xj = gf_load<V>(x + j * W), wj = gf_load<V>(w + j * W);
+    q[j] = gf_round_within(inverse * xj, lo, hi);
+    sum_xq += (wj * xj) * q[j];
+    sum_q2 += (wj * q[j]) * q[j];
   }
 }
 
 // Of each lane, the element of largest magnitude, sign kept; the first of equals.
-template <int N, int W>
-static inline void gf_largest(const float (&x)[N][W], float (&largest)[W]) {
-  for (int k = 0; k < W; ++k) largest[k] = 0.0f;
-  for (int j = 0; j < N; ++j) {
-    for (int k = 0; k < W; ++k) {
-      largest[k] = gf_abs(x[j][k]) > gf_abs(largest[k]) ? x[j][k] : largest[k];
-    }
+template <int N, int W, class V>
+static inline V gf_largest(const float* x) {
+  V big = gf_load<V>(x);
+  for (int j = 1; j < N; ++j) {
+    const V xj = gf_load<V>(x + j * W);
+    big = gf_magnitude(xj) > gf_magnitude(big) ? xj : big;
   }
+  return big;
 }
 
-// Codes of x * inverse in -top..top-1 and the two sums of their least-squares scale.
+// For each lane: x ~ scale * q, q in -top..top-1, by trials around the scale that maps the largest
+// element to -top.
 template <int N, int W>
-static inline void gf_symmetric_sums(const float (&x)[N][W], const float (&w)[N][W],
-                                     const float (&inverse)[W], float top, float (&q)[N][W],
-                                     float (&sum_xq)[W], float (&sum_q2)[W]) {
-  for (int k = 0; k < W; ++k) sum_xq[k] = sum_q2[k] = 0.0f;
-  for (int j = 0; j < N; ++j) {
-    for (int k = 0; k < W; ++k) {
-      q[j][k] = gf_round_within(inverse[k] * x[j][k], -top, top - 1.0f);
-      sum_xq[k] += (w[j][k] * x[j][k]) * q[j][k];
-      sum_q2[k] += (w[j][k] * q[j][k]) * q[j][k];
+static inline void gf_search_symmetric(const float* x, const float* w, float top,
+                                       float* scale_out) {
+  gf_each_lane_group<W>([&](int k, auto tag) {
+    using V = decltype(tag);
+    const V zero = V{}, big = gf_largest<N, W, V>(x + k);
+    V q[N], sum_xq, sum_q2;
+    gf_symmetric_sums<N, W>(x + k, w + k, -top / big, top, q, sum_xq, sum_q2);
+    V scale = sum_q2 > zero ? sum_xq / sum_q2 : zero;
+    V best = scale * sum_xq;
+    for (int trial = -9; trial <= 9; ++trial) {
+      if (trial == 0) continue;
+      const V inverse = -(top + 0.1f * (float)trial) / big;
+      gf_symmetric_sums<N, W>(x + k, w + k, inverse, top, q, sum_xq, sum_q2);
+      const auto better = (sum_q2 > zero) & (sum_xq * sum_xq > best * sum_q2);
+      const V fit = sum_xq / sum_q2;
+      scale = better ? fit : scale;
+      best = better ? fit * sum_xq : best;
     }
-  }
-}
-
-// For each lane: x ~ scale * q, q in -top..top-1, by trial scales around the one that maps the
-// largest element to -top.
-template <int N, int W>
-static inline void gf_search_symmetric(const float (&x)[N][W], const float (&w)[N][W], float top,
-                                       float (&scale)[W]) {
-  float largest[W], inverse[W], sum_xq[W], sum_q2[W], best[W], q[N][W];
-  gf_largest(x, largest);
-  for (int k = 0; k < W; ++k) inverse[k] = -top / largest[k];
-  gf_symmetric_sums(x, w, inverse, top, q, sum_xq, sum_q2);
-  for (int k = 0; k < W; ++k) {
-    scale[k] = sum_q2[k] > 0.0f ? sum_xq[k] / sum_q2[k] : 0.0f;
-    best[k] = scale[k] * sum_xq[k];
-  }
-  for (int trial = -9; trial <= 9; ++trial) {
-    if (trial == 0) continue;
-    for (int k = 0; k < W; ++k) inverse[k] = -(top + 0.1f * (float)trial) / largest[k];
-    gf_symmetric_sums(x, w, inverse, top, q, sum_xq, sum_q2);
-    for (int k = 0; k < W; ++k) {
-      const bool better = (sum_q2[k] > 0.0f) & (sum_xq[k] * sum_xq[k] > best[k] * sum_q2[k]);
-      const float fit = sum_xq[k] / sum_q2[k];
-      scale[k] = better ? fit : scale[k];
-      best[k] = better ? fit * sum_xq[k] : best[k];
-    }
-  }
-  for (int k = 0; k < W; ++k) scale[k] = gf_abs(largest[k]) < GF_TINY_GROUP ? 0.0f : scale[k];
+    gf_store(scale_out + k, gf_magnitude(big) < GF_TINY_GROUP ? zero : scale);
+  });
 }
 
 // As gf_search_symmetric for few codes: instead of trial scales, up to five rounds that move one
 // code at a time to where the scale fitted to the others puts it, when that lowers the error.
 template <int N, int W>
-static inline void gf_search_coordinate(const float (&x)[N][W], const float (&w)[N][W], float top,
-                                        float (&scale)[W]) {
-  float largest[W], inverse[W], sum_xq[W], sum_q2[W], q[N][W];
-  gf_largest(x, largest);
-  for (int k = 0; k < W; ++k) inverse[k] = -top / largest[k];
-  gf_symmetric_sums(x, w, inverse, top, q, sum_xq, sum_q2);
-  for (int round = 0; round < 5; ++round) {
-    for (int j = 0; j < N; ++j) {
-      for (int k = 0; k < W; ++k) {
-        const float wx = w[j][k] * x[j][k];
-        float xq = sum_xq[k] - wx * q[j][k];
-        float q2 = sum_q2[k] - (w[j][k] * q[j][k]) * q[j][k];
-        const bool usable = xq > 0.0f;
-        const float moved = gf_round_within((x[j][k] * q2) / xq, -top, top - 1.0f);
+static inline void gf_search_coordinate(const float* x, const float* w, float top,
+                                        float* scale_out) {
+  gf_each_lane_group<W>([&](int k, auto tag) {
+    using V = decltype(tag);
+    const V zero = V{}, lo = gf_splat<V>(-top), hi = gf_splat<V>(top - 1.0f);
+    const V big = gf_largest<N, W, V>(x + k);
+    V q[N], sum_xq, sum_q2;
+    gf_symmetric_sums<N, W>(x + k, w + k, -top / big, top, q, sum_xq, sum_q2);
+    for (int round = 0; round < 5; ++round) {
+      for (int j = 0; j < N; ++j) {
+        const V xj = gf_load<V>(x + j * W + k), wj = gf_load<V>(w + j * W + k), wx = wj * xj;
+        V xq = sum_xq - wx * q[j];
+        V q2 = sum_q2 - (wj * q[j]) * q[j];
+        const auto usable = xq > zero;
+        const V moved = gf_round_within((xj * q2) / xq, lo, hi);
         xq += wx * moved;
-        q2 += (w[j][k] * moved) * moved;
-        const bool better = usable & (moved != q[j][k]) & (q2 > 0.0f) &
-                            ((xq * xq) * sum_q2[k] > (sum_xq[k] * sum_xq[k]) * q2);
-        q[j][k] = better ? moved : q[j][k];
-        sum_xq[k] = better ? xq : sum_xq[k];
-        sum_q2[k] = better ? q2 : sum_q2[k];
+        q2 += (wj * moved) * moved;
+        const auto better =
+            usable & (moved != q[j]) & (q2 > zero) & ((xq * xq) * sum_q2 > (sum_xq * sum_xq) * q2);
+        q[j] = better ? moved : q[j];
+        sum_xq = better ? xq : sum_xq;
+        sum_q2 = better ? q2 : sum_q2;
       }
     }
-  }
-  for (int k = 0; k < W; ++k) {
-    const bool none = (gf_abs(largest[k]) < GF_TINY_GROUP) | !(sum_q2[k] > 0.0f);
-    scale[k] = none ? 0.0f : sum_xq[k] / sum_q2[k];
-  }
+    const auto some = (gf_magnitude(big) >= GF_TINY_GROUP) & (sum_q2 > zero);
+    gf_store(scale_out + k, some ? sum_xq / sum_q2 : zero);
+  });
+}
+
+// Root mean square of each lane.
+template <int N, int W>
+static inline void gf_root_mean_square(const float* x, float* out) {
+  gf_each_lane_group<W>([&](int k, auto tag) {
+    using V = decltype(tag);
+    V sum = V{};
+    for (int j = 0; j < N; ++j) sum += gf_load<V>(x + j * W + k) * gf_load<V>(x + j * W + k);
+    gf_store(out + k, sum / (float)N);
+  });
+  for (int k = 0; k < W; ++k) out[k] = __builtin_sqrtf(out[k]);
 }

@@ -1,0 +1,230 @@
+// mul_mat(w, x), and fused with what follows it: mul_mat_add(w, x, r), mul_mat_swiglu(gate, up, x).
+//
+// Threads take work items: a few groups of 16 rows times a few tiles of columns. A group times a
+// tile gives a [columns][16] block of results that one of three epilogues finishes and stores.
+#include "cpu/mul_mat_plan.h"
+#include "cpu/vmath.h"
+
+namespace gf {
+namespace {
+
+constexpr int64_t kChunkBytes = 192 << 10;  // of weights kept in the second-level cache
+
+// -- INIT: the activations ------------------------------------------------------------------------
+
+// Quantizes units [begin, end) for weight w; a unit is one block of one tile.
+void quantize_units(const MulMatPlan& p, const Weight& w, uint8_t* acts, gf_range units) {
+  const int64_t n_blocks = p.k / 32;
+  for (int64_t u = units.begin; u < units.end;) {
+    const Tile tile = p.tiles[u / n_blocks];
+    const int64_t end = (u / n_blocks + 1) * n_blocks;
+    uint8_t* base = acts + tile.first * n_blocks * kActBlockBytes;
+    for (; u < end && u < units.end; ++u) {
+      const int64_t ib = u % n_blocks;
+      quantize_tile_block(
+          tile, [&](int64_t c) { return p.column(*p.x, 0, c); }, p.x->nb[0], ib, w.packed->sums,
+          base + ib * kActBlockBytes * tile.width);
+    }
+  }
+}
+
+void quantize_all(const MulMatPlan& p, uint8_t* acts, const gf_thread* share) {
+  const int64_t units = p.tiles.count() * (p.k / 32);
+  for (int i = 0; i < p.n_weights; ++i) {
+    if (p.w[i].path != Weight::kPacked) continue;
+    if (i > 0 && p.w[0].path == Weight::kPacked && p.w[i].acts == p.w[0].acts) continue;
+    const gf_range mine = share ? gf_split_units(units, 8, share) : gf_range{0, units};
+    quantize_units(p, p.w[i], acts + p.w[i].acts, mine);
+  }
+}
+
+void run_init(const MulMatPlan& p, gf_thread* th) { quantize_all(p, th->scratch, th); }
+
+// -- the product of one group of rows and one tile of columns -------------------------------------
+
+const char* group_rows(const gf_tensor& t, int64_t matrix, int64_t group) {
+  return gf_row_ptr(t, {group * kRows, matrix % t.ne[2], matrix / t.ne[2]});
+}
+
+int rows_in_group(const MulMatPlan& p, int64_t group) {
+  const int64_t left = p.n - group * kRows;
+  return left < kRows ? static_cast<int>(left) : kRows;
+}
+
+struct Worker {
+  const MulMatPlan& p;
+  const uint8_t* acts;
+  float* rows_f32[2];  // sixteen converted rows of each weight
+
+  // out [tile.width][16]
+  void product(int i, int64_t matrix, int64_t group, const Tile& tile, float* out) const {
+    const Weight& w = p.w[i];
+    const gf_tensor& t = *w.t;
+    if (w.path == Weight::kPacked) {
+      const int64_t n_blocks = p.k / 32;
+      const auto* rows =
+          static_cast<const uint8_t*>(t.data) +
+          group * kRows * (n_blocks / w.packed->blocks_of_32) * w.packed->block_bytes;
+      const uint8_t* a = acts + w.acts + tile.first * n_blocks * kActBlockBytes;
+      w.packed->tile[log2_width(tile.width)](rows, a, n_blocks / w.packed->blocks_of_32, out);
+      return;
+    }
+    const float* x[kMaxTile];
+    for (int c = 0; c < tile.valid; ++c) {
+      x[c] = reinterpret_cast<const float*>(p.column(*p.x, matrix, tile.first + c));
+    }
+    const bool converted = w.path == Weight::kQuant;
+    w.kernel(converted ? reinterpret_cast<const char*>(rows_f32[i]) : group_rows(t, matrix, group),
+             converted ? p.k * 4 : t.nb[1], rows_in_group(p, group), x, tile.valid, p.k, out);
+  }
+
+  // Makes the group's rows of quantized weights ready for `product`.
+  void convert(int i, int64_t matrix, int64_t group) const {
+    if (p.w[i].path != Weight::kQuant) return;
+    const gf_tensor& t = *p.w[i].t;
+    for (int r = 0; r < rows_in_group(p, group); ++r) {
+      gf_dequantize_row(t.type, group_rows(t, matrix, group) + r * t.nb[1], rows_f32[i] + r * p.k,
+                        p.k);
+    }
+  }
+};
+
+// -- epilogues: finish the 16 values of one column and store the first n_rows
+// ----------------------
+
+struct StoreProduct {
+  static constexpr int kWeights = 1;
+  static GF_INLINE void finish(const MulMatPlan&, int64_t, int64_t, int64_t, int, float*,
+                               const float*) {}
+};
+
+struct AddResidual {
+  static constexpr int kWeights = 1;
+  static GF_INLINE void finish(const MulMatPlan& p, int64_t matrix, int64_t column, int64_t row,
+                               int n_rows, float* v, const float*) {
+    const gf_tensor& r = p.op->src[2];
+    const auto* from = reinterpret_cast<const float*>(p.column(r, matrix, column)) + row;
+    for (int i = 0; i < n_rows; ++i) v[i] += from[i];
+  }
+};
+
+struct SwiGlu {
+  static constexpr int kWeights = 2;
+  static GF_INLINE void finish(const MulMatPlan&, int64_t, int64_t, int64_t, int, float* gate,
+                               const float* up) {
+    for (int i = 0; i < kRows; i += VL) {
+      vf_store(gate + i, vf_silu(vf_load(gate + i)) * vf_load(up + i));
+    }
+  }
+};
+
+template <class Epilogue>
+void run(const MulMatPlan& p, gf_thread* th) {
+  uint8_t* acts = th->scratch;
+  if (p.own_acts && p.acts_bytes > 0) {
+    acts += p.acts_bytes * th->ith;
+    quantize_all(p, acts, nullptr);
+  }
+  auto* converted =
+      reinterpret_cast<float*>(th->scratch + p.rows_f32(th->nth) + p.rows_f32_bytes * th->ith);
+  const Worker worker{p, acts, {converted, converted + kRows * p.k}};
+
+  // Items: enough for the threads to even out, groups of rows small enough to stay in the cache.
+  const int64_t n_groups = (p.n + kRows - 1) / kRows;
+  const int64_t group_bytes = gf_row_bytes(p.w[0].t->type, p.k) * kRows * p.n_weights;
+  const int64_t wanted = th->nth * int64_t{8};
+  int64_t groups = kChunkBytes / (group_bytes + 1);
+  if (groups > n_groups * p.n_matrices / wanted) groups = n_groups * p.n_matrices / wanted;
+  if (groups < 1 || p.rows_f32_bytes > 0) groups = 1;
+  const int64_t row_items = (n_groups + groups - 1) / groups;
+  int64_t tile_items = wanted / (row_items * p.n_matrices);
+  if (tile_items > p.tiles.count()) tile_items = p.tiles.count();
+  if (tile_items < 1 || th->nth == 1) tile_items = 1;
+
+  alignas(64) float out[2][kMaxTile * kRows];
+  for (int64_t item; (item = gf_steal(th)) < row_items * tile_items * p.n_matrices;) {
+    const int64_t matrix = item / (row_items * tile_items);
+    const int64_t first = item / tile_items % row_items * groups;
+    const int64_t last = first + groups < n_groups ? first + groups : n_groups;
+    const int64_t tile_item = item % tile_items;
+    for (int i = 0; i < Epilogue::kWeights; ++i) worker.convert(i, matrix, first);
+    for (int64_t t = p.tiles.count() * tile_item / tile_items;
+         t < p.tiles.count() * (tile_item + 1) / tile_items; ++t) {
+      const Tile tile = p.tiles[t];
+      for (int64_t group = first; group < last; ++group) {
+        for (int i = 0; i < Epilogue::kWeights; ++i) {
+          worker.product(i, matrix, group, tile, out[i]);
+        }
+        const int64_t row = group * kRows;
+        const int n_rows = rows_in_group(p, group);
+        for (int c = 0; c < tile.valid; ++c) {
+          float* v = out[0] + c * kRows;
+          Epilogue::finish(p, matrix, tile.first + c, row, n_rows, v, out[1] + c * kRows);
+          auto* to = reinterpret_cast<float*>(p.column(*p.dst, matrix, tile.first + c)) + row;
+          std::memcpy(to, v, sizeof(float) * static_cast<size_t>(n_rows));
+        }
+      }
+    }
+  }
+}
+
+// -- what can be run ------------------------------------------------------------------------------
+
+bool weight_ok(const gf_tensor& w) {
+  if (gf_block(w.type) == 0 || w.ne[0] % gf_block(w.type) != 0 || !gf_rows_dense(w)) return false;
+  if (!(w.flags & GF_PACKED)) return true;
+  return w.ne[2] == 1 && w.ne[3] == 1 && find_packed_type(w.type) != nullptr;
+}
+
+bool floats_ok(const gf_tensor& t) { return t.type == GF_F32 && gf_rows_dense(t); }
+
+int64_t scratch_bytes(const gf_op* op, int n_weights, const gf_tensor* x, int n_threads) {
+  MulMatPlan p(op, n_weights, x);
+  // Whether INIT will be left out may not be decided yet.
+  p.own_acts = p.n_cols == 1;
+  return p.scratch(n_threads);
+}
+
+bool needs_init(const gf_op* op, int n_weights, const gf_tensor* x) {
+  const MulMatPlan p(op, n_weights, x);
+  return p.acts_bytes > 0 && p.n_cols > 1;
+}
+
+}  // namespace
+}  // namespace gf
+
+// INIT quantizes x for packed weights. gf_needs_init_* says when the executor may leave it out
+// (op->init = NULL, no barrier): with other weights, and for one column, which each thread then
+// quantizes for itself.
+
+GF_KERNEL_SUPPORTS(mul_mat) {
+  return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[1]) && gf::floats_ok(op->dst);
+}
+GF_KERNEL_SCRATCH(mul_mat) { return gf::scratch_bytes(op, 1, &op->src[1], n_threads); }
+GF_EXPORT int32_t gf_needs_init_mul_mat(const gf_op* op) {
+  return gf::needs_init(op, 1, &op->src[1]);
+}
+GF_KERNEL_INIT(mul_mat) { gf::run_init(gf::MulMatPlan(op, 1, &op->src[1]), th); }
+GF_KERNEL(mul_mat) { gf::run<gf::StoreProduct>(gf::MulMatPlan(op, 1, &op->src[1]), th); }
+
+GF_KERNEL_SUPPORTS(mul_mat_add) {
+  return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[1]) && gf::floats_ok(op->dst) &&
+         gf::floats_ok(op->src[2]);
+}
+GF_KERNEL_SCRATCH(mul_mat_add) { return gf::scratch_bytes(op, 1, &op->src[1], n_threads); }
+GF_EXPORT int32_t gf_needs_init_mul_mat_add(const gf_op* op) {
+  return gf::needs_init(op, 1, &op->src[1]);
+}
+GF_KERNEL_INIT(mul_mat_add) { gf::run_init(gf::MulMatPlan(op, 1, &op->src[1]), th); }
+GF_KERNEL(mul_mat_add) { gf::run<gf::AddResidual>(gf::MulMatPlan(op, 1, &op->src[1]), th); }
+
+GF_KERNEL_SUPPORTS(mul_mat_swiglu) {
+  return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[2]) && gf::floats_ok(op->dst) &&
+         gf::weight_ok(op->src[1]);
+}
+GF_KERNEL_SCRATCH(mul_mat_swiglu) { return gf::scratch_bytes(op, 2, &op->src[2], n_threads); }
+GF_EXPORT int32_t gf_needs_init_mul_mat_swiglu(const gf_op* op) {
+  return gf::needs_init(op, 2, &op->src[2]);
+}
+GF_KERNEL_INIT(mul_mat_swiglu) { gf::run_init(gf::MulMatPlan(op, 2, &op->src[2]), th); }
+GF_KERNEL(mul_mat_swiglu) { gf::run<gf::SwiGlu>(gf::MulMatPlan(op, 2, &op->src[2]), th); }

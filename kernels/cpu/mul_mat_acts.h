@@ -1,0 +1,96 @@
+// Activations of quantized mul_mat: float columns in steps of 127 levels a block of 32.
+//
+// Columns are grouped into tiles, and a tile is stored block by block, so that the inner kernel
+// reads one stream. One block of a tile of T columns, 44 * T bytes:
+//   float d[T]        steps
+//   4 bytes [2][T]    what the weight type needs of the sums of q over both halves (see SumUse)
+//   int8 q[T][32]
+#pragma once
+
+#include "cpu/mul_mat_vec.h"
+
+namespace gf {
+
+constexpr int kRows = 16;           // rows interleaved in a packed group
+constexpr int kActBlockBytes = 44;  // bytes a column a block of 32
+
+// What the sums serve for: int32 -bias * sum, where the integer dot product starts so that weights
+// need not be shifted to signed; or float d * sum, what a type's minimum is multiplied by.
+struct SumUse {
+  int bias;
+  int halves;  // 1: one sum of 32; 2: two of 16
+  bool mins;
+  bool operator==(const SumUse& o) const {
+    return bias == o.bias && halves == o.halves && mins == o.mins;
+  }
+};
+
+struct Tile {
+  int64_t first;  // column
+  int width;      // columns of storage and computation: 1, 2, 4, 8 or 16
+  int valid;      // columns that exist; the rest is zero
+};
+
+// How n columns are cut: full tiles, then a few smaller ones. Padding is at most a quarter of a
+// tile.
+class Tiling {
+ public:
+  explicit Tiling(int64_t columns) : full_(columns / kMaxTile) {
+    int64_t at = full_ * kMaxTile;
+    while (at < columns) {
+      const int left = static_cast<int>(columns - at);
+      int width = 1;
+      while (width < left) width *= 2;
+      if (width - left > width / 4) width /= 2;
+      const int valid = left < width ? left : width;
+      tail_[n_tail_++] = {at, width, valid};
+      at += valid;
+    }
+  }
+  int64_t count() const { return full_ + n_tail_; }
+  Tile operator[](int64_t i) const {
+    return i < full_ ? Tile{i * kMaxTile, kMaxTile, kMaxTile} : tail_[i - full_];
+  }
+  int64_t padded_columns() const {
+    if (n_tail_ == 0) return full_ * kMaxTile;
+    return tail_[n_tail_ - 1].first + tail_[n_tail_ - 1].width;
+  }
+
+ private:
+  int64_t full_;
+  int n_tail_ = 0;
+  Tile tail_[8];
+};
+
+// Quantizes block ib of one tile. x(c) is the address of column c's first element, x_stride the
+// bytes between elements.
+template <class Column>
+inline void quantize_tile_block(const Tile& tile, const Column& column, int64_t x_stride,
+                                int64_t ib, SumUse use, uint8_t* out) {
+  const int width = tile.width;
+  auto* d = reinterpret_cast<float*>(out);
+  uint8_t* aux = out + 4 * width;
+  auto* q = reinterpret_cast<int8_t*>(out + 12 * width);
+  if (tile.valid < width) std::memset(out, 0, static_cast<size_t>(kActBlockBytes) * width);
+  for (int c = 0; c < tile.valid; ++c) {
+    const char* x = column(tile.first + c) + ib * 32 * x_stride;
+    float gathered[32];
+    const float* values = gathered;
+    if (x_stride == 4) {
+      values = reinterpret_cast<const float*>(x);
+    } else {
+      for (int i = 0; i < 32; ++i) std::memcpy(&gathered[i], x + i * x_stride, 4);
+    }
+    int32_t sums[2];
+    d[c] = quantize_32(values, q + 32 * c, sums);
+    if (use.halves == 1) sums[0] += sums[1];
+    for (int h = 0; h < 2; ++h) {
+      const int32_t start = -use.bias * sums[h];
+      const float scaled = d[c] * static_cast<float>(sums[h]);
+      std::memcpy(aux + 4 * (h * width + c), use.mins ? static_cast<const void*>(&scaled) : &start,
+                  4);
+    }
+  }
+}
+
+}  // namespace gf

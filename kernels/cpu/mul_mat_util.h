@@ -1,0 +1,42 @@
+// Small helpers shared by the vector headers of mul_mat.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "cpu/kernel.h"
+
+#if defined(_MSC_VER)
+#define GF_LAMBDA_INLINE
+#else
+#define GF_LAMBDA_INLINE __attribute__((always_inline))
+#endif
+
+namespace gf {
+
+template <class Body, int... i>
+GF_INLINE void static_for_impl(Body&& body, std::integer_sequence<int, i...>) {
+  (body(std::integral_constant<int, i>{}), ...);
+}
+
+// body(0) ... body(n - 1) with constant arguments: arrays indexed by them live in registers.
+template <int n, class Body>
+GF_INLINE void static_for(Body&& body) {
+  static_for_impl(body, std::make_integer_sequence<int, n>{});
+}
+
+GF_INLINE int32_t load_i32(const void* p) {
+  int32_t v;
+  std::memcpy(&v, p, 4);
+  return v;
+}
+
+// Quantization step of a block of activations whose largest magnitude is amax, and its inverse;
+// both 0 when the values are too small to have one.
+GF_INLINE float step(float amax) { return amax > 1e-36f ? amax / 127.0f : 0.0f; }
+GF_INLINE float inverse_step(float amax) { return amax > 1e-36f ? 127.0f / amax : 0.0f; }
+
+}  // namespace gf

@@ -14,6 +14,12 @@ function logTicks(low, high) {
   return major.length >= 3 ? found.map((t) => ({ ...t, label: t.major })) : found.map((t) => ({ ...t, label: true }));
 }
 
+const compact = new Intl.NumberFormat("en", { notation: "compact" });
+function axisLabel(value) {
+  const round = +value.toPrecision(1);
+  return round < 1 ? String(round) : compact.format(round);
+}
+
 function drawRoofline(phase, peaks) {
   const card = byId("roofline-card");
   card.hidden = phase.dots.length === 0;
@@ -45,11 +51,11 @@ function drawRoofline(phase, peaks) {
 
   for (const t of logTicks(x0, x1)) {
     if (t.major) root.append(svg("line", { class: "grid", x1: X(t.value), x2: X(t.value), y1: box.top, y2: box.bottom }));
-    if (t.label) root.append(svg("text", { x: X(t.value), y: box.bottom + 17, "text-anchor": "middle" }, String(+t.value.toPrecision(1))));
+    if (t.label) root.append(svg("text", { x: X(t.value), y: box.bottom + 17, "text-anchor": "middle" }, axisLabel(t.value)));
   }
   for (const t of logTicks(y0, y1)) {
     if (t.major) root.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: Y(t.value), y2: Y(t.value) }));
-    if (t.label) root.append(svg("text", { x: box.left - 8, y: Y(t.value) + 4, "text-anchor": "end" }, (+t.value.toPrecision(1)).toLocaleString("en")));
+    if (t.label) root.append(svg("text", { x: box.left - 8, y: Y(t.value) + 4, "text-anchor": "end" }, axisLabel(t.value)));
   }
   root.append(
     svg("path", { class: "axis", fill: "none", d: `M${box.left},${box.top}V${box.bottom}H${box.right}` }),

@@ -5,7 +5,7 @@ function drawSteps(phase) {
   if (phase.steps < 2) return;
   const merged = Math.max(...phase.bars.map(([first, last]) => last - first + 1));
   byId("steps-note").textContent = merged > 1
-    ? `Mean time of about ${merged} steps a bar; the thin line reaches from the fastest to the slowest of them.`
+    ? `Mean time of ${merged} steps a bar; the thin line reaches from the fastest to the slowest of them.`
     : "Time of each step.";
   const HEIGHT = 190;
   const { root, width } = canvas(byId("steps"), HEIGHT);

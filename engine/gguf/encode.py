@@ -100,7 +100,7 @@ def _encode_array(element: str, values: Any) -> bytes:
     if not element:
         raise TypeError("the element type is missing: arr[...]")
     type_id = _type_id(element)
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
+    if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray)):
         raise TypeError(show(values))
     if type_id in (ARRAY, STRING):
         body = b"".join(_encode(element, v) for v in values)

@@ -38,8 +38,10 @@ def string_bounds(rest: memoryview, n: int, order: str) -> array[int] | None:
                 pos += unpack(rest, pos)[0] + 8
         except (struct.error, OverflowError):
             return None
+    if pos > len(rest):
+        return None
     bounds.append(pos)
-    return bounds if pos <= len(rest) else None
+    return bounds
 
 
 def _guess_run(window: memoryview) -> np.ndarray:

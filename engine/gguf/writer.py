@@ -182,7 +182,8 @@ def _write_data(
 ) -> None:
     assert writer.fout is not None
     out = writer.fout[0]
-    writer.write_padding(out, out.tell())
+    if plans:
+        writer.write_padding(out, out.tell())
     total = sum(p.nbytes for p in plans)
     done = 0
     for p in plans:

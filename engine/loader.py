@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
 from gguflow.engine.graph import F16, F32, DType, Role, Tensor, dtype_by_name
 from gguflow.engine.quants import dequantize_any, encode
 from gguflow.models.base import Architecture, ModelError, architecture, read_hparams
+from gguflow.models.shapes import metadata, parse_shape, random_bytes
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what
 
@@ -130,8 +133,8 @@ def _source(f: Any, info: Any) -> WeightSource:
     target = dtype_by_name("q8_0") if shape[-1] % 32 == 0 else F16
 
     def read_converted() -> np.ndarray:
-        out = np.empty(int(np.prod(shape[:-1])) * target.row_bytes(shape[-1]), np.uint8)
-        rows, step = int(np.prod(shape[:-1])), 1024
+        out = np.empty(prod(shape[:-1]) * target.row_bytes(shape[-1]), np.uint8)
+        rows, step = prod(shape[:-1]), 1024
         row_in, row_out = len(raw) // rows, target.row_bytes(shape[-1])
         for r in range(0, rows, step):
             n = min(step, rows - r)
@@ -142,6 +145,22 @@ def _source(f: Any, info: Any) -> WeightSource:
         return out
 
     return WeightSource(name, target, shape, read_converted, release, convert=info.dtype.name)
+
+
+def random_model(text: str) -> ModelSource:
+    """A model of a named shape with random weights: `tinyllama-1.1b:Q4_0`.
+
+    Raises ModelError or MixError listing the names there are.
+    """
+    arch, tensors = parse_shape(text)
+    weights = {
+        name: WeightSource(
+            name, dtype, shape, partial(random_bytes, name, shape, dtype), lambda: None
+        )
+        for name, shape, dtype in tensors
+    }
+    n_bytes = sum(prod(s[:-1]) * d.row_bytes(s[-1]) for _, s, d in tensors)
+    return ModelSource(text, dict(metadata(arch)), arch, weights, [], n_bytes)
 
 
 class WeightStore:

@@ -70,7 +70,7 @@ class BoundPlan:
     def rows(self) -> PlanRows:
         """What a profile knows of this plan, built once."""
         if self._rows is None:
-            self._rows = PlanRows(
+            self._rows = tuple(
                 PlanRow.of(n, backend=seg.backend, kernel=exe.kernels[i], segment=k, index=i)
                 for k, (seg, exe) in enumerate(zip(self.plan.segments, self.segments, strict=True))
                 for i, n in enumerate(seg.nodes)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.backends.base import Backend, Buffer, find_backend
-from gguflow.engine.compile import Plan, PlacementRules, PlanOptions, compile_graph, summary
+from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph, summary
 from gguflow.engine.graph import F16, DType, Graph, Role, Tensor
-from gguflow.engine.loader import ModelSource, Progress, WeightStore, open_model
+from gguflow.engine.loader import ModelSource, Progress, WeightStore, open_model, random_model
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
@@ -85,8 +85,20 @@ class Model:
         Raises FileNotFoundError, GgufError, ModelError (each one line, naming file and field), or
         MemoryError with the figures.
         """
-        opts = replace(options or Options(), **changes)
-        model = cls(open_model(path), opts)
+        model = cls(open_model(path), replace(options or Options(), **changes))
+        model.load_weights(progress)
+        return model
+
+    @classmethod
+    def random(
+        cls,
+        shape: str,
+        options: Options | None = None,
+        progress: Progress | None = None,
+        **changes: Any,
+    ) -> Model:
+        """A model of a named shape with random weights, to measure speed: `tinyllama-1.1b:Q4_0`."""
+        model = cls(random_model(shape), replace(options or Options(), **changes))
         model.load_weights(progress)
         return model
 
@@ -159,7 +171,7 @@ class Model:
         """Continue a prompt; yields pieces of text, never half a character.
 
         prompt: text, or token ids taken as they are. max_tokens: -1 for until the model ends or the
-        context is full. Keyword arguments are fields of `SamplerSettings` (temperature, top_k, ...).
+        context is full. Keyword arguments are fields of `SamplerSettings` (temperature, ...).
         Raises ContextError when the prompt does not fit.
         """
         tok = self.tokenizer
@@ -206,7 +218,7 @@ class Session:
     # -- plans -----------------------------------------------------------------------------------
 
     def _reserve(self, plan: Plan) -> None:
-        """Allocate states, and an arena that fits this plan; larger arenas outdate lowered plans."""
+        """Allocate states, and an arena that fits; plans lowered for a smaller one are dropped."""
         by_space = {b.space: b for b in self.model.backends.values()}
         for t in plan.leaves(Role.STATE):
             if t.name not in self._states:

@@ -16,6 +16,7 @@ from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.graph import Tensor, op_spec
 
 from .abi import GF_PACKED, GfOp, GfTensor, tensor_record
+from .convert import NativeConverter
 from .library import CpuLibrary, CpuLibraryError, load_library
 
 # Ops that read packed weights as their first operands (mul_mat_swiglu: the first two).
@@ -75,6 +76,10 @@ class CpuBackend:
         return int(
             fn(ctypes.c_int32(weight.dtype.ggml_id), ctypes.c_int64(n_rows), ctypes.c_int64(n_cols))
         )
+
+    def converter(self) -> NativeConverter:
+        """The native quantizers."""
+        return NativeConverter(self.lib, self.n_threads)
 
     # -- memory ----------------------------------------------------------------------------------
 

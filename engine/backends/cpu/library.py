@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def runnable_isas() -> list[str]:
     ]
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_library(isa: str | None = None) -> CpuLibrary:
     """The library for `isa`, by default GGUFLOW_CPU_ISA or the best one this machine runs.
 

@@ -1,0 +1,56 @@
+"""Element type conversion by the native quantizers, whole tensors at a time, on all threads."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from gguflow.engine.graph import DType
+
+from .library import CpuLibrary
+
+CHUNK_BYTES = 4 << 20  # of float32 values a task handles
+
+
+class NativeConverter:
+    """Rows to and from any type with native code."""
+
+    def __init__(self, lib: CpuLibrary, n_threads: int) -> None:
+        self.lib = lib
+        self.n_threads = n_threads
+
+    def _rows(self, symbol: str, dtype: DType, src: np.ndarray, dst: np.ndarray, n: int) -> None:
+        fn = getattr(self.lib.cdll, symbol)
+        fn.restype = ctypes.c_int32
+        rows = src.shape[0]
+        step = max(1, CHUNK_BYTES // (4 * n))
+
+        def part(begin: int) -> int:
+            a, b = src[begin : begin + step], dst[begin : begin + step]
+            pointers = ctypes.c_void_p(a.ctypes.data), ctypes.c_void_p(b.ctypes.data)
+            return int(fn(ctypes.c_int32(dtype.ggml_id), *pointers, ctypes.c_int64(len(a)),
+                          ctypes.c_int64(n)))  # fmt: skip
+
+        with ThreadPoolExecutor(self.n_threads) as threads:
+            failed = [s for s in threads.map(part, range(0, rows, step)) if s]
+        if failed:
+            raise ValueError(f"{dtype.name}: rows of {n} cannot be converted (status {failed[0]})")
+
+    def encode(self, dtype: DType, x: np.ndarray) -> np.ndarray:
+        """float32 [rows, n] -> uint8 [rows, row bytes]. Raises ValueError for NaN or infinity."""
+        x = np.ascontiguousarray(x, np.float32)
+        if not np.isfinite(x).all():
+            at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
+            raise ValueError(f"{dtype.name}: value {x[at]} at {list(at)} cannot be quantized")
+        out = np.empty((x.shape[0], dtype.row_bytes(x.shape[1])), np.uint8)
+        self._rows("gf_quantize_rows", dtype, x, out, x.shape[1])
+        return out
+
+    def decode(self, dtype: DType, raw: np.ndarray, n: int) -> np.ndarray:
+        """uint8 bytes of rows of n elements -> float32 [rows, n]."""
+        raw = np.ascontiguousarray(raw).reshape(-1, dtype.row_bytes(n))
+        out = np.empty((raw.shape[0], n), np.float32)
+        self._rows("gf_dequantize_rows", dtype, raw, out, n)
+        return out

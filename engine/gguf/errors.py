@@ -23,17 +23,17 @@ class GgufError(ValueError):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[str],
         field: str,
         found: Any,
         expected: Any,
         *,
         offset: int | None = None,
     ) -> None:
-        self.path = os.fspath(path)
+        self.path = os.fsdecode(path)
         self.field = field
-        self.found = found
-        self.expected = expected
+        self.found = str(found)
+        self.expected = str(expected)
         self.offset = offset
         # File names come from outside too: a line break in one must not split the message.
         name = self.path if self.path.isprintable() and self.path else show(self.path)

@@ -29,7 +29,8 @@ class MappedFile:
     """`bytes` is the whole file as a read-only uint8 array over the mapping; nothing is read yet.
 
     Arrays sliced from it keep the mapping alive: `close` lets go of it, and the memory is unmapped
-    when the last of them is gone.
+    when the last of them is gone. As with any mapping, a file that somebody else cuts short while
+    it is open kills the process that then touches the missing part.
     """
 
     def __init__(self, path: str) -> None:

@@ -13,7 +13,9 @@ from .values import ARRAY, SCALAR_BY_ID, STRING, ScalarType
 MAX_KEYS = 1 << 16
 MAX_KEY_BYTES = (1 << 16) - 1  # from the specification
 MAX_DEPTH = 4  # arrays inside arrays
-MAX_NESTED_ARRAYS = 1 << 16  # in one file: each is a Python object
+# In one file. What is beyond them takes long to walk, and no vocabulary comes near.
+MAX_STRINGS = 1 << 24
+MAX_NESTED_ARRAYS = 1 << 16
 LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, one letter, type, the smallest value
 _ARRAY_HEAD_BYTES = 4 + 8  # element type, count
 
@@ -39,6 +41,7 @@ def read_metadata(cur: Cursor, n_kv: int) -> tuple[dict[str, Any], dict[str, str
 class _ValueReader:
     def __init__(self, cur: Cursor) -> None:
         self.cur = cur
+        self.strings = 0
         self.nested = 0
 
     def value(self, type_id: int, field: str, depth: int = 0) -> tuple[str, Any]:
@@ -76,6 +79,11 @@ class _ValueReader:
         n = cur.scalar("Q", f"{field} count")
         if type_id == STRING:
             cur.check_count(n, 8, "strings", f"{field} count", at)
+            self.strings += n
+            if self.strings > MAX_STRINGS:
+                raise cur.error(
+                    f"{field} count", f"{self.strings} strings", f"at most {MAX_STRINGS}", at
+                )
             return "arr[str]", cur.strings(n, field)
         if type_id == ARRAY:
             cur.check_count(n, _ARRAY_HEAD_BYTES, "arrays", f"{field} count", at)

@@ -62,12 +62,12 @@ class GgufFile:
                 self.tensors[t.name] = t
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> GgufFile:
+    def open(cls, path: str | bytes | os.PathLike[str]) -> GgufFile:
         """Map the file, and its sibling shards if it is one of several, and check the headers.
 
         Raises GgufError for whatever is wrong, a missing file included.
         """
-        name = os.fspath(path)
+        name = os.fsdecode(path)
         files: dict[str, MappedFile] = {}
         headers: dict[str, Header] = {}
 

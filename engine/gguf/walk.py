@@ -11,10 +11,11 @@ _WINDOW = 1 << 20  # bytes looked at together
 _STRETCH = 256  # strings walked one by one after a guess that did not hold
 
 
-def string_bounds(rest: memoryview, n: int, order: str) -> array[int] | None:
+def string_bounds(rest: memoryview, n: int, order: str) -> array[int]:
     """Where in `rest` the length prefix of each of `n` strings begins, and where the last one ends.
 
-    None if they do not fit. `order` is the byte order of the prefixes.
+    Fewer than `n + 1` entries mean that the strings do not fit: the last one that there is an entry
+    for ends outside `rest`, or the next one does. `order` is the byte order of the prefixes.
     """
     # A vocabulary has hundreds of thousands of strings, and walking them is most of the time it
     # takes to open a file. So whole runs are guessed and verified at once; where that fails, some
@@ -37,10 +38,9 @@ def string_bounds(rest: memoryview, n: int, order: str) -> array[int] | None:
                 bounds.append(pos)
                 pos += unpack(rest, pos)[0] + 8
         except (struct.error, OverflowError):
-            return None
-    if pos > len(rest):
-        return None
-    bounds.append(pos)
+            return bounds
+    if pos <= len(rest):
+        bounds.append(pos)
     return bounds
 
 

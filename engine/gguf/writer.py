@@ -34,7 +34,7 @@ def write_gguf(
     metadata: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = (),
     alignment: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> None:
     """Write a GGUF v3 file, little-endian. It appears under its name only when it is complete.
 
@@ -44,7 +44,7 @@ def write_gguf(
         iterable of such pieces; or a function that returns either, called when the tensor is
         written, so that a large model is never in memory as a whole.
     alignment: of the tensor data; by default what the metadata says, or 32.
-    progress: called with the bytes of tensor data written so far, and in all.
+    progress: called with the bytes of tensor data written so far, those in all, and a tensor name.
 
     Raises GgufError naming the key or tensor that cannot be written, and for a failing disk.
     """
@@ -152,11 +152,15 @@ def _plan(path: str, tensors: Iterable[tuple[str, Tensor]]) -> list[_Plan]:
     plans: dict[str, _Plan] = {}
     for name, (dtype, shape, source) in tensors:
         field = f"tensor {show(name)}"
-        n = len(name.encode("utf-8", "surrogatepass"))
-        if not 1 <= n <= MAX_NAME_BYTES or not _is_unicode(name):
-            raise GgufError(path, f"{field} name", f"{n} bytes", f"1 to {MAX_NAME_BYTES} of UTF-8")
+        try:
+            n = len(name.encode("utf-8"))
+        except UnicodeEncodeError as e:
+            raise GgufError(path, f"{field} name", e, "UTF-8") from None
+        if not 1 <= n <= MAX_NAME_BYTES:
+            raise GgufError(path, f"{field} name", f"{n} bytes", f"1 to {MAX_NAME_BYTES}")
         if name in plans:
             raise GgufError(path, field, "it again", "each name once")
+        shape = tuple(int(d) for d in shape)
         if not 1 <= len(shape) <= MAX_DIMS or min(shape) < 1 or shape[-1] % dtype.block:
             raise GgufError(
                 path,
@@ -166,19 +170,15 @@ def _plan(path: str, tensors: Iterable[tuple[str, Tensor]]) -> list[_Plan]:
                 f"{dtype.name}'s block of {dtype.block}",
             )
         nbytes = prod(shape) // dtype.block * dtype.nbytes
-        plans[name] = _Plan(name, dtype, tuple(int(d) for d in shape), nbytes, source)
+        plans[name] = _Plan(name, dtype, shape, nbytes, source)
     return list(plans.values())
-
-
-def _is_unicode(name: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def _write_data(
     writer: GGUFWriter,
     path: str,
     plans: list[_Plan],
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int, str], None] | None,
 ) -> None:
     assert writer.fout is not None
     out = writer.fout[0]
@@ -195,7 +195,7 @@ def _write_data(
             out.write(piece)
             done += len(piece)
             if progress:
-                progress(done, total)
+                progress(done, total, p.name)
         if written != p.nbytes:
             more = " or more" if written > p.nbytes else ""
             raise GgufError(

@@ -187,15 +187,27 @@ def test_a_long_key_is_cut(tmp_path: Path) -> None:
 
 def test_sparse_terabytes_are_refused_at_once(tmp_path: Path) -> None:
     # Zeros cost their maker nothing: a count that fits such a file must not be walked to its end.
-    path = b.write(tmp_path, b.gguf([b.kv("k", b.ARR, b.arr(b.STR, 2**36))]))
-    try:
-        os.truncate(path, 2**40)
-    except OSError:
-        pytest.skip("no sparse files of this size here")
-    start = time.perf_counter()
-    with pytest.raises(GgufError, match="a header may take"):
-        GgufFile.open(path)
-    assert time.perf_counter() - start < 1
+    for n_strings, expected in (2**36, "a header may take"), (2**24 + 1, "at most 16777216"):
+        path = b.write(tmp_path, b.gguf([b.kv("k", b.ARR, b.arr(b.STR, n_strings))]))
+        try:
+            os.truncate(path, 2**40)
+        except OSError:
+            pytest.skip("no sparse files of this size here")
+        start = time.perf_counter()
+        with pytest.raises(GgufError, match=expected):
+            GgufFile.open(path)
+        assert time.perf_counter() - start < 1
+
+
+def test_a_string_far_down_a_long_array_is_named(tmp_path: Path) -> None:
+    body = b.string("token") * 100_000
+    e = fails(tmp_path, arr_kv(b.STR, 100_001, body + s(1000)))
+    assert e.field == "key 'k' element 100000 of 100001 length"
+    assert e.offset == COUNT_AT + 8 + len(body)
+    cut_length = b.kv("k", b.ARR, b.arr(b.STR, 100_001, body + b"\0\0\0"))
+    e = fails(tmp_path, b.gguf([cut_length], alignment=1))
+    assert e.field == "key 'k' element 100000 of 100001 length"
+    assert e.offset == COUNT_AT + 8 + len(body) and e.found == "3 bytes before the end"
 
 
 @pytest.mark.parametrize(

@@ -145,13 +145,15 @@ def test_streamed_sources(tmp_path: Path) -> None:
 
     seen: list[tuple[int, int]] = []
 
-    def progress(done: int, total: int) -> None:
-        log.append("progress")
+    def progress(done: int, total: int, name: str) -> None:
+        log.append(name)
         seen.append((done, total))
 
     path = tmp_path / "m.gguf"
     write_gguf(path, {}, tensors(), progress=progress)
-    assert log.index("late") > log.index("progress"), "a function is called when its turn comes"
+    # A function is called when its turn comes, and progress is told for each piece.
+    assert log == [*["rows"] * 4, "late", "late", *["late rows"] * 2, "columns", *["buffers"] * 2,
+                   "bf16"]  # fmt: skip
     total = 5 * 96 + 8
     assert seen[-1] == (total, total) and {t for _, t in seen} == {total}
     assert [d for d, _ in seen] == sorted({d for d, _ in seen})
@@ -166,10 +168,17 @@ def test_a_large_tensor_is_written_in_pieces(tmp_path: Path) -> None:
     n = 40 << 20
     seen: list[int] = []
     write_gguf(tmp_path / "m.gguf", {}, {"w": (F32, (n // 4,), np.ones(n, np.uint8))},
-               progress=lambda done, _: seen.append(done))  # fmt: skip
+               progress=lambda done, *_: seen.append(done))  # fmt: skip
     assert len(seen) == 3 and seen[-1] == n
     with GgufFile.open(tmp_path / "m.gguf") as f:
         assert (f.data("w") == 1).all()
+
+
+def test_numpy_integers_do_as_shape(tmp_path: Path) -> None:
+    x = np.zeros((2, 3), np.float32)
+    write_gguf(tmp_path / "m.gguf", {}, {"x": (F32, tuple(np.array(x.shape, np.int32)), x)})
+    with GgufFile.open(os.fsencode(tmp_path / "m.gguf")) as f:
+        assert f.tensors["x"].shape == (2, 3)
 
 
 def test_unregistered_types_can_be_copied(tmp_path: Path) -> None:

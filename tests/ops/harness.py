@@ -66,6 +66,15 @@ def all_cases() -> list[Any]:
     ]
 
 
+def reference(op: str, *srcs: Any, **params: Any) -> np.ndarray:
+    """The reference of `op` on float32 or integer arrays (or nested lists of floats)."""
+    spec = op_spec(op)
+    arrays = [
+        s if s is None or isinstance(s, np.ndarray) else np.asarray(s, np.float32) for s in srcs
+    ]
+    return spec.reference(*arrays, **spec.bind_params(params))
+
+
 def build(spec: OpSpec, index: int) -> Built:
     """Case `index` of `spec`, with random data that depends on nothing else."""
     case = list(spec.cases())[index]

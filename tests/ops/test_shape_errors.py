@@ -1,0 +1,151 @@
+"""Operands that do not fit: the error names the op, the graph name and every shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import gguflow.engine.ops
+import gguflow.engine.quants  # noqa: F401  (registers the quantized types)
+from gguflow.engine.graph import Graph, ShapeError, Tensor, all_ops, dtype_by_name
+
+
+def operand(g: Graph, i: int, text: str | None) -> Tensor | None:
+    """`f32 3x4` as an input; a trailing `T` swaps the last two dimensions."""
+    if text is None:
+        return None
+    dtype, _, dims = text.partition(" ")
+    shape = tuple(int(n) for n in dims.rstrip("T").split("x"))
+    t = g.input(f"in{i}", dtype_by_name(dtype), shape)
+    return g.transpose(t) if dims.endswith("T") else t
+
+
+EPS = {"eps": 1e-5}
+NORM = {"n_dims": 4, "mode": "norm"}
+SCALE = {"scale": 1.0}
+WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
+    ("get_rows", ["f32 3x4x5", "i32 2"], {}, "the table must be [n, d]"),
+    ("get_rows", ["i32 3x4", "i32 2"], {}, "the table must be"),
+    ("get_rows", ["f32 3x4T", "i32 2"], {}, "rows dense"),
+    ("get_rows", ["f32 3x4", "i32 2x2"], {}, "ids must be dense i32 [m]"),
+    ("get_rows", ["f32 3x4", "f32 2"], {}, "ids must be dense i32 [m]"),
+    ("set_rows", ["i32 3x4", "f32 2x4", "i32 2"], {}, "the state must be"),
+    ("set_rows", ["f32 3x4", "f32 2x5", "i32 2"], {}, "x must be f32 [m, d]"),
+    ("set_rows", ["f16 3x4", "f16 2x4", "i32 2"], {}, "x must be f32 [m, d]"),
+    ("set_rows", ["f32 3x4", "f32 2x4", "i32 3"], {}, "ids must be i32 [m]"),
+    ("set_rows", ["f32 3x4", "f32 4x2T", "i32 2"], {}, "rows must be dense"),
+    ("add", ["f32 3x4", "f32 3x3"], {}, "does not repeat"),
+    ("mul", ["f32 4", "f32 2x4"], {}, "does not repeat"),
+    ("sub", ["f32 4", "f32 0"], {}, "does not repeat"),
+    ("div", ["f32 4", "i32 4"], {}, "f32, f16 or bf16"),
+    ("silu", ["i32 4"], {}, "f32, f16 or bf16"),
+    ("swiglu", ["f32 3x4", "f32 3x5"], {}, "one shape"),
+    ("geglu", ["f32 3x5"], {}, "is even"),
+    ("reglu", ["f16 3x4"], {}, "must be f32"),
+    ("swiglu", ["f32 4x3T", "f32 3x4"], {}, "dense"),
+    ("rms_norm", ["f16 3x4"], EPS, "x must be f32"),
+    ("rms_norm", ["f32 3x4T"], EPS, "dense rows"),
+    ("rms_norm_mul", ["f32 3x4", "f32 3"], EPS, "w must be dense f32 [d]"),
+    ("rms_norm_mul", ["f32 3x4T", "f32 3"], EPS, "dense rows"),
+    ("layer_norm", ["f32 3x4", "f32 3"], EPS, "w and b must be f32 [d]"),
+    ("layer_norm", ["f32 3x4", None, "f32 1x4"], EPS, "w and b must be f32 [d]"),
+    ("soft_max", ["f32 2x3x4", "f32 2x4"], {}, "must cover x's rows"),
+    ("soft_max", ["f32 2x3x4", "f32 3x5"], {}, "must cover x's rows"),
+    ("soft_max", ["f32 2x3x4", "bf16 3x4"], {}, "the mask must be f32 or f16"),
+    ("soft_max", ["f32 2x3x4"], {"max_bias": 8.0}, "max_bias needs a mask"),
+    ("rope", ["f32 3x4", "i32 3"], NORM, "x must be f32 [n_tok, n_head, hd]"),
+    ("rope", ["f32 3x2x4", "i32 2"], NORM, "pos must be i32 [n_tok]"),
+    ("rope", ["f32 3x2x4", "i32 3"], {**NORM, "n_dims": 6}, "n_dims=6"),
+    ("rope", ["f32 3x2x4", "i32 3"], {**NORM, "n_dims": 3}, "n_dims=3"),
+    ("rope", ["f32 3x2x8", "i32 2x3"], {"n_dims": 6, "mode": "2d"}, "multiple of four"),
+    ("rope", ["f32 3x2x8", "i32 3"], {"n_dims": 8, "mode": "2d"}, "[2, n_tok]"),
+    ("rope", ["f32 3x2x4", "i32 3", "f32 4"], NORM, "freq_factors must be f32 [2]"),
+    ("rope", ["f32 3x2x4", "i32 3"], {**NORM, "ext_factor": 1.0}, "needs n_ctx_orig"),
+    ("mul_mat", ["f32 5x4", "f32 3x6"], {}, "inner lengths 4 and 6 differ"),
+    ("mul_mat", ["f32 5x4", "f16 3x4"], {}, "x must be f32"),
+    ("mul_mat", ["f32 4", "f32 3x4"], {}, "w must be"),
+    ("mul_mat", ["f32 4x5T", "f32 3x4"], {}, "rows dense"),
+    ("mul_mat", ["f32 5x4", "f32 4x3T"], {}, "dense rows"),
+    ("mul_mat", ["f32 2x5x4", "f32 3x3x4"], {}, "do not divide"),
+    ("mul_mat", ["f32 2x5x4", "f32 3x4"], {}, "do not divide"),
+    ("mul_mat", ["f32 3x1x5x4", "f32 2x6x3x4"], {}, "do not divide"),
+    ("mul_mat_add", ["f32 5x4", "f32 3x4", "f32 4"], {}, "r must be f32 [3, 5] or [5]"),
+    ("mul_mat_add", ["f32 5x4", "f32 3x6", "f32 5"], {}, "inner lengths 4 and 6 differ"),
+    ("mul_mat_swiglu", ["f32 5x4", "f32 6x4", "f32 3x4"], {}, "one shape [n, k]"),
+    ("mul_mat_swiglu", ["f32 5x4", "f32 5x4", "f32 3x5"], {}, "inner lengths 4 and 5 differ"),
+    ("attention", ["f32 2x4x8", "f32 9x2x6", "f32 9x2x8", "i32 2"], SCALE, "one head size"),
+    ("attention", ["f32 2x4x8", "f32 9x3x8", "f32 9x3x8", "i32 2"], SCALE, "a multiple of"),
+    ("attention", ["f32 2x4x8", "f32 9x2x8", "f32 7x2x8", "i32 2"], SCALE, "the same rows"),
+    ("attention", ["f32 2x4x8", "f32 9x2x8", "f32 9x2x8", "i32 3"], SCALE, "pos must be i32"),
+    ("attention", ["f16 2x4x8", "f32 9x2x8", "f32 9x2x8", "i32 2"], SCALE, "q must be f32"),
+    ("attention", ["f32 2x4x32", "q4_0 9x2x32", "f32 9x2x32", "i32 2"], SCALE, "k and v must be"),
+    ("cpy", ["f32 3x4"], {"type": 99999}, "type=99999 is no known type"),
+    ("cpy", ["f32 3x33"], {"type": 8}, "block of 32"),
+    ("cpy", ["i32 3x4"], {"type": 0}, "cannot convert i32 to f32"),
+    ("cont", ["q8_0 3x32"], {}, "is quantized"),
+    ("sum", ["f32 3x4"], {"axis": 0}, "axis=0"),
+    ("mean", ["f32 3x4"], {"axis": -3}, "axis=-3"),
+    ("max", ["f16 3x4"], {}, "x must be f32"),
+    ("argmax", ["f32 3x0"], {}, "is empty"),
+    ("scale", ["f16 3"], {"s": 2.0}, "x must be f32"),
+    ("clamp", ["f32 3"], {"min": 2.0, "max": 1.0}, "min=2.0 is above max=1.0"),
+    ("concat", ["f32 3x4", "f32 2x4"], {"axis": -1}, "shapes differ"),
+    ("concat", ["f32 3x4", "f32 4"], {"axis": -1}, "shapes differ"),
+    ("concat", ["f32 3x4", "f16 3x4"], {"axis": -1}, "one type"),
+    ("concat", ["f32 3x4", "f32 3x4"], {"axis": 1}, "axis=1"),
+    ("repeat", ["f32 3x4"], {"r0": 0}, "at least one"),
+    ("repeat", ["q8_0 3x32"], {"r1": 2}, "is quantized"),
+    ("top_k", ["f32 3x4"], {"k": 5}, "k=5 is not in 1..4"),
+    ("top_k", ["f32 3x4"], {"k": 0}, "k=0"),
+    ("sample", ["f32 2x9", "f32 8", "i64 2", "i32 4"], {}, "logits must be f32 [1, n_vocab]"),
+    ("sample", ["f32 1x9", "f32 7", "i64 2", "i32 4"], {}, "settings must be f32 [8]"),
+    ("sample", ["f32 1x9", "f32 8", "i32 2", "i32 4"], {}, "rng must be i64 [2]"),
+    ("sample", ["f32 1x9", "f32 8", "i64 2", "f32 4"], {}, "history must be i32 [h]"),
+]
+
+
+@pytest.mark.parametrize("op, srcs, params, fragment", WRONG)
+def test_wrong_operands(
+    op: str, srcs: list[str | None], params: dict[str, Any], fragment: str
+) -> None:
+    g = Graph()
+    tensors = [operand(g, i, text) for i, text in enumerate(srcs)]
+    with pytest.raises(ShapeError) as caught, g.scope("blk.3"):
+        g.op(op, *tensors, name="there", **params)
+    message = str(caught.value)
+    assert message.startswith(f"blk.3.there: {op}: ")
+    assert fragment in message
+    for t in tensors:
+        if t is not None:
+            assert f"{t.name} {t.dtype.name}{list(t.shape)}" in message
+    assert not g.nodes
+
+
+def test_every_op_is_here() -> None:
+    unary = {"gelu", "gelu_erf", "relu", "sigmoid", "tanh", "exp", "neg", "sqr", "sqrt", "abs"}
+    assert {spec.name for spec in all_ops()} - {w[0] for w in WRONG} == unary  # these are as silu
+
+
+def test_too_few_or_missing_operands() -> None:
+    g = Graph()
+    x = g.input("x", dtype_by_name("f32"), (3,))
+    with pytest.raises(ShapeError, match="add at add: 1 operands, takes 2 to 2"):
+        g.add(x)
+    with pytest.raises(ShapeError, match="add at add.2: operand 1 is required"):
+        g.add(x, None)
+
+
+@pytest.mark.parametrize(
+    "op, params, message",
+    [
+        ("scale", {}, "scale: parameter s is required"),
+        ("scale", {"s": 1.0, "bias": 2.0}, "scale: unknown parameter bias"),
+        ("scale", {"s": "two"}, "scale: s='two', expected a number"),
+        ("top_k", {"k": 1.5}, "top_k: k=1.5, expected an integer"),
+    ],
+)
+def test_wrong_parameters(op: str, params: dict[str, Any], message: str) -> None:
+    g = Graph()
+    with pytest.raises(TypeError, match=message):
+        g.op(op, g.input("x", dtype_by_name("f32"), (3,)), **params)

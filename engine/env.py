@@ -2,9 +2,9 @@
 
 | variable | values | meaning |
 |---|---|---|
-| GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library instead of the best one |
+| GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library, not the best one |
 | GGUFLOW_CPU_PIN | 0, 1 | pin worker threads to processors (default 1) |
-| GGUFLOW_CPU_SPIN | turns | how long an idle worker spins before it sleeps (default 20000) |
+| GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 20000) |
 | GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |
 """
 

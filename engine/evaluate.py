@@ -1,8 +1,8 @@
 """How good a model is: perplexity on a text, and KL divergence between two models.
 
-Both follow llama.cpp's `llama-perplexity`, so figures compare: the text is cut into windows of n_ctx
-tokens, each starts with BOS if the vocabulary asks for it, and only the second half of each window is
-scored, so that every scored token has at least half a window of context.
+Both follow llama.cpp's `llama-perplexity`, so figures compare: the text is cut into windows of
+n_ctx tokens, each starts with BOS if the vocabulary asks for it, and only the second half of each
+window is scored, so that every scored token has at least half a window of context.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every architecture shares: hyperparameters read from GGUF keys, the weight list, the registry.
+"""What architectures share: hyperparameters read from GGUF keys, the weight list, the registry.
 
 An architecture is one file in this directory that subclasses `Architecture`; it is found by being
 there.
@@ -93,9 +93,10 @@ class Architecture:
     @classmethod
     def tiny(cls) -> HParams:
         """A configuration small enough for tests of every architecture."""
-        return HParams(cls.name, n_vocab=96, n_ctx_train=64, n_embd=64, n_layer=2, n_ff=96, n_head=4,
-                       n_head_kv=2, head_dim=16, head_dim_v=16, norm_eps=1e-5, rope_dims=16,
-                       rope_base=10000.0)  # fmt: skip
+        return HParams(
+            cls.name, n_vocab=96, n_ctx_train=64, n_embd=64, n_layer=2, n_ff=96, n_head=4,
+            n_head_kv=2, head_dim=16, head_dim_v=16, norm_eps=1e-5, rope_dims=16, rope_base=1e4,
+        )  # fmt: skip
 
     def __init_subclass__(cls) -> None:
         if cls.name:

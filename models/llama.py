@@ -1,8 +1,8 @@
 """LLaMA: Llama 1, 2 and 3.x, TinyLlama, SmolLM, Mistral and everything else of that shape.
 
 Pre-norm decoder: x += attention(rms_norm(x)); x += swiglu_ffn(rms_norm(x)). Grouped heads, rotary
-positions, optional biases, optional tied embeddings. Sources: Touvron et al. 2023 (arXiv 2302.13971,
-2307.09288), Dubey et al. 2024 (arXiv 2407.21783), Jiang et al. 2023 (arXiv 2310.06825).
+positions, optional biases, optional tied embeddings. Sources: Touvron et al. 2023 (arXiv
+2302.13971, 2307.09288), Dubey et al. 2024 (arXiv 2407.21783), Jiang et al. 2023 (arXiv 2310.06825).
 """
 
 from __future__ import annotations

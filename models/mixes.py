@@ -1,8 +1,8 @@
 """Quantization mixes: which element type each tensor of a model gets under a name like Q4_K_M.
 
 The names and the choices are llama.cpp's (`llama-quantize`), so that files and figures compare. A
-mix is a base type and exceptions: some tensors hurt more than others when they lose bits, the output
-head, the values of attention and the second feed-forward matrix first of all.
+mix is a base type and exceptions: some tensors hurt more than others when they lose bits, first of
+all the output head, the values of attention and the second feed-forward matrix.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import numpy as np
@@ -10,7 +11,7 @@ HUGE_PAGE = 2 << 20
 
 
 class HostBuffer:
-    """Host bytes with a stable address. Pages of a fresh buffer are zero and cost nothing until used."""
+    """Host bytes with a stable address. Fresh pages are zero and cost nothing until used."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -26,10 +27,8 @@ class HostBuffer:
             raise MemoryError(f"cannot allocate {nbytes} bytes of host memory: {e}") from None
         if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
             # Streaming gigabytes of weights through 4 KiB pages costs a tenth of the bandwidth.
-            try:
+            with contextlib.suppress(OSError):  # a kernel without transparent huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without transparent huge pages
         return cls(np.frombuffer(memory, np.uint8)[:nbytes])
 
     def host(self) -> np.ndarray:

@@ -12,5 +12,6 @@ from .types import BackendInfo
 __all__ = [
     "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Placement", "PlacementError",
     "PlacementRules", "Plan", "PlanOptions", "Segment", "SpaceBytes", "compile_graph", "fuse",
-    "fuse_graph", "human_bytes", "listing", "place", "plan_memory", "prune", "round_up", "split", "summary",
+    "fuse_graph", "human_bytes", "listing", "place", "plan_memory", "prune", "round_up", "split",
+    "summary",
 ]  # fmt: skip

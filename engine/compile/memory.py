@@ -1,8 +1,8 @@
 """Memory planning: one arena a memory space, every intermediate value at a fixed offset.
 
 Two values may share bytes when their lifetimes do not overlap. Lifetimes are intervals of positions
-in the execution order; a view keeps the memory it looks into alive. An op that may work in place takes
-over its operand's memory when nobody else needs the operand afterwards.
+in the execution order; a view keeps the memory it looks into alive. An op that may work in place
+takes over its operand's memory when nobody else needs the operand afterwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Splitting: cut the node list into segments of one backend, with explicit copies between spaces."""
+"""Splitting: cut the nodes into segments of one backend, with explicit copies between spaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ctypes mirror of kernels/cpu/abi.h, field by field. Structures and their fill-in, nothing else."""
+"""ctypes mirror of kernels/cpu/abi.h, field by field: structures and their fill-in only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU backend: lowers a segment to a flat array of op records and runs it in one native call."""
+"""The CPU backend: lowers a segment to an array of op records and runs it in one native call."""
 
 from __future__ import annotations
 
@@ -164,9 +164,13 @@ class CpuExecutable:
         self._scratch = HostBuffer.zeros(scratch)
         self._keep = (backend, memory)
         self._run = backend.lib.cdll.gf_pool_run
-        self._args = (ctypes.c_void_p(backend.pool(n_threads)), ctypes.cast(self._ops, ctypes.c_void_p),
-                      ctypes.c_int64(self.n_ops), ctypes.c_void_p(self._scratch.address),
-                      ctypes.c_int64(scratch))  # fmt: skip
+        self._args = (
+            ctypes.c_void_p(backend.pool(n_threads)),
+            ctypes.cast(self._ops, ctypes.c_void_p),
+            ctypes.c_int64(self.n_ops),
+            ctypes.c_void_p(self._scratch.address),
+            ctypes.c_int64(scratch),
+        )
 
     def run(self, ends_ns: np.ndarray | None = None) -> None:
         self._run(*self._args, None if ends_ns is None else ctypes.c_void_p(ends_ns.ctypes.data))

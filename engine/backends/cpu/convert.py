@@ -12,6 +12,12 @@ from gguflow.engine.graph import DType
 from .library import CpuLibrary
 
 CHUNK_BYTES = 4 << 20  # of float32 values a task handles
+# What gf_quantize_rows and gf_dequantize_rows return besides 0.
+STATUS = {
+    1: "there is no native conversion for this type",
+    2: "the rows split a block",
+    3: "a value is NaN, infinite or too large for the type's scale",
+}
 
 
 class NativeConverter:
@@ -36,14 +42,11 @@ class NativeConverter:
         with ThreadPoolExecutor(self.n_threads) as threads:
             failed = [s for s in threads.map(part, range(0, rows, step)) if s]
         if failed:
-            raise ValueError(f"{dtype.name}: rows of {n} cannot be converted (status {failed[0]})")
+            raise ValueError(f"{dtype.name}: {STATUS.get(failed[0], failed[0])} (rows of {n})")
 
     def encode(self, dtype: DType, x: np.ndarray) -> np.ndarray:
-        """float32 [rows, n] -> uint8 [rows, row bytes]. Raises ValueError for NaN or infinity."""
+        """float32 [rows, n] -> uint8 [rows, row bytes]. ValueError for what the type cannot hold."""
         x = np.ascontiguousarray(x, np.float32)
-        if not np.isfinite(x).all():
-            at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
-            raise ValueError(f"{dtype.name}: value {x[at]} at {list(at)} cannot be quantized")
         out = np.empty((x.shape[0], dtype.row_bytes(x.shape[1])), np.uint8)
         self._rows("gf_quantize_rows", dtype, x, out, x.shape[1])
         return out

@@ -20,7 +20,7 @@ class CpuLibraryError(RuntimeError):
 
 
 class CpuLibrary:
-    """One loaded library. Exports are looked up by op name: `gf_op_<name>`, `gf_init_<name>`, ..."""
+    """One loaded library. Exports are looked up by name: `gf_op_<op>`, `gf_init_<op>`, ..."""
 
     def __init__(self, isa: str, path: Path) -> None:
         self.isa = isa

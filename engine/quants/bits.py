@@ -45,13 +45,15 @@ def pack_fields(q: np.ndarray, group: int, bits: int) -> np.ndarray:
     per_byte = 8 // bits
     q = q.astype(np.uint8) & np.uint8((1 << bits) - 1)
     fields = q.reshape(len(q), -1, per_byte, group) << _shifts(bits)
-    return np.bitwise_or.reduce(fields, axis=2).reshape(len(q), -1)
+    packed: np.ndarray = np.bitwise_or.reduce(fields, axis=2)
+    return packed.reshape(len(q), -1)
 
 
 def unpack_fields(raw: np.ndarray, group: int, bits: int) -> np.ndarray:
     """The inverse of `pack_fields`: uint8 [m, bytes] -> uint8 [m, bytes * 8 / bits]."""
-    fields = raw.reshape(len(raw), -1, 1, group) >> _shifts(bits)
-    return (fields & np.uint8((1 << bits) - 1)).reshape(len(raw), -1)
+    fields: np.ndarray = raw.reshape(len(raw), -1, 1, group) >> _shifts(bits)
+    fields &= np.uint8((1 << bits) - 1)
+    return fields.reshape(len(raw), -1)
 
 
 def _shifts(bits: int) -> np.ndarray:

@@ -33,14 +33,14 @@ def dequantize_any(ggml_id: int, raw: np.ndarray, shape: Sequence[int]) -> np.nd
     if n % block:
         raise ValueError(f"{kind.name}: a row of {n} is no multiple of its block of {block}")
     row_bytes = n // block * block_bytes
-    rows = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
+    buffer = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
     n_rows = prod(shape[:-1])
-    if rows.size != n_rows * row_bytes:
+    if buffer.size != n_rows * row_bytes:
         raise ValueError(
-            f"{kind.name}: {rows.size} bytes for shape {list(shape)}, which takes "
+            f"{kind.name}: {buffer.size} bytes for shape {list(shape)}, which takes "
             f"{n_rows * row_bytes}"
         )
-    rows = rows.reshape(n_rows, row_bytes)
+    rows = buffer.reshape(n_rows, row_bytes)
     out = np.empty((n_rows, n), np.float32)
     step = max(1, _CHUNK_BYTES // max(1, 4 * n))
     with np.errstate(invalid="ignore", over="ignore"):  # a file may hold infinite scales

@@ -21,7 +21,8 @@ class Q4_0(Codec):
 
     def unpack(self, blocks: np.ndarray) -> np.ndarray:
         q = unpack_fields(blocks[:, 2:], 16, 4).astype(np.int8) - np.int8(8)
-        return f32_column(blocks[:, :2]) * q
+        x: np.ndarray = f32_column(blocks[:, :2]) * q
+        return x
 
     def pack(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         d = largest(x) / np.float32(-8)

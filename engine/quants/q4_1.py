@@ -22,7 +22,8 @@ class Q4_1(Codec):
 
     def unpack(self, blocks: np.ndarray) -> np.ndarray:
         q = unpack_fields(blocks[:, 4:], 16, 4)
-        return f32_column(blocks[:, :2]) * q + f32_column(blocks[:, 2:4])
+        x: np.ndarray = f32_column(blocks[:, :2]) * q + f32_column(blocks[:, 2:4])
+        return x
 
     def pack(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         least, most = least_and_most(x)

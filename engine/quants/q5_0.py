@@ -19,7 +19,8 @@ from .bits import f16_column, f32_column, inverse, largest, pack_fields, unpack_
 def unpack_five(raw: np.ndarray) -> np.ndarray:
     """The 20 bytes of fifth bits and low bits -> codes uint8 [m, 32]. q5_1 has the same."""
     high = np.unpackbits(raw[:, :4], axis=-1, bitorder="little")
-    return unpack_fields(raw[:, 4:], 16, 4) | (high << 4)
+    q: np.ndarray = unpack_fields(raw[:, 4:], 16, 4) | (high << 4)
+    return q
 
 
 def pack_five(q: np.ndarray) -> np.ndarray:
@@ -33,9 +34,9 @@ class Q5_0(Codec):
     limit = 16 * F16_MAX
 
     def unpack(self, blocks: np.ndarray) -> np.ndarray:
-        return f32_column(blocks[:, :2]) * (
-            unpack_five(blocks[:, 2:]).astype(np.int8) - np.int8(16)
-        )
+        q = unpack_five(blocks[:, 2:]).astype(np.int8) - np.int8(16)
+        x: np.ndarray = f32_column(blocks[:, :2]) * q
+        return x
 
     def pack(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         d = largest(x) / np.float32(-16)

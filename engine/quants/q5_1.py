@@ -23,7 +23,9 @@ class Q5_1(Codec):
     limit = F16_MAX
 
     def unpack(self, blocks: np.ndarray) -> np.ndarray:
-        return f32_column(blocks[:, :2]) * unpack_five(blocks[:, 4:]) + f32_column(blocks[:, 2:4])
+        q = unpack_five(blocks[:, 4:])
+        x: np.ndarray = f32_column(blocks[:, :2]) * q + f32_column(blocks[:, 2:4])
+        return x
 
     def pack(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         least, most = least_and_most(x)

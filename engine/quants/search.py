@@ -30,7 +30,8 @@ def sum_rows(n: int, row: Callable[[int], np.ndarray]) -> np.ndarray:
 
 def round_within(v: np.ndarray, lo: float, hi: float) -> np.ndarray:
     """Nearest integer, ties to even, within [lo, hi]."""
-    return np.rint(np.clip(v, _F(lo), _F(hi)))
+    nearest: np.ndarray = np.rint(np.clip(v, _F(lo), _F(hi)))
+    return nearest
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ def search_coordinate(x: np.ndarray, w: np.ndarray, top: float) -> np.ndarray:
 
 
 def _largest(x: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(x, np.abs(x).argmax(axis=0, keepdims=True), axis=0)[0]
+    big: np.ndarray = np.take_along_axis(x, np.abs(x).argmax(axis=0, keepdims=True), axis=0)
+    return big.reshape(-1)
 
 
 def _symmetric_sums(

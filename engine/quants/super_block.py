@@ -76,10 +76,12 @@ def dequantize_affine(
     m, s = scale.shape
     dl = (d * scale).reshape(m, s, 1)
     ml = (dmin * minimum).reshape(m, s, 1)
-    return (dl * q.reshape(m, s, -1) - ml).reshape(m, -1)
+    x: np.ndarray = dl * q.reshape(m, s, -1) - ml
+    return x.reshape(m, -1)
 
 
 def dequantize_symmetric(q: np.ndarray, d: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """x = (d * scale) * q. q: int8 [m, 256]; d: float32 [m, 1]; scale: int8 [m, s]."""
     m, s = scale.shape
-    return ((d * scale).reshape(m, s, 1) * q.reshape(m, s, -1)).reshape(m, -1)
+    x: np.ndarray = (d * scale).reshape(m, s, 1) * q.reshape(m, s, -1)
+    return x.reshape(m, -1)

@@ -45,7 +45,7 @@ def uniform(n: int, stream: int) -> np.ndarray:
 
 def normal_data(rows: int, n: int) -> np.ndarray:
     """About normal (a sum of twelve uniforms), deviation 1/16: what weights look like."""
-    total = sum(uniform(rows * n, s) for s in range(12)) - 6
+    total = np.sum([uniform(rows * n, s) for s in range(12)], axis=0) - 6
     return (total / 16).astype(np.float32).reshape(rows, n)
 
 

@@ -92,7 +92,9 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("name, writes, expected", BLOCKS, ids=[b[0] for b in BLOCKS])
-def test_hand_written_block(name: str, writes: list, expected: dict[int, float]) -> None:
+def test_hand_written_block(
+    name: str, writes: list[tuple[int, ...]], expected: dict[int, float]
+) -> None:
     c = codec(name)
     raw = np.zeros(c.dtype.nbytes, np.uint8)
     for at, *values in writes:

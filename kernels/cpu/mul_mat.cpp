@@ -10,35 +10,49 @@ namespace {
 
 constexpr int64_t kChunkBytes = 192 << 10;  // of weights kept in the second-level cache
 
-// -- INIT: the activations ------------------------------------------------------------------------
+// -- INIT: the columns as the weights want them
+// ----------------------------------------------------
 
-// Quantizes units [begin, end) for weight w; a unit is one block of one tile.
+// A unit is one block of one tile.
 void quantize_units(const MulMatPlan& p, const Weight& w, uint8_t* acts, gf_range units) {
   const int64_t n_blocks = p.k / 32;
+  const auto column = [&](int64_t c) {
+    return reinterpret_cast<const float*>(p.column(p.x, 0, c));
+  };
   for (int64_t u = units.begin; u < units.end;) {
     const Tile tile = p.tiles[u / n_blocks];
     const int64_t end = (u / n_blocks + 1) * n_blocks;
     uint8_t* base = acts + tile.first * n_blocks * kActBlockBytes;
     for (; u < end && u < units.end; ++u) {
       const int64_t ib = u % n_blocks;
-      quantize_tile_block(
-          tile, [&](int64_t c) { return p.column(*p.x, 0, c); }, p.x->nb[0], ib, w.packed->sums,
-          base + ib * kActBlockBytes * tile.width);
+      quantize_tile_block(tile, column, ib, w.packed->sums,
+                          base + ib * kActBlockBytes * tile.width);
     }
   }
 }
 
-void quantize_all(const MulMatPlan& p, uint8_t* acts, const gf_thread* share) {
-  const int64_t units = p.tiles.count() * (p.k / 32);
-  for (int i = 0; i < p.n_weights; ++i) {
-    if (p.w[i].path != Weight::kPacked) continue;
-    if (i > 0 && p.w[0].path == Weight::kPacked && p.w[i].acts == p.w[0].acts) continue;
-    const gf_range mine = share ? gf_split_units(units, 8, share) : gf_range{0, units};
-    quantize_units(p, p.w[i], acts + p.w[i].acts, mine);
+void round_columns(const MulMatPlan& p, uint8_t* acts, gf_range columns) {
+  for (int64_t i = columns.begin; i < columns.end; ++i) {
+    const char* x = p.column(p.x, i / p.n_cols, i % p.n_cols);
+    f32_row_to_bf16(reinterpret_cast<const float*>(x), p.k,
+                    reinterpret_cast<uint16_t*>(acts + i * p.bf16_column_bytes()));
   }
 }
 
-void run_init(const MulMatPlan& p, gf_thread* th) { quantize_all(p, th->scratch, th); }
+// This thread's share, or everything without a thread.
+void convert_x(const MulMatPlan& p, uint8_t* acts, const gf_thread* th) {
+  for (int i = 0; i < p.n_weights; ++i) {
+    const Weight& w = p.w[i];
+    if (!w.converts_x() || (i > 0 && w.same_acts(p.w[0]))) continue;
+    if (w.packed) {
+      const int64_t units = p.tiles.count() * (p.k / 32);
+      quantize_units(p, w, acts + w.acts, th ? gf_split_units(units, 8, th) : gf_range{0, units});
+    } else {
+      const int64_t columns = p.n_matrices * p.n_cols;
+      round_columns(p, acts + w.acts, th ? gf_split(columns, th) : gf_range{0, columns});
+    }
+  }
+}
 
 // -- the product of one group of rows and one tile of columns -------------------------------------
 
@@ -54,37 +68,38 @@ int rows_in_group(const MulMatPlan& p, int64_t group) {
 struct Worker {
   const MulMatPlan& p;
   const uint8_t* acts;
-  float* rows_f32[2];  // sixteen converted rows of each weight
+  char* copies[2];  // sixteen converted rows of each weight
 
   // out [tile.width][16]
   void product(int i, int64_t matrix, int64_t group, const Tile& tile, float* out) const {
     const Weight& w = p.w[i];
-    const gf_tensor& t = *w.t;
-    if (w.path == Weight::kPacked) {
-      const int64_t n_blocks = p.k / 32;
+    if (w.packed) {
+      const int64_t n_blocks = p.k / 32 / w.packed->blocks_of_32;
       const auto* rows =
-          static_cast<const uint8_t*>(t.data) +
-          group * kRows * (n_blocks / w.packed->blocks_of_32) * w.packed->block_bytes;
-      const uint8_t* a = acts + w.acts + tile.first * n_blocks * kActBlockBytes;
-      w.packed->tile[log2_width(tile.width)](rows, a, n_blocks / w.packed->blocks_of_32, out);
+          static_cast<const uint8_t*>(w.t->data) + group * kRows * n_blocks * w.packed->block_bytes;
+      const uint8_t* a = acts + w.acts + tile.first * (p.k / 32) * kActBlockBytes;
+      w.packed->tile[log2_width(tile.width)](rows, a, n_blocks, out);
       return;
     }
-    const float* x[kMaxTile];
+    const void* x[kMaxTile];
     for (int c = 0; c < tile.valid; ++c) {
-      x[c] = reinterpret_cast<const float*>(p.column(*p.x, matrix, tile.first + c));
+      const int64_t column = tile.first + c;
+      x[c] = w.rounds_x ? static_cast<const void*>(
+                              acts + w.acts + (matrix * p.n_cols + column) * p.bf16_column_bytes())
+                        : p.column(p.x, matrix, column);
     }
-    const bool converted = w.path == Weight::kQuant;
-    w.kernel(converted ? reinterpret_cast<const char*>(rows_f32[i]) : group_rows(t, matrix, group),
-             converted ? p.k * 4 : t.nb[1], rows_in_group(p, group), x, tile.valid, p.k, out);
+    w.kernel(w.convert ? copies[i] : group_rows(*w.t, matrix, group),
+             w.convert ? p.k * w.copy_bytes : w.t->nb[1], rows_in_group(p, group), x, tile.valid,
+             p.k, out);
   }
 
-  // Makes the group's rows of quantized weights ready for `product`.
+  // Makes the group's rows ready for `product`, where they are not.
   void convert(int i, int64_t matrix, int64_t group) const {
-    if (p.w[i].path != Weight::kQuant) return;
-    const gf_tensor& t = *p.w[i].t;
+    const Weight& w = p.w[i];
+    if (!w.convert) return;
+    const char* rows = group_rows(*w.t, matrix, group);
     for (int r = 0; r < rows_in_group(p, group); ++r) {
-      gf_dequantize_row(t.type, group_rows(t, matrix, group) + r * t.nb[1], rows_f32[i] + r * p.k,
-                        p.k);
+      w.convert(w.t->type, rows + r * w.t->nb[1], p.k, copies[i] + r * p.k * w.copy_bytes);
     }
   }
 };
@@ -102,8 +117,7 @@ struct AddResidual {
   static constexpr int kWeights = 1;
   static GF_INLINE void finish(const MulMatPlan& p, int64_t matrix, int64_t column, int64_t row,
                                int n_rows, float* v, const float*) {
-    const gf_tensor& r = p.op->src[2];
-    const auto* from = reinterpret_cast<const float*>(p.column(r, matrix, column)) + row;
+    const auto* from = reinterpret_cast<const float*>(p.column(p.residual, matrix, column)) + row;
     for (int i = 0; i < n_rows; ++i) v[i] += from[i];
   }
 };
@@ -123,11 +137,11 @@ void run(const MulMatPlan& p, gf_thread* th) {
   uint8_t* acts = th->scratch;
   if (p.own_acts && p.acts_bytes > 0) {
     acts += p.acts_bytes * th->ith;
-    quantize_all(p, acts, nullptr);
+    convert_x(p, acts, nullptr);
   }
-  auto* converted =
-      reinterpret_cast<float*>(th->scratch + p.rows_f32(th->nth) + p.rows_f32_bytes * th->ith);
-  const Worker worker{p, acts, {converted, converted + kRows * p.k}};
+  auto* copies =
+      reinterpret_cast<char*>(th->scratch + p.rows_offset(th->nth) + p.rows_bytes * th->ith);
+  const Worker worker{p, acts, {copies, copies + p.copy_bytes(0)}};
 
   // Items: enough for the threads to even out, groups of rows small enough to stay in the cache.
   const int64_t n_groups = (p.n + kRows - 1) / kRows;
@@ -135,7 +149,7 @@ void run(const MulMatPlan& p, gf_thread* th) {
   const int64_t wanted = th->nth * int64_t{8};
   int64_t groups = kChunkBytes / (group_bytes + 1);
   if (groups > n_groups * p.n_matrices / wanted) groups = n_groups * p.n_matrices / wanted;
-  if (groups < 1 || p.rows_f32_bytes > 0) groups = 1;
+  if (groups < 1 || p.rows_bytes > 0) groups = 1;
   const int64_t row_items = (n_groups + groups - 1) / groups;
   int64_t tile_items = wanted / (row_items * p.n_matrices);
   if (tile_items > p.tiles.count()) tile_items = p.tiles.count();
@@ -160,7 +174,7 @@ void run(const MulMatPlan& p, gf_thread* th) {
         for (int c = 0; c < tile.valid; ++c) {
           float* v = out[0] + c * kRows;
           Epilogue::finish(p, matrix, tile.first + c, row, n_rows, v, out[1] + c * kRows);
-          auto* to = reinterpret_cast<float*>(p.column(*p.dst, matrix, tile.first + c)) + row;
+          auto* to = reinterpret_cast<float*>(p.column(p.dst, matrix, tile.first + c)) + row;
           std::memcpy(to, v, sizeof(float) * static_cast<size_t>(n_rows));
         }
       }
@@ -178,16 +192,16 @@ bool weight_ok(const gf_tensor& w) {
 
 bool floats_ok(const gf_tensor& t) { return t.type == GF_F32 && gf_rows_dense(t); }
 
-int64_t scratch_bytes(const gf_op* op, int n_weights, const gf_tensor* x, int n_threads) {
+int64_t scratch_bytes(const gf_op* op, int n_weights, const gf_tensor& x, int n_threads) {
   MulMatPlan p(op, n_weights, x);
   // Whether INIT will be left out may not be decided yet.
-  p.own_acts = p.n_cols == 1;
+  p.own_acts = p.n_cols * p.n_matrices == 1;
   return p.scratch(n_threads);
 }
 
-bool needs_init(const gf_op* op, int n_weights, const gf_tensor* x) {
+bool needs_init(const gf_op* op, int n_weights, const gf_tensor& x) {
   const MulMatPlan p(op, n_weights, x);
-  return p.acts_bytes > 0 && p.n_cols > 1;
+  return p.acts_bytes > 0 && p.n_cols * p.n_matrices > 1;
 }
 
 }  // namespace
@@ -200,31 +214,33 @@ bool needs_init(const gf_op* op, int n_weights, const gf_tensor* x) {
 GF_KERNEL_SUPPORTS(mul_mat) {
   return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[1]) && gf::floats_ok(op->dst);
 }
-GF_KERNEL_SCRATCH(mul_mat) { return gf::scratch_bytes(op, 1, &op->src[1], n_threads); }
+GF_KERNEL_SCRATCH(mul_mat) { return gf::scratch_bytes(op, 1, op->src[1], n_threads); }
 GF_EXPORT int32_t gf_needs_init_mul_mat(const gf_op* op) {
-  return gf::needs_init(op, 1, &op->src[1]);
+  return gf::needs_init(op, 1, op->src[1]);
 }
-GF_KERNEL_INIT(mul_mat) { gf::run_init(gf::MulMatPlan(op, 1, &op->src[1]), th); }
-GF_KERNEL(mul_mat) { gf::run<gf::StoreProduct>(gf::MulMatPlan(op, 1, &op->src[1]), th); }
+GF_KERNEL_INIT(mul_mat) { gf::convert_x(gf::MulMatPlan(op, 1, op->src[1]), th->scratch, th); }
+GF_KERNEL(mul_mat) { gf::run<gf::StoreProduct>(gf::MulMatPlan(op, 1, op->src[1]), th); }
 
 GF_KERNEL_SUPPORTS(mul_mat_add) {
   return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[1]) && gf::floats_ok(op->dst) &&
          gf::floats_ok(op->src[2]);
 }
-GF_KERNEL_SCRATCH(mul_mat_add) { return gf::scratch_bytes(op, 1, &op->src[1], n_threads); }
+GF_KERNEL_SCRATCH(mul_mat_add) { return gf::scratch_bytes(op, 1, op->src[1], n_threads); }
 GF_EXPORT int32_t gf_needs_init_mul_mat_add(const gf_op* op) {
-  return gf::needs_init(op, 1, &op->src[1]);
+  return gf::needs_init(op, 1, op->src[1]);
 }
-GF_KERNEL_INIT(mul_mat_add) { gf::run_init(gf::MulMatPlan(op, 1, &op->src[1]), th); }
-GF_KERNEL(mul_mat_add) { gf::run<gf::AddResidual>(gf::MulMatPlan(op, 1, &op->src[1]), th); }
+GF_KERNEL_INIT(mul_mat_add) { gf::convert_x(gf::MulMatPlan(op, 1, op->src[1]), th->scratch, th); }
+GF_KERNEL(mul_mat_add) { gf::run<gf::AddResidual>(gf::MulMatPlan(op, 1, op->src[1]), th); }
 
 GF_KERNEL_SUPPORTS(mul_mat_swiglu) {
   return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[2]) && gf::floats_ok(op->dst) &&
          gf::weight_ok(op->src[1]);
 }
-GF_KERNEL_SCRATCH(mul_mat_swiglu) { return gf::scratch_bytes(op, 2, &op->src[2], n_threads); }
+GF_KERNEL_SCRATCH(mul_mat_swiglu) { return gf::scratch_bytes(op, 2, op->src[2], n_threads); }
 GF_EXPORT int32_t gf_needs_init_mul_mat_swiglu(const gf_op* op) {
-  return gf::needs_init(op, 2, &op->src[2]);
+  return gf::needs_init(op, 2, op->src[2]);
 }
-GF_KERNEL_INIT(mul_mat_swiglu) { gf::run_init(gf::MulMatPlan(op, 2, &op->src[2]), th); }
-GF_KERNEL(mul_mat_swiglu) { gf::run<gf::SwiGlu>(gf::MulMatPlan(op, 2, &op->src[2]), th); }
+GF_KERNEL_INIT(mul_mat_swiglu) {
+  gf::convert_x(gf::MulMatPlan(op, 2, op->src[2]), th->scratch, th);
+}
+GF_KERNEL(mul_mat_swiglu) { gf::run<gf::SwiGlu>(gf::MulMatPlan(op, 2, op->src[2]), th); }

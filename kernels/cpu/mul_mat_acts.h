@@ -62,27 +62,18 @@ class Tiling {
   Tile tail_[8];
 };
 
-// Quantizes block ib of one tile. x(c) is the address of column c's first element, x_stride the
-// bytes between elements.
+// Quantizes block ib of one tile; column(c) is the address of column c.
 template <class Column>
-inline void quantize_tile_block(const Tile& tile, const Column& column, int64_t x_stride,
-                                int64_t ib, SumUse use, uint8_t* out) {
+inline void quantize_tile_block(const Tile& tile, const Column& column, int64_t ib, SumUse use,
+                                uint8_t* out) {
   const int width = tile.width;
   auto* d = reinterpret_cast<float*>(out);
   uint8_t* aux = out + 4 * width;
   auto* q = reinterpret_cast<int8_t*>(out + 12 * width);
   if (tile.valid < width) std::memset(out, 0, static_cast<size_t>(kActBlockBytes) * width);
   for (int c = 0; c < tile.valid; ++c) {
-    const char* x = column(tile.first + c) + ib * 32 * x_stride;
-    float gathered[32];
-    const float* values = gathered;
-    if (x_stride == 4) {
-      values = reinterpret_cast<const float*>(x);
-    } else {
-      for (int i = 0; i < 32; ++i) std::memcpy(&gathered[i], x + i * x_stride, 4);
-    }
     int32_t sums[2];
-    d[c] = quantize_32(values, q + 32 * c, sums);
+    d[c] = quantize_32(column(tile.first + c) + ib * 32, q + 32 * c, sums);
     if (use.halves == 1) sums[0] += sums[1];
     for (int h = 0; h < 2; ++h) {
       const int32_t start = -use.bias * sums[h];

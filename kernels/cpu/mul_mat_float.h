@@ -1,73 +1,133 @@
-// mul_mat on rows of plain floats, straight from the file: lanes over the depth.
+// mul_mat on rows of plain floats: lanes over the depth.
 //
-// Every (row, column) sums into sixteen lanes, stepping over the depth in order, then folds the
-// lanes in one fixed order: the same result whatever the register tile.
+// Every (row, column) sums into lanes, stepping over the depth in order, then folds the lanes in
+// one fixed tree: the same result whatever the tiling, also where partial sums rest in memory
+// between two stretches of the depth.
 #pragma once
 
 #include "cpu/mul_mat_acts.h"
+#include "quants/traits.h"
 
 namespace gf {
 
 // out[c * kRows + r] = rows r = 0 .. n_rows - 1 (n_rows <= 16, row_bytes apart) times columns x[c],
-// c = 0 .. n_cols - 1, over k elements.
-using FloatKernel = void (*)(const char* rows, int64_t row_bytes, int n_rows, const float* const* x,
+// c = 0 .. n_cols - 1 (n_cols <= kMaxTile), over k elements.
+using FloatKernel = void (*)(const char* rows, int64_t row_bytes, int n_rows, const void* const* x,
                              int n_cols, int64_t k, float* out);
 
+constexpr int64_t kStretchBytes =
+    2048;  // of a row: a register tile's operands stay in the L1 cache
+
+// Sums of elements [begin, end) added to lanes[c * kRows + r]; `fresh`: these start at zero.
 template <class Row, int R, int C>
-GF_INLINE void float_register_tile(const char* rows, int64_t row_bytes, const float* const* x,
-                                   int64_t k, float* out) {
-  using Elem = typename Row::Elem;
+GF_INLINE void float_register_tile(const char* rows, int64_t row_bytes, const void* const* x,
+                                   int64_t begin, int64_t end, bool fresh, VecF* lanes) {
+  using Column = typename Row::Column;
+  const typename Row::Elem* w[R];
+  const typename Column::Elem* xc[C];
   VecF acc[R][C];
-  const Elem* w[R];
+  static_for<C>([&](auto c)
+                    GF_LAMBDA_INLINE { xc[c] = static_cast<const typename Column::Elem*>(x[c]); });
   static_for<R>([&](auto r) GF_LAMBDA_INLINE {
-    w[r] = reinterpret_cast<const Elem*>(rows + r * row_bytes);
-    static_for<C>([&](auto c) GF_LAMBDA_INLINE { acc[r][c] = zero_f(); });
+    w[r] = reinterpret_cast<const typename Row::Elem*>(rows + r * row_bytes);
+    static_for<C>([&](auto c)
+                      GF_LAMBDA_INLINE { acc[r][c] = fresh ? zero_f() : lanes[c * kRows + r]; });
   });
-  int64_t i = 0;
-  for (; i + 16 <= k; i += 16) {
-    VecF xv[C];
-    static_for<C>([&](auto c) GF_LAMBDA_INLINE { xv[c] = RowF32::load(x[c] + i); });
+  int64_t i = begin;
+  for (; i + Row::kStep <= end; i += Row::kStep) {
+    typename Column::Vec xv[C];
+    static_for<C>([&](auto c) GF_LAMBDA_INLINE { xv[c] = Column::load(xc[c] + i); });
     static_for<R>([&](auto r) GF_LAMBDA_INLINE {
-      const VecF wv = Row::load(w[r] + i);
-      static_for<C>([&](auto c) GF_LAMBDA_INLINE { acc[r][c] = fma_f(wv, xv[c], acc[r][c]); });
+      const auto wv = Row::load(w[r] + i);
+      static_for<C>([&](auto c) GF_LAMBDA_INLINE { acc[r][c] = mul_add(wv, xv[c], acc[r][c]); });
     });
   }
-  if (i < k) {
-    VecF xv[C];
-    static_for<C>([&](auto c) GF_LAMBDA_INLINE { xv[c] = RowF32::load_first(x[c] + i, k - i); });
+  if (i < end) {
+    typename Column::Vec xv[C];
+    static_for<C>([&](auto c) GF_LAMBDA_INLINE { xv[c] = Column::load_first(xc[c] + i, end - i); });
     static_for<R>([&](auto r) GF_LAMBDA_INLINE {
-      const VecF wv = Row::load_first(w[r] + i, k - i);
-      static_for<C>([&](auto c) GF_LAMBDA_INLINE { acc[r][c] = fma_f(wv, xv[c], acc[r][c]); });
+      const auto wv = Row::load_first(w[r] + i, end - i);
+      static_for<C>([&](auto c) GF_LAMBDA_INLINE { acc[r][c] = mul_add(wv, xv[c], acc[r][c]); });
     });
   }
   static_for<R>([&](auto r) GF_LAMBDA_INLINE {
-    static_for<C>([&](auto c) GF_LAMBDA_INLINE { out[c * kRows + r] = sum_f(acc[r][c]); });
+    static_for<C>([&](auto c) GF_LAMBDA_INLINE { lanes[c * kRows + r] = acc[r][c]; });
   });
 }
 
-// All rows for C columns.
+// All rows for C columns, R at a time.
 template <class Row, int C, int R>
-GF_INLINE void float_columns(const char* rows, int64_t row_bytes, int n_rows, const float* const* x,
-                             int64_t k, float* out) {
+GF_INLINE void float_columns(const char* rows, int64_t row_bytes, int n_rows, const void* const* x,
+                             int64_t begin, int64_t end, bool fresh, VecF* lanes) {
   int r = 0;
   for (; r + R <= n_rows; r += R) {
-    float_register_tile<Row, R, C>(rows + r * row_bytes, row_bytes, x, k, out + r);
+    float_register_tile<Row, R, C>(rows + r * row_bytes, row_bytes, x, begin, end, fresh,
+                                   lanes + r);
   }
   for (; r < n_rows; ++r) {
-    float_register_tile<Row, 1, C>(rows + r * row_bytes, row_bytes, x, k, out + r);
+    float_register_tile<Row, 1, C>(rows + r * row_bytes, row_bytes, x, begin, end, fresh,
+                                   lanes + r);
   }
 }
 
 template <class Row>
-void float_tile(const char* rows, int64_t row_bytes, int n_rows, const float* const* x, int n_cols,
+void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* const* x, int n_cols,
                 int64_t k, float* out) {
-  int c = 0;
-  for (; c + kFloatCols <= n_cols; c += kFloatCols) {
-    float_columns<Row, kFloatCols, kFloatRows>(rows, row_bytes, n_rows, x + c, k, out + c * kRows);
+  VecF lanes[kMaxTile * kRows];
+  // One column reads its rows once, best in one go.
+  const int64_t stretch =
+      n_cols < kFloatCols ? k : kStretchBytes / static_cast<int64_t>(sizeof(typename Row::Elem));
+  for (int64_t begin = 0; begin < k; begin += stretch) {
+    const int64_t end = begin + stretch < k ? begin + stretch : k;
+    int c = 0;
+    for (; c + kFloatCols <= n_cols; c += kFloatCols) {
+      float_columns<Row, kFloatCols, kFloatRows>(rows, row_bytes, n_rows, x + c, begin, end,
+                                                 begin == 0, lanes + c * kRows);
+    }
+    for (; c < n_cols; ++c) {
+      float_columns<Row, 1, kFloatRows * 2>(rows, row_bytes, n_rows, x + c, begin, end, begin == 0,
+                                            lanes + c * kRows);
+    }
   }
-  for (; c < n_cols; ++c) {
-    float_columns<Row, 1, kFloatRows * 2>(rows, row_bytes, n_rows, x + c, k, out + c * kRows);
+  for (int c = 0; c < n_cols; ++c) {
+    for (int r = n_rows; r < kRows; ++r) lanes[c * kRows + r] = zero_f();
+    sum_lanes(lanes + c * kRows, out + c * kRows);
   }
+}
+
+// Turns a row of `type` into what a kernel takes.
+using RowConverter = void (*)(int type, const void* row, int64_t k, void* out);
+
+inline void row_to_f32(int type, const void* row, int64_t k, void* out) {
+  gf_dequantize_row(type, row, static_cast<float*>(out), k);
+}
+
+// How rows that are not packed are multiplied.
+struct FloatType {
+  FloatKernel kernel;    // on rows as they are; may be null
+  FloatKernel on_copy;   // on rows converted beforehand, worth it for many columns; may be null
+  RowConverter convert;  // to what on_copy takes
+  int copy_bytes;        // an element of a converted row
+  bool rounds_x;         // columns are rounded to bf16, zero padded to a multiple of 32
+};
+
+// The type is one of gguflow's float or quantized types; a quantized row has no kernel of its own.
+inline FloatType float_type(int type) {
+#if defined(GF_BF16_DOT)
+  if (type == GF_BF16) return {&float_tile<RowDotBF16>, nullptr, nullptr, 0, true};
+  if (type == GF_F16) {
+    return {&float_tile<RowDotF16>, &float_tile<RowDotBF16>, &f16_row_to_bf16, 2, true};
+  }
+#else
+  if (type == GF_BF16) {
+    return {&float_tile<RowBF16>, &float_tile<RowF32>, &row_to_f32, 4, false};
+  }
+  if (type == GF_F16) {
+    return {&float_tile<RowF16>, &float_tile<RowF32>, &row_to_f32, 4, false};
+  }
+#endif
+  if (type == GF_F32) return {&float_tile<RowF32>, nullptr, nullptr, 0, false};
+  return {nullptr, &float_tile<RowF32>, &row_to_f32, 4, false};
 }
 
 }  // namespace gf

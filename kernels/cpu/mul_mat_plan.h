@@ -1,102 +1,118 @@
-// One mul_mat op laid out for its threads: shapes, the way each weight is read, scratch, work
-// items.
+// One mul_mat op laid out for its threads: how each weight is read, where columns are, scratch.
 #pragma once
 
 #include "cpu/mul_mat_float.h"
 #include "cpu/mul_mat_types.h"
-#include "quants/traits.h"
 
 namespace gf {
 
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// How one weight is read.
+// How one weight is read: packed, or by rows, straight or converted sixteen at a time.
 struct Weight {
-  enum Path {
-    kPacked,  // interleaved rows, quantized activations
-    kFloat,   // rows of f32, f16 or bf16
-    kQuant,   // quantized rows as in the file: sixteen at a time are turned into f32
-  };
   const gf_tensor* t = nullptr;
-  Path path = kQuant;
   const PackedType* packed = nullptr;
-  FloatKernel kernel = nullptr;
-  int64_t acts = 0;  // scratch offset of the activations it multiplies (kPacked)
+  FloatKernel kernel = nullptr;    // when not packed
+  RowConverter convert = nullptr;  // to the rows kernel takes; null: as they are
+  int copy_bytes = 0;              // an element of a converted row
+  bool rounds_x = false;           // the kernel multiplies columns rounded to bf16
+  int64_t acts = 0;                // scratch offset of the converted columns, where it wants any
+
+  bool converts_x() const { return packed || rounds_x; }
+  bool same_acts(const Weight& o) const {
+    if (packed && o.packed) return packed->sums == o.packed->sums;
+    return rounds_x && o.rounds_x;
+  }
 };
 
-inline FloatKernel float_kernel(int type) {
-  if (type == GF_F32) return &float_tile<RowF32>;
-  if (type == GF_F16) return &float_tile<RowF16>;
-  if (type == GF_BF16) return &float_tile<RowBF16>;
-  return nullptr;
-}
+constexpr int64_t kFewColumns = 4;  // up to here converting rows beforehand does not pay
 
-inline Weight read_weight(const gf_tensor& t) {
+inline Weight read_weight(const gf_tensor& t, int64_t n_cols) {
   Weight w;
   w.t = &t;
   if (t.flags & GF_PACKED) {
-    w.path = Weight::kPacked;
     w.packed = find_packed_type(t.type);
-  } else if (float_kernel(t.type)) {
-    w.path = Weight::kFloat;
-    w.kernel = float_kernel(t.type);
-  } else {
-    w.kernel = float_kernel(GF_F32);
+    return w;
+  }
+  const FloatType f = float_type(t.type);
+  w.rounds_x = f.rounds_x;
+  const bool copy = f.convert && (n_cols > kFewColumns || !f.kernel);
+  w.kernel = copy ? f.on_copy : f.kernel;
+  if (copy) {
+    w.convert = f.convert;
+    w.copy_bytes = f.copy_bytes;
   }
   return w;
 }
+
+// The columns of a tensor [c3, c2, m, rows] as numbered by a plan; repeats along dimensions of 1.
+struct Columns {
+  const gf_tensor* t = nullptr;
+  bool flat = false;  // column c of the only matrix is at data + c * stride
+  int64_t stride = 0;
+};
 
 // w [b3, b2, n, k] times the columns of x [c3, c2, m, k]: for each of the weight's matrices all the
 // columns it multiplies, numbered 0 .. n_cols - 1.
 struct MulMatPlan {
   const gf_op* op;
-  const gf_tensor *x, *dst;
+  Columns x, dst, residual;
   Weight w[2];  // two for swiglu: gate, up
   int n_weights;
-  int64_t n, k, n_matrices, r2, r3, n_cols;
+  int64_t n, k, m, n_matrices, r2, r3, n_cols;
   Tiling tiles;
-  int64_t acts_bytes = 0;      // all quantized copies of x
-  int64_t rows_f32_bytes = 0;  // a thread
-  bool own_acts;               // each thread quantizes x for itself: op->init is NULL
+  int64_t acts_bytes = 0;  // all converted copies of x
+  int64_t rows_bytes = 0;  // converted rows of all weights, a thread
+  bool own_acts;           // each thread converts x for itself: op->init is NULL
 
-  MulMatPlan(const gf_op* o, int n_w, const gf_tensor* x_)
+  MulMatPlan(const gf_op* o, int n_w, const gf_tensor& x_)
       : op(o),
-        x(x_),
-        dst(&o->dst),
         n_weights(n_w),
         n(o->src[0].ne[1]),
         k(o->src[0].ne[0]),
+        m(x_.ne[1]),
         n_matrices(o->src[0].ne[2] * o->src[0].ne[3]),
-        r2(x_->ne[2] / o->src[0].ne[2]),
-        r3(x_->ne[3] / o->src[0].ne[3]),
-        n_cols(x_->ne[1] * r2 * r3),
+        r2(x_.ne[2] / o->src[0].ne[2]),
+        r3(x_.ne[3] / o->src[0].ne[3]),
+        n_cols(m * r2 * r3),
         tiles(n_cols),
         own_acts(o->init == nullptr) {
-    bool any_quant = false;
+    x = columns(x_);
+    dst = columns(o->dst);
+    if (n_w == 1 && o->n_src > 2) residual = columns(o->src[2]);
     for (int i = 0; i < n_weights; ++i) {
-      w[i] = read_weight(o->src[i]);
-      any_quant |= w[i].path == Weight::kQuant;
-      if (w[i].path != Weight::kPacked) continue;
-      if (i > 0 && w[0].path == Weight::kPacked && w[0].packed->sums == w[i].packed->sums) {
+      w[i] = read_weight(o->src[i], n_cols);
+      rows_bytes += copy_bytes(i);
+      if (!w[i].converts_x()) continue;
+      if (i > 0 && w[i].same_acts(w[0])) {
         w[i].acts = w[0].acts;
-      } else {
-        w[i].acts = acts_bytes;
-        acts_bytes += round_up(tiles.padded_columns() * (k / 32) * kActBlockBytes, 64);
+        continue;
       }
+      w[i].acts = acts_bytes;
+      acts_bytes += w[i].packed ? round_up(tiles.padded_columns() * (k / 32) * kActBlockBytes, 64)
+                                : n_matrices * n_cols * bf16_column_bytes();
     }
-    if (any_quant) rows_f32_bytes = round_up(kRows * k * 4, 64) * n_weights;
   }
 
-  // Scratch: quantized x, once or once a thread, then each thread's converted rows.
-  int64_t rows_f32(int n_threads) const { return acts_bytes * (own_acts ? n_threads : 1); }
-  int64_t scratch(int n_threads) const { return rows_f32(n_threads) + rows_f32_bytes * n_threads; }
+  int64_t copy_bytes(int i) const { return round_up(kRows * k * w[i].copy_bytes, 64); }
+  int64_t bf16_column_bytes() const { return round_up(k, 32) * 2; }
 
-  // Where column c of weight matrix b is in a tensor of columns; t may repeat along any dimension.
-  char* column(const gf_tensor& t, int64_t b, int64_t c) const {
-    if (n_matrices == 1 && r2 == 1 && r3 == 1) return gf_row_ptr_mod(t, {c, 0, 0});
-    const int64_t m = x->ne[1], j = c / m;
+  // Scratch: converted x, once or once a thread, then each thread's converted rows.
+  int64_t rows_offset(int n_threads) const { return acts_bytes * (own_acts ? n_threads : 1); }
+  int64_t scratch(int n_threads) const { return rows_offset(n_threads) + rows_bytes * n_threads; }
+
+  // Where column c of weight matrix b is.
+  char* column(const Columns& v, int64_t b, int64_t c) const {
+    if (v.flat) return static_cast<char*>(v.t->data) + c * v.stride;
+    const int64_t j = c / m;
     const int64_t b2 = b % op->src[0].ne[2], b3 = b / op->src[0].ne[2];
-    return gf_row_ptr_mod(t, {c % m, b2 * r2 + j % r2, b3 * r3 + j / r2});
+    return gf_row_ptr_mod(*v.t, {c % m, b2 * r2 + j % r2, b3 * r3 + j / r2});
+  }
+
+ private:
+  Columns columns(const gf_tensor& t) const {
+    const bool flat = n_matrices == 1 && r2 == 1 && r3 == 1;
+    return {&t, flat, t.ne[1] == 1 ? 0 : t.nb[1]};
   }
 };
 

@@ -162,6 +162,9 @@ GF_INLINE VecF load_padded(const typename Row::Elem* p, int64_t n) {
 
 struct RowF32 {
   using Elem = float;
+  using Vec = VecF;
+  using Column = RowF32;
+  static constexpr int kStep = 16;
   static GF_INLINE VecF load(const float* p) {
     return {{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}};
   }
@@ -169,6 +172,9 @@ struct RowF32 {
 };
 struct RowF16 {
   using Elem = uint16_t;
+  using Vec = VecF;
+  using Column = RowF32;
+  static constexpr int kStep = 16;
   static GF_INLINE VecF load(const uint16_t* p) {
     return f16x16(reinterpret_cast<const uint8_t*>(p));
   }
@@ -178,6 +184,9 @@ struct RowF16 {
 };
 struct RowBF16 {
   using Elem = uint16_t;
+  using Vec = VecF;
+  using Column = RowF32;
+  static constexpr int kStep = 16;
   static GF_INLINE __m256 widen(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_128(p)), 16));
   }
@@ -186,11 +195,21 @@ struct RowBF16 {
     return load_padded<RowBF16>(p, n);
   }
 };
+GF_INLINE VecF mul_add(VecF w, VecF x, VecF acc) { return fma_f(w, x, acc); }
+
 GF_INLINE float sum_f(VecF a) {
   const __m256 h = _mm256_add_ps(a.v[0], a.v[1]);
   const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
   const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+
+// Only where products of bf16 are native are columns rounded to it.
+inline void f32_row_to_bf16(const float*, int64_t, uint16_t*) {}
+
+// out[r] = the sum of the lanes of rows[r], 16 rows.
+GF_INLINE void sum_lanes(const VecF* rows, float* out) {
+  for (int r = 0; r < 16; ++r) out[r] = sum_f(rows[r]);
 }
 
 }  // namespace gf

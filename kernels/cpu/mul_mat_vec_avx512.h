@@ -10,6 +10,7 @@
 #include <immintrin.h>
 
 #include "cpu/mul_mat_util.h"
+#include "cpu/simd.h"
 
 namespace gf {
 
@@ -100,13 +101,84 @@ GF_INLINE __mmask16 first_n(int64_t n) { return static_cast<__mmask16>((1u << n)
 
 struct RowF32 {
   using Elem = float;
+  using Vec = VecF;
+  using Column = RowF32;
+  static constexpr int kStep = 16;
   static GF_INLINE VecF load(const float* p) { return {_mm512_loadu_ps(p)}; }
   static GF_INLINE VecF load_first(const float* p, int64_t n) {
     return {_mm512_maskz_loadu_ps(first_n(n), p)};
   }
 };
+GF_INLINE VecF mul_add(VecF w, VecF x, VecF acc) { return fma_f(w, x, acc); }
+
+#if defined(__AVX512BF16__)
+// Rows and columns as bf16, 32 products an instruction, summed by pairs into 16 lanes of f32.
+#define GF_BF16_DOT 1
+
+struct VecB {  // 32 bf16
+  __m512bh v;
+};
+GF_INLINE VecF mul_add(VecB w, VecB x, VecF acc) { return {_mm512_dpbf16_ps(acc.v, w.v, x.v)}; }
+GF_INLINE __mmask32 first_n_of_32(int64_t n) { return static_cast<__mmask32>((1ull << n) - 1); }
+GF_INLINE VecB as_bf16(__m512i x) { return {reinterpret_cast<__m512bh>(x)}; }
+
+struct RowDotBF16 {
+  using Elem = uint16_t;
+  using Vec = VecB;
+  using Column = RowDotBF16;
+  static constexpr int kStep = 32;
+  static GF_INLINE VecB load(const uint16_t* p) { return as_bf16(_mm512_loadu_si512(p)); }
+  static GF_INLINE VecB load_first(const uint16_t* p, int64_t n) {
+    return as_bf16(_mm512_maskz_loadu_epi16(first_n_of_32(n), p));
+  }
+};
+struct RowDotF16 {
+  using Elem = uint16_t;
+  using Vec = VecB;
+  using Column = RowDotBF16;
+  static constexpr int kStep = 32;
+  static GF_INLINE VecB round(__m512i h) {
+    return {_mm512_cvtne2ps_pbh(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(h, 1)),
+                                _mm512_cvtph_ps(_mm512_castsi512_si256(h)))};
+  }
+  static GF_INLINE VecB load(const uint16_t* p) { return round(_mm512_loadu_si512(p)); }
+  static GF_INLINE VecB load_first(const uint16_t* p, int64_t n) {
+    return round(_mm512_maskz_loadu_epi16(first_n_of_32(n), p));
+  }
+};
+
+inline void f16_row_to_bf16(int, const void* row, int64_t k, void* out) {
+  const auto* in = static_cast<const uint16_t*>(row);
+  auto* to = static_cast<uint16_t*>(out);
+  int64_t i = 0;
+  for (; i + 32 <= k; i += 32) {
+    _mm512_storeu_si512(to + i, reinterpret_cast<__m512i>(RowDotF16::load(in + i).v));
+  }
+  if (i < k) {
+    _mm512_mask_storeu_epi16(to + i, first_n_of_32(k - i),
+                             reinterpret_cast<__m512i>(RowDotF16::load_first(in + i, k - i).v));
+  }
+}
+
+// x as bf16, zeros up to a multiple of 32.
+inline void f32_row_to_bf16(const float* x, int64_t k, uint16_t* out) {
+  for (int64_t i = 0; i < k; i += 32) {
+    const int64_t left = k - i < 32 ? k - i : 32;
+    const __m512 lo = left >= 16 ? _mm512_loadu_ps(x + i) : RowF32::load_first(x + i, left).v;
+    const __m512 hi = left >= 32  ? _mm512_loadu_ps(x + i + 16)
+                      : left > 16 ? RowF32::load_first(x + i + 16, left - 16).v
+                                  : _mm512_setzero_ps();
+    _mm512_storeu_si512(out + i, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(hi, lo)));
+  }
+}
+
+#else
+
 struct RowF16 {
   using Elem = uint16_t;
+  using Vec = VecF;
+  using Column = RowF32;
+  static constexpr int kStep = 16;
   static GF_INLINE VecF load(const uint16_t* p) {
     return f16x16(reinterpret_cast<const uint8_t*>(p));
   }
@@ -116,6 +188,9 @@ struct RowF16 {
 };
 struct RowBF16 {
   using Elem = uint16_t;
+  using Vec = VecF;
+  using Column = RowF32;
+  static constexpr int kStep = 16;
   static GF_INLINE VecF widen(__m256i h) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
   }
@@ -126,6 +201,13 @@ struct RowBF16 {
     return widen(_mm256_maskz_loadu_epi16(first_n(n), p));
   }
 };
-GF_INLINE float sum_f(VecF a) { return _mm512_reduce_add_ps(a.v); }
+#endif
+
+// out[r] = the sum of the lanes of rows[r], 16 rows.
+GF_INLINE void sum_lanes(const VecF* rows, float* out) {
+  vf r[16];
+  for (int i = 0; i < 16; ++i) r[i].v = rows[i].v;
+  vf_store(out, vf_sum_each(r));
+}
 
 }  // namespace gf

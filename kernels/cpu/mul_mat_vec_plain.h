@@ -140,6 +140,9 @@ GF_INLINE VecF load_padded(const typename Row::Elem* p, int64_t n) {
 
 struct RowF32 {
   using Elem = float;
+  using Vec = VecF;
+  using Column = RowF32;
+  static constexpr int kStep = 16;
   static GF_INLINE VecF load(const float* p) {
     return each_lane<VecF>([&](int i) { return p[i]; });
   }
@@ -147,6 +150,9 @@ struct RowF32 {
 };
 struct RowF16 {
   using Elem = uint16_t;
+  using Vec = VecF;
+  using Column = RowF32;
+  static constexpr int kStep = 16;
   static GF_INLINE VecF load(const uint16_t* p) {
     return each_lane<VecF>([&](int i) { return gf_f16_to_f32(p[i]); });
   }
@@ -156,6 +162,9 @@ struct RowF16 {
 };
 struct RowBF16 {
   using Elem = uint16_t;
+  using Vec = VecF;
+  using Column = RowF32;
+  static constexpr int kStep = 16;
   static GF_INLINE VecF load(const uint16_t* p) {
     return each_lane<VecF>([&](int i) { return gf_bf16_to_f32(p[i]); });
   }
@@ -163,11 +172,21 @@ struct RowBF16 {
     return load_padded<RowBF16>(p, n);
   }
 };
+GF_INLINE VecF mul_add(VecF w, VecF x, VecF acc) { return fma_f(w, x, acc); }
+
 GF_INLINE float sum_f(VecF a) {
   for (int half = 8; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
   }
   return a.v[0];
+}
+
+// Only where products of bf16 are native are columns rounded to it.
+inline void f32_row_to_bf16(const float*, int64_t, uint16_t*) {}
+
+// out[r] = the sum of the lanes of rows[r], 16 rows.
+GF_INLINE void sum_lanes(const VecF* rows, float* out) {
+  for (int r = 0; r < 16; ++r) out[r] = sum_f(rows[r]);
 }
 
 }  // namespace gf

@@ -66,7 +66,8 @@ def test_importance_moves_the_error_to_other_columns(name: str) -> None:
 @pytest.mark.parametrize("name", ["q4_K", "q6_K"])
 def test_rows_are_quantized_alone(name: str) -> None:
     """A row's bytes do not depend on its neighbours, on chunking or on the array's shape."""
-    x = np.concatenate([normal_data(3, 512), heavy_data(600, 512)])
-    whole = codec(name).quantize(x.reshape(3, 201, 512)).reshape(603, -1)
-    for row in (0, 2, 511, 602):
-        assert np.array_equal(codec(name).quantize(x[row]), whole[row])
+    x = np.concatenate([normal_data(3, 768), heavy_data(600, 768)])
+    for importance in (None, np.arange(768) % 5):
+        whole = codec(name).quantize(x.reshape(3, 201, 768), importance).reshape(603, -1)
+        for row in (0, 2, 511, 602):
+            assert np.array_equal(codec(name).quantize(x[row], importance), whole[row])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import Tensor
+from ..graph import Shape, Tensor
 
 FLOATS = ("f32", "f16", "bf16")
 LEGACY_QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
@@ -33,6 +33,12 @@ ROUNDED = {
 def block_of(dtype: str) -> int:
     """Elements a block of the type called `dtype`, for the sizes of test cases."""
     return 256 if dtype in K_QUANTS else 32 if dtype in LEGACY_QUANTS else 1
+
+
+def positive(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Test data for products of few results: their sums do not cancel, so an NMSE means something
+    when a kernel rounds the operands."""
+    return rng.uniform(0.5, 1.5, shape)
 
 
 def rows_dense(t: Tensor) -> bool:

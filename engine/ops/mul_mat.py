@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import F32, Case, DType, Operand, OpSpec, Shape, Tensor
-from ._common import FLOATS, QUANTS, block_of, rows_dense
+from ._common import FLOATS, QUANTS, block_of, positive, rows_dense
 
 
 def infer_mul_mat(spec: OpSpec, w: Tensor, x: Tensor, *rest: Any) -> Shape:
@@ -62,9 +62,10 @@ class MulMat(OpSpec):
             tolerance = 1e-7 if t == "f32" else None
             for k in ks:
                 for n, m in ((1, 1), (3, 1), (31, 3), (172, 1), (33, 31)):
-                    w = Operand((n, k), t, role="weight")
-                    yield Case((w, Operand((m, k))), note=f"{t} {n}x{k} by {m}",
-                               tolerance=tolerance)  # fmt: skip
+                    data = positive if n * m < 31 else None
+                    w = Operand((n, k), t, data, role="weight")
+                    x = Operand((m, k), data=data)
+                    yield Case((w, x), {}, f"{t} {n}x{k} by {m}", tolerance)
         for t in ("f32", "f16", "q8_0", "q4_K"):
             k = block_of(t) if block_of(t) > 1 else 31
             pad = (0, 1, block_of(t)) if block_of(t) > 1 else (0, 1, 5)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import F32, Case, DType, Operand, OpSpec, Shape, Tensor, op_spec
-from ._common import FLOATS, QUANTS, block_of
+from ._common import FLOATS, QUANTS, block_of, positive
 from .mul_mat import infer_mul_mat
 
 
@@ -49,9 +49,10 @@ class MulMatSwiglu(OpSpec):
             k = 2 * block_of(t) if block_of(t) > 1 else 31
             tolerance = 1e-7 if t == "f32" else None
             for n, m in ((1, 1), (33, 1), (31, 3), (172, 31)):
-                w = Operand((n, k), t, scaled, role="weight")
-                yield Case((w, w, Operand((m, k))), note=f"{t} {n}x{k} by {m}",
-                           tolerance=tolerance)  # fmt: skip
+                data = positive if n * m < 31 else None
+                w = Operand((n, k), t, data or scaled, role="weight")
+                x = Operand((m, k), data=data)
+                yield Case((w, w, x), {}, f"{t} {n}x{k} by {m}", tolerance)
         gate = Operand((31, 256), "q4_K", scaled, role="weight")
         up = Operand((31, 256), "q6_K", scaled, role="weight")
         yield Case((gate, up, Operand((3, 256))), note="q4_K and q6_K")

@@ -33,7 +33,7 @@ class Vandal(NumpyBackend):
 
     def compile(
         self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
-    ) -> Executable:  # type: ignore[override]
+    ) -> Executable:
         program = super().compile(nodes, memory, n_threads)
         owner = self.victim(nodes[0]).owner
         buffer, offset = memory.locate(owner)
@@ -45,7 +45,7 @@ class Vandal(NumpyBackend):
             run(ends_ns)
             host[offset + self.at(owner)] ^= 1
 
-        program.run = spoil  # type: ignore[method-assign]
+        program.run = spoil
         return program
 
 

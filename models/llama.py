@@ -48,8 +48,6 @@ class Llama(Architecture):
             with g.scope(f"blk.{i}"):
                 x = self.attention(g, w, batch, i, x, pos)
                 x = self.ffn(g, w, i, x)
-        if batch.outputs == "last" and batch.n_tokens > 1:
-            x = g.slice(x, 0, batch.n_tokens - 1, batch.n_tokens, name="last")
         x = self.norm(g, x, w["output_norm.weight"], "output_norm")
         head = w.get("output.weight", w["token_embd.weight"])  # absent: tied to the embeddings
         return g.mul_mat(head, x, name="logits")
@@ -63,13 +61,18 @@ class Llama(Architecture):
         kv_v = g.state(f"kv.{i}.v", batch.v_type, (batch.n_ctx, hp.n_head_kv * hp.head_dim_v))
         with g.scope("attn"):
             h = self.norm(g, x, w[f"blk.{i}.attn_norm.weight"], "norm")
-            q = self.linear(g, w, f"blk.{i}.attn_q", h, "q")
             k = self.linear(g, w, f"blk.{i}.attn_k", h, "k")
             v = self.linear(g, w, f"blk.{i}.attn_v", h, "v")
-            q = g.reshape(q, (n, hp.n_head, hp.head_dim))
+            q_pos = pos
+            if batch.outputs == "last" and i == hp.n_layer - 1:
+                # Past the last layer's keys and values only the last token matters.
+                h, x, q_pos = (g.slice(t, 0, n - 1, n, name=f"{t.name}_last") for t in (h, x, pos))
+            n_q = x.shape[0]
+            q = self.linear(g, w, f"blk.{i}.attn_q", h, "q")
+            q = g.reshape(q, (n_q, hp.n_head, hp.head_dim))
             k = g.reshape(k, (n, hp.n_head_kv, hp.head_dim))
             q, k = self.head_norms(g, w, i, q, k)
-            q = self.rope(g, w, q, pos, "q_rope")
+            q = self.rope(g, w, q, q_pos, "q_rope")
             k = self.rope(g, w, k, pos, "k_rope")
             k_rows = g.set_rows(kv_k, g.reshape(k, (n, hp.n_embd_kv)), pos, name="kv_k")
             v_rows = g.set_rows(kv_v, v, pos, name="kv_v")
@@ -77,12 +80,12 @@ class Llama(Architecture):
                 q,
                 g.reshape(k_rows, (batch.n_ctx, hp.n_head_kv, hp.head_dim)),
                 g.reshape(v_rows, (batch.n_ctx, hp.n_head_kv, hp.head_dim_v)),
-                pos,
+                q_pos,
                 scale=1.0 / math.sqrt(hp.head_dim),
                 window=hp.sliding_window,
                 name="kqv",
             )
-            out = g.reshape(out, (n, hp.n_head * hp.head_dim_v))
+            out = g.reshape(out, (n_q, hp.n_head * hp.head_dim_v))
             out = self.linear(g, w, f"blk.{i}.attn_output", out, "out")
             return g.add(out, x, name="residual")
 

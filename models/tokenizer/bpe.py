@@ -33,7 +33,9 @@ _BYTE_OF = _byte_alphabet()
 
 
 class BpeModel:
-    """Merges by rank over the bytes of each word."""
+    """Merges by rank over the bytes of each word. prefix_space: as SpmModel's, never set."""
+
+    prefix_space = False
 
     def __init__(self, metadata: Metadata, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -46,15 +48,10 @@ class BpeModel:
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                *(
-                    pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-                    for pattern in rules.patterns
-                ),
+                rules.splitter(),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-
-    prefix_space = False
 
     @staticmethod
     def defaults(metadata: Metadata) -> Defaults:

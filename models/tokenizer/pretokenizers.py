@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tokenizers import Regex, pre_tokenizers
+
 # Contractions in any case, ASCII only: (?i:'s) would also match U+017F, the long s.
 _CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
 _NEWLINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -67,6 +69,12 @@ class PreTokenizer:
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+
+    def splitter(self) -> pre_tokenizers.PreTokenizer:
+        """The patterns as a splitter of text into words."""
+        return pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        )
 
 
 _FAMILIES: list[tuple[tuple[str, ...], PreTokenizer]] = [

@@ -15,9 +15,8 @@ class SpmModel:
 
     Differs from a plain sentencepiece model where llama.cpp does: text is not normalized, and the
     space prefix is added to every fragment that starts the text or follows a special token.
+    prefix_space: whether it is added at all.
     """
-
-    prefix_space: bool
 
     def __init__(self, metadata: Metadata, vocab: Vocab) -> None:
         if vocab.scores is None:

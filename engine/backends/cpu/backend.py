@@ -53,7 +53,8 @@ class CpuBackend:
     def supports(self, node: Tensor) -> bool:
         if node.op is None or not self.lib.address(f"gf_op_{node.op}"):
             return False
-        key = (node.op, *((t.dtype, t.shape, t.strides) if t else None for t in (node, *node.srcs)))
+        layout = ((t.dtype, t.shape, t.strides) if t else None for t in (node, *node.srcs))
+        key = (node.op, *node.params.items(), *layout)
         if key not in self._supported:
             self._supported[key] = self.lib.accepts(node.op, self._record(node, None))
         return self._supported[key]

@@ -72,6 +72,14 @@ GF_INLINE VecF i8x16(const uint8_t* p) {
            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_64(p + 8)))}};
 }
 
+// Keeps the compiler from loading all broadcasts of a block first, which would not fit in
+// registers.
+GF_INLINE void keep_loads_here() {
+#if defined(__GNUC__)
+  __asm__ volatile("" ::: "memory");
+#endif
+}
+
 // How many sums of two products of a weight of `bits` bits and an activation fit in 16 bits.
 constexpr int products_in_16_bits(int bits) {
   return bits >= 8 ? 1 : 32767 / (((1 << bits) - 1) * 127 * 2);
@@ -86,31 +94,35 @@ GF_INLINE void dot_columns(const VecW (&w)[8], const int8_t* a, const int32_t* i
   constexpr int run = products_in_16_bits(L::kBits) < n ? products_in_16_bits(L::kBits) : n;
   const __m256i ones = _mm256_set1_epi16(1);
   VecF sums[T][2];
-  static_for<2>([&](auto rows) GF_LAMBDA_INLINE {
-    static_for<L::kHalves>([&](auto h) GF_LAMBDA_INLINE {
-      __m256i s[T], s16[T];
-      static_for<n>([&](auto i) GF_LAMBDA_INLINE {
-        const __m256i wi = w[h * n + i].v[rows];
-        static_for<T>([&](auto c) GF_LAMBDA_INLINE {
-          __m256i x = _mm256_set1_epi32(load_i32(a + 32 * c + 4 * (h * n + i)));
+  static_for<L::kHalves>([&](auto h) GF_LAMBDA_INLINE {
+    __m256i s[T][2], s16[T][2];
+    static_for<n>([&](auto i) GF_LAMBDA_INLINE {
+      keep_loads_here();
+      static_for<T>([&](auto c) GF_LAMBDA_INLINE {
+        const __m256i x = _mm256_set1_epi32(load_i32(a + 32 * c + 4 * (h * n + i)));
+        static_for<2>([&](auto rows) GF_LAMBDA_INLINE {
+          const __m256i wi = w[h * n + i].v[rows];
+          __m256i p;
           if constexpr (L::kSigned) {
-            x = _mm256_maddubs_epi16(_mm256_abs_epi8(wi), _mm256_sign_epi8(x, wi));
+            p = _mm256_maddubs_epi16(_mm256_abs_epi8(wi), _mm256_sign_epi8(x, wi));
           } else {
-            x = _mm256_maddubs_epi16(wi, x);
+            p = _mm256_maddubs_epi16(wi, x);
           }
-          s16[c] = i % run == 0 ? x : _mm256_add_epi16(s16[c], x);
+          s16[c][rows] = i % run == 0 ? p : _mm256_add_epi16(s16[c][rows], p);
           if (i % run == run - 1 || i == n - 1) {
-            const __m256i wide = _mm256_madd_epi16(s16[c], ones);
-            if (i < run) {
-              s[c] = L::kBias ? _mm256_add_epi32(_mm256_set1_epi32(init[h * T + c]), wide) : wide;
-            } else {
-              s[c] = _mm256_add_epi32(s[c], wide);
+            p = _mm256_madd_epi16(s16[c][rows], ones);
+            if (i >= run) {
+              p = _mm256_add_epi32(s[c][rows], p);
+            } else if (L::kBias) {
+              p = _mm256_add_epi32(_mm256_set1_epi32(init[h * T + c]), p);
             }
+            s[c][rows] = p;
           }
         });
       });
-      static_for<T>([&](auto c)
-                        GF_LAMBDA_INLINE { sums[c][h].v[rows] = _mm256_cvtepi32_ps(s[c]); });
+    });
+    static_for<T>([&](auto c) GF_LAMBDA_INLINE {
+      sums[c][h] = {{_mm256_cvtepi32_ps(s[c][0]), _mm256_cvtepi32_ps(s[c][1])}};
     });
   });
   static_for<T>([&](auto c) GF_LAMBDA_INLINE { emit(c, sums[c][0], sums[c][L::kHalves - 1]); });

@@ -12,7 +12,7 @@ from gguflow.engine.gguf import GgufError
 from .metadata import Metadata
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .special import Defaults
-from .vocab import TokenType, Vocab
+from .vocab import VERBATIM, Vocab
 
 MERGES = "tokenizer.ggml.merges"
 PRE = "tokenizer.ggml.pre"
@@ -68,11 +68,7 @@ class BpeModel:
         byte = self._vocab.byte_values.get(token)
         if byte is not None:
             return bytes((byte,))
-        if self._vocab.types[token] in (
-            TokenType.CONTROL,
-            TokenType.UNKNOWN,
-            TokenType.USER_DEFINED,
-        ):
+        if self._vocab.types[token] in VERBATIM:
             return text.encode()
         try:
             return bytes(map(_BYTE_OF.__getitem__, text))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from .metadata import Metadata
-from .vocab import TokenType, Vocab
+from .vocab import VERBATIM, TokenType, Vocab
 
 # Files rarely say which token ends a turn, so the field goes by the text. First match wins.
 _END_OF_TURN = (
@@ -107,7 +105,8 @@ def read_special_tokens(metadata: Metadata, vocab: Vocab, defaults: Defaults) ->
             fim = _first(vocab, texts)
         if fim is not None:
             eog.add(fim)
-    vocab.types[list(eog)] = TokenType.CONTROL
+    for token in eog:
+        vocab.types[token] = int(TokenType.CONTROL)
     eog |= {token for token in (eos, eot, eom) if token is not None}
     _drop_ordinary_ends(vocab, eog)
     return SpecialTokens(
@@ -142,7 +141,7 @@ def _demote(vocab: Vocab, eog: set[int], text: str, kind: TokenType) -> None:
     token = vocab.ids.get(text)
     if token in eog:
         eog.remove(token)
-        vocab.types[token] = kind
+        vocab.types[token] = int(kind)
 
 
 def _read_add(metadata: Metadata, name: str, token: int | None, default: bool) -> bool:
@@ -158,8 +157,7 @@ class SpecialSplitter:
     """Cuts text at the special tokens in it: longest first (in UTF-8 bytes), then by id."""
 
     def __init__(self, vocab: Vocab) -> None:
-        found = [TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN]
-        tokens = np.flatnonzero(np.isin(vocab.types, found)).tolist()
+        tokens = [token for token, kind in enumerate(vocab.types) if kind in VERBATIM]
         tokens.sort(key=lambda token: -len(vocab.texts[token].encode("utf-8", "surrogatepass")))
         self._all = [(vocab.texts[token], token) for token in tokens]
         # User-defined tokens are text that must stay whole; they are found in any input.

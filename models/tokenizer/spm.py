@@ -7,7 +7,7 @@ import sentencepiece
 from . import model_proto
 from .metadata import Metadata
 from .special import Defaults
-from .vocab import SCORES, TOKENS, TokenType, Vocab
+from .vocab import SCORES, TOKENS, VERBATIM, TokenType, Vocab
 
 
 class SpmModel:
@@ -25,7 +25,8 @@ class SpmModel:
         self.prefix_space = metadata.flag("tokenizer.ggml.add_space_prefix", True)
         self._unk = metadata.token_id("tokenizer.ggml.unknown_token_id", len(vocab)) or 0
         byte_fallback = len(vocab.byte_values) == 256
-        proto = model_proto.serialize(_pieces(vocab, byte_fallback), byte_fallback)
+        pieces = _pieces(vocab, vocab.scores.tolist(), byte_fallback)
+        proto = model_proto.serialize(pieces, byte_fallback)
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
         except (RuntimeError, OSError) as error:
@@ -51,16 +52,14 @@ class SpmModel:
         byte = self._vocab.byte_values.get(token)
         if byte is not None:
             return bytes((byte,))
-        if self._vocab.types[token] in (
-            TokenType.CONTROL,
-            TokenType.UNKNOWN,
-            TokenType.USER_DEFINED,
-        ):
+        if self._vocab.types[token] in VERBATIM:
             return text.encode()
         return text.replace("\u2581", " ").encode()
 
 
-def _pieces(vocab: Vocab, byte_fallback: bool) -> list[tuple[bytes, float, int]]:
+def _pieces(
+    vocab: Vocab, scores: list[float], byte_fallback: bool
+) -> list[tuple[bytes, float, int]]:
     """The vocabulary as sentencepiece pieces, and one unknown piece with id len(vocab).
 
     sentencepiece insists on exactly one unknown piece; GGUF files hold none, one or several, so
@@ -68,8 +67,7 @@ def _pieces(vocab: Vocab, byte_fallback: bool) -> list[tuple[bytes, float, int]]
     before, so for sentencepiece they are normal; unused ones are normal to llama.cpp. Byte tokens
     serve only when all 256 are there.
     """
-    assert vocab.scores is not None
-    kinds = dict.fromkeys(TokenType, model_proto.NORMAL)
+    kinds = {int(kind): model_proto.NORMAL for kind in TokenType}
     kinds[TokenType.CONTROL] = kinds[TokenType.UNKNOWN] = model_proto.CONTROL
     kinds[TokenType.BYTE] = model_proto.BYTE if byte_fallback else model_proto.CONTROL
     texts = [text.encode() for text in vocab.texts]
@@ -77,9 +75,7 @@ def _pieces(vocab: Vocab, byte_fallback: bool) -> list[tuple[bytes, float, int]]
         texts[token] = b"<0x%02X>" % byte
     pieces = [
         (text, score, kinds[kind])
-        for text, score, kind in zip(
-            texts, vocab.scores.tolist(), map(TokenType, vocab.types.tolist()), strict=True
-        )
+        for text, score, kind in zip(texts, scores, vocab.types, strict=True)
     ]
     unknown = "<unk>"
     while unknown in vocab.ids:

@@ -122,7 +122,7 @@ class Tokenizer:
 
     def token_type(self, token: int) -> TokenType:
         """The token's type; tokens known to end a generation are CONTROL whatever the file says."""
-        return TokenType(int(self._vocab.types[self._check(token)]))
+        return TokenType(self._vocab.types[self._check(token)])
 
     def is_special(self, token: int) -> bool:
         """True for control and unknown tokens: markup that `decode` leaves out."""

@@ -31,10 +31,15 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+# Tokens that decoding can leave out, and tokens whose text it writes as it stands.
+SPECIAL = frozenset((int(TokenType.CONTROL), int(TokenType.UNKNOWN)))
+VERBATIM = SPECIAL | {int(TokenType.USER_DEFINED)}
+
+
 class Vocab:
     """Texts, types and scores by id, and ids by text.
 
-    texts: list [n_vocab]; types: int32 [n_vocab], TokenType values; scores: float32 [n_vocab] or
+    texts: list [n_vocab]; types: list [n_vocab] of TokenType values; scores: float32 [n_vocab] or
     None; ids: text -> id; byte_values: id -> byte, of the BYTE tokens.
     Raises GgufError naming the key for arrays of a wrong type or length, duplicate tokens,
     byte tokens that are not `<0xHH>`, and an empty vocabulary.
@@ -64,12 +69,12 @@ class Vocab:
 
     def is_special(self, token: int) -> bool:
         """True for control and unknown tokens: markup, not text."""
-        return self.types[token] in (TokenType.CONTROL, TokenType.UNKNOWN)
+        return self.types[token] in SPECIAL
 
     def _read_bytes(self, metadata: Metadata) -> dict[int, int]:
         values: dict[int, int] = {}
         owner: dict[int, int] = {}
-        for token in np.flatnonzero(self.types == TokenType.BYTE).tolist():
+        for token in (i for i, kind in enumerate(self.types) if kind == TokenType.BYTE):
             match = _BYTE_TEXT.fullmatch(self.texts[token])
             if match is None:
                 raise metadata.error(
@@ -105,18 +110,19 @@ def _check_utf8(metadata: Metadata, texts: list[str]) -> None:
                 raise metadata.error(f"{TOKENS}[{i}]", repr(text), "UTF-8") from None
 
 
-def _read_types(metadata: Metadata, texts: list[str]) -> np.ndarray:
+def _read_types(metadata: Metadata, texts: list[str]) -> list[int]:
     raw = metadata.numbers(TOKEN_TYPE, len(texts), "iu")
     if raw is None:
-        types = np.full(len(texts), TokenType.NORMAL, dtype=np.int32)
+        types = [int(TokenType.NORMAL)] * len(texts)
         by_text = [i for i, text in enumerate(texts) if _BYTE_TEXT.fullmatch(text)]
         if len(by_text) == 256:  # a whole set of them is no coincidence
-            types[by_text] = TokenType.BYTE
+            for i in by_text:
+                types[i] = int(TokenType.BYTE)
         return types
     bad = np.flatnonzero((raw < min(TokenType)) | (raw > max(TokenType)))
     if bad.size:
         raise metadata.error(f"{TOKEN_TYPE}[{bad[0]}]", f"{raw[bad[0]]}", "0 to 6")
-    return raw.astype(np.int32)
+    return raw.tolist()
 
 
 def _read_scores(metadata: Metadata, n_vocab: int) -> np.ndarray | None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
 from gguflow.models.base import Batch, append_sampler
+
+
+PLAN_CACHE = 8  # plans kept by a model, and lowered ones by a session
 
 
 class ContextError(ValueError):
@@ -63,14 +67,24 @@ class Model:
         self.source = source
         self.arch = source.arch
         self.hp = source.arch.hp
-        n_ctx = options.n_ctx or self.hp.n_ctx_train
-        self.options = replace(
-            options, n_ctx=n_ctx, n_ubatch=max(1, min(options.n_ubatch, options.n_batch, n_ctx))
-        )
+        self.options = self._completed(options)
         make = {"n_threads": options.n_threads or None, "isa": options.isa}
         self.backends: dict[str, Backend] = {b: find_backend(b, make) for b in options.backends}
         self.weights = WeightStore()
         self._session: Session | None = None
+        self._plans: OrderedDict[tuple[int, str, bool], Plan] = OrderedDict()
+
+    def _completed(self, options: Options) -> Options:
+        n_ctx = options.n_ctx or self.hp.n_ctx_train
+        n_ubatch = max(1, min(options.n_ubatch, options.n_batch, n_ctx))
+        return replace(options, n_ctx=n_ctx, n_ubatch=n_ubatch)
+
+    def with_options(self, **changes: Any) -> Model:
+        """The same weights and backends run in another way; `changes` are fields of `Options`."""
+        other = copy(self)
+        other.options = self._completed(replace(self.options, **changes))
+        other._session, other._plans = None, OrderedDict()
+        return other
 
     @classmethod
     def load(
@@ -105,14 +119,22 @@ class Model:
     def load_weights(self, progress: Progress | None = None) -> None:
         """Bring the weights to their backends. Done once, by `load`."""
         plan = self.plan(1, "last", sample=False)
-        users: dict[Tensor, list[Tensor]] = {}
-        for n in plan.nodes:
-            for s in n.live_srcs():
-                users.setdefault(s.owner, []).append(n)
         self.weights.load(
-            self.source.weights, plan.leaves(Role.WEIGHT), users,
+            self.source.weights, plan.leaves(Role.WEIGHT), _users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress,
         )  # fmt: skip
+
+    def repacked_bytes(self) -> dict[str, int]:
+        """By memory space, the bytes of weights that loading copies into a backend's own layout."""
+        plan = self.plan(1, "last", sample=False)
+        users = _users(plan)
+        out: dict[str, int] = {}
+        for t in plan.leaves(Role.WEIGHT):
+            backend = self.backends[plan.placement.of[t]]
+            out[backend.space] = out.get(backend.space, 0) + backend.packed_bytes(
+                t, users.get(t, [])
+            )
+        return out
 
     def graph(self, n_tokens: int, outputs: str, sample: bool) -> Graph:
         """The forward pass over `n_tokens` as an uncompiled graph."""
@@ -129,18 +151,48 @@ class Model:
 
     def plan(self, n_tokens: int, outputs: str, sample: bool) -> Plan:
         """Compile a graph; needs no weights in memory. Raises PlacementError."""
-        order = tuple(self.backends.values())
-        rules = PlacementRules(order, self.options.overrides)
-        return compile_graph(
-            self.graph(n_tokens, outputs, sample), PlanOptions(rules, self.options.fuse)
-        )
+        key = (n_tokens, outputs, sample)
+        if key not in self._plans:
+            rules = PlacementRules(tuple(self.backends.values()), self.options.overrides)
+            self._plans[key] = compile_graph(
+                self.graph(*key), PlanOptions(rules, self.options.fuse)
+            )
+            while len(self._plans) > PLAN_CACHE:
+                self._plans.popitem(last=False)
+        return self._plans[key]
 
     def forecast(self) -> list[str]:
         """Lines that say, before loading, what runs where and the bytes each device will need."""
         lines = summary(
-            self.plan(self.options.n_ubatch, "last", sample=True), self.weights.repacked_bytes
+            self.plan(self.options.n_ubatch, "last", sample=True), self.repacked_bytes()
         )
         return [*lines, *self.source.notes]
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that generation uses."""
+        if self.options.n_threads:
+            return self.options.n_threads
+        return next((n for b in self.backends.values() if (n := getattr(b, "n_threads", 0))), 1)
+
+    def check_prompt(self, ids: Sequence[int]) -> None:
+        """Raises ContextError for more tokens than the context holds, ValueError for none and for
+        ids outside the vocabulary."""
+        if not ids:
+            raise ValueError("the prompt has no tokens")
+        if len(ids) > self.options.n_ctx:
+            raise ContextError(
+                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise -c "
+                "or shorten the prompt"
+            )
+        self.check_ids(ids)
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raises ValueError for a token id outside the vocabulary."""
+        n_vocab = self.hp.n_vocab
+        for t in ids:
+            if not 0 <= t < n_vocab:
+                raise ValueError(f"token id {t} is outside the vocabulary of {n_vocab}")
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -149,9 +201,9 @@ class Model:
 
         return Tokenizer.from_metadata(self.source.metadata)
 
-    def new_session(self) -> Session:
-        """A session with an empty KV cache of its own."""
-        return Session(self)
+    def new_session(self, profile: Profile | None = None) -> Session:
+        """A session with an empty KV cache of its own; every step is recorded in `profile`."""
+        return Session(self, profile)
 
     @property
     def session(self) -> Session:
@@ -189,17 +241,33 @@ class Model:
         return self.session.logits(token_ids)
 
 
+def _users(plan: Plan) -> dict[Tensor, list[Tensor]]:
+    """The nodes that read each tensor."""
+    users: dict[Tensor, list[Tensor]] = {}
+    for n in plan.nodes:
+        for s in n.live_srcs():
+            users.setdefault(s.owner, []).append(n)
+    return users
+
+
 @dataclass
 class Timings:
-    """What the timings block prints; seconds."""
+    """Tokens and seconds of a generation.
+
+    n_prompt: tokens computed, without those the cache held. The first token comes out of the
+    prompt's last run, so N generated tokens take N - 1 runs.
+    """
 
     n_prompt: int = 0
     prompt_s: float = 0.0
     n_generated: int = 0
+    n_runs: int = 0
     generate_s: float = 0.0
 
-
-PLAN_CACHE = 8
+    def add(self, other: Timings) -> None:
+        """Add another generation's."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
 
 class Session:
@@ -286,12 +354,10 @@ class Session:
         self.tokens.extend(ids)
         return bound.outputs
 
-    def check_ids(self, ids: Sequence[int]) -> None:
-        """Raises ValueError for a token id outside the vocabulary."""
-        n_vocab = self.model.hp.n_vocab
-        for t in ids:
-            if not 0 <= t < n_vocab:
-                raise ValueError(f"token id {t} is outside the vocabulary of {n_vocab}")
+    @property
+    def is_full(self) -> bool:
+        """Whether the context has no room for another token."""
+        return len(self.tokens) >= self.model.options.n_ctx
 
     def rewind(self, n_tokens: int) -> None:
         """Forget all but the first `n_tokens` tokens."""
@@ -320,16 +386,9 @@ class Session:
         What the cache already holds of it is reused. Ends at `max_tokens`, at a stop token (not
         yielded), or when the context is full. Raises ContextError when the prompt does not fit.
         """
-        n_ctx = self.model.options.n_ctx
         ids = list(prompt)
-        if not ids:
-            raise ValueError("the prompt has no tokens")
-        if len(ids) > n_ctx:
-            raise ContextError(
-                f"the prompt has {len(ids)} tokens, the context {n_ctx}; raise -c "
-                "or shorten the prompt"
-            )
-        self.check_ids(ids)
+        self.model.check_prompt(ids)
+        self.timings = Timings()
         if max_tokens == 0:
             return
         keep = 0
@@ -350,9 +409,10 @@ class Session:
             n += 1
             # Set before the yield: a caller that stops here leaves true timings behind.
             self.timings.n_generated = n
+            self.timings.n_runs = n - 1
             self.timings.generate_s = clock() - began
             yield token
-            if n == max_tokens or len(self.tokens) >= n_ctx:
+            if n == max_tokens or self.is_full:
                 break
             sampler.accept(token)
             sampler.advance()
@@ -360,7 +420,7 @@ class Session:
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after every token of a new sequence: float32 [n_tokens, n_vocab]."""
-        self.check_ids(ids)
+        self.model.check_ids(ids)
         if not len(ids):
             return np.zeros((0, self.model.hp.n_vocab), np.float32)
         self.rewind(0)

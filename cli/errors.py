@@ -1,0 +1,65 @@
+"""Exit codes, and which error gets which."""
+
+from __future__ import annotations
+
+import sys
+
+OK = 0
+INTERNAL = 1
+BAD_ARGUMENT = 2
+BAD_FILE = 3
+NO_RESOURCES = 4
+INTERRUPTED = 130
+
+EXIT_CODES = {
+    OK: "success",
+    INTERNAL: "unexpected internal error",
+    BAD_ARGUMENT: "bad argument",
+    BAD_FILE: "bad or unsupported file or model",
+    NO_RESOURCES: "out of resources: memory, disk, or a prompt longer than the context",
+    INTERRUPTED: "interrupted (Ctrl-C)",
+}
+
+
+class UsageError(Exception):
+    """An argument that cannot be used; the message names it."""
+
+
+# Looked up by name among the modules already imported: an error cannot be of a class whose module
+# nobody has imported, and the check need not import the engine.
+_CODES = (
+    ("gguflow.engine.env", "EnvError", BAD_ARGUMENT),
+    ("gguflow.engine.sampling", "SamplerError", BAD_ARGUMENT),
+    ("gguflow.engine.compile.place", "PlacementError", BAD_ARGUMENT),
+    ("gguflow.engine.profile.errors", "ProfilePathError", BAD_ARGUMENT),
+    ("gguflow.models.mixes", "MixError", BAD_ARGUMENT),
+    ("gguflow.engine.backends.cpu.library", "CpuLibraryError", BAD_ARGUMENT),
+    ("gguflow.engine.gguf.errors", "GgufError", BAD_FILE),
+    ("gguflow.engine.profile.errors", "ProfileFileError", BAD_FILE),
+    ("gguflow.models.base", "ModelError", BAD_FILE),
+    ("gguflow.models.chat", "ChatTemplateError", BAD_FILE),
+    ("gguflow.engine.session", "ContextError", NO_RESOURCES),
+)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of an error; INTERNAL for those nobody foresaw."""
+    if isinstance(error, UsageError):
+        return BAD_ARGUMENT
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    for module, name, code in _CODES:
+        known = getattr(sys.modules.get(module), name, None)
+        if known is not None and isinstance(error, known):
+            return code
+    if isinstance(error, (MemoryError, OSError)):
+        return NO_RESOURCES
+    return INTERNAL
+
+
+def message(error: BaseException) -> str:
+    """What to print of an error: one line."""
+    text = " ".join(str(error).split())
+    if exit_code(error) == INTERNAL:
+        return f"{type(error).__name__}: {text} (this is a bug; --debug shows where)"
+    return text or type(error).__name__

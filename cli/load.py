@@ -1,0 +1,95 @@
+"""From arguments to a model: the file or the bundled one, the forecast, the weights."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import UsageError
+from .progress import Bar
+
+if TYPE_CHECKING:
+    from gguflow.engine.loader import ModelSource
+    from gguflow.engine.session import Model, Options
+
+
+def note(text: str) -> None:
+    """A line for the user that is not output."""
+    print(text, file=sys.stderr)
+
+
+def bundled_model() -> Path:
+    """The model that ships with the package. Raises UsageError when this installation has none."""
+    from importlib.resources import files
+
+    folder = Path(str(files("gguflow.models"))) / "bundled"
+    found = sorted(folder.glob("*.gguf"))
+    if not found:
+        raise UsageError("-m/--model is needed: this installation comes without a bundled model")
+    return found[0]
+
+
+def model_path(args: Namespace) -> Path:
+    """The file of -m, or the bundled model."""
+    return bundled_model() if args.model is None else Path(args.model)
+
+
+def open_source(args: Namespace) -> ModelSource:
+    """The model of -m, --random or the bundled one, before any memory is spent on it."""
+    from gguflow.engine.loader import open_model
+
+    shape = getattr(args, "random", None)
+    if shape is None:
+        return open_model(model_path(args))
+    if args.model is not None:
+        raise UsageError("-m/--model and --random exclude each other")
+    return random_source(shape)
+
+
+def random_source(shape: str) -> ModelSource:
+    """A model of a named shape with random weights."""
+    from gguflow.engine.loader import random_model
+    from gguflow.models.base import ModelError
+    from gguflow.models.mixes import MixError
+
+    try:
+        return random_model(shape)
+    except (ModelError, MixError) as e:
+        raise UsageError(f"--random {shape}: {e}") from None
+
+
+def check_context(source: ModelSource, options: Options) -> None:
+    """Refuses a KV cache type that does not divide a head; warns of a context beyond training."""
+    hp = source.arch.hp
+    for flag, dtype, size in (
+        ("--cache-type-k", options.k_type, hp.head_dim),
+        ("--cache-type-v", options.v_type, hp.head_dim_v),
+    ):
+        if size % dtype.block:
+            raise UsageError(
+                f"{flag} {dtype.name}: this model's heads have {size} values, no multiple of "
+                f"{dtype.name}'s block of {dtype.block}"
+            )
+    if options.n_ctx > hp.n_ctx_train:
+        note(
+            f"note: context {options.n_ctx} is beyond the {hp.n_ctx_train} the model was "
+            "trained with"
+        )
+
+
+def prepare(source: ModelSource, options: Options) -> Model:
+    """A model whose weights are not loaded yet."""
+    from gguflow.engine.session import Model
+
+    check_context(source, options)
+    return Model(source, options)
+
+
+def load_weights(model: Model) -> None:
+    """Say what runs where and in how many bytes, then bring the weights in."""
+    for line in model.forecast():
+        note(line)
+    with Bar(f"loading {Path(model.source.path).name}") as bar:
+        model.load_weights(bar.update)

@@ -1,0 +1,319 @@
+"""Arguments that several commands share: their names (llama.cpp's), ranges and meaning."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from gguflow.engine.sampling import SamplerSettings
+    from gguflow.engine.session import Options
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")  # what the attention op reads
+MAX_TOKENS = (1 << 31) - 1  # positions are 32-bit
+MAX_THREADS = 512
+
+
+class Parser(ArgumentParser):
+    """A parser that raises UsageError and takes the word after an option as its value.
+
+    argparse refuses values that begin with a dash (`-p "-- Hello"`) and reads `-nx` as `-n x`;
+    llama.cpp's users expect neither.
+    """
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """As the base class; `args` must be given."""
+        joined, rest = [], list(args)
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                joined += [word, *rest]
+                break
+            action = self._option_string_actions.get(word.partition("=")[0])
+            if action is None and len(word) > 1 and word[0] == "-" and not _is_number(word):
+                raise UsageError(f"unknown option {word}{self._nearest(word)}; see --help")
+            if action is not None and "=" not in word and rest and action.nargs is None:
+                word = f"{word}={rest.pop(0)}"
+            joined.append(word)
+        return super().parse_known_args(joined, namespace)
+
+    def _nearest(self, word: str) -> str:
+        return nearest(word.partition("=")[0], list(self._option_string_actions))
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """`, did you mean X?` when one of the choices looks like `word`, else nothing."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, choices, n=1)
+    return f", did you mean {found[0]}?" if found else ""
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def whole(least: int, most: int = MAX_TOKENS) -> Callable[[str], int]:
+    """Converter for a whole number from `least` to `most`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise ArgumentTypeError(f"{text}: expected a whole number from {least} to {most}")
+        return value
+
+    return convert
+
+
+def real(text: str) -> float:
+    """Converter for a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ArgumentTypeError(f"{text}: expected a finite number")
+    return value
+
+
+def cache_type(text: str) -> str:
+    """Converter for an element type of the KV cache."""
+    if text.lower() not in CACHE_TYPES:
+        raise ArgumentTypeError(f"{text}: expected one of {', '.join(CACHE_TYPES)}")
+    return text.lower()
+
+
+def overrides(text: str) -> list[tuple[str, str]]:
+    """Converter for `pattern=backend`, several joined by commas as llama.cpp has it."""
+    pairs = []
+    for part in text.split(","):
+        pattern, equals, backend = part.rpartition("=")
+        if not equals or not pattern or not backend:
+            raise ArgumentTypeError(f"{part}: expected PATTERN=BACKEND")
+        pairs.append((pattern, backend))
+    return pairs
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def add_model(p: ArgumentParser) -> None:
+    """-m."""
+    p.add_argument(
+        "-m",
+        "--model",
+        metavar="FILE",
+        help="GGUF model (first shard of a split one); default: the bundled model",
+    )
+
+
+def add_random(p: ArgumentParser) -> None:
+    """--random, besides -m."""
+    p.add_argument(
+        "--random",
+        metavar="SHAPE:TYPE",
+        help="random weights in a named shape instead of a file, e.g. tinyllama-1.1b:Q4_0",
+    )
+
+
+def add_engine(p: ArgumentParser) -> None:
+    """How a model is run: context, batches, threads, cache types, placement."""
+    g = p.add_argument_group("running")
+    number = {"metavar": "N"}
+    g.add_argument(
+        "-c",
+        "--ctx-size",
+        type=whole(0),
+        default=0,
+        **number,
+        help="context size; 0 is what the model was trained with (default)",
+    )
+    g.add_argument(
+        "-t",
+        "--threads",
+        type=whole(1, MAX_THREADS),
+        **number,
+        help="threads for generation; default: all processors",
+    )
+    g.add_argument(
+        "-tb",
+        "--threads-batch",
+        type=whole(1, MAX_THREADS),
+        **number,
+        help="threads for prompts; default: as -t",
+    )
+    g.add_argument(
+        "-b",
+        "--batch-size",
+        type=whole(1),
+        default=2048,
+        **number,
+        help="most tokens of a prompt at a time (default 2048)",
+    )
+    g.add_argument(
+        "-ub",
+        "--ubatch-size",
+        type=whole(1),
+        default=512,
+        **number,
+        help="most tokens computed at a time, at most -b (default 512)",
+    )
+    for short, name, what in (("-ctk", "k", "keys"), ("-ctv", "v", "values")):
+        g.add_argument(
+            short,
+            f"--cache-type-{name}",
+            type=cache_type,
+            default="f16",
+            metavar="TYPE",
+            help=f"type of cached {what}: {', '.join(CACHE_TYPES)} (default f16)",
+        )
+    g.add_argument(
+        "-ot",
+        "--override-tensor",
+        type=overrides,
+        action="append",
+        default=[],
+        metavar="RE=BACKEND",
+        help="place the tensors whose name matches on a backend; comma-separated",
+    )
+    g.add_argument("--no-fuse", action="store_true", help="run every op by itself, to bisect")
+    g.add_argument(
+        "--no-warmup", action="store_true", help="no effect here: generation has no warmup run"
+    )
+
+
+def add_sampling(p: ArgumentParser) -> None:
+    """Sampler settings; their ranges are checked by `sampler_settings`."""
+    g = p.add_argument_group("sampling, in this order: penalty, top-k, top-p, min-p, temperature")
+    number = {"metavar": "N"}
+    g.add_argument(
+        "-s",
+        "--seed",
+        type=whole(-1, (1 << 63) - 1),
+        default=-1,
+        **number,
+        help="-1 for a random one (default)",
+    )
+    g.add_argument(
+        "--temp",
+        type=real,
+        default=0.8,
+        **number,
+        help="temperature; 0 takes the most likely token (default 0.8)",
+    )
+    g.add_argument(
+        "--top-k",
+        type=whole(0, (1 << 24) - 1),
+        default=40,
+        **number,
+        help="0 to turn off (default 40)",
+    )
+    g.add_argument(
+        "--top-p", type=real, default=0.95, **number, help="1 to turn off (default 0.95)"
+    )
+    g.add_argument(
+        "--min-p", type=real, default=0.05, **number, help="0 to turn off (default 0.05)"
+    )
+    g.add_argument(
+        "--repeat-penalty", type=real, default=1.0, **number, help="1 to turn off (default 1)"
+    )
+    g.add_argument(
+        "--repeat-last-n",
+        type=whole(0),
+        default=64,
+        **number,
+        help="tokens the penalty looks back at (default 64)",
+    )
+    g.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text tokens")
+
+
+def add_prompt(p: ArgumentParser) -> None:
+    """-p or -f."""
+    g = p.add_mutually_exclusive_group()
+    g.add_argument("-p", "--prompt", metavar="TEXT", help="prompt; - reads standard input")
+    g.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
+    p.add_argument(
+        "--no-escape", action="store_true", help=r"take \n, \t, \\ and the like in -p as they are"
+    )
+
+
+def add_profile(p: ArgumentParser) -> None:
+    """--profile."""
+    p.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="write a per-op profile: .jsonl rows, .json trace for Perfetto, .html page",
+    )
+
+
+# -- what the engine takes -------------------------------------------------------------------------
+
+
+def engine_options(args: Namespace) -> Options:
+    """`Options` from add_engine's arguments."""
+    from gguflow.engine.graph import dtype_by_name
+    from gguflow.engine.session import Options
+
+    return Options(
+        n_ctx=args.ctx_size,
+        n_batch=args.batch_size,
+        n_ubatch=args.ubatch_size,
+        n_threads=args.threads or 0,
+        n_threads_batch=args.threads_batch or 0,
+        k_type=dtype_by_name(args.cache_type_k),
+        v_type=dtype_by_name(args.cache_type_v),
+        fuse=not args.no_fuse,
+        overrides=tuple(pair for pairs in args.override_tensor for pair in pairs),
+    )
+
+
+def sampler_settings(args: Namespace) -> SamplerSettings:
+    """`SamplerSettings` from add_sampling's arguments. Raises SamplerError naming the flag."""
+    from gguflow.engine.sampling import SamplerSettings
+
+    return SamplerSettings(
+        temperature=args.temp,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repeat_penalty=args.repeat_penalty,
+        repeat_last_n=args.repeat_last_n,
+        seed=None if args.seed == -1 else args.seed,
+    )
+
+
+def check_profile(args: Namespace) -> Path | None:
+    """The file for the profile, if one is asked for and can be written. Raises ProfilePathError."""
+    if args.profile is None:
+        return None
+    from gguflow.engine.profile import check_path
+
+    return check_path(args.profile)

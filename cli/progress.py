@@ -1,0 +1,63 @@
+"""Progress bars: on a terminal's stderr only, and only for work that takes a while."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+PATIENCE = 0.4  # seconds before a bar appears; what is done by then needs none
+
+
+class Bar:
+    """A bar over bytes, as a context manager; `update` is the engine's progress callback.
+
+    with Bar("loading") as bar:
+        model.load_weights(bar.update)
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self._show = sys.stderr.isatty()
+        self._began = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, total: int, what: str) -> None:
+        """`done` of `total` bytes; `what` is being worked on."""
+        if not self._show or time.monotonic() - self._began < PATIENCE:
+            return
+        if self._bar is None:
+            self._start(total)
+        self._bar.update(self._task, completed=done, total=total, what=what)
+
+    def _start(self, total: int) -> None:
+        # Imported here: rich takes a tenth of a second, and most models load in less.
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+        from rich.progress import TransferSpeedColumn as Speed
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(True),
+            Speed(),
+            TextColumn("{task.fields[what]}", style="dim"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task(self.title, total=total, what="")
+        self._bar.start()

@@ -1,0 +1,188 @@
+"""Every native CPU kernel against the oracle: all cases, every instruction set of this machine.
+
+Results must also be the same to the bit on one, two and three threads, and whatever else is
+computed in the same call.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from harness import Built, all_cases, build, build_case, in_place_sources, nmse, run_on
+
+from gguflow.engine.backends.cpu import backend as cpu_backend
+from gguflow.engine.backends.cpu.backend import CpuBackend
+from gguflow.engine.backends.cpu.library import runnable_isas
+from gguflow.engine.graph import Case, Operand, OpSpec, all_ops, op_spec
+
+ISAS = runnable_isas()
+
+
+@pytest.fixture(params=ISAS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CpuBackend:
+    """The kernels of one instruction set, with no op too small for several threads."""
+    monkeypatch.setattr(cpu_backend, "SINGLE_THREAD_BYTES", 0)
+    return _backend(request.param)
+
+
+@lru_cache(maxsize=None)
+def _backend(isa: str) -> CpuBackend:
+    return CpuBackend(n_threads=3, isa=isa)
+
+
+@lru_cache(maxsize=None)
+def _built(spec: OpSpec, index: int) -> Built:
+    return build(spec, index)
+
+
+def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _run(backend: CpuBackend, op: str, srcs: list[Operand | None], **params: object) -> np.ndarray:
+    """The result of one op on explicit operands."""
+    built = build_case(op_spec(op), Case(tuple(srcs), params), np.random.default_rng(0))
+    return run_on(backend, built, n_threads=2)
+
+
+def _f32(x: np.ndarray) -> Operand:
+    return Operand(x.shape, "f32", x)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_op_has_a_kernel(isa: str) -> None:
+    lib = _backend(isa).lib
+    assert [s.name for s in all_ops() if not lib.address(f"gf_op_{s.name}")] == []
+
+
+@pytest.mark.parametrize("spec, index", all_cases())
+def test_kernel(backend: CpuBackend, spec: OpSpec, index: int) -> None:
+    built = _built(spec, index)
+    assert backend.supports(built.node)
+    one = run_on(backend, built, n_threads=1)
+    assert nmse(one, built.expected) <= built.tolerance
+    for n in (2, 3):
+        assert _same_bits(one, run_on(backend, built, n_threads=n)), f"{n} threads"
+    for source in in_place_sources(built.node):
+        taken = run_on(backend, built, n_threads=2, in_place=source)
+        assert _same_bits(one, taken), f"in place of source {source}"
+
+
+def _packable() -> list[object]:
+    return [
+        p
+        for p in all_cases()
+        for s in _built(*p.values).graph.leaves.values()
+        if s.role.value == "weight" and s.dtype.is_quantized
+    ]
+
+
+@pytest.mark.parametrize("spec, index", _packable())
+def test_packed_weights(backend: CpuBackend, spec: OpSpec, index: int) -> None:
+    built = _built(spec, index)
+    one = run_on(backend, built, n_threads=1, packed=True)
+    assert nmse(one, built.expected) <= built.tolerance
+    assert _same_bits(one, run_on(backend, built, n_threads=3, packed=True))
+
+
+# -- accuracy beyond the cases --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["exp", "sigmoid", "silu", "tanh", "gelu", "gelu_erf"])
+def test_functions_are_accurate_everywhere(backend: CpuBackend, op: str) -> None:
+    """Errors of a few units in the last place of the result, or of |x| where terms cancel."""
+    x = np.concatenate([np.linspace(-20, 20, 40001), np.logspace(-30, 1.9, 999)]).astype(np.float32)
+    actual = _run(backend, op, [_f32(x)]).astype(np.float64)
+    expected = op_spec(op).reference(x).astype(np.float64)
+    scale = np.abs(x) if op.startswith("gelu") else np.abs(expected)
+    error = np.abs(actual - expected) / np.maximum(scale, np.finfo(np.float32).tiny)
+    assert error.max() < 6e-7, f"at x = {x[error.argmax()]}"
+
+
+def test_exp_at_the_ends_of_its_range(backend: CpuBackend) -> None:
+    x = np.array([-np.inf, -104, -100, -87.4, 88.7, 88.73, np.inf, np.nan], np.float32)
+    with np.errstate(over="ignore"):
+        expected = np.exp(x.astype(np.float64)).astype(np.float32)
+    np.testing.assert_allclose(_run(backend, "exp", [_f32(x)]), expected, rtol=2e-7, atol=2e-45)
+
+
+@pytest.mark.parametrize("op", ["silu", "tanh", "gelu_erf", "exp"])
+def test_a_value_does_not_depend_on_its_position(backend: CpuBackend, op: str) -> None:
+    x = np.random.default_rng(1).standard_normal(67).astype(np.float32)
+    whole = _run(backend, op, [_f32(x)])
+    for begin in range(1, 20):
+        assert _same_bits(whole[begin:], _run(backend, op, [_f32(x[begin:])]))
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "soft_max"])
+def test_a_row_does_not_depend_on_the_batch(backend: CpuBackend, op: str) -> None:
+    x = np.random.default_rng(1).standard_normal((7, 333)).astype(np.float32)
+    params = {} if op == "soft_max" else {"eps": 1e-5}
+    together = _run(backend, op, [_f32(x)], **params)
+    alone = [_run(backend, op, [_f32(row[None])], **params) for row in x]
+    assert _same_bits(together, np.concatenate(alone))
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize(
+    "heads, hd, params",
+    [
+        ((8, 2), 64, {}),
+        ((3, 3), 96, {}),
+        ((6, 1), 32, {"window": 70}),
+        ((4, 2), 32, {"softcap": 5.0, "max_bias": 8.0}),
+        ((70, 1), 32, {}),  # more rows than a tile holds
+    ],
+)
+def test_attention_does_not_depend_on_the_batch(
+    backend: CpuBackend, dtype: str, heads: tuple[int, int], hd: int, params: dict[str, object]
+) -> None:
+    """A prompt at once, in pieces, and token by token: the same bits."""
+    n_tok, past = 37, 150
+    rng = np.random.default_rng(2)
+    q = rng.standard_normal((n_tok, heads[0], hd)).astype(np.float32)
+    kv = [rng.standard_normal((past + n_tok, heads[1], hd)).astype(np.float32) for _ in range(2)]
+
+    def run(begin: int, end: int) -> np.ndarray:
+        pos = np.arange(past + begin, past + end)
+        srcs: list[Operand | None] = [_f32(q[begin:end])]
+        srcs += [Operand(x.shape, dtype, x, role="state") for x in kv]
+        srcs.append(Operand(pos.shape, "i32", pos))
+        return _run(backend, "attention", srcs, scale=0.2, **params)
+
+    whole = run(0, n_tok)
+    pieces = [run(b, min(b + 5, n_tok)) for b in range(0, n_tok, 5)]
+    assert _same_bits(whole, np.concatenate(pieces))
+    assert _same_bits(whole[20:24], np.concatenate([run(i, i + 1) for i in range(20, 24)]))
+
+
+def test_attention_does_not_read_rows_beyond_the_position(backend: CpuBackend) -> None:
+    """Cache rows not yet written may hold anything."""
+    rng = np.random.default_rng(3)
+    q = rng.standard_normal((3, 4, 40)).astype(np.float32)
+    kv = rng.standard_normal((2, 200, 2, 40)).astype(np.float32)
+    pos = Operand((3,), "i32", [98, 99, 100])
+    dirty = kv.copy()
+    dirty[:, 101:] = np.nan
+    clean, other = (
+        _run(backend, "attention", [_f32(q), _f32(c[0]), _f32(c[1]), pos], scale=0.1)
+        for c in (kv, dirty)
+    )
+    assert _same_bits(clean, other)
+
+
+# -- sampling ----------------------------------------------------------------------------------------
+
+
+def test_sample_survives_logits_that_are_no_numbers(backend: CpuBackend) -> None:
+    settings = Operand((8,), data=[0.8, 0, 0.9, 0.1, 1, 0, 0, 0])
+    rng, history = Operand((2,), "i64", [1, 2]), Operand((1,), "i32", -1)
+    logits = np.full((1, 500), np.nan, np.float32)
+    assert 0 <= _run(backend, "sample", [_f32(logits), settings, rng, history])[0] < 500
+    logits[0, 321] = 1.0
+    assert _run(backend, "sample", [_f32(logits), settings, rng, history])[0] == 321

@@ -1,4 +1,4 @@
-// Elementary functions on vf, good to one or two units in the last place. The polynomials are own
+// Elementary functions on vf, within 2.5 units in the last place (of x for gelu). The polynomials are
 // minimax fits (weighted Chebyshev least squares) over the reduced ranges given with each.
 #pragma once
 

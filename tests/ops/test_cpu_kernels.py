@@ -6,7 +6,7 @@ computed in the same call.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -27,12 +27,12 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return _backend(request.param)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _backend(isa: str) -> CpuBackend:
     return CpuBackend(n_threads=3, isa=isa)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _built(spec: OpSpec, index: int) -> Built:
     return build(spec, index)
 
@@ -176,7 +176,7 @@ def test_attention_does_not_read_rows_beyond_the_position(backend: CpuBackend) -
     assert _same_bits(clean, other)
 
 
-# -- sampling ----------------------------------------------------------------------------------------
+# -- sampling -----------------------------------------------------------------------------------
 
 
 def test_sample_survives_logits_that_are_no_numbers(backend: CpuBackend) -> None:

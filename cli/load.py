@@ -60,7 +60,7 @@ def random_source(shape: str) -> ModelSource:
         raise UsageError(f"--random {shape}: {e}") from None
 
 
-def check_context(source: ModelSource, options: Options) -> None:
+def check_context(source: ModelSource, options: Options, warn: bool = True) -> None:
     """Refuses a KV cache type that does not divide a head; warns of a context beyond training."""
     hp = source.arch.hp
     for flag, dtype, size in (
@@ -72,24 +72,27 @@ def check_context(source: ModelSource, options: Options) -> None:
                 f"{flag} {dtype.name}: this model's heads have {size} values, no multiple of "
                 f"{dtype.name}'s block of {dtype.block}"
             )
-    if options.n_ctx > hp.n_ctx_train:
+    if warn and options.n_ctx > hp.n_ctx_train:
         note(
             f"note: context {options.n_ctx} is beyond the {hp.n_ctx_train} the model was "
             "trained with"
         )
 
 
-def prepare(source: ModelSource, options: Options) -> Model:
+def prepare(source: ModelSource, options: Options, warn: bool = True) -> Model:
     """A model whose weights are not loaded yet."""
     from gguflow.engine.session import Model
 
-    check_context(source, options)
+    check_context(source, options, warn)
     return Model(source, options)
 
 
-def load_weights(model: Model) -> None:
-    """Say what runs where and in how many bytes, then bring the weights in."""
-    for line in model.forecast():
+def load_weights(model: Model, quiet: bool = False) -> None:
+    """Say what runs where and in how many bytes, then bring the weights in.
+
+    quiet: say only what the user would not expect.
+    """
+    for line in model.source.notes if quiet else model.forecast():
         note(line)
     with Bar(f"loading {Path(model.source.path).name}") as bar:
         model.load_weights(bar.update)

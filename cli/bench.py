@@ -1,0 +1,189 @@
+"""`gguflow bench`: tokens a second, by llama-bench's rules.
+
+A test is repeated; what is timed is the computation alone, without tokenization and sampling, on
+random tokens. One warmup run goes before, so that plans are made and pages are in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from gguflow import __version__
+
+from .bench_grid import Extend, Test, grid, numbers, pair, words
+from .bench_output import OUTPUTS, Output, record
+from .errors import OK, UsageError
+from .load import bundled_model, check_context, load_weights, note, prepare, random_source
+from .options import MAX_THREADS, add_profile, cache_type, check_profile, whole
+from .profiling import new_profile, save_profile
+
+if TYPE_CHECKING:
+    from gguflow.engine.loader import ModelSource
+    from gguflow.engine.profile import Profile
+    from gguflow.engine.session import Model, Options, Session
+
+SUMMARY = "measure tokens per second"
+EPILOG = """\
+Lists are separated by commas, options can be given again, ranges are 1-8, 1-9+2 or 1-8*2; every
+combination is run. Results go to standard output.
+
+example: gguflow bench --random tinyllama-1.1b:Q4_0,tinyllama-1.1b:Q4_K_M -p 128 -n 32 -t 1,2"""
+
+
+def add_arguments(p: ArgumentParser) -> None:
+    def many(*names: str, type: Any, default: Any, metavar: str, help: str) -> None:
+        p.add_argument(
+            *names, type=type, default=default, action=Extend, metavar=metavar, help=help
+        )
+
+    many("-m", "--model", type=words(), default=[], metavar="FILE", help="GGUF models")
+    many("--random", type=words(), default=[], metavar="SHAPE:TYPE",
+         help="random weights in a named shape instead of a file")  # fmt: skip
+    many("-p", "--n-prompt", type=numbers(0), default=[512], metavar="N",
+         help="prompt tests: tokens; 0 for none (default 512)")  # fmt: skip
+    many("-n", "--n-gen", type=numbers(0), default=[128], metavar="N",
+         help="generation tests: tokens; 0 for none (default 128)")  # fmt: skip
+    many("-pg", type=pair, default=[], metavar="PP,TG", help="tests of a prompt and a generation")
+    many("-d", "--n-depth", type=numbers(0), default=[0], metavar="N",
+         help="tokens in the context before a test (default 0)")  # fmt: skip
+    many("-b", "--batch-size", type=numbers(1), default=[2048], metavar="N", help="(default 2048)")
+    many("-ub", "--ubatch-size", type=numbers(1), default=[512], metavar="N", help="(default 512)")
+    many("-ctk", "--cache-type-k", type=words(cache_type), default=["f16"], metavar="TYPE",
+         help="(default f16)")  # fmt: skip
+    many("-ctv", "--cache-type-v", type=words(cache_type), default=["f16"], metavar="TYPE",
+         help="(default f16)")  # fmt: skip
+    many("-t", "--threads", type=numbers(1, MAX_THREADS), default=[], metavar="N",
+         help="(default all processors)")  # fmt: skip
+    p.add_argument("-r", "--repetitions", type=whole(1), default=5, metavar="N",
+                   help="of each test (default 5)")  # fmt: skip
+    p.add_argument("-o", "--output", choices=list(OUTPUTS), default="md", help="(default md)")
+    p.add_argument("--no-fuse", action="store_true", help="run every op by itself")
+    p.add_argument("--no-warmup", action="store_true", help="no warmup run before a test")
+    p.add_argument("--progress", action="store_true", help="say on stderr what is being run")
+    add_profile(p)
+
+
+def run(args: Namespace) -> int:
+    profile_path = check_profile(args)
+    from gguflow.engine.graph import dtype_by_name
+    from gguflow.engine.loader import open_model
+    from gguflow.engine.session import Options
+
+    def options(t: Test) -> Options:
+        return Options(
+            n_ctx=t.n_ctx, n_batch=t.n_batch, n_ubatch=t.n_ubatch, n_threads=t.n_threads,
+            k_type=dtype_by_name(t.type_k), v_type=dtype_by_name(t.type_v), fuse=not args.no_fuse,
+        )  # fmt: skip
+
+    files = args.model if args.model or args.random else [str(bundled_model())]
+    # All are opened first: a name that is wrong should not show after an hour of measuring.
+    sources = [open_model(f) for f in files] + [random_source(s) for s in args.random]
+    tests = grid(args, default_threads())
+    if not tests:
+        raise UsageError("nothing to run: -p and -n are 0 and there is no -pg")
+    for source in sources:
+        for t in tests:
+            check_context(source, options(t), warn=False)
+    out = OUTPUTS[args.output]()
+    profile: Profile | None = None
+    out.begin(tests)
+    try:
+        for i, source in enumerate(sources):
+            model = prepare(source, options(tests[0]), warn=False)
+            load_weights(model, quiet=True)
+            if profile_path and profile is None:
+                profile = new_profile(model)
+            for k, t in enumerate(tests):
+                if args.progress:
+                    number = i * len(tests) + k + 1
+                    note(f"bench: {number}/{len(sources) * len(tests)}: {source.path} {t.name}")
+                session = model.with_options(**vars(options(t))).new_session()
+                measure(session, t, args, profile, facts(model), out)
+            del model, session  # before the next one comes into memory
+    finally:
+        out.end()
+        if profile is not None and profile_path is not None:
+            save_profile(profile, profile_path)
+    return OK
+
+
+def default_threads() -> int:
+    """What a model uses when nothing is said."""
+    from gguflow.engine.backends.cpu import default_threads
+
+    return default_threads()
+
+
+def measure(
+    session: Session,
+    test: Test,
+    args: Namespace,
+    profile: Profile | None,
+    known: dict[str, Any],
+    out: Output,
+) -> None:
+    """Run one test and write its result."""
+    import numpy as np
+
+    drawn = np.random.default_rng(0).integers(0, session.model.hp.n_vocab, test.n_ctx)
+    ids = [int(t) for t in drawn]
+    depth, prompt = ids[: test.n_depth], ids[test.n_depth : test.n_depth + test.n_prompt]
+    generated = ids[test.n_depth + test.n_prompt :]
+    if depth:
+        session.prefill(depth, None, "none")
+    if not args.no_warmup:
+        run_once(session, prompt, generated[:1])
+    began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    session.profile = profile
+    ns = []
+    for _ in range(args.repetitions):
+        session.rewind(test.n_depth)
+        start = time.perf_counter_ns()
+        run_once(session, prompt, generated)
+        ns.append(time.perf_counter_ns() - start)
+    out.add(record(known, test, began, ns), test)
+
+
+def run_once(session: Session, prompt: Sequence[int], generated: Sequence[int]) -> None:
+    """What is timed."""
+    if prompt:
+        session.prefill(prompt, None, "last")
+    for token in generated:
+        session.step((token,), "last")
+
+
+def facts(model: Model) -> dict[str, Any]:
+    """llama-bench's fields that do not change from test to test."""
+    from gguflow.engine.profile.machine import machine_name
+
+    weights = model.source.weights.values()
+    return {
+        "build_commit": f"gguflow {__version__}",
+        "build_number": 0,
+        "cpu_info": machine_name(),
+        "gpu_info": "",
+        "backends": "CPU",
+        "model_filename": model.source.path,
+        "model_type": model_type(model.source),
+        "model_size": sum(prod(w.shape[:-1]) * w.dtype.row_bytes(w.shape[-1]) for w in weights),
+        "model_n_params": sum(prod(w.shape) for w in weights),
+    }
+
+
+def model_type(source: ModelSource) -> str:
+    """`llama 1.1B Q4_0`: architecture, size, and the type most of the weights have."""
+    if not source.path.endswith(".gguf"):
+        return source.path.replace(":", " ")
+    n = sum(prod(w.shape) for w in source.weights.values())
+    by_type: dict[str, int] = {}
+    for w in source.weights.values():
+        name = w.convert or w.dtype.name
+        by_type[name] = by_type.get(name, 0) + prod(w.shape)
+    unit, size = next(u for u in (("B", 1e9), ("M", 1e6), ("K", 1e3), ("", 1)) if n >= u[1])
+    main = max(by_type, key=lambda name: by_type[name])
+    return f"{source.arch.name} {n / size:.1f}{unit} {main.upper()}"

@@ -1,0 +1,112 @@
+"""What `gguflow bench` runs: comma lists and ranges, and every combination of them."""
+
+from __future__ import annotations
+
+import re
+from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from .options import MAX_TOKENS
+
+_RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
+
+
+@dataclass(frozen=True)
+class Test:
+    """One measurement of one model: a prompt, a generation, or one after the other.
+
+    n_depth: tokens in the context before the clock starts.
+    """
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    type_k: str
+    type_v: str
+
+    @property
+    def name(self) -> str:
+        """As llama-bench prints it: `pp512`, `tg128 @ d1024`, `pp512+tg128`."""
+        parts = (f"pp{self.n_prompt}" if self.n_prompt else "",
+                 f"tg{self.n_gen}" if self.n_gen else "")  # fmt: skip
+        return "+".join(filter(None, parts)) + (f" @ d{self.n_depth}" if self.n_depth else "")
+
+    @property
+    def n_ctx(self) -> int:
+        """Rows of KV cache the test needs."""
+        return self.n_depth + self.n_prompt + self.n_gen
+
+
+class Extend(Action):
+    """Options may be given again; their lists join. A first use replaces the default."""
+
+    def __call__(
+        self, parser: ArgumentParser, args: Namespace, values: Any, option: str | None = None
+    ) -> None:
+        given = getattr(args, "_given", set())
+        old = list(getattr(args, self.dest)) if self.dest in given else []
+        setattr(args, self.dest, old + values)
+        args._given = given | {self.dest}
+
+
+def numbers(least: int, most: int = MAX_TOKENS) -> Callable[[str], list[int]]:
+    """Converter for `1,2,8-12+2,16-128*2`."""
+
+    def convert(text: str) -> list[int]:
+        found: list[int] = []
+        for part in text.split(","):
+            try:
+                values = list(_expand(part))
+            except ValueError:
+                values = [least - 1]
+            if not values or not all(least <= v <= most for v in values):
+                raise ArgumentTypeError(
+                    f"{part}: expected whole numbers from {least} to {most}, or a range such as "
+                    "1-8, 1-9+2 or 1-8*2"
+                )
+            found += values
+        return found
+
+    return convert
+
+
+def _expand(part: str) -> Iterator[int]:
+    m = _RANGE.fullmatch(part)
+    if m is None:
+        yield int(part)
+        return
+    first, last, sign, step = int(m[1]), int(m[2]), m[3] or "+", int(m[4] or 1)
+    if (sign == "*" and (step < 2 or first < 1)) or step < 1 or (last - first) // step > 1000:
+        raise ValueError(part)
+    while first <= last:
+        yield first
+        first = first * step if sign == "*" else first + step
+
+
+def words(check: Callable[[str], str] = str) -> Callable[[str], list[str]]:
+    """Converter for a comma list of words."""
+    return lambda text: [check(part) for part in text.split(",")]
+
+
+def pair(text: str) -> list[tuple[int, int]]:
+    """Converter for -pg's `pp,tg`."""
+    found = numbers(1)(text)
+    if len(found) != 2:
+        raise ArgumentTypeError(f"{text}: expected two numbers: prompt,generated")
+    return [(found[0], found[1])]
+
+
+def grid(args: Namespace, default_threads: int) -> list[Test]:
+    """Every combination, the tests of one set of settings together, as llama-bench orders them."""
+    settings: Sequence[Sequence[Any]] = (
+        args.n_depth, args.batch_size, args.ubatch_size, args.threads or [default_threads],
+        args.cache_type_k, args.cache_type_v,
+    )  # fmt: skip
+    kinds = [(p, 0) for p in args.n_prompt if p] + [(0, n) for n in args.n_gen if n] + args.pg
+    return [Test(*kind, *chosen) for chosen in product(*settings) for kind in kinds]

@@ -18,6 +18,7 @@ from gguflow.engine.graph import Tensor, op_spec
 from .abi import GF_PACKED, GfOp, GfTensor, tensor_record
 from .convert import NativeConverter
 from .library import CpuLibrary, CpuLibraryError, load_library
+from .peaks import measure
 
 # Ops that read packed weights as their first operands (mul_mat_swiglu: the first two).
 PACKED_USERS = {"mul_mat": 1, "mul_mat_add": 1, "mul_mat_swiglu": 2, "get_rows": 1}
@@ -81,6 +82,10 @@ class CpuBackend:
     def converter(self) -> NativeConverter:
         """The native quantizers."""
         return NativeConverter(self.lib, self.n_threads)
+
+    def peaks(self) -> tuple[float, float, float]:
+        """Measured GB/s read, float32 GFLOP/s and int8 GOP/s of this backend's threads."""
+        return measure(self.lib, self.n_threads)
 
     # -- memory ----------------------------------------------------------------------------------
 

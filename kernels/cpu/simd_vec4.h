@@ -3,12 +3,11 @@
 #pragma once
 
 #include <math.h>
+#include <string.h>
 
 #if !defined(__GNUC__)
 #error "the vector extension is needed: build with GCC, Clang or clang-cl"
 #endif
-#include <string.h>
-
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #elif defined(__ARM_NEON)

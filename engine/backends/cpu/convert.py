@@ -45,7 +45,7 @@ class NativeConverter:
             raise ValueError(f"{dtype.name}: {STATUS.get(failed[0], failed[0])} (rows of {n})")
 
     def encode(self, dtype: DType, x: np.ndarray) -> np.ndarray:
-        """float32 [rows, n] -> uint8 [rows, row bytes]; ValueError for what does not fit the type."""
+        """float32 [rows, n] -> uint8 [rows, row bytes]. ValueError for values that do not fit."""
         x = np.ascontiguousarray(x, np.float32)
         out = np.empty((x.shape[0], dtype.row_bytes(x.shape[1])), np.uint8)
         self._rows("gf_quantize_rows", dtype, x, out, x.shape[1])

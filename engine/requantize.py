@@ -1,8 +1,8 @@
-"""Changing the element types of a model: in memory, or while writing a file."""
+"""Changing the element types of a loaded model: every weight converted as it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from typing import Any, Protocol
@@ -10,24 +10,27 @@ from typing import Any, Protocol
 import numpy as np
 
 from gguflow.engine.backends.base import find_backend
-from gguflow.engine.graph import DType
+from gguflow.engine.graph import F16, DType
 from gguflow.engine.loader import ModelSource, WeightSource
 from gguflow.engine.quants import dequantize_any
+from gguflow.models.base import ModelError
 from gguflow.models.mixes import Mix, tensor_type
 
-Choose = Callable[[str, tuple[int, ...]], DType]
+SLAB_BYTES = 32 << 20  # of float32 values converted at a time
 
 
 class Converter(Protocol):
     """Rows between float32 and an element type."""
 
-    def encode(self, dtype: DType, x: np.ndarray) -> np.ndarray: ...
+    def encode(self, dtype: DType, x: np.ndarray) -> np.ndarray:
+        """float32 [rows, n] -> uint8 [rows, row bytes]. ValueError for what cannot be held."""
 
-    def decode(self, dtype: DType, raw: np.ndarray, n: int) -> np.ndarray: ...
+    def decode(self, dtype: DType, raw: np.ndarray, n: int) -> np.ndarray:
+        """uint8 bytes of rows of n elements -> float32 [rows, n]."""
 
 
 def native_converter(n_threads: int | None = None) -> Converter:
-    """The CPU backend's quantizers."""
+    """The CPU backend's quantizers, on `n_threads` threads (by default all processors)."""
     backend: Any = find_backend("cpu", {"n_threads": n_threads})
     converter: Converter = backend.converter()
     return converter
@@ -35,22 +38,32 @@ def native_converter(n_threads: int | None = None) -> Converter:
 
 def convert(
     raw: np.ndarray, source: DType | int, target: DType, shape: tuple[int, ...], by: Converter
-) -> np.ndarray:
-    """Bytes of a tensor in another element type; the same bytes when the types are equal.
+) -> Iterator[np.ndarray]:
+    """A tensor's bytes in another element type: uint8 pieces of whole rows, in order.
 
-    source: a type, or the GGUF number of one only the gguf package can read.
+    raw: uint8 bytes. source: a type, or the GGUF number of one that only the gguf package reads.
+    Raises ValueError for values the target cannot hold.
     """
-    if isinstance(source, DType) and source == target:
-        return raw
-    if isinstance(source, DType):
-        x = by.decode(source, raw, shape[-1])
-    else:
-        x = np.asarray(dequantize_any(source, raw, shape), np.float32)
-    return by.encode(target, x.reshape(-1, shape[-1])).reshape(-1)
+    n, rows = shape[-1], prod(shape[:-1])
+    row_bytes = raw.size // rows
+    step = max(1, SLAB_BYTES // (4 * n))
+    for r in range(0, rows, step):
+        part = raw[r * row_bytes : min(r + step, rows) * row_bytes]
+        if isinstance(source, DType):
+            x = by.decode(source, part, n)
+        else:
+            x = dequantize_any(source, part, (part.size // row_bytes, n))
+        out = by.encode(target, x).reshape(-1)
+        if target == F16 and not np.isfinite(out.view(np.float16)).all():
+            raise ValueError("f16: a value is NaN, infinite or beyond 65504")
+        yield out
 
 
 def requantize(source: ModelSource, mix: Mix, by: Converter, pure: bool = False) -> ModelSource:
-    """The same model with its weights in the types of a mix, converted as they are loaded."""
+    """The same model with its weights in the types of a mix, converted as they are loaded.
+
+    pure: the mix's base type for every matrix.
+    """
     hp = source.arch.hp
     tied = "output.weight" not in source.weights
     weights: dict[str, WeightSource] = {}
@@ -58,25 +71,25 @@ def requantize(source: ModelSource, mix: Mix, by: Converter, pure: bool = False)
         target = tensor_type(
             mix, w.name, w.shape, hp.n_layer, hp.n_head // hp.n_head_kv, tied, pure
         )
-
-        def read(w: WeightSource = w, target: DType = target) -> np.ndarray:
-            return convert(w.read(), w.dtype, target, w.shape, by)
-
-        weights[w.name] = replace(w, dtype=target, read=read, convert=None)
+        if target != w.dtype:
+            weights[w.name] = _converted(w, target, by)
+        else:
+            weights[w.name] = w
     n_bytes = sum(prod(w.shape[:-1]) * w.dtype.row_bytes(w.shape[-1]) for w in weights.values())
     return replace(source, weights=weights, n_bytes=n_bytes)
 
 
-def requantized_tensors(
-    file: Any, choose: Choose, by: Converter
-) -> Iterator[tuple[str, DType, tuple[int, ...], np.ndarray]]:
-    """Every tensor of a GGUF file in the type `choose` gives it: name, type, shape, bytes."""
-    for name, info in file.tensors.items():
-        target = choose(name, tuple(info.shape))
-        source = info.dtype if isinstance(info.dtype, DType) else info.dtype.ggml_id
+def _converted(w: WeightSource, target: DType, by: Converter) -> WeightSource:
+    def read() -> np.ndarray:
+        out = np.empty(prod(w.shape[:-1]) * target.row_bytes(w.shape[-1]), np.uint8)
+        at = 0
         try:
-            data = convert(file.data(name), source, target, tuple(info.shape), by)
+            for part in convert(w.read(), w.dtype, target, w.shape, by):
+                out[at : at + part.size] = part
+                at += part.size
         except ValueError as e:
-            raise ValueError(f"{name}: {e}") from None
-        yield name, target, tuple(info.shape), data
-        file.advise(name, "dontneed")
+            raise ModelError(f"tensor {w.name}: {e}") from None
+        w.release()
+        return out
+
+    return replace(w, dtype=target, read=read, release=lambda: None, convert=None)

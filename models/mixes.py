@@ -7,6 +7,7 @@ all the output head, the values of attention and the second feed-forward matrix.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,6 +80,8 @@ MIXES: dict[str, Mix] = {
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
+_BLOCK_PART = re.compile(r"blk\.(\d{1,9})\.(\w+)\.weight")
+
 # A row length that a type's block does not divide takes the next type of smaller blocks.
 FALLBACKS = {"q2_K": "q4_0", "q3_K": "q4_0", "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0"}
 
@@ -112,12 +115,14 @@ def tensor_type(
     if not pure and dtype_by_name(mix.base).is_quantized:
         if name == "output.weight" or (tied and name == "token_embd.weight"):
             chosen = "q8_0" if mix.base == "q8_0" else "q6_K"
-        elif name.startswith("blk."):
-            layer = int(name.split(".")[1])
-            part = name.split(".", 2)[2].removesuffix(".weight")
+        elif found := _BLOCK_PART.fullmatch(name):
+            layer, part = int(found[1]), found[2]
             choice = {"attn_v": mix.attn_v, "attn_output": mix.attn_output,
                       "ffn_down": mix.ffn_down}.get(part)  # fmt: skip
             chosen = (choice and choice(layer, n_layer, group)) or chosen
+            if part == "attn_v" and n_layer == 80 and group > 1 and chosen in ("q3_K", "q4_K"):
+                # The 70B models' eight heads share one V: more bits for it cost little there.
+                chosen = "q5_K"
     while shape[-1] % dtype_by_name(chosen).block:
         chosen = FALLBACKS.get(chosen, "f16")
     return dtype_by_name(chosen)

@@ -1,0 +1,204 @@
+"""`gguflow quantize`: a copy of a GGUF file in smaller element types."""
+
+from __future__ import annotations
+
+import os
+import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import OK, UsageError
+from .load import note
+from .options import MAX_THREADS, whole
+from .progress import Bar
+
+if TYPE_CHECKING:
+    from gguflow.engine.gguf import GgufFile
+    from gguflow.engine.quantize import Change
+
+SUMMARY = "write a model in smaller element types"
+EPILOG = """\
+types: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M
+Q6_K, as in llama.cpp: the K names are mixes, in which the tensors that matter most get more bits.
+Without OUT the file is IN's name with the type in it: model-f16.gguf becomes model-Q4_K_M.gguf.
+
+example: gguflow quantize model-f16.gguf model-q4.gguf Q4_K_M"""
+
+
+def add_arguments(p: ArgumentParser) -> None:
+    p.usage = "gguflow quantize [options] IN.gguf [OUT.gguf] TYPE [THREADS]"
+    p.add_argument("words", nargs="+", metavar="IN [OUT] TYPE",
+                   help="the model to read, the file to write, the type")  # fmt: skip
+    p.add_argument("-t", "--threads", type=whole(1, MAX_THREADS), metavar="N",
+                   help="threads; default: all processors")  # fmt: skip
+    p.add_argument("--pure", action="store_true", help="one type for all matrices instead of a mix")
+    p.add_argument("--tensor-type", "--keep", type=_override, action="append", default=[],
+                   metavar="REGEX=TYPE", dest="tensor_type",
+                   help="the type of the tensors whose name matches, e.g. attn_v=q8_0; "
+                   "REGEX=same leaves them as they are; can be given again")  # fmt: skip
+    p.add_argument("--leave-output-tensor", action="store_true",
+                   help="leave output.weight as it is")  # fmt: skip
+    p.add_argument("--allow-requantize", action="store_true",
+                   help="also convert tensors that are quantized already, which costs quality")  # fmt: skip
+    p.add_argument("--dry-run", action="store_true", help="only say what the sizes would be")
+    p.add_argument("-v", "--verbose", action="store_true", help="print every tensor")
+
+
+def _override(text: str) -> tuple[re.Pattern[str], str]:
+    """`REGEX=TYPE`; whether there is such a type is checked later, with the engine at hand."""
+    pattern, equals, name = text.rpartition("=")
+    if not equals or not pattern or not name:
+        raise ArgumentTypeError(f"{text}: expected REGEX=TYPE")
+    try:
+        return re.compile(pattern), name
+    except re.error as e:
+        raise ArgumentTypeError(f"{text}: {e}") from None
+
+
+def run(args: Namespace) -> int:
+    from gguflow.engine.gguf import GgufFile
+    from gguflow.engine.quantize import AlreadyQuantized, plan_changes, quantize_file
+    from gguflow.engine.requantize import native_converter
+
+    source, out, mix, threads = parse_words(args.words)
+    overrides = _overrides(args)
+    with GgufFile.open(source) as file:
+        out = out or derived_name(source, mix)
+        check_output(file, out)
+        changes = plan_changes(file, mix, args.pure, overrides)
+        report = Report(changes, args.verbose)
+        if args.dry_run:
+            report.rest()
+        else:
+            by = native_converter(args.threads or threads)
+            with Bar(f"quantizing to {mix}") as bar:
+                update = report.follow(bar.update)
+                try:
+                    quantize_file(file, out, mix, changes, by, args.allow_requantize, update)
+                except AlreadyQuantized as e:
+                    raise UsageError(f"{e}, or give --allow-requantize") from None
+            report.rest()
+    report.summary(None if args.dry_run else out)
+    return OK
+
+
+def parse_words(words: Sequence[str]) -> tuple[str, str | None, str, int | None]:
+    """IN [OUT] TYPE [THREADS] -> in, out, type name, threads. Raises UsageError."""
+    rest = list(words)
+    threads = None
+    if len(rest) > 2 and rest[-1].isdigit() and find_type(rest[-2]):
+        threads = whole_threads(rest.pop())
+    if not 2 <= len(rest) <= 3:
+        raise UsageError("expected IN.gguf [OUT.gguf] TYPE; see gguflow quantize --help")
+    mix = find_type(rest[-1])
+    if mix is None:
+        from gguflow.models.mixes import find_mix
+
+        find_mix(rest[-1])  # raises the error that lists the names
+        raise UsageError(f"unknown quantization {rest[-1]!r}")
+    return rest[0], rest[1] if len(rest) == 3 else None, mix, threads
+
+
+def whole_threads(text: str) -> int:
+    """The positional thread count. Raises UsageError."""
+    try:
+        return whole(1, MAX_THREADS)(text)
+    except ArgumentTypeError as e:
+        raise UsageError(f"THREADS {e}") from None
+
+
+def find_type(text: str) -> str | None:
+    """The name of a mix given by name or by its `general.file_type` number, None for neither."""
+    from gguflow.engine.quantize import file_type
+    from gguflow.models.mixes import ALIASES, MIXES
+
+    name = ALIASES.get(text.upper(), text.upper())
+    if name in MIXES:
+        return name
+    return next((m for m in MIXES if text == str(file_type(m))), None)
+
+
+def derived_name(source: str, mix: str) -> str:
+    """The output's name: a type or shard number that ends the input's name is replaced."""
+    path = Path(source)
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.name.removesuffix(".gguf"))
+    stem = re.sub(r"(?i)[-._](f32|f16|bf16|fp16|fp32|i?q\d\w*)$", "", stem)
+    return str(path.with_name(f"{stem}-{mix}.gguf"))
+
+
+def check_output(file: GgufFile, out: str) -> None:
+    """Refuses to write over the input. Raises UsageError."""
+    for shard in file.shards:
+        if os.path.exists(out) and os.path.samefile(shard, out):
+            raise UsageError(f"{out}: input and output are the same file")
+
+
+def _overrides(args: Namespace) -> list[Any]:
+    from gguflow.engine.quantize import Override, writable_type
+
+    found = []
+    for pattern, name in args.tensor_type:
+        try:
+            dtype = None if name.lower() == "same" else writable_type(name)
+        except ValueError as e:
+            raise UsageError(f"--tensor-type {pattern.pattern}={e}") from None
+        found.append(Override(pattern, dtype))
+    if args.leave_output_tensor:
+        found.append(Override(re.compile(r"^output\.weight$"), None))
+    return found
+
+
+class Report:
+    """Says what becomes of every tensor, and of the whole file, on stderr."""
+
+    def __init__(self, changes: Sequence[Change], verbose: bool) -> None:
+        self.changes = changes
+        self.verbose = verbose
+        self.n_said = 0
+
+    def follow(self, update: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:
+        """A progress callback that also prints the tensors as they are reached."""
+
+        def progress(done: int, total: int, name: str) -> None:
+            update(done, total, name)
+            while self.n_said < len(self.changes) and (
+                self.n_said == 0 or self.changes[self.n_said - 1].info.name != name
+            ):
+                self._say_next()
+
+        return progress
+
+    def rest(self) -> None:
+        """Print the tensors not printed yet."""
+        while self.n_said < len(self.changes):
+            self._say_next()
+
+    def _say_next(self) -> None:
+        change, i = self.changes[self.n_said], self.n_said + 1
+        self.n_said += 1
+        if self.verbose:
+            info = change.info
+            arrow = f"{info.dtype.name} -> {change.target.name}" if change.converts else "kept"
+            kind = arrow if change.converts else f"{info.dtype.name} kept"
+            note(
+                f"[{i:4d}/{len(self.changes):4d}] {info.name:<32} {list(info.shape)!s:>16} "
+                f"{kind:<14} {mib(info.nbytes)} -> {mib(change.nbytes)}"
+            )
+
+    def summary(self, out: str | None) -> None:
+        """Sizes before and after, bits a weight."""
+        from math import prod
+
+        n = sum(prod(c.info.shape) for c in self.changes)
+        before = sum(c.info.nbytes for c in self.changes)
+        after = sum(c.nbytes for c in self.changes)
+        note(f"before: {mib(before)}, {8 * before / max(n, 1):.2f} bits a weight")
+        note(f"after:  {mib(after)}, {8 * after / max(n, 1):.2f} bits a weight")
+        if out is not None:
+            note(f"wrote {out}")
+
+
+def mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.2f} MiB"

@@ -108,16 +108,22 @@ _REGISTRY: dict[str, type[Architecture]] = {}
 
 def architectures() -> dict[str, type[Architecture]]:
     """Every architecture by its GGUF name."""
-    package = import_module("gguflow.models")
-    for module in pkgutil.iter_modules(package.__path__):
-        if not module.ispkg:
-            import_module(f"gguflow.models.{module.name}")
+    for name in _module_names():
+        import_module(f"gguflow.models.{name}")
     return dict(_REGISTRY)
+
+
+def _module_names() -> list[str]:
+    package = import_module("gguflow.models")
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
 
 
 def architecture(name: str) -> type[Architecture]:
     """The class for `general.architecture = name`. Raises ModelError listing what is supported."""
-    found = architectures()
+    if name not in _REGISTRY and name in _module_names():
+        # The usual case: the file is called as the architecture, and the others need no import.
+        import_module(f"gguflow.models.{name}")
+    found = _REGISTRY if name in _REGISTRY else architectures()
     if name not in found:
         raise ModelError(
             f"general.architecture: {name!r} is not supported; have {', '.join(sorted(found))}"

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.gguf import GgufFile
 
-from .bpe import BpeModel
 from .metadata import Metadata
 from .special import SpecialSplitter, read_special_tokens
-from .spm import SpmModel
 from .stream import TextStream
 from .vocab import TokenType, Vocab
 
+if TYPE_CHECKING:
+    from .bpe import BpeModel
+    from .spm import SpmModel
+
 MODEL = "tokenizer.ggml.model"
 
-_MODELS: dict[str, type[SpmModel] | type[BpeModel]] = {"llama": SpmModel, "gpt2": BpeModel}
+# Module and class by name: the two libraries behind them are slow to import.
+_MODELS = {"llama": ("spm", "SpmModel"), "gpt2": ("bpe", "BpeModel")}
+
+
+def _model_class(model: str) -> type[SpmModel] | type[BpeModel]:
+    module, name = _MODELS[model]
+    found: type[SpmModel] | type[BpeModel] = getattr(import_module(f".{module}", __package__), name)
+    return found
 
 
 class Tokenizer:
@@ -37,15 +47,16 @@ class Tokenizer:
             raise metadata.error(
                 MODEL, f"unsupported tokenizer {model!r}", f"one of {', '.join(_MODELS)}"
             )
+        cls = _model_class(model)
         vocab = Vocab(metadata)
-        special = read_special_tokens(metadata, vocab, _MODELS[model].defaults(metadata))
+        special = read_special_tokens(metadata, vocab, cls.defaults(metadata))
         self.model = model
         self.n_vocab = len(vocab)
         self.bos, self.eos, self.eot, self.unk = special.bos, special.eos, special.eot, special.unk
         self.eog_ids = special.eog_ids
         self.add_bos, self.add_eos = special.add_bos, special.add_eos
         self._vocab = vocab
-        self._model = _MODELS[model](metadata, vocab)
+        self._model = cls(metadata, vocab)
         self._splitter = SpecialSplitter(vocab)
 
     @classmethod

@@ -1,6 +1,7 @@
 // sum, mean, max, argmax along a dimension. The innermost one is reduced on vectors along the row;
 // any other by walking the dimension with the lanes on neighbouring results.
 #include "cpu/elementwise.h"
+#include "cpu/top_k.h"
 
 namespace {
 
@@ -81,6 +82,11 @@ GF_KERNEL(argmax) {
     const gf_row r = gf_row_index(y, k / y.ne[0]);
     const int64_t i = k % y.ne[0];
     const char* p = gf_row_ptr(x, r) + i * x.nb[0];
+    if (d == 0 && gf_rows_dense(x)) {
+      *reinterpret_cast<int32_t*>(gf_row_ptr(y, r)) =
+          static_cast<int32_t>(gf_argmax(reinterpret_cast<const float*>(p), x.ne[0]));
+      continue;
+    }
     float best = *reinterpret_cast<const float*>(p);
     int32_t where = 0;
     for (int32_t j = 1; j < x.ne[d]; ++j) {

@@ -75,10 +75,14 @@ struct candidates {
 
 // Steps 2 to 6.
 int32_t choose(const float* l, int64_t n_vocab, const settings& s, float u, int32_t* order) {
-  if (s.temp <= 0.0f) return static_cast<int32_t>(std::max_element(l, l + n_vocab) - l);
+  if (s.temp <= 0.0f) return static_cast<int32_t>(gf_argmax(l, n_vocab));
   const int64_t k = whole(s.top_k);
   candidates c{l, order, k > 0 ? std::min(k, n_vocab) : n_vocab};
-  gf_top_k(l, n_vocab, c.count, order);
+  if (c.count > n_vocab / 16) {
+    gf_sort_descending(l, n_vocab, order, order + n_vocab);
+  } else {
+    gf_top_k(l, n_vocab, c.count, order);
+  }
   const auto plain = [&c](int64_t i) { return exp32(c.below(i)); };
   if (s.top_p < 1.0f) {
     c.count = 1 + c.find(plain, [&](float sum, float total) { return sum >= s.top_p * total; });
@@ -94,8 +98,10 @@ int32_t choose(const float* l, int64_t n_vocab, const settings& s, float u, int3
 
 }  // namespace
 
-// The logits and the order of the candidates.
-GF_KERNEL_SCRATCH(sample) { return op->src[0].ne[0] * int64_t{sizeof(float) + sizeof(int32_t)}; }
+// The logits, the order of the candidates, and as much again to sort them.
+GF_KERNEL_SCRATCH(sample) {
+  return op->src[0].ne[0] * int64_t{sizeof(float) + 2 * sizeof(int32_t)};
+}
 
 GF_KERNEL(sample) {
   if (th->ith != 0) return;

@@ -1,10 +1,12 @@
-// Selecting the k largest of n floats.
+// The largest of n floats: the first of them, the k first of them, or all in order.
 #pragma once
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
-#include "cpu/kernel.h"
+#include "cpu/rows.h"
+#include "cpu/simd.h"
 
 // An integer that orders as the float does, zeros equal and NaN below everything: a comparison that
 // NaN cannot make inconsistent.
@@ -14,6 +16,17 @@ inline int32_t gf_order_key(float x) {
   int32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits ^ ((bits >> 31) & INT32_MAX);
+}
+
+// Index of the largest of v[0..n), the lowest on ties; n > 0.
+inline int64_t gf_argmax(const float* v, int64_t n) {
+  const float max = vf_row_max(v, n);
+  int64_t i = 0;
+  while (i + GF_RUN < n && vf_row_max(v + i, GF_RUN) != max) i += GF_RUN;
+  for (; i < n; ++i) {
+    if (v[i] == max) return i;
+  }
+  return 0;  // no numbers at all
 }
 
 // top[0..k) = indices of the largest of v[0..n), descending, the lower index first on ties.
@@ -35,4 +48,24 @@ inline void gf_top_k(const float* v, int64_t n, int64_t k, int32_t* top) {
     worst = gf_order_key(v[top[0]]);
   }
   std::sort_heap(top, top + k, before);
+}
+
+// order[0..n) = all indices, sorted as gf_top_k does, by three stable passes over the digits of
+// their keys. `other` holds n more indices.
+inline void gf_sort_descending(const float* v, int64_t n, int32_t* order, int32_t* other) {
+  constexpr int kBits = 11;
+  int32_t* from = other;
+  int32_t* to = order;
+  std::iota(from, from + n, 0);
+  for (int shift = 0; shift < 32; shift += kBits, std::swap(from, to)) {
+    const auto digit = [v, shift](int32_t i) {
+      const uint32_t ascending = static_cast<uint32_t>(gf_order_key(v[i])) ^ 0x80000000u;
+      return (~ascending >> shift) & ((1u << kBits) - 1);
+    };
+    int32_t place[1 << kBits] = {};
+    for (int64_t i = 0; i < n; ++i) ++place[digit(from[i])];
+    int32_t before = 0;
+    for (int32_t& p : place) before += std::exchange(p, before);
+    for (int64_t i = 0; i < n; ++i) to[place[digit(from[i])]++] = from[i];
+  }
 }

@@ -42,25 +42,72 @@ def add_arguments(p: ArgumentParser) -> None:
         )
 
     many("-m", "--model", type=words(), default=[], metavar="FILE", help="GGUF models")
-    many("--random", type=words(), default=[], metavar="SHAPE:TYPE",
-         help="random weights in a named shape instead of a file")  # fmt: skip
-    many("-p", "--n-prompt", type=numbers(0), default=[512], metavar="N",
-         help="prompt tests: tokens; 0 for none (default 512)")  # fmt: skip
-    many("-n", "--n-gen", type=numbers(0), default=[128], metavar="N",
-         help="generation tests: tokens; 0 for none (default 128)")  # fmt: skip
+    many(
+        "--random",
+        type=words(),
+        default=[],
+        metavar="SHAPE:TYPE",
+        help="random weights in a named shape instead of a file",
+    )
+    many(
+        "-p",
+        "--n-prompt",
+        type=numbers(0),
+        default=[512],
+        metavar="N",
+        help="prompt tests: tokens; 0 for none (default 512)",
+    )
+    many(
+        "-n",
+        "--n-gen",
+        type=numbers(0),
+        default=[128],
+        metavar="N",
+        help="generation tests: tokens; 0 for none (default 128)",
+    )
     many("-pg", type=pair, default=[], metavar="PP,TG", help="tests of a prompt and a generation")
-    many("-d", "--n-depth", type=numbers(0), default=[0], metavar="N",
-         help="tokens in the context before a test (default 0)")  # fmt: skip
+    many(
+        "-d",
+        "--n-depth",
+        type=numbers(0),
+        default=[0],
+        metavar="N",
+        help="tokens in the context before a test (default 0)",
+    )
     many("-b", "--batch-size", type=numbers(1), default=[2048], metavar="N", help="(default 2048)")
     many("-ub", "--ubatch-size", type=numbers(1), default=[512], metavar="N", help="(default 512)")
-    many("-ctk", "--cache-type-k", type=words(cache_type), default=["f16"], metavar="TYPE",
-         help="(default f16)")  # fmt: skip
-    many("-ctv", "--cache-type-v", type=words(cache_type), default=["f16"], metavar="TYPE",
-         help="(default f16)")  # fmt: skip
-    many("-t", "--threads", type=numbers(1, MAX_THREADS), default=[], metavar="N",
-         help="(default all processors)")  # fmt: skip
-    p.add_argument("-r", "--repetitions", type=whole(1), default=5, metavar="N",
-                   help="of each test (default 5)")  # fmt: skip
+    many(
+        "-ctk",
+        "--cache-type-k",
+        type=words(cache_type),
+        default=["f16"],
+        metavar="TYPE",
+        help="(default f16)",
+    )
+    many(
+        "-ctv",
+        "--cache-type-v",
+        type=words(cache_type),
+        default=["f16"],
+        metavar="TYPE",
+        help="(default f16)",
+    )
+    many(
+        "-t",
+        "--threads",
+        type=numbers(1, MAX_THREADS),
+        default=[],
+        metavar="N",
+        help="(default all processors)",
+    )
+    p.add_argument(
+        "-r",
+        "--repetitions",
+        type=whole(1),
+        default=5,
+        metavar="N",
+        help="of each test (default 5)",
+    )
     p.add_argument("-o", "--output", choices=list(OUTPUTS), default="md", help="(default md)")
     p.add_argument("--no-fuse", action="store_true", help="run every op by itself")
     p.add_argument("--no-warmup", action="store_true", help="no warmup run before a test")
@@ -76,9 +123,14 @@ def run(args: Namespace) -> int:
 
     def options(t: Test) -> Options:
         return Options(
-            n_ctx=t.n_ctx, n_batch=t.n_batch, n_ubatch=t.n_ubatch, n_threads=t.n_threads,
-            k_type=dtype_by_name(t.type_k), v_type=dtype_by_name(t.type_v), fuse=not args.no_fuse,
-        )  # fmt: skip
+            n_ctx=t.n_ctx,
+            n_batch=t.n_batch,
+            n_ubatch=t.n_ubatch,
+            n_threads=t.n_threads,
+            k_type=dtype_by_name(t.type_k),
+            v_type=dtype_by_name(t.type_v),
+            fuse=not args.no_fuse,
+        )
 
     files = args.model if args.model or args.random else [str(bundled_model())]
     # All are opened first: a name that is wrong should not show after an hour of measuring.

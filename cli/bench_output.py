@@ -116,7 +116,16 @@ class Markdown(Output):
             name for name, usual in _SETTINGS.items()
             if any(getattr(t, name) != usual for t in tests)
         ]  # fmt: skip
-        self.names = ["model", "size", "params", "backend", "threads", *self.settings, "test", "t/s"]
+        self.names = [
+            "model",
+            "size",
+            "params",
+            "backend",
+            "threads",
+            *self.settings,
+            "test",
+            "t/s",
+        ]
         self._row(self.names)
         rules = ("-" * self._width(n) for n in self.names)
         write("| " + " | ".join(r if i in (0, 3) else r[1:] + ":"

@@ -16,7 +16,7 @@ from types import ModuleType
 from gguflow import __version__
 
 from .errors import EXIT_CODES, OK, UsageError, exit_code, message
-from .options import Parser, nearest
+from .parser import Parser, nearest
 
 _EPILOG = "exit codes:\n" + "\n".join(f"  {code:>3}  {what}" for code, what in EXIT_CODES.items())
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
-
-from .errors import UsageError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gguflow.engine.sampling import SamplerSettings
@@ -18,61 +15,6 @@ if TYPE_CHECKING:
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")  # what the attention op reads
 MAX_TOKENS = (1 << 31) - 1  # positions are 32-bit
 MAX_THREADS = 512
-
-
-class Parser(ArgumentParser):
-    """A parser that raises UsageError and takes the word after an option as its value.
-
-    argparse refuses values that begin with a dash (`-p "-- Hello"`) and reads `-nx` as `-n x`;
-    llama.cpp's users expect neither.
-    """
-
-    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            epilog=epilog,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message.removeprefix("argument "))
-
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As the base class; `args` must be given."""
-        joined, rest = [], list(args)
-        while rest:
-            word = rest.pop(0)
-            if word == "--":
-                joined += [word, *rest]
-                break
-            action = self._option_string_actions.get(word.partition("=")[0])
-            if action is None and len(word) > 1 and word[0] == "-" and not _is_number(word):
-                raise UsageError(f"unknown option {word}{self._nearest(word)}; see --help")
-            if action is not None and "=" not in word and rest and action.nargs is None:
-                word = f"{word}={rest.pop(0)}"
-            joined.append(word)
-        return super().parse_known_args(joined, namespace)
-
-    def _nearest(self, word: str) -> str:
-        return nearest(word.partition("=")[0], list(self._option_string_actions))
-
-
-def nearest(word: str, choices: Sequence[str]) -> str:
-    """`, did you mean X?` when one of the choices looks like `word`, else nothing."""
-    from difflib import get_close_matches
-
-    found = get_close_matches(word, choices, n=1)
-    return f", did you mean {found[0]}?" if found else ""
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -147,27 +89,26 @@ def add_random(p: ArgumentParser) -> None:
 def add_engine(p: ArgumentParser) -> None:
     """How a model is run: context, batches, threads, cache types, placement."""
     g = p.add_argument_group("running")
-    number = {"metavar": "N"}
     g.add_argument(
         "-c",
         "--ctx-size",
         type=whole(0),
         default=0,
-        **number,
+        metavar="N",
         help="context size; 0 is what the model was trained with (default)",
     )
     g.add_argument(
         "-t",
         "--threads",
         type=whole(1, MAX_THREADS),
-        **number,
+        metavar="N",
         help="threads for generation; default: all processors",
     )
     g.add_argument(
         "-tb",
         "--threads-batch",
         type=whole(1, MAX_THREADS),
-        **number,
+        metavar="N",
         help="threads for prompts; default: as -t",
     )
     g.add_argument(
@@ -175,7 +116,7 @@ def add_engine(p: ArgumentParser) -> None:
         "--batch-size",
         type=whole(1),
         default=2048,
-        **number,
+        metavar="N",
         help="most tokens of a prompt at a time (default 2048)",
     )
     g.add_argument(
@@ -183,7 +124,7 @@ def add_engine(p: ArgumentParser) -> None:
         "--ubatch-size",
         type=whole(1),
         default=512,
-        **number,
+        metavar="N",
         help="most tokens computed at a time, at most -b (default 512)",
     )
     for short, name, what in (("-ctk", "k", "keys"), ("-ctv", "v", "values")):
@@ -213,43 +154,42 @@ def add_engine(p: ArgumentParser) -> None:
 def add_sampling(p: ArgumentParser) -> None:
     """Sampler settings; their ranges are checked by `sampler_settings`."""
     g = p.add_argument_group("sampling, in this order: penalty, top-k, top-p, min-p, temperature")
-    number = {"metavar": "N"}
     g.add_argument(
         "-s",
         "--seed",
         type=whole(-1, (1 << 63) - 1),
         default=-1,
-        **number,
+        metavar="N",
         help="-1 for a random one (default)",
     )
     g.add_argument(
         "--temp",
         type=real,
         default=0.8,
-        **number,
+        metavar="N",
         help="temperature; 0 takes the most likely token (default 0.8)",
     )
     g.add_argument(
         "--top-k",
         type=whole(0, (1 << 24) - 1),
         default=40,
-        **number,
+        metavar="N",
         help="0 to turn off (default 40)",
     )
     g.add_argument(
-        "--top-p", type=real, default=0.95, **number, help="1 to turn off (default 0.95)"
+        "--top-p", type=real, default=0.95, metavar="N", help="1 to turn off (default 0.95)"
     )
     g.add_argument(
-        "--min-p", type=real, default=0.05, **number, help="0 to turn off (default 0.05)"
+        "--min-p", type=real, default=0.05, metavar="N", help="0 to turn off (default 0.05)"
     )
     g.add_argument(
-        "--repeat-penalty", type=real, default=1.0, **number, help="1 to turn off (default 1)"
+        "--repeat-penalty", type=real, default=1.0, metavar="N", help="1 to turn off (default 1)"
     )
     g.add_argument(
         "--repeat-last-n",
         type=whole(0),
         default=64,
-        **number,
+        metavar="N",
         help="tokens the penalty looks back at (default 64)",
     )
     g.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text tokens")

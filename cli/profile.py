@@ -42,17 +42,31 @@ def add_arguments(p: ArgumentParser) -> None:
     add_random(p)
     p.add_argument("-p", "--prompt", metavar="TEXT", help="a prompt, in place of --pp")
     p.add_argument("--pp", type=whole(0), metavar="N", help="random prompt tokens (default 64)")
-    p.add_argument("--tg", "-n", type=whole(0), default=32, metavar="N",
-                   help="tokens to generate, one a step (default 32)")  # fmt: skip
-    p.add_argument("--from", dest="dump", metavar="FILE", help="print a .jsonl profile; run nothing")
-    p.add_argument("--diff", nargs=2, metavar=("A", "B"),
-                   help="compare two .jsonl profiles; run nothing")  # fmt: skip
+    p.add_argument(
+        "--tg",
+        "-n",
+        type=whole(0),
+        default=32,
+        metavar="N",
+        help="tokens to generate, one a step (default 32)",
+    )
+    p.add_argument(
+        "--from", dest="dump", metavar="FILE", help="print a .jsonl profile; run nothing"
+    )
+    p.add_argument(
+        "--diff", nargs=2, metavar=("A", "B"), help="compare two .jsonl profiles; run nothing"
+    )
     add_profile(p)
     g = p.add_argument_group("table")
     g.add_argument("--by", choices=GROUPINGS, help="one table; default: by op, module and layer")
     g.add_argument("--phase", choices=PHASES, help="only the prompt's steps or the generation's")
-    g.add_argument("--limit", type=whole(1), default=20, metavar="N",
-                   help="rows of a table; the rest is one row (default 20)")  # fmt: skip
+    g.add_argument(
+        "--limit",
+        type=whole(1),
+        default=20,
+        metavar="N",
+        help="rows of a table; the rest is one row (default 20)",
+    )
     add_engine(p)
 
 

@@ -58,13 +58,19 @@ def open_model(path: str | Path) -> ModelSource:
 
     f = GgufFile.open(path)
     embd = f.tensors.get("token_embd.weight")
-    cls = architecture(_arch_name(f.metadata, path))
+    try:
+        cls = architecture(_arch_name(f.metadata))
+    except ModelError as e:
+        raise ModelError(f"{path}: {e}") from None
     if embd is None or len(embd.shape) != 2:
         raise ModelError(
             f"{path}: token_embd.weight: missing or not a matrix; is this a whole model "
             "or only a vocabulary?"
         )
-    arch = cls(read_hparams(f.metadata, embd.shape[0]))
+    try:
+        arch = cls(read_hparams(f.metadata, embd.shape[0]))
+    except ModelError as e:
+        raise ModelError(f"{path}: {e}") from None
 
     weights: dict[str, WeightSource] = {}
     converted: dict[tuple[str, str], int] = {}
@@ -98,10 +104,10 @@ def open_model(path: str | Path) -> ModelSource:
     return ModelSource(str(path), f.metadata, arch, weights, notes, f.n_bytes)
 
 
-def _arch_name(metadata: Mapping[str, Any], path: str | Path) -> str:
+def _arch_name(metadata: Mapping[str, Any]) -> str:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise ModelError(f"{path}: general.architecture is missing or not text")
+        raise ModelError("general.architecture is missing or not text")
     return name
 
 

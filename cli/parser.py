@@ -1,0 +1,65 @@
+"""The argument parser of every command."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from typing import NoReturn
+
+from .errors import UsageError
+
+
+class Parser(ArgumentParser):
+    """A parser that raises UsageError and takes the word after an option as its value.
+
+    argparse refuses values that begin with a dash (`-p "-- Hello"`) and reads `-nx` as `-n x`;
+    llama.cpp's users expect neither.
+    """
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """As the base class; `args` must be given."""
+        joined, rest = [], list(args)
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                joined += [word, *rest]
+                break
+            action = self._option_string_actions.get(word.partition("=")[0])
+            if action is None and len(word) > 1 and word[0] == "-" and not _is_number(word):
+                raise UsageError(f"unknown option {word}{self._nearest(word)}; see --help")
+            if action is not None and "=" not in word and rest and action.nargs is None:
+                word = f"{word}={rest.pop(0)}"
+            joined.append(word)
+        return super().parse_known_args(joined, namespace)
+
+    def _nearest(self, word: str) -> str:
+        return nearest(word.partition("=")[0], list(self._option_string_actions))
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """`, did you mean X?` when one of the choices looks like `word`, else nothing."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, choices, n=1)
+    return f", did you mean {found[0]}?" if found else ""
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

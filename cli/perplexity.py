@@ -37,9 +37,9 @@ def add_arguments(p: ArgumentParser) -> None:
                    help="tokens a window (default 512)")  # fmt: skip
     p.add_argument("--chunks", type=whole(1), metavar="N", help="only the first N windows")
     p.add_argument("--types", metavar="LIST",
-                   help="compare these quantizations, e.g. Q4_0,Q4_K_M, or all of them")  # fmt: skip
+                   help="compare these quantizations: Q4_0,Q4_K_M,... or all")  # fmt: skip
     p.add_argument("--reference", metavar="FILE",
-                   help="model to compare with; for --types by default the values of -m as F32")  # fmt: skip
+                   help="compare with this model; --types otherwise with F32")  # fmt: skip
     p.add_argument("-t", "--threads", type=whole(1, MAX_THREADS), metavar="N",
                    help="threads; default: all processors")  # fmt: skip
     p.add_argument("-o", "--output", choices=("md", "json"), default="md",

@@ -41,7 +41,7 @@ def add_arguments(p: ArgumentParser) -> None:
     p.add_argument("--leave-output-tensor", action="store_true",
                    help="leave output.weight as it is")  # fmt: skip
     p.add_argument("--allow-requantize", action="store_true",
-                   help="also convert tensors that are quantized already, which costs quality")  # fmt: skip
+                   help="convert quantized tensors too, at a loss of quality")  # fmt: skip
     p.add_argument("--dry-run", action="store_true", help="only say what the sizes would be")
     p.add_argument("-v", "--verbose", action="store_true", help="print every tensor")
 

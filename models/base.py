@@ -231,19 +231,20 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int) -> HParams:
 
 
 def _rope_scaling(k: Keys) -> dict[str, Any]:
-    """Parameters of the rope op for linear and YaRN scaling."""
-    kind = k.text("rope.scaling.type", "linear" if "rope.scale_linear" in k.metadata else "none")
-    factor = k.real("rope.scaling.factor", k.real("rope.scale_linear", 1.0))
-    if kind in ("none", "") or factor in (0.0, 1.0):
-        return {}
-    if kind not in ("linear", "yarn", "llama3", "longrope"):
+    """Parameters of the rope op for linear and YaRN scaling; a type left out means linear."""
+    kind = k.text("rope.scaling.type", "linear")
+    if kind not in ("none", "", "linear", "yarn", "llama3"):
         raise ModelError(f"{k.arch}.rope.scaling.type: {kind!r} is not supported")
-    if kind in ("llama3", "longrope"):
-        return {}  # the file carries the frequency factors as a tensor
-    scaling: dict[str, Any] = {"freq_scale": 1.0 / factor}
+    factor = k.real("rope.scaling.factor", k.real("rope.scale_linear", 0.0)) or 1.0
+    if factor < 0:
+        raise ModelError(f"{k.arch}.rope.scaling.factor: {factor} is negative")
+    attn_factor = k.real("rope.scaling.attn_factor", 1.0)
+    scaling: dict[str, Any] = {} if attn_factor == 1.0 else {"attn_factor": attn_factor}
+    if kind not in ("linear", "yarn") or factor == 1.0:
+        return scaling  # llama3: the file carries the frequency factors as a tensor
+    scaling["freq_scale"] = 1.0 / factor
     if kind == "yarn":
         scaling["ext_factor"] = 1.0
-        scaling["attn_factor"] = k.real("rope.scaling.attn_factor", 1.0)
         scaling["beta_fast"] = k.real("rope.scaling.yarn_beta_fast", 32.0)
         scaling["beta_slow"] = k.real("rope.scaling.yarn_beta_slow", 1.0)
         scaling["n_ctx_orig"] = k.integer(

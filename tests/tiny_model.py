@@ -46,7 +46,9 @@ def _draw(spec: WeightSpec, seed: int, gain: float) -> np.ndarray:
         x = 1 + 0.2 * x
     elif spec.name.endswith("bias"):
         x = 0.3 * x
-    elif not spec.name.startswith("token_embd"):
+    elif spec.name == "token_embd.weight":
+        x = 0.25 * x  # tied to the output, it makes logits of a few units
+    else:
         x = gain * x * spec.shape[-1] ** -0.5
     return x.astype(np.float32)
 

@@ -7,11 +7,10 @@
 //   int8 q[T][32]
 #pragma once
 
-#include "cpu/mul_mat_vec.h"
+#include "cpu/mul_mat_load.h"
 
 namespace gf {
 
-constexpr int kRows = 16;           // rows interleaved in a packed group
 constexpr int kActBlockBytes = 44;  // bytes a column a block of 32
 
 // What the sums serve for: int32 -bias * sum, where the integer dot product starts so that weights

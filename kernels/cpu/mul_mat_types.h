@@ -25,7 +25,7 @@ template <class L>
 constexpr PackedType packed_type() {
   return {L::kType,
           L::kBlockBytes,
-          L::kOuter * L::kInner,
+          L::kSubBlocks,
           {L::kBias, L::kHalves, L::kMins},
           {packed_kernel<L, 1>(), packed_kernel<L, 2>(), packed_kernel<L, 4>(),
            packed_kernel<L, 8>(), packed_kernel<L, 16>()}};

@@ -1,9 +1,10 @@
 // The packed layout of quantized matrices: groups of 16 rows, interleaved.
 //
-// A group holds its rows' blocks in order; in each block, every field of the block struct lies
-// interleaved over the 16 rows in units of its own size: 2 bytes for float16 scales, 1 for small
-// integer scales, 4 for quants, so that one 64-byte vector holds 4 elements of each row. The size
-// is that of the rows, padded with zero blocks to a multiple of 16.
+// A group holds its rows' blocks in order. A block holds its scales, then for each 32 elements
+// their low bits and their high bits. Each of these lies interleaved over the 16 rows in units of
+// its own size: 2 bytes for float16 scales, 1 for small integer scales, 4 for quants, so that one
+// 64-byte vector holds 4 bytes of each row. The size is that of the rows, padded with zero blocks
+// to a multiple of 16.
 #pragma once
 
 #include <stdint.h>

@@ -7,33 +7,92 @@ namespace {
 
 constexpr int kRows = 16;
 
-// Bit planes are reordered so that unpacking them takes one shift for four elements, see below.
-enum Order : uint8_t { kPlain, kSpreadWord, kSpreadPlanes };
-// One field of a block struct: count units of `unit` bytes.
-struct Field {
-  uint8_t unit;
-  uint8_t count;
-  Order order = kPlain;
+// Scales: count items of `unit` bytes from `offset` on.
+struct Head {
+  uint8_t offset, unit, count;
 };
+
+// Rewrites a bit field of n elements. Elements go by chunks of a span of bytes: element e of a
+// chunk is in byte e % span, shifted up by bits * (e / span).
+template <int bits, int in_span, int out_span, int n>
+void change_span(const uint8_t* in, uint8_t* out) {
+  constexpr int in_chunk = in_span * 8 / bits, out_chunk = out_span * 8 / bits;
+  constexpr int run = in_span < out_span ? in_span : out_span;  // elements that stay neighbours
+  constexpr int mask = (1 << bits) - 1;
+  std::memset(out, 0, n * bits / 8);
+  for (int e = 0; e < n; e += run) {
+    const int from = e % in_chunk, to = e % out_chunk;
+    const uint8_t* a = in + e / in_chunk * in_span + from % in_span;
+    uint8_t* b = out + e / out_chunk * out_span + to % out_span;
+    const int down = bits * (from / in_span), up = bits * (to / out_span);
+    for (int i = 0; i < run; ++i) b[i] = static_cast<uint8_t>(b[i] | (a[i] >> down & mask) << up);
+  }
+}
+
+// The same for a word of 32 single bits (span 1) to and from span 4: bit 4i + b goes to bit 8b + i.
+// The factors move bits b of a nibble to bits 8b, and back.
+void spread_word(const uint8_t* in, uint8_t* out) {
+  uint32_t x, y = 0;
+  std::memcpy(&x, in, 4);
+  for (int i = 0; i < 8; ++i) y |= ((x >> 4 * i & 15) * 0x00204081u & 0x01010101u) << i;
+  std::memcpy(out, &y, 4);
+}
+void gather_word(const uint8_t* in, uint8_t* out) {
+  uint32_t x, y = 0;
+  std::memcpy(&x, in, 4);
+  for (int i = 0; i < 8; ++i) y |= ((x >> i & 0x01010101u) * 0x10204080u >> 28) << 4 * i;
+  std::memcpy(out, &y, 4);
+}
+
+template <int bytes>
+void same_span(const uint8_t* in, uint8_t* out) {
+  std::memcpy(out, in, bytes);
+}
+
+// A bit field of the quants, and its way to packed order and back. Packed, the span is 4 * bits, so
+// that a chunk is 32 elements: every 32 are read in one piece and one shift and one mask unpack
+// four of a row.
+struct Plane {
+  uint8_t offset, bits;
+  void (*pack)(const uint8_t* in, uint8_t* out);
+  void (*unpack)(const uint8_t* in, uint8_t* out);
+};
+
+// A field of a K-quant whose chunks in the file span `span` bytes.
+template <int bits, int span>
+constexpr Plane plane(uint8_t offset) {
+  return {offset, bits, &change_span<bits, span, 4 * bits, 256>,
+          &change_span<bits, 4 * bits, span, 256>};
+}
+// A field of a type of 32 elements that already has the packed span.
+template <int bits>
+constexpr Plane as_it_is(uint8_t offset) {
+  return {offset, bits, &same_span<4 * bits>, &same_span<4 * bits>};
+}
+constexpr Plane word(uint8_t offset) { return {offset, 1, &spread_word, &gather_word}; }
+
+// A type's block struct, see kernels/quants, as heads and planes.
 struct Layout {
   int type;
   int elements;
   int bytes;
-  int n_fields;
-  Field fields[4];
+  int n_heads;
+  Head heads[2];
+  int n_planes;
+  Plane planes[2];
 };
 
 constexpr Layout kLayouts[] = {
-    {GF_Q4_0, 32, 18, 2, {{2, 1}, {4, 4}}},
-    {GF_Q4_1, 32, 20, 2, {{2, 2}, {4, 4}}},
-    {GF_Q5_0, 32, 22, 3, {{2, 1}, {4, 1, kSpreadWord}, {4, 4}}},
-    {GF_Q5_1, 32, 24, 3, {{2, 2}, {4, 1, kSpreadWord}, {4, 4}}},
-    {GF_Q8_0, 32, 34, 2, {{2, 1}, {4, 8}}},
-    {GF_Q2_K, 256, 84, 3, {{1, 16}, {4, 16}, {2, 2}}},
-    {GF_Q3_K, 256, 110, 4, {{4, 8, kSpreadPlanes}, {4, 16}, {1, 12}, {2, 1}}},
-    {GF_Q4_K, 256, 144, 3, {{2, 2}, {1, 12}, {4, 32}}},
-    {GF_Q5_K, 256, 176, 4, {{2, 2}, {1, 12}, {4, 8, kSpreadPlanes}, {4, 32}}},
-    {GF_Q6_K, 256, 210, 4, {{4, 32}, {4, 16}, {1, 16}, {2, 1}}},
+    {GF_Q4_0, 32, 18, 1, {{0, 2, 1}}, 1, {as_it_is<4>(2)}},
+    {GF_Q4_1, 32, 20, 1, {{0, 2, 2}}, 1, {as_it_is<4>(4)}},
+    {GF_Q5_0, 32, 22, 1, {{0, 2, 1}}, 2, {as_it_is<4>(6), word(2)}},
+    {GF_Q5_1, 32, 24, 1, {{0, 2, 2}}, 2, {as_it_is<4>(8), word(4)}},
+    {GF_Q8_0, 32, 34, 1, {{0, 2, 1}}, 1, {as_it_is<8>(2)}},
+    {GF_Q2_K, 256, 84, 2, {{80, 2, 2}, {0, 1, 16}}, 1, {plane<2, 32>(16)}},
+    {GF_Q3_K, 256, 110, 2, {{108, 2, 1}, {96, 1, 12}}, 2, {plane<2, 32>(32), plane<1, 32>(0)}},
+    {GF_Q4_K, 256, 144, 2, {{0, 2, 2}, {4, 1, 12}}, 1, {plane<4, 32>(16)}},
+    {GF_Q5_K, 256, 176, 2, {{0, 2, 2}, {4, 1, 12}}, 2, {plane<4, 32>(48), plane<1, 32>(16)}},
+    {GF_Q6_K, 256, 210, 2, {{208, 2, 1}, {192, 1, 16}}, 2, {plane<4, 64>(0), plane<2, 32>(128)}},
 };
 
 const Layout* find_layout(int type) {
@@ -43,82 +102,50 @@ const Layout* find_layout(int type) {
   return nullptr;
 }
 
-// Transposes an 8x8 bit matrix, row i in byte i.
-uint64_t transpose_bits(uint64_t x) {
-  uint64_t t = (x ^ (x >> 7)) & 0x00AA00AA00AA00AAull;
-  x ^= t ^ (t << 7);
-  t = (x ^ (x >> 14)) & 0x0000CCCC0000CCCCull;
-  x ^= t ^ (t << 14);
-  t = (x ^ (x >> 28)) & 0x00000000F0F0F0F0ull;
-  return x ^ t ^ (t << 28);
-}
-
-// High bits of sub-block s: in the file a word in element order (kSpreadWord) or bit s of byte e
-// for element e (kSpreadPlanes). Packed: word s, and there bit 8 * b + i for e = 4 * i + b, so that
-// (word >> i) & 0x01010101 is the bits of elements 4i .. 4i + 3.
-void spread_bits(Order order, const uint8_t* in, uint8_t* out) {
-  if (order == kSpreadWord) {
-    uint64_t x = 0;
-    for (int i = 0; i < 8; ++i)
-      x |= static_cast<uint64_t>(in[i / 2] >> (4 * (i % 2)) & 15) << 8 * i;
-    x = transpose_bits(x);
-    for (int b = 0; b < 4; ++b) out[b] = static_cast<uint8_t>(x >> 8 * b);
-    return;
+// Calls piece(bytes, unit, count) for all of a block in packed order: the heads, then for each 32
+// elements their part of each plane.
+template <class Piece>
+void for_pieces(const Layout& l, uint8_t* block, uint8_t (&planes)[2][256], Piece piece) {
+  for (int i = 0; i < l.n_heads; ++i) {
+    piece(block + l.heads[i].offset, l.heads[i].unit, l.heads[i].count);
   }
-  for (int b = 0; b < 4; ++b) {
-    uint64_t x = 0;
-    for (int i = 0; i < 8; ++i) x |= static_cast<uint64_t>(in[4 * i + b]) << 8 * i;
-    x = transpose_bits(x);
-    for (int s = 0; s < 8; ++s) out[4 * s + b] = static_cast<uint8_t>(x >> 8 * s);
-  }
-}
-
-void gather_bits(Order order, const uint8_t* in, uint8_t* out) {
-  if (order == kSpreadWord) {
-    uint64_t x = 0;
-    for (int b = 0; b < 4; ++b) x |= static_cast<uint64_t>(in[b]) << 8 * b;
-    x = transpose_bits(x);
-    for (int i = 0; i < 4; ++i) {
-      out[i] = static_cast<uint8_t>((x >> 16 * i & 15) | (x >> (16 * i + 8) & 15) << 4);
+  for (int sub = 0; sub < l.elements / 32; ++sub) {
+    for (int i = 0; i < l.n_planes; ++i) {
+      piece(planes[i] + sub * 4 * l.planes[i].bits, 4, l.planes[i].bits);
     }
-    return;
-  }
-  for (int b = 0; b < 4; ++b) {
-    uint64_t x = 0;
-    for (int s = 0; s < 8; ++s) x |= static_cast<uint64_t>(in[4 * s + b]) << 8 * s;
-    x = transpose_bits(x);
-    for (int i = 0; i < 8; ++i) out[4 * i + b] = static_cast<uint8_t>(x >> 8 * i);
   }
 }
 
-// count units of `unit` bytes from one stride to another.
 template <int unit>
 void copy_units(const uint8_t* in, int64_t in_stride, uint8_t* out, int64_t out_stride, int count) {
   for (int i = 0; i < count; ++i) std::memcpy(out + i * out_stride, in + i * in_stride, unit);
 }
 
-void copy_field(const Field& f, const uint8_t* in, int64_t in_stride, uint8_t* out,
-                int64_t out_stride) {
-  if (f.unit == 4) return copy_units<4>(in, in_stride, out, out_stride, f.count);
-  if (f.unit == 2) return copy_units<2>(in, in_stride, out, out_stride, f.count);
-  copy_units<1>(in, in_stride, out, out_stride, f.count);
+// Copies `count` units from one stride to another.
+void copy(int unit, int count, const uint8_t* in, int64_t in_stride, uint8_t* out,
+          int64_t out_stride) {
+  if (unit == 4) return copy_units<4>(in, in_stride, out, out_stride, count);
+  if (unit == 2) return copy_units<2>(in, in_stride, out, out_stride, count);
+  copy_units<1>(in, in_stride, out, out_stride, count);
 }
+
+constexpr int kMaxBlockBytes = 256;
 
 void pack_group(const Layout& l, const uint8_t* src, uint8_t* dst, int rows, int64_t n_blocks) {
   const int64_t row_bytes = n_blocks * l.bytes;
   if (rows < kRows) std::memset(dst, 0, static_cast<size_t>(row_bytes * kRows));
   for (int64_t ib = 0; ib < n_blocks; ++ib, dst += kRows * l.bytes) {
     for (int r = 0; r < rows; ++r) {
-      const uint8_t* in = src + r * row_bytes + ib * l.bytes;
-      uint8_t* out = dst;
-      for (int i = 0; i < l.n_fields; ++i) {
-        const Field& f = l.fields[i];
-        uint8_t spread[32];
-        if (f.order != kPlain) spread_bits(f.order, in, spread);
-        copy_field(f, f.order == kPlain ? in : spread, f.unit, out + r * f.unit, kRows * f.unit);
-        in += f.unit * f.count;
-        out += kRows * f.unit * f.count;
+      uint8_t block[kMaxBlockBytes], planes[2][256];
+      std::memcpy(block, src + r * row_bytes + ib * l.bytes, static_cast<size_t>(l.bytes));
+      for (int i = 0; i < l.n_planes; ++i) {
+        l.planes[i].pack(block + l.planes[i].offset, planes[i]);
       }
+      uint8_t* out = dst;
+      for_pieces(l, block, planes, [&](const uint8_t* piece, int unit, int count) {
+        copy(unit, count, piece, unit, out + r * unit, kRows * unit);
+        out += kRows * unit * count;
+      });
     }
   }
 }
@@ -157,15 +184,14 @@ void gf_unpack_row(int type, const void* packed, int64_t n_cols, int64_t row, vo
   const auto* in = static_cast<const uint8_t*>(packed) + row / kRows * kRows * n_blocks * l.bytes;
   auto* block = static_cast<uint8_t*>(out);
   const int r = static_cast<int>(row % kRows);
-  for (int64_t ib = 0; ib < n_blocks; ++ib) {
-    for (int i = 0; i < l.n_fields; ++i) {
-      const Field& f = l.fields[i];
-      uint8_t spread[32];
-      uint8_t* to = f.order == kPlain ? block : spread;
-      copy_field(f, in + r * f.unit, kRows * f.unit, to, f.unit);
-      if (f.order != kPlain) gather_bits(f.order, spread, block);
-      in += kRows * f.unit * f.count;
-      block += f.unit * f.count;
+  for (int64_t ib = 0; ib < n_blocks; ++ib, block += l.bytes) {
+    uint8_t planes[2][256];
+    for_pieces(l, block, planes, [&](uint8_t* piece, int unit, int count) {
+      copy(unit, count, in + r * unit, kRows * unit, piece, unit);
+      in += kRows * unit * count;
+    });
+    for (int i = 0; i < l.n_planes; ++i) {
+      l.planes[i].unpack(planes[i], block + l.planes[i].offset);
     }
   }
 }

@@ -49,7 +49,7 @@ class Extend(Action):
     def __call__(
         self, parser: ArgumentParser, args: Namespace, values: Any, option: str | None = None
     ) -> None:
-        given = getattr(args, "_given", set())
+        given: set[str] = getattr(args, "_given", set())
         old = list(getattr(args, self.dest)) if self.dest in given else []
         setattr(args, self.dest, old + values)
         args._given = given | {self.dest}

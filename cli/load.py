@@ -20,12 +20,16 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def bundled_model() -> Path:
-    """The model that ships with the package. Raises UsageError when this installation has none."""
+def bundled_folder() -> Path:
+    """Where the models that ship with the package lie."""
     from importlib.resources import files
 
-    folder = Path(str(files("gguflow.models"))) / "bundled"
-    found = sorted(folder.glob("*.gguf"))
+    return Path(str(files("gguflow.models"))) / "bundled"
+
+
+def bundled_model() -> Path:
+    """The model that ships with the package. Raises UsageError when this installation has none."""
+    found = sorted(bundled_folder().glob("*.gguf"))
     if not found:
         raise UsageError("-m/--model is needed: this installation comes without a bundled model")
     return found[0]

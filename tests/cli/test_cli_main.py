@@ -1,0 +1,138 @@
+"""Finding commands, help, exit codes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+
+import pytest
+from cli_helpers import one_line_error
+
+from gguflow import __version__
+from gguflow.cli import errors, generate
+from gguflow.cli.main import commands, main
+from gguflow.cli.parser import Parser
+
+
+def test_help_lists_every_command_and_exit_code(call) -> None:
+    code, out, err = call()
+    assert code == 0 and err == ""
+    assert call("--help") == (0, out, "")
+    for name in ("generate", "chat", "bench", "inspect", "profile", "tokenize", "quantize"):
+        assert re.search(rf"^  {name} +\S", out, re.M), name
+    for number, meaning in errors.EXIT_CODES.items():
+        assert re.search(rf"^ +{number}  {re.escape(meaning)}$", out, re.M)
+
+
+def test_helpers_are_no_commands(call) -> None:
+    code, _, err = call("options")
+    assert code == 2 and "unknown command 'options'" in one_line_error(err)
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_has_help(call, name: str) -> None:
+    code, out, err = call(name, "--help")
+    assert code == 0 and err == ""
+    assert out.startswith(f"usage: gguflow {name}") and "--debug" in out
+
+
+def test_version(call) -> None:
+    assert call("--version") == (0, f"gguflow {__version__}\n", "")
+
+
+def test_unknown_command_suggests_the_nearest(call) -> None:
+    code, out, err = call("generat")
+    assert (code, out) == (2, "")
+    assert "did you mean generate?" in one_line_error(err)
+
+
+def test_unknown_option_suggests_the_nearest(call) -> None:
+    code, out, err = call("generate", "--ctx-sise", "5")
+    assert (code, out) == (2, "")
+    assert one_line_error(err).startswith("unknown option --ctx-sise, did you mean --ctx-size?")
+
+
+@pytest.mark.parametrize(("module", "name", "code"), errors._CODES)
+def test_exit_codes_name_classes_that_exist(module: str, name: str, code: int) -> None:
+    error = getattr(import_module(module), name)
+    assert issubclass(error, Exception)
+    assert code in errors.EXIT_CODES and code != errors.INTERNAL
+    assert errors.exit_code(error.__new__(error)) == code
+
+
+def test_resources_and_interruption() -> None:
+    assert errors.exit_code(MemoryError("cannot allocate")) == 4
+    assert errors.exit_code(OSError(28, "No space left on device")) == 4
+    assert errors.exit_code(KeyboardInterrupt()) == 130
+    assert errors.exit_code(ZeroDivisionError()) == 1
+
+
+def test_unforeseen_error_is_one_line_and_a_traceback_only_on_request(call, monkeypatch) -> None:
+    def broken(args: object) -> int:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(generate, "run", broken)
+    code, _, err = call("generate")
+    assert code == 1
+    assert one_line_error(err).startswith("RuntimeError: first line second line")
+    code, _, err = call("generate", "--debug")
+    assert code == 1 and "Traceback" in err and 'raise RuntimeError("first line' in err
+    monkeypatch.setenv("GGUFLOW_DEBUG", "1")
+    assert "Traceback" in call("generate")[2]
+
+
+def test_interruption_anywhere_ends_with_130(call, monkeypatch) -> None:
+    def interrupted(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "run", interrupted)
+    assert call("generate") == (130, "", "gguflow: interrupted\n")
+
+
+def test_the_word_after_an_option_is_its_value() -> None:
+    p = Parser("x", "y")
+    p.add_argument("-p", "--prompt")
+    p.add_argument("-n", "--number", type=int)
+    p.add_argument("--flag", action="store_true")
+    p.add_argument("rest", nargs="*")
+    words = ["-p", "--flag", "--number", "-1", "--prompt=a=b", "7", "--", "-z"]
+    args = p.parse_args(words)
+    assert (args.prompt, args.number, args.flag, args.rest) == ("a=b", -1, False, ["7", "-z"])
+    assert p.parse_args(["-p", "", "--flag"]).prompt == ""
+    assert p.parse_args(["-p", "- hello"]).prompt == "- hello"
+    with pytest.raises(errors.UsageError, match="unknown option -nope"):
+        p.parse_args(["-nope"])
+    with pytest.raises(errors.UsageError, match="-p/--prompt: expected one argument"):
+        p.parse_args(["-p"])
+
+
+def test_help_imports_no_numpy(run) -> None:
+    """Startup: help and bad arguments must not pay for the engine."""
+    import subprocess
+
+    code = (
+        "import sys; from gguflow.cli.main import main; main(['--help']); main(['bench', '-r', 'x']);"
+        "sys.exit(any(m in sys.modules for m in ('numpy', 'rich', 'gguf', 'jinja2')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert done.returncode == 0
+
+
+def test_generating_imports_only_what_it_uses(tiny_model) -> None:
+    import subprocess
+
+    code = (
+        "import sys; from gguflow.cli.main import main;"
+        "assert main(['generate', '-m', sys.argv[1], '-p', 'A', '-n', '2']) == 0;"
+        "print([m for m in ('rich', 'tokenizers', 'jinja2', 'gguf') if m in sys.modules],"
+        "file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tiny_model], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]"
+
+
+def test_main_takes_the_process_arguments(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["gguflow", "--version"])
+    assert main() == 0
+    assert capsys.readouterr().out == f"gguflow {__version__}\n"

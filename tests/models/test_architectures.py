@@ -1,0 +1,116 @@
+"""Every architecture, tiny and random: native kernels against the numpy references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_model import USUAL, write_tiny
+
+from gguflow.engine.graph import dtype_by_name
+from gguflow.engine.session import Model, Options
+from gguflow.models.base import architectures
+
+TOLERANCE = 1e-3  # NMSE of a whole model's logits
+IDS = [int(i) for i in np.random.default_rng(5).integers(0, 96, 40)]
+YARN = {
+    ".rope.scaling.type": "yarn",
+    ".rope.scaling.factor": 4.0,
+    ".rope.scaling.original_context_length": 16,
+}
+
+# What a file may have besides the plain configuration: arguments of write_tiny.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied": {"optional": ()},
+    "biases": {"optional": (*USUAL, "bias")},
+    "freq-factors": {"optional": (*USUAL, "rope_freqs.weight")},
+    "linear": {"keys": {".rope.scaling.type": "linear", ".rope.scaling.factor": 2.0}},
+    "yarn": {"keys": YARN},
+    "window": {"keys": {".attention.sliding_window": 8}},
+    "head-24": {"head_dim": 24, "head_dim_v": 24, "rope_dims": 24},
+    "head-v-32": {"head_dim": 16, "head_dim_v": 32},
+    "rope-half": {"rope_dims": 8},
+    "one-kv-head": {"n_head_kv": 1},
+    "no-groups": {"n_head_kv": 4},
+}
+
+
+def nmse(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(((found - expected) ** 2).sum() / (expected**2).sum())
+
+
+def run(path: Path, **options: Any) -> np.ndarray:
+    """Logits of IDS, float32 [40, 96]."""
+    return Model.load(path, Options(**{"n_threads": 1} | options)).logits(IDS)
+
+
+@pytest.fixture(params=sorted(architectures()))
+def arch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_native_kernels_agree_with_the_references(arch: str, variant: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch, gain=2.0, **VARIANTS[variant])
+    expected = run(path, backends=("numpy",))
+    assert 0.5 < expected.std() < 20  # far from uniform, and far from a single token
+    assert nmse(run(path), expected) <= TOLERANCE
+    assert nmse(run(path, fuse=False), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v != "plain"])
+def test_every_variant_changes_the_result(variant: str, tmp_path: Path) -> None:
+    plain = run(write_tiny(tmp_path / "plain.gguf", gain=2.0))
+    other = run(write_tiny(tmp_path / "other.gguf", gain=2.0, **VARIANTS[variant]))
+    assert nmse(other, plain) > 1e-2
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_prefill_is_stepping(arch: str, variant: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch, **VARIANTS[variant])
+    model = Model.load(path, n_threads=1)
+    session = model.new_session()
+    steps = [session.step([t], "last")[0][0].copy() for t in IDS]
+    assert np.array_equal(steps, model.logits(IDS))
+
+
+def test_everything_runs_natively(arch: str, tmp_path: Path) -> None:
+    model = Model.load(write_tiny(tmp_path / "m.gguf", arch))
+    for n, sample in ((1, True), (5, False)):
+        assert {s.backend for s in model.plan(n, "last", sample).segments} == {"cpu"}
+
+
+@pytest.mark.parametrize(("kv", "tolerance"), [("f16", 1e-5), ("bf16", 1e-3), ("q8_0", 1e-3)])
+def test_kv_cache_types(arch: str, kv: str, tolerance: float, tmp_path: Path) -> None:
+    head = {"head_dim": 32, "head_dim_v": 32, "rope_dims": 32}
+    path = write_tiny(tmp_path / "m.gguf", arch, **head)
+    f32, dtype = dtype_by_name("f32"), dtype_by_name(kv)
+    expected = run(path, k_type=f32, v_type=f32)
+    assert 0 < nmse(run(path, k_type=dtype, v_type=dtype), expected) <= tolerance
+
+
+def test_a_window_hides_what_is_before_it(tmp_path: Path) -> None:
+    # With one layer, the last token's logits depend on the window's tokens alone.
+    path = write_tiny(tmp_path / "m.gguf", n_layer=1, keys={".attention.sliding_window": 8})
+    model = Model.load(path, n_threads=1)
+    last = model.logits(IDS)[-1]
+    before = [(t + 1) % 96 for t in IDS[:-8]]
+    assert np.array_equal(model.logits(before + IDS[-8:])[-1], last)
+    inside = [*IDS[:-8], (IDS[-8] + 1) % 96, *IDS[-7:]]
+    assert not np.array_equal(model.logits(inside)[-1], last)
+
+
+def test_an_absent_bias_is_a_bias_of_zeros(arch: str, tmp_path: Path) -> None:
+    plain = write_tiny(tmp_path / "plain.gguf", arch)
+    hp = Model.load(plain).hp
+    sizes = {"attn_q": hp.n_head * hp.head_dim, "attn_k": hp.n_embd_kv, "attn_v": hp.n_embd_kv}
+    zeros = {
+        f"blk.{i}.{part}.bias": np.zeros(n, np.float32)
+        for i in range(hp.n_layer)
+        for part, n in sizes.items()
+    }
+    path = write_tiny(tmp_path / "zeros.gguf", arch, weights=zeros)
+    assert np.array_equal(run(path), run(plain))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguflow import __version__
 
-from .bench_grid import Extend, Test, grid, numbers, pair, words
+from .bench_grid import BenchTest, Extend, grid, numbers, pair, words
 from .bench_output import OUTPUTS, Output, record
 from .errors import OK, UsageError
 from .load import bundled_model, check_context, load_weights, note, prepare, random_source
@@ -121,7 +121,7 @@ def run(args: Namespace) -> int:
     from gguflow.engine.loader import open_model
     from gguflow.engine.session import Options
 
-    def options(t: Test) -> Options:
+    def options(t: BenchTest) -> Options:
         return Options(
             n_ctx=t.n_ctx,
             n_batch=t.n_batch,
@@ -173,7 +173,7 @@ def default_threads() -> int:
 
 def measure(
     session: Session,
-    test: Test,
+    test: BenchTest,
     args: Namespace,
     profile: Profile | None,
     known: dict[str, Any],

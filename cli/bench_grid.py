@@ -15,7 +15,7 @@ _RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
 
 
 @dataclass(frozen=True)
-class Test:
+class BenchTest:
     """One measurement of one model: a prompt, a generation, or one after the other.
 
     n_depth: tokens in the context before the clock starts.
@@ -102,11 +102,11 @@ def pair(text: str) -> list[tuple[int, int]]:
     return [(found[0], found[1])]
 
 
-def grid(args: Namespace, default_threads: int) -> list[Test]:
+def grid(args: Namespace, default_threads: int) -> list[BenchTest]:
     """Every combination, the tests of one set of settings together, as llama-bench orders them."""
     settings: Sequence[Sequence[Any]] = (
         args.n_depth, args.batch_size, args.ubatch_size, args.threads or [default_threads],
         args.cache_type_k, args.cache_type_v,
     )  # fmt: skip
     kinds = [(p, 0) for p in args.n_prompt if p] + [(0, n) for n in args.n_gen if n] + args.pg
-    return [Test(*kind, *chosen) for chosen in product(*settings) for kind in kinds]
+    return [BenchTest(*kind, *chosen) for chosen in product(*settings) for kind in kinds]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from .bench_grid import Test
+from .bench_grid import BenchTest
 from .columns import human_count
 from .stream import write
 
@@ -19,7 +19,9 @@ _TEXT_FIELDS = ("build_commit", "cpu_info", "gpu_info", "backends", "model_filen
 _REAL_FIELDS = ("avg_ts", "stddev_ts")
 
 
-def record(facts: dict[str, Any], test: Test, test_time: str, ns: Sequence[int]) -> dict[str, Any]:
+def record(
+    facts: dict[str, Any], test: BenchTest, test_time: str, ns: Sequence[int]
+) -> dict[str, Any]:
     """One result. facts: what holds for the build and the model. ns: time of each repetition."""
     ts = [1e9 * (test.n_prompt + test.n_gen) / n for n in ns]
     return {
@@ -38,10 +40,10 @@ def record(facts: dict[str, Any], test: Test, test_time: str, ns: Sequence[int])
 class Output:
     """Writes results as they come. `begin`, then `add` for each, then `end`."""
 
-    def begin(self, tests: Sequence[Test]) -> None:
+    def begin(self, tests: Sequence[BenchTest]) -> None:
         """tests: all there will be."""
 
-    def add(self, result: dict[str, Any], test: Test) -> None:
+    def add(self, result: dict[str, Any], test: BenchTest) -> None:
         raise NotImplementedError
 
     def end(self) -> None:
@@ -54,7 +56,7 @@ class Json(Output):
     def __init__(self) -> None:
         self.results: list[dict[str, Any]] = []
 
-    def add(self, result: dict[str, Any], test: Test) -> None:
+    def add(self, result: dict[str, Any], test: BenchTest) -> None:
         self.results.append(result)
 
     def end(self) -> None:
@@ -62,7 +64,7 @@ class Json(Output):
 
 
 class JsonLines(Output):
-    def add(self, result: dict[str, Any], test: Test) -> None:
+    def add(self, result: dict[str, Any], test: BenchTest) -> None:
         write(json.dumps(result) + "\n")
 
 
@@ -70,7 +72,7 @@ class Csv(Output):
     def __init__(self) -> None:
         self.n_rows = 0
 
-    def add(self, result: dict[str, Any], test: Test) -> None:
+    def add(self, result: dict[str, Any], test: BenchTest) -> None:
         if not self.n_rows:
             self._row(_flat(result))
         self._row(_flat(result).values())
@@ -86,7 +88,7 @@ class Sql(Output):
     def __init__(self) -> None:
         self.created = False
 
-    def add(self, result: dict[str, Any], test: Test) -> None:
+    def add(self, result: dict[str, Any], test: BenchTest) -> None:
         flat = _flat(result)
         if not self.created:
             fields = ",\n".join(f"  {name} {_sql_type(name)}" for name in flat)
@@ -111,7 +113,7 @@ _WIDTHS = {"model": 30, "test": 15, "t/s": 20}
 class Markdown(Output):
     """A table a person reads. Settings get a column when they differ or are not the default."""
 
-    def begin(self, tests: Sequence[Test]) -> None:
+    def begin(self, tests: Sequence[BenchTest]) -> None:
         self.settings = [
             name for name, usual in _SETTINGS.items()
             if any(getattr(t, name) != usual for t in tests)
@@ -131,7 +133,7 @@ class Markdown(Output):
         write("| " + " | ".join(r if i in (0, 3) else r[1:] + ":"
                                 for i, r in enumerate(rules)) + " |\n")  # fmt: skip
 
-    def add(self, result: dict[str, Any], test: Test) -> None:
+    def add(self, result: dict[str, Any], test: BenchTest) -> None:
         from gguflow.engine.compile import human_bytes
 
         self._row([

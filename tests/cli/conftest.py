@@ -16,6 +16,7 @@ from gguflow.cli.main import main
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Call = Callable[..., tuple[int, str, str]]
 
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A llama of two layers with random weights, 64 tokens of context, a vocabulary of characters.

@@ -1,4 +1,4 @@
-"""Everything a user can get wrong: one clear line on stderr, nothing on stdout, the documented code."""
+"""What users get wrong: one clear line on stderr, nothing on stdout, the documented exit code."""
 
 from __future__ import annotations
 

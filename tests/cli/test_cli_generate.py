@@ -178,6 +178,6 @@ def test_greedy_text_is_llama_cpps(run, shared_data: Path) -> None:
     for row in golden:
         done = run("generate", "-m", str(shared_data / "stories260K.gguf"), "-p", row["prompt"],
                    "-n", str(len(row["greedy_ids"])), "--no-display-prompt", *GREEDY,
-                   "--ignore-eos")  # fmt: skip
+                   "--ignore-eos", "-t", "1")  # fmt: skip
         assert done.returncode == 0
         assert done.stdout.strip() == row["text"].strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from importlib import import_module
 
@@ -107,21 +108,17 @@ def test_the_word_after_an_option_is_its_value() -> None:
         p.parse_args(["-p"])
 
 
-def test_help_imports_no_numpy(run) -> None:
-    """Startup: help and bad arguments must not pay for the engine."""
-    import subprocess
-
+def test_help_and_bad_arguments_do_not_import_the_engine() -> None:
     code = (
-        "import sys; from gguflow.cli.main import main; main(['--help']); main(['bench', '-r', 'x']);"
+        "import sys; from gguflow.cli.main import main;"
+        "main(['--help']); main(['bench', '-r', 'x']); main(['generate', '-t', '0']);"
         "sys.exit(any(m in sys.modules for m in ('numpy', 'rich', 'gguf', 'jinja2')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert done.returncode == 0
 
 
-def test_generating_imports_only_what_it_uses(tiny_model) -> None:
-    import subprocess
-
+def test_generating_imports_only_what_it_uses(tiny_model: str) -> None:
     code = (
         "import sys; from gguflow.cli.main import main;"
         "assert main(['generate', '-m', sys.argv[1], '-p', 'A', '-n', '2']) == 0;"

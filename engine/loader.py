@@ -13,7 +13,7 @@ import numpy as np
 
 import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
 from gguflow.engine.graph import F16, F32, DType, Role, Tensor, dtype_by_name
-from gguflow.engine.quants import dequantize_any, encode
+from gguflow.engine.quants import decode, dequantize_any, encode
 from gguflow.models.base import Architecture, ModelError, architecture, read_hparams
 from gguflow.models.shapes import metadata, parse_shape, random_bytes
 
@@ -127,8 +127,10 @@ def _source(f: Any, info: Any) -> WeightSource:
 
     if len(shape) == 1 and info.dtype.name != "f32":
         # Norms and biases are small; the kernels read them as float32.
+        to_f32 = _dequantizer(info)
+
         def read_f32() -> np.ndarray:
-            values = dequantize_any(info.dtype.ggml_id, raw, shape)
+            values = to_f32(raw, shape)
             return np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
 
         return WeightSource(name, F32, shape, read_f32, release)
@@ -137,6 +139,7 @@ def _source(f: Any, info: Any) -> WeightSource:
 
     # Q8_0 keeps what a low-bit type holds (its own error is far below theirs) at half F16's size.
     target = dtype_by_name("q8_0") if shape[-1] % 32 == 0 else F16
+    dequantize = _dequantizer(info)
 
     def read_converted() -> np.ndarray:
         out = np.empty(prod(shape[:-1]) * target.row_bytes(shape[-1]), np.uint8)
@@ -144,13 +147,30 @@ def _source(f: Any, info: Any) -> WeightSource:
         row_in, row_out = len(raw) // rows, target.row_bytes(shape[-1])
         for r in range(0, rows, step):
             n = min(step, rows - r)
-            x = dequantize_any(
-                info.dtype.ggml_id, raw[r * row_in : (r + n) * row_in], (n, shape[-1])
-            )
-            out[r * row_out : (r + n) * row_out] = encode(target, x).reshape(-1)
+            x = dequantize(raw[r * row_in : (r + n) * row_in], (n, shape[-1]))
+            try:
+                block = encode(target, x)
+            except ValueError as e:
+                raise ModelError(f"{info.path}: tensor {name}: {e}") from None
+            out[r * row_out : (r + n) * row_out] = block.view(np.uint8).reshape(-1)
         return out
 
     return WeightSource(name, target, shape, read_converted, release, convert=info.dtype.name)
+
+
+def _dequantizer(info: Any) -> Callable[[np.ndarray, tuple[int, ...]], np.ndarray]:
+    """(bytes, shape) -> float32, for the tensor's type. Raises ModelError if there is none."""
+    dtype = info.dtype
+    if isinstance(dtype, DType) and not dtype.is_integer:
+        return partial(decode, dtype)
+    try:
+        dequantize_any(dtype.ggml_id, np.zeros(dtype.nbytes, np.uint8), (dtype.block,))
+    except NotImplementedError:
+        raise ModelError(
+            f"{info.path}: tensor {info.name}: its type {dtype.name} cannot be read as numbers "
+            "to compute with"
+        ) from None
+    return partial(dequantize_any, dtype.ggml_id)
 
 
 def random_model(text: str) -> ModelSource:

@@ -165,10 +165,12 @@ class Keys:
             raise ModelError(f"{full}: expected {kinds[0].__name__}, found {value!r:.60}")
         return value
 
-    def integer(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
+    def integer(
+        self, key: str, default: int | None = None, least: int = 0, most: int = 1 << 31
+    ) -> int:
         value = int(self._number(key, default, (int,)))
-        if not 0 <= value <= most:
-            raise ModelError(f"{self.arch}.{key}: {value} is out of range 0..{most}")
+        if not least <= value <= most:
+            raise ModelError(f"{self.arch}.{key}: {value} is out of range {least}..{most}")
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
@@ -193,40 +195,40 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int) -> HParams:
     if not isinstance(arch, str):
         raise ModelError("general.architecture: missing or not text")
     k = Keys(metadata, arch)
-    n_embd = k.integer("embedding_length", most=1 << 20)
-    n_head = k.integer("attention.head_count", most=1 << 16)
-    n_head_kv = k.integer("attention.head_count_kv", n_head, most=1 << 16)
-    if not n_embd or not n_head or not n_head_kv or n_head % n_head_kv:
+    n_embd = k.integer("embedding_length", least=1, most=1 << 20)
+    n_head = k.integer("attention.head_count", least=1, most=1 << 16)
+    n_head_kv = k.integer("attention.head_count_kv", n_head, least=1, most=1 << 16)
+    if n_head % n_head_kv:
         raise ModelError(
-            f"{arch}.attention.head_count: {n_head} heads with {n_head_kv} KV heads over "
-            f"{n_embd} dimensions do not fit"
+            f"{arch}.attention.head_count_kv: {n_head_kv} KV heads do not divide {n_head} heads"
         )
-    head_dim = k.integer("attention.key_length", n_embd // n_head, most=1 << 16)
+    head_dim = k.integer("attention.key_length", n_embd // n_head, least=2, most=1 << 16)
     hp = HParams(
         arch=arch,
         n_vocab=n_vocab,
-        n_ctx_train=k.integer("context_length", most=1 << 28),
+        n_ctx_train=k.integer("context_length", least=1, most=1 << 28),
         n_embd=n_embd,
-        n_layer=k.integer("block_count", most=1 << 12),
-        n_ff=k.integer("feed_forward_length", most=1 << 22),
+        n_layer=k.integer("block_count", least=1, most=1 << 12),
+        n_ff=k.integer("feed_forward_length", least=1, most=1 << 22),
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
-        head_dim_v=k.integer("attention.value_length", head_dim, most=1 << 16),
+        head_dim_v=k.integer("attention.value_length", head_dim, least=1, most=1 << 16),
         norm_eps=k.real("attention.layer_norm_rms_epsilon"),
-        rope_dims=k.integer("rope.dimension_count", head_dim, most=1 << 16),
+        rope_dims=k.integer("rope.dimension_count", head_dim, least=2, most=1 << 16),
         rope_base=k.real("rope.freq_base", 10000.0),
         rope_scaling=_rope_scaling(k),
         sliding_window=k.integer("attention.sliding_window", 0),
     )
-    if hp.head_dim < 1 or hp.head_dim % 2 or hp.rope_dims > hp.head_dim or hp.rope_dims % 2:
-        raise ModelError(f"{arch}.rope.dimension_count: {hp.rope_dims} of head size {head_dim}")
-    if not hp.n_layer or not hp.n_ff or not hp.n_ctx_train:
+    if hp.rope_dims > head_dim or hp.rope_dims % 2:
         raise ModelError(
-            f"{arch}.block_count, feed_forward_length and context_length must not be 0"
+            f"{arch}.rope.dimension_count: {hp.rope_dims} of {head_dim} values a head; expected "
+            "an even number up to it"
         )
     if hp.norm_eps < 0:
         raise ModelError(f"{arch}.attention.layer_norm_rms_epsilon: {hp.norm_eps} is negative")
+    if hp.rope_base <= 0:
+        raise ModelError(f"{arch}.rope.freq_base: {hp.rope_base} is not positive")
     return hp
 
 

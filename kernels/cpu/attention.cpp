@@ -19,6 +19,7 @@ struct attention_params {
 };
 
 constexpr int64_t kMaxRows = 64;  // rows (token, query head) a tile
+constexpr int64_t kFewRows = 8;   // rows a KV head
 constexpr int kRowsAtOnce = VL >= 16 ? 4 : VL >= 8 ? 2 : 1;
 
 // Shapes, the size of tiles and the scratch of one thread.
@@ -26,7 +27,8 @@ struct layout {
   int64_t n_tok, n_head, n_head_kv, group, dk, dv, n_ctx;
   int64_t tokens, kv_heads, heads;        // of a tile; heads a KV head
   int64_t kv_parts, head_parts, n_tiles;  // tiles beside each other in these dimensions; all tiles
-  int64_t k, v, q, o, s, state, shrink, bytes;  // offsets in scratch, in bytes
+  int64_t chunk;                          // keys converted at once
+  int64_t kv, q, o, s, state, bytes;      // offsets in scratch, in bytes
 
   layout(const gf_op* op, int64_t n_threads) {
     n_tok = op->src[0].ne[2];
@@ -39,7 +41,7 @@ struct layout {
     // Many rows a KV head convert keys less often. With few tokens many KV heads are taken
     // together, for the heads of a key lie side by side and memory likes to be read in order.
     heads = std::min(group, kMaxRows);
-    tokens = std::min(n_tok, kMaxRows / heads);
+    tokens = std::max<int64_t>(1, std::min(n_tok, kMaxRows / heads));
     kv_heads = std::min(n_head_kv, kMaxRows / (heads * tokens));
     const auto count = [this] {
       kv_parts = (n_head_kv + kv_heads - 1) / kv_heads;
@@ -58,13 +60,13 @@ struct layout {
       end += (n_floats * int64_t{sizeof(float)} + 63) / 64 * 64;
       return at;
     };
-    k = place(ATT_KEYS * dk);
-    v = place(ATT_KEYS * dv);
+    // For few rows what counts is that converted keys stay in the first-level cache until used.
+    chunk = tokens * heads <= kFewRows ? ATT_KEYS / 4 : ATT_KEYS;
+    kv = place(chunk * std::max(dk, dv));
     q = place(rows * dk);
     o = place(rows * dv);
     s = place(tokens * heads * ATT_KEYS);
     state = place(2 * rows);
-    shrink = place(tokens * heads);
     bytes = end;
   }
 };
@@ -74,12 +76,10 @@ class Tile {
   Tile(const gf_op* op, const layout& l, unsigned char* scratch)
       : op_(op), l_(l), p_(gf_params<attention_params>(op)) {
     const auto floats = [scratch](int64_t at) { return reinterpret_cast<float*>(scratch + at); };
-    k_ = floats(l.k);
-    v_ = floats(l.v);
+    kv_ = floats(l.kv);
     q_ = floats(l.q);
     o_ = floats(l.o);
     s_ = floats(l.s);
-    shrink_ = floats(l.shrink);
     state_ = reinterpret_cast<att_state*>(scratch + l.state);
   }
 
@@ -105,8 +105,7 @@ class Tile {
     begin_rows();
     for (int64_t b = keys.begin / ATT_KEYS * ATT_KEYS; b < keys.end; b += ATT_KEYS) {
       for (int64_t g = 0; g < kv_heads_; ++g) {
-        stage(g, {std::max(b, keys.begin), std::min(b + ATT_KEYS, keys.end)}, b);
-        block(g, b);
+        block(g, b, {std::max(b, keys.begin), std::min(b + ATT_KEYS, keys.end)});
       }
     }
     end_rows();
@@ -151,61 +150,81 @@ class Tile {
     std::memset(o_, 0, kv_heads_ * tokens_ * heads_ * l_.dv * sizeof(float));
   }
 
-  // Converts these keys and values of the tile's KV head g; `b` is where their block begins.
-  void stage(int64_t g, gf_range keys, int64_t b) {
-    stage_rows(op_->src[1], g, keys, k_ + (keys.begin - b) * l_.dk, l_.dk);
-    stage_rows(op_->src[2], g, keys, v_ + (keys.begin - b) * l_.dv, l_.dv);
+  // Adds the block of keys that begins at b, of which `keys` are visible, to the rows of KV head g.
+  void block(int64_t g, int64_t b, gf_range keys) {
+    const int64_t row0 = g * tokens_ * heads_;
+    for_chunks(op_->src[1], g, b, keys, l_.dk, [&](int64_t row, int64_t n, gf_range c, int64_t at) {
+      for_groups(n, [&](int64_t r, auto at_once) {
+        att_scores<decltype(at_once)::value>(q_ + (row0 + row + r) * l_.dk, kv_,
+                                             s_ + (row + r) * ATT_KEYS + at, l_.dk, c.begin, c.end);
+      });
+    });
+    for (int64_t t = 0; t < tokens_; ++t) {
+      const gf_range seen = visible_part(t, b, ATT_KEYS);
+      if (seen.begin < seen.end) soft_max(g, t, b, seen);
+    }
+    for_chunks(op_->src[2], g, b, keys, l_.dv, [&](int64_t row, int64_t n, gf_range c, int64_t at) {
+      for_groups(n, [&](int64_t r, auto at_once) {
+        att_values<decltype(at_once)::value>(s_ + (row + r) * ATT_KEYS + at, kv_,
+                                             o_ + (row0 + row + r) * l_.dv, l_.dv, c.begin, c.end);
+      });
+    });
   }
 
-  void stage_rows(const gf_tensor& t, int64_t g, gf_range keys, float* to, int64_t width) const {
-    const int64_t bytes = gf_row_bytes(t.type, t.ne[0]);
-    const char* from = gf_row_ptr(t, {first_kv_ + g, keys.begin, 0});
-    for (int64_t j = keys.begin; j < keys.end; ++j, from += t.nb[2], to += width) {
+  // What token t sees of the n keys from `begin` on, counted from there.
+  gf_range visible_part(int64_t t, int64_t begin, int64_t n) const {
+    const gf_range r = visible(t);
+    return {std::max<int64_t>(r.begin - begin, 0), std::min(r.end - begin, n)};
+  }
+
+  // Converts a block's rows of k or v chunk by chunk and calls f(first row, rows, part of the chunk
+  // they see, where the chunk begins in the block). Neighbouring tokens that see the same part,
+  // which is all of it for most, come together.
+  template <typename F>
+  void for_chunks(const gf_tensor& x, int64_t g, int64_t b, gf_range keys, int64_t width, F&& f) {
+    for (int64_t at = (keys.begin - b) / l_.chunk * l_.chunk; b + at < keys.end; at += l_.chunk) {
+      const int64_t first = b + at;
+      const gf_range inside = {std::max(first, keys.begin), std::min(first + l_.chunk, keys.end)};
+      stage(x, g, inside, kv_ + (inside.begin - first) * width, width);
+      for (int64_t t = 0; t < tokens_;) {
+        const gf_range seen = visible_part(t, first, l_.chunk);
+        int64_t next = t + 1;
+        for (; next < tokens_; ++next) {
+          const gf_range other = visible_part(next, first, l_.chunk);
+          if (other.begin != seen.begin || other.end != seen.end) break;
+        }
+        if (seen.begin < seen.end) f(t * heads_, (next - t) * heads_, seen, at);
+        t = next;
+      }
+    }
+  }
+
+  // Converts rows of k or v of the tile's KV head g to floats.
+  void stage(const gf_tensor& x, int64_t g, gf_range keys, float* to, int64_t width) const {
+    const int64_t bytes = gf_row_bytes(x.type, x.ne[0]);
+    const char* from = gf_row_ptr(x, {first_kv_ + g, keys.begin, 0});
+    for (int64_t j = keys.begin; j < keys.end; ++j, from += x.nb[2], to += width) {
       // The next block, to the second-level cache: its rows lie too far apart to be foreseen.
       for (int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(from + ATT_KEYS * t.nb[2] + i, 0, 2);
+        __builtin_prefetch(from + ATT_KEYS * x.nb[2] + i, 0, 2);
       }
-      att_stage_row(t.type, from, to, t.ne[0]);
+      att_stage_row(x.type, from, to, x.ne[0]);
     }
   }
 
-  // Adds one block of keys to the rows of KV head g. Neighbouring tokens that see the same part of
-  // the block, which is all of it for most, are computed together.
-  void block(int64_t g, int64_t b) {
-    const auto part = [&](int64_t t) {
-      const gf_range r = visible(t);
-      return gf_range{std::max<int64_t>(r.begin - b, 0), std::min(r.end - b, ATT_KEYS)};
-    };
-    for (int64_t t = 0; t < tokens_;) {
-      const gf_range keys = part(t);
-      int64_t next = t + 1;
-      while (next < tokens_ && part(next).begin == keys.begin && part(next).end == keys.end) ++next;
-      if (keys.begin < keys.end) rows(g, t, next, keys, b);
-      t = next;
-    }
-  }
-
-  // The rows of tokens [first, last), which all see the same keys of the block.
-  void rows(int64_t g, int64_t first, int64_t last, gf_range keys, int64_t b) {
-    const int64_t row0 = (g * tokens_ + first) * heads_, n = (last - first) * heads_;
-    float* const q = q_ + row0 * l_.dk;
-    float* const o = o_ + row0 * l_.dv;
-    for_groups(n, [&](int64_t r, auto at_once) {
-      att_scores<decltype(at_once)::value>(q + r * l_.dk, k_, s_ + r * ATT_KEYS, l_.dk, keys.begin,
-                                           keys.end);
-    });
-    for (int64_t r = 0; r < n; ++r) {
-      float* const s = s_ + r * ATT_KEYS;
+  // Scores of token t to weights; what the rows have gathered so far shrinks when the maximum
+  // grows.
+  void soft_max(int64_t g, int64_t t, int64_t b, gf_range seen) {
+    for (int64_t h = 0; h < heads_; ++h) {
+      const int64_t row = (g * tokens_ + t) * heads_ + h;
+      float* const s = s_ + (t * heads_ + h) * ATT_KEYS;
       if (p_.softcap > 0.0f) cap(s);
-      if (p_.max_bias > 0.0f) {
-        bias(s, head(g, r % heads_), keys, position(first + r / heads_) - b);
-      }
-      shrink_[r] = att_soft_max(s, state_ + row0 + r, keys.begin, keys.end);
+      if (p_.max_bias > 0.0f) bias(s, head(g, h), seen, position(t) - b);
+      const float shrink = att_soft_max(s, state_ + row, seen.begin, seen.end);
+      if (shrink == 1.0f) continue;
+      float* const o = o_ + row * l_.dv;
+      gf_map_run(o, o, l_.dv, [f = vf_set(shrink)](vf v) { return v * f; });
     }
-    for_groups(n, [&](int64_t r, auto at_once) {
-      att_values<decltype(at_once)::value>(s_ + r * ATT_KEYS, v_, o + r * l_.dv, shrink_ + r, l_.dv,
-                                           keys.begin, keys.end);
-    });
   }
 
   template <typename F>
@@ -244,7 +263,7 @@ class Tile {
   const gf_op* op_;
   const layout& l_;
   const attention_params p_;
-  float *k_, *v_, *q_, *o_, *s_, *shrink_;
+  float *kv_, *q_, *o_, *s_;
   att_state* state_;
   int64_t first_kv_ = 0, kv_heads_ = 0;  // KV heads
   int64_t first_head_ = 0, heads_ = 0;   // query heads within those of a KV head

@@ -4,8 +4,7 @@
 // it is computed beside, so that results do not depend on how rows are grouped.
 #pragma once
 
-#include "cpu/rows.h"
-#include "cpu/vmath.h"
+#include "cpu/elementwise.h"
 
 constexpr int64_t ATT_KEYS = 64;  // keys a block; a multiple of every VL
 
@@ -98,15 +97,13 @@ inline float att_soft_max(float* s, att_state* state, int64_t begin, int64_t end
   return shrink;
 }
 
-// o[row] = o[row] * shrink[row] + sum over j in [begin, end) of p[row][j] v[j], for NR rows and NV
-// vectors of the head.
+// o[row] += sum over j in [begin, end) of p[row][j] v[j], for NR rows and NV vectors of the head.
 template <int NR, int NV>
-inline void att_values_part(const float* p, const float* v, float* o, const float* shrink,
-                            int64_t dp, int64_t begin, int64_t end) {
+inline void att_values_part(const float* p, const float* v, float* o, int64_t dp, int64_t begin,
+                            int64_t end) {
   vf acc[NR][NV];
   for (int r = 0; r < NR; ++r) {
-    const vf f = vf_set(shrink[r]);
-    for (int i = 0; i < NV; ++i) acc[r][i] = vf_load(o + r * dp + i * VL) * f;
+    for (int i = 0; i < NV; ++i) acc[r][i] = vf_load(o + r * dp + i * VL);
   }
   for (int64_t j = begin; j < end; ++j) {
     vf value[NV];
@@ -122,11 +119,11 @@ inline void att_values_part(const float* p, const float* v, float* o, const floa
 }
 
 template <int NR>
-inline void att_values(const float* p, const float* v, float* o, const float* shrink, int64_t dp,
-                       int64_t begin, int64_t end) {
+inline void att_values(const float* p, const float* v, float* o, int64_t dp, int64_t begin,
+                       int64_t end) {
   int64_t i = 0;
   for (; i + 4 * VL <= dp; i += 4 * VL) {
-    att_values_part<NR, 4>(p, v + i, o + i, shrink, dp, begin, end);
+    att_values_part<NR, 4>(p, v + i, o + i, dp, begin, end);
   }
-  for (; i < dp; i += VL) att_values_part<NR, 1>(p, v + i, o + i, shrink, dp, begin, end);
+  for (; i < dp; i += VL) att_values_part<NR, 1>(p, v + i, o + i, dp, begin, end);
 }

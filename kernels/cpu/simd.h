@@ -30,14 +30,6 @@ static inline void vf_store_to(float* p, vf a, int64_t n) {
   }
 }
 
-static inline float vf_greatest(vf a) {
-  float lane[VL];
-  vf_store(lane, a);
-  float m = lane[0];
-  for (int i = 1; i < VL; ++i) m = lane[i] > m ? lane[i] : m;
-  return m;
-}
-
 // n rounded up to whole vectors.
 static inline int64_t vf_padded(int64_t n) { return (n + VL - 1) / VL * VL; }
 

@@ -69,6 +69,12 @@ static inline float vf_sum(vf a) {
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
 
+static inline float vf_greatest(vf a) {
+  const __m128 q = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
+
 // Lane i of the result is the sum of r[i]'s lanes, added up in the same tree for every i.
 static inline vf vf_sum_each(const vf* r) {
   __m256 a[4], b[2];

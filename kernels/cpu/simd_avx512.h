@@ -61,6 +61,8 @@ static inline float vf_sum(vf a) {
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
 
+static inline float vf_greatest(vf a) { return _mm512_reduce_max_ps(a.v); }
+
 // Lane i of the result is the sum of r[i]'s lanes, added up in the same tree for every i.
 static inline vf vf_sum_each(const vf* r) {
   __m512 a[8], b[4];

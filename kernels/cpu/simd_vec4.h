@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <string.h>
 
 #if !defined(__GNUC__)
 #error "the vector extension is needed: build with GCC, Clang or clang-cl"
@@ -98,6 +99,11 @@ static inline vf vf_ldexp(vf a, vf n) {
 static inline vf vf_swap_pairs(vf a) { return {gf_float4{a.v[1], a.v[0], a.v[3], a.v[2]}}; }
 
 static inline float vf_sum(vf a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
+
+static inline float vf_greatest(vf a) {
+  const float x = a.v[0] > a.v[1] ? a.v[0] : a.v[1], y = a.v[2] > a.v[3] ? a.v[2] : a.v[3];
+  return x > y ? x : y;
+}
 
 // Lane i of the result is the sum of r[i]'s lanes, added up in the same tree for every i.
 static inline vf vf_sum_each(const vf* r) {

@@ -94,6 +94,8 @@ def _template_text(choice: str | None) -> str | None:
 
 def _converse(conversation: Conversation, args: Namespace) -> int:
     first = None if args.prompt is None else _argument(args.prompt, args)
+    if sys.stdin.isatty():
+        note("/reset forgets the conversation, /exit ends it, Ctrl-C stops an answer")
     while True:
         text = first if first is not None else _read_line()
         first = None

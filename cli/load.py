@@ -96,7 +96,10 @@ def load_weights(model: Model, quiet: bool = False) -> None:
 
     quiet: say only what the user would not expect.
     """
-    for line in model.source.notes if quiet else model.forecast():
+    from gguflow.engine.compile import fallbacks
+
+    unexpected = [*fallbacks(model.plan(1, "last", sample=False)), *model.source.notes]
+    for line in unexpected if quiet else model.forecast():
         note(line)
     with Bar(f"loading {Path(model.source.path).name}") as bar:
         model.load_weights(bar.update)

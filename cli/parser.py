@@ -53,7 +53,7 @@ def nearest(word: str, choices: Sequence[str]) -> str:
     """`, did you mean X?` when one of the choices looks like `word`, else nothing."""
     from difflib import get_close_matches
 
-    found = get_close_matches(word, choices, n=1)
+    found = get_close_matches(word, choices, n=1, cutoff=0.7)
     return f", did you mean {found[0]}?" if found else ""
 
 

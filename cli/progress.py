@@ -37,27 +37,26 @@ class Bar:
             self._bar.stop()
 
     def update(self, done: int, total: int, what: str) -> None:
-        """`done` of `total` bytes; `what` is being worked on."""
+        """`done` of `total` bytes. `what`, the tensor at hand, is not shown: it flickers by."""
         if not self._show or time.monotonic() - self._began < PATIENCE:
             return
         if self._bar is None:
             self._start(total)
-        self._bar.update(self._task, completed=done, total=total, what=what)
+        self._bar.update(self._task, completed=done, total=total)
 
     def _start(self, total: int) -> None:
         # Imported here: rich takes a tenth of a second, and most models load in less.
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-        from rich.progress import TransferSpeedColumn as Speed
+        from rich.progress import TimeRemainingColumn as Remaining
 
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(True),
-            Speed(),
-            TextColumn("{task.fields[what]}", style="dim"),
+            DownloadColumn(binary_units=True),
+            Remaining(),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task(self.title, total=total, what="")
+        self._task = self._bar.add_task(self.title, total=total)
         self._bar.start()

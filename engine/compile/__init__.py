@@ -1,6 +1,6 @@
 """From graph to plan: fuse, place, split, memory. Pure functions; no device needed."""
 
-from .describe import human_bytes, listing, summary
+from .describe import fallbacks, human_bytes, listing, summary
 from .fuse import RULES, fuse, fuse_graph
 from .memory import ALIGN, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementError, PlacementRules, place
@@ -11,7 +11,7 @@ from .types import BackendInfo
 
 __all__ = [
     "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Placement", "PlacementError",
-    "PlacementRules", "Plan", "PlanOptions", "Segment", "SpaceBytes", "compile_graph", "fuse",
-    "fuse_graph", "human_bytes", "listing", "place", "plan_memory", "prune", "round_up", "split",
-    "summary",
+    "PlacementRules", "Plan", "PlanOptions", "Segment", "SpaceBytes", "compile_graph", "fallbacks",
+    "fuse", "fuse_graph", "human_bytes", "listing", "place", "plan_memory", "prune", "round_up",
+    "split", "summary",
 ]  # fmt: skip

@@ -43,12 +43,16 @@ def summary(plan: Plan, repacked: Mapping[str, int] | None = None) -> list[str]:
                 f"{space}: {human_bytes(repacked[space])} of the weights are repacked for the "
                 "kernels (copied once at load, the file's pages are released)"
             )
+    return lines + fallbacks(plan)
+
+
+def fallbacks(plan: Plan) -> list[str]:
+    """A line for each op that does not run where it was wanted."""
     fell = Counter((n.op, wanted, got) for n, wanted, got in plan.placement.fallbacks)
-    for (op, wanted, got), k in sorted(fell.items(), key=str):
-        lines.append(
-            f"fallback: {k} x {op} run on {got}, not on {wanted}, which has no kernel for it"
-        )
-    return lines
+    return [
+        f"fallback: {k} x {op} run on {got}, not on {wanted}, which has no kernel for it"
+        for (op, wanted, got), k in sorted(fell.items(), key=str)
+    ]
 
 
 def listing(plan: Plan) -> list[str]:

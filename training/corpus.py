@@ -35,7 +35,8 @@ def heldout_text(valid: list[str]) -> str:
     """The excerpt that ships beside the model: openings of validation stories, whole paragraphs."""
     excerpts = []
     for story in valid[::HELDOUT_EVERY]:
-        kept, size = [], 0
+        kept: list[str] = []
+        size = 0
         for paragraph in story.split("\n\n"):
             size += len(paragraph.encode()) + 2
             if kept and size > HELDOUT_BYTES:

@@ -20,8 +20,9 @@ import sentencepiece as spm
 import torch
 import torch.nn.functional as F
 
+from training.checkpoint import load_model
 from training.corpus import read_stories, split, token_stream
-from training.model import Config, Llama, load_checkpoint
+from training.model import Llama
 
 
 @torch.no_grad()
@@ -51,33 +52,6 @@ def chunk_losses(model: Llama, ids: np.ndarray, bos: int, n_ctx: int) -> np.ndar
     return token_losses(model, chunks, "cpu")[:, n_ctx // 2 :]
 
 
-def load_gguf(path: Path) -> Llama:
-    """The model of a GGUF file that export.py wrote, its weights dequantized to float32."""
-    from gguf import GGUFReader
-    from gguf.quants import dequantize
-
-    reader = GGUFReader(path)
-
-    def value(key: str):
-        return reader.fields[f"llama.{key}"].contents()
-
-    weights = {t.name: torch.tensor(dequantize(t.data, t.tensor_type)) for t in reader.tensors}
-    config = Config(
-        n_vocab=weights["token_embd.weight"].shape[0],
-        n_ctx=value("context_length"),
-        dim=value("embedding_length"),
-        n_layer=value("block_count"),
-        n_head=value("attention.head_count"),
-        n_head_kv=value("attention.head_count_kv"),
-        n_ff=value("feed_forward_length"),
-        rope_base=value("rope.freq_base"),
-        norm_eps=value("attention.layer_norm_rms_epsilon"),
-    )
-    model = Llama(config)
-    model.load_state_dict(weights)
-    return model.eval()
-
-
 def report(name: str, losses: np.ndarray, n_bytes: float) -> None:
     """Prints loss, perplexity and bits per byte; n_bytes is the text bytes the losses cover."""
     nats = float(losses.mean(dtype=np.float64))
@@ -96,8 +70,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="score a text file, llama.cpp's way")
     parser.add_argument("--chunk", type=int, default=512, help="--text's chunk, in tokens")
     args = parser.parse_args()
-    is_gguf = args.model.suffix == ".gguf"
-    model = load_gguf(args.model) if is_gguf else load_checkpoint(args.model)[0]
+    model = load_model(args.model)
     sp = spm.SentencePieceProcessor(model_file=args.tokenizer)
     if args.corpus:
         stories = split(read_stories(args.corpus))[1]

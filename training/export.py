@@ -12,7 +12,8 @@ import gguf
 import sentencepiece as spm
 from gguf.quants import quantize
 
-from training.model import Llama, load_checkpoint
+from training.checkpoint import load_checkpoint
+from training.model import Llama
 
 TYPES = {
     "f32": gguf.GGMLQuantizationType.F32,
@@ -103,7 +104,7 @@ def main() -> None:
     parser.add_argument("--type", choices=TYPES, default="q8_0")
     args = parser.parse_args()
     sp = spm.SentencePieceProcessor(model_file=args.tokenizer)
-    export(load_checkpoint(args.model)[0], sp, args.out, args.type)
+    export(load_checkpoint(args.model), sp, args.out, args.type)
 
 
 if __name__ == "__main__":

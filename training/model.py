@@ -8,8 +8,7 @@ output matrix tied to the token embedding.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -110,17 +109,3 @@ class Llama(nn.Module):
         for block in self.blk:
             x = block(x, self.rope_table)
         return F.linear(self.output_norm(x), self.token_embd.weight)
-
-
-def save_checkpoint(path: Path, model: Llama, info: dict) -> None:
-    """Writes the configuration, the weights as float16, and what is known about the run."""
-    weights = {name: p.half().cpu().clone() for name, p in model.state_dict().items()}
-    torch.save({"config": asdict(model.config), "weights": weights, "info": info}, path)
-
-
-def load_checkpoint(path: Path) -> tuple[Llama, dict]:
-    """The model, in float32 on the CPU and in evaluation mode, and the run's information."""
-    data = torch.load(path, map_location="cpu", weights_only=True)
-    model = Llama(Config(**data["config"]))
-    model.load_state_dict({name: w.float() for name, w in data["weights"].items()})
-    return model.eval(), data["info"]

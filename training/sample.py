@@ -11,7 +11,8 @@ from pathlib import Path
 import sentencepiece as spm
 import torch
 
-from training.model import Llama, load_checkpoint
+from training.checkpoint import load_model
+from training.model import Llama
 
 
 @torch.no_grad()
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--temp", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    model, _ = load_checkpoint(args.model)
+    model = load_model(args.model)
     sp = spm.SentencePieceProcessor(model_file=args.tokenizer)
     print(generate(model, sp, args.prompt, args.n, temp=args.temp, seed=args.seed))
 

@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from training.checkpoint import load_checkpoint, load_model, save_checkpoint
 from training.corpus import read_stories, split, token_stream
 from training.evaluate import mean_loss
-from training.model import ACTIVATIONS, Config, Llama, load_checkpoint, save_checkpoint
+from training.model import ACTIVATIONS, Config, Llama
 from training.muon import Muon
 from training.sample import generate
 
@@ -79,6 +80,14 @@ def loss_fn(logits: Tensor, ids: Tensor, target: Tensor | None, weight: float) -
     return (1 - weight) * hard - weight * (target * logp).sum(-1).mean()
 
 
+@torch.no_grad()
+def average_prediction(teachers: list, ids: Tensor) -> Tensor | None:
+    """The teachers' mean probabilities of the next token, f32 [batch, n_tok, n_vocab]."""
+    if not teachers:
+        return None
+    return torch.stack([teacher(ids).float().softmax(-1) for teacher in teachers]).mean(0)
+
+
 def train(args: argparse.Namespace, config: Config, sp: spm.SentencePieceProcessor) -> None:
     """Runs the whole training and writes the best checkpoint to args.out as it goes."""
     device = args.device
@@ -90,16 +99,15 @@ def train(args: argparse.Namespace, config: Config, sp: spm.SentencePieceProcess
 
     model = Llama(config, args.dropout).to(device)
     ema = copy.deepcopy(model).eval()
-    teachers = [load_checkpoint(path)[0].to(device) for path in args.teacher]
+    teachers = [load_model(path).to(device) for path in args.teacher]
     run, run_teachers = model, list(teachers)
     loss_of = loss_fn
     if args.compile:
-        run, loss_of = torch.compile(model), torch.compile(loss_fn)
-        run_teachers = [torch.compile(teacher) for teacher in teachers]
+        run, loss_of = torch.compile(model, dynamic=False), torch.compile(loss_fn)
+        run_teachers = [torch.compile(teacher, dynamic=False) for teacher in teachers]
     opts = optimizers(model, args)
-    for opt in opts:
-        for group in opt.param_groups:
-            group["peak"] = group["lr"]
+    groups = [group for opt in opts for group in opt.param_groups]
+    peaks = [group["lr"] for group in groups]
     n_params = sum(p.numel() for p in model.parameters())
     print(f"{n_params:,} parameters, {len(windows.stream):,} tokens, {vars(args)}", flush=True)
 
@@ -108,17 +116,12 @@ def train(args: argparse.Namespace, config: Config, sp: spm.SentencePieceProcess
     while progress < 1:
         # With --seconds the schedule runs on whichever of steps and time is further.
         progress = max((step + 1) / args.steps, (time.time() - begin) / args.seconds)
-        factor = max(rate(min(progress, 1.0)), 0.0)
-        for opt in opts:
-            for group in opt.param_groups:
-                group["lr"] = group["peak"] * factor
+        factor = rate(min(progress, 1.0))
+        for group, peak in zip(groups, peaks, strict=True):
+            group["lr"] = peak * factor
         ids = windows.batch(args.batch)
         with torch.autocast(device, torch.bfloat16):
-            target = None
-            if run_teachers:
-                with torch.no_grad():
-                    probs = [t(ids[:, :-1]).float().softmax(-1) for t in run_teachers]
-                    target = torch.stack(probs).mean(0)
+            target = average_prediction(run_teachers, ids[:, :-1])
             loss = loss_of(run(ids[:, :-1]), ids, target, args.teacher_weight)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -142,12 +145,11 @@ def train(args: argparse.Namespace, config: Config, sp: spm.SentencePieceProcess
             if valid_loss < best:
                 best = valid_loss
                 settings = {name: str(value) for name, value in vars(args).items()}
-                info = {"step": step, "valid_loss": best, "seconds": time.time() - begin}
-                info["args"] = settings
-                save_checkpoint(args.out, ema, info)
+                result = {"step": step, "valid_loss": best, "seconds": time.time() - begin}
+                save_checkpoint(args.out, ema, {"args": settings, **result})
             clock = time.time()
 
-    model = load_checkpoint(args.out)[0].to(device)
+    model = load_checkpoint(args.out).to(device)
     for prompt in PROMPTS:
         print(f"--- {prompt!r}\n{generate(model, sp, prompt, 200)}", flush=True)
 
@@ -164,7 +166,7 @@ def main() -> None:
         flag = "--" + field.name.replace("_", "-")
         parser.add_argument(flag, type=type(field.default), default=field.default, choices=choices)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--teacher", type=Path, nargs="*", default=[], help="checkpoints")
+    parser.add_argument("--teacher", type=Path, nargs="*", default=[], help=".pt or .gguf files")
     parser.add_argument("--teacher-weight", type=float, default=0.7)
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end by then")

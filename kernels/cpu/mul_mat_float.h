@@ -111,6 +111,11 @@ struct FloatType {
   bool rounds_x;         // columns are rounded to bf16, zero padded to a multiple of 32
 };
 
+#if !defined(GF_BF16_DOT)
+// Only where products of bf16 are native are columns rounded to it.
+inline void f32_row_to_bf16(const float*, int64_t, uint16_t*) {}
+#endif
+
 // The type is one of gguflow's float or quantized types; a quantized row has no kernel of its own.
 inline FloatType float_type(int type) {
 #if defined(GF_BF16_DOT)

@@ -216,9 +216,6 @@ GF_INLINE float sum_f(VecF a) {
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
 }
 
-// Only where products of bf16 are native are columns rounded to it.
-inline void f32_row_to_bf16(const float*, int64_t, uint16_t*) {}
-
 // out[r] = the sum of the lanes of rows[r], 16 rows.
 GF_INLINE void sum_lanes(const VecF* rows, float* out) {
   for (int r = 0; r < 16; ++r) out[r] = sum_f(rows[r]);

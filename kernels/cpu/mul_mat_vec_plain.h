@@ -180,9 +180,6 @@ struct RowBF16 {
 };
 GF_INLINE VecF mul_add(VecF w, VecF x, VecF acc) { return fma_f(w, x, acc); }
 
-// Only where products of bf16 are native are columns rounded to it.
-inline void f32_row_to_bf16(const float*, int64_t, uint16_t*) {}
-
 // out[r] = the sum of the lanes of rows[r], 16 rows.
 GF_INLINE void sum_lanes(const VecF* rows, float* out) {
   for (int r = 0; r < 16; r += 4) {

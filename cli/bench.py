@@ -135,7 +135,7 @@ def run(args: Namespace) -> int:
     files = args.model if args.model or args.random else [str(bundled_model())]
     # All are opened first: a name that is wrong should not show after an hour of measuring.
     sources = [open_model(f) for f in files] + [random_source(s) for s in args.random]
-    tests = grid(args, default_threads())
+    tests = grid(args, prepare(sources[0], Options(), warn=False).n_threads)
     if not tests:
         raise UsageError("nothing to run: -p and -n are 0 and there is no -pg")
     for source in sources:
@@ -162,13 +162,6 @@ def run(args: Namespace) -> int:
         if profile is not None and profile_path is not None:
             save_profile(profile, profile_path)
     return OK
-
-
-def default_threads() -> int:
-    """What a model uses when nothing is said."""
-    from gguflow.engine.backends.cpu import default_threads
-
-    return default_threads()
 
 
 def measure(
@@ -219,7 +212,7 @@ def facts(model: Model) -> dict[str, Any]:
         "build_number": 0,
         "cpu_info": machine_name(),
         "gpu_info": "",
-        "backends": "CPU",
+        "backends": next(iter(model.backends)).upper(),
         "model_filename": model.source.path,
         "model_type": model_type(model.source),
         "model_size": sum(prod(w.shape[:-1]) * w.dtype.row_bytes(w.shape[-1]) for w in weights),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from .errors import OK
+from .columns import columns
+from .errors import OK, message
 
 SUMMARY = "list the devices and instruction sets that can be used"
 
@@ -14,11 +15,19 @@ def add_arguments(p: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from gguflow.engine.backends.cpu import default_threads, load_library, runnable_isas
+    from gguflow.engine.backends.base import backend_names
     from gguflow.engine.profile.machine import machine_name
 
-    used = load_library().isa
-    isas = ", ".join(f"{isa} (in use)" if isa == used else isa for isa in runnable_isas())
-    print(f"cpu    {machine_name()}, {default_threads()} threads; kernels: {isas}")
-    print("numpy  reference implementations, for what a device lacks")
+    print(machine_name())
+    print(columns((name, description(name)) for name in backend_names()))
     return OK
+
+
+def description(name: str) -> str:
+    """What a backend says of itself, or why it cannot be used."""
+    from gguflow.engine.backends.base import find_backend
+
+    try:
+        return find_backend(name).describe()
+    except Exception as e:  # whatever a missing driver or library raises
+        return f"not available: {message(e)}"

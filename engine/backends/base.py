@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -45,6 +46,9 @@ class Backend(Protocol):
     name: str
     space: str  # memory space; tensors move between backends without a copy within one space
 
+    def describe(self) -> str:
+        """The device and its kernels in one line, for `gguflow devices`."""
+
     def supports(self, node: Tensor) -> bool:
         """Whether this backend has a kernel for the node's op, types and layout."""
 
@@ -61,6 +65,13 @@ class Backend(Protocol):
         self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
     ) -> Executable:
         """Lower a segment's nodes to something runnable; n_threads is for host backends."""
+
+
+def backend_names() -> list[str]:
+    """Every backend there is a module for; making one shows whether this machine can use it."""
+    package = import_module("gguflow.engine.backends")
+    helpers = ("base", "host")
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in helpers]
 
 
 def find_backend(name: str, options: Mapping[str, Any] | None = None) -> Backend:

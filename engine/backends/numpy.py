@@ -119,6 +119,9 @@ class NumpyBackend:
     name = "numpy"
     space = "host"
 
+    def describe(self) -> str:
+        return "reference implementations of every op, slow"
+
     def supports(self, node: Tensor) -> bool:
         return node.op is not None
 

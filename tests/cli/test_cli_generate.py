@@ -11,6 +11,8 @@ import pytest
 from cli_helpers import start
 from tiny_model import write_tiny
 
+from gguflow.cli import load
+
 GREEDY = ("--temp", "0")
 TIMINGS = re.compile(
     r"^ +load time = +[\d.]+ ms$\n"
@@ -181,3 +183,12 @@ def test_greedy_text_is_llama_cpps(run, shared_data: Path) -> None:
                    "--ignore-eos", "-t", "1")  # fmt: skip
         assert done.returncode == 0
         assert done.stdout.strip() == row["text"].strip()
+
+
+def test_bundled_model_tells_a_story(call) -> None:
+    if not list(load.bundled_folder().glob("*.gguf")):
+        pytest.skip("this checkout has no bundled model")
+    code, out, _ = call("generate", "-p", "Once upon a time", "-n", "20", "-s", "1", "-t", "1")
+    assert code == 0 and out.startswith("Once upon a time")
+    words = out.removeprefix("Once upon a time").split()
+    assert len(words) >= 5 and sum(w.strip(",.!?;'\"").isalpha() for w in words) > len(words) / 2

@@ -148,10 +148,16 @@ def test_bad_combinations(call, tiny_model: str) -> None:
         assert (code, out) == (2, "") and words in err
 
 
-def test_devices(call) -> None:
+def test_devices(call, run) -> None:
     code, out, err = call("devices")
     assert (code, err) == (0, "")
-    assert out.startswith("cpu ") and "(in use)" in out and "baseline" in out
+    machine, *devices = out.splitlines()
+    assert "cores" in machine
+    assert [d.split()[0] for d in devices][:2] == ["cpu", "numpy"]
+    assert "(in use)" in devices[0] and "baseline" in devices[0]
+    done = run("devices", env={"GGUFLOW_CPU_ISA": "mmx"})
+    assert done.returncode == 0
+    assert "not available: CPU instruction set 'mmx'" in done.stdout
 
 
 def test_shards_and_conversions_are_told(call, tmp_path: Path) -> None:

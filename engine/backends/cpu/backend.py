@@ -17,7 +17,7 @@ from gguflow.engine.graph import Tensor, op_spec
 
 from .abi import GF_PACKED, GfOp, GfTensor, tensor_record
 from .convert import NativeConverter
-from .library import CpuLibrary, CpuLibraryError, load_library
+from .library import CpuLibrary, CpuLibraryError, load_library, runnable_isas
 from .peaks import measure
 
 # Ops that read packed weights as their first operands (mul_mat_swiglu: the first two).
@@ -37,6 +37,12 @@ class CpuBackend:
         self.lib: CpuLibrary = load_library(isa)
         self._pools: dict[int, int] = {}
         self._supported: dict[tuple[object, ...], bool] = {}
+
+    def describe(self) -> str:
+        isas = ", ".join(
+            f"{isa} (in use)" if isa == self.lib.isa else isa for isa in runnable_isas()
+        )
+        return f"{self.n_threads} threads; kernels: {isas}"
 
     def pool(self, n_threads: int | None = None) -> int:
         """Handle of the thread pool of this size, made on first use."""

@@ -1,0 +1,178 @@
+"""What the native mul_mat promises beyond the oracle's tolerance, on every instruction set.
+
+A column's result is the same to the bit whatever is computed beside it; packed weights are
+multiplied exactly but for the rounding of the activations; packing loses nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import Built, build_case, nmse, run_on
+
+from gguflow.engine.backends.cpu import backend as cpu_backend
+from gguflow.engine.backends.cpu.backend import CpuBackend
+from gguflow.engine.backends.cpu.library import runnable_isas
+from gguflow.engine.graph import Case, Operand, dtype_by_name, op_spec
+from gguflow.engine.quants import decode, encode
+
+FLOATS = ("f32", "f16", "bf16")
+QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
+# Around the widths of the tiles that columns are cut into.
+COLUMNS = (1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 15, 16, 17, 33)
+
+
+@pytest.fixture(params=runnable_isas())
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CpuBackend:
+    monkeypatch.setattr(cpu_backend, "SINGLE_THREAD_BYTES", 0)
+    return CpuBackend(n_threads=2, isa=request.param)
+
+
+def weight(dtype: str, n: int, k: int, seed: int = 1) -> Operand:
+    """Deviation 1/sqrt(k), so that products have deviation one."""
+    w = np.random.default_rng(seed).standard_normal((n, k)) / np.sqrt(k)
+    return Operand((n, k), dtype, w.astype(np.float32), role="weight")
+
+
+def decoded(w: Operand) -> np.ndarray:
+    """The values of a weight as its type holds them."""
+    dtype = dtype_by_name(w.dtype)
+    return decode(dtype, encode(dtype, w.data), w.shape)
+
+
+def f32(x: np.ndarray) -> Operand:
+    return Operand(x.shape, "f32", x)
+
+
+def columns(m: int, k: int, seed: int = 2) -> np.ndarray:
+    """Rows of quite different size, one of them zero where there are many."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((m, k)) * np.exp(rng.standard_normal((m, 1)) * 2)
+    if m > 6:
+        x[6] = 0
+    return x.astype(np.float32)
+
+
+def built(op: str, *srcs: Operand) -> Built:
+    return build_case(op_spec(op), Case(srcs), np.random.default_rng(0))
+
+
+def run(backend: CpuBackend, op: str, *srcs: Operand, packed: bool, threads: int = 2) -> np.ndarray:
+    case = built(op, *srcs)
+    if packed:
+        leaf = case.graph.leaves["src0"]
+        assert backend.packed_bytes(leaf, [case.node]) >= leaf.nbytes
+    return run_on(backend, case, n_threads=threads, packed=packed)
+
+
+def as_kernels_round(x: np.ndarray) -> np.ndarray:
+    """x in steps of amax / 127 over blocks of 32."""
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    amax = np.abs(blocks).max(axis=-1, keepdims=True)
+    inverse = np.divide(np.float32(127), amax, out=np.zeros_like(amax), where=amax > 0)
+    q = np.rint(blocks * inverse).astype(np.float64)
+    return (q * (amax / np.float32(127))).reshape(x.shape)
+
+
+@pytest.mark.parametrize("dtype", FLOATS + QUANTS)
+def test_a_column_does_not_depend_on_its_neighbours(backend: CpuBackend, dtype: str) -> None:
+    k, n = (512, 37) if dtype in QUANTS else (1061, 37)
+    w, x = weight(dtype, n, k), columns(33, k)
+    for packed in (False, True) if dtype in QUANTS else (False,):
+        whole = run(backend, "mul_mat", w, f32(x), packed=packed)
+        for m in COLUMNS:
+            for threads in (1, 2):
+                part = run(backend, "mul_mat", w, f32(x[-m:]), packed=packed, threads=threads)
+                assert part.tobytes() == whole[-m:].tobytes(), f"{m} columns, {threads} threads"
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 160])
+@pytest.mark.parametrize("dtype", QUANTS)
+def test_only_activations_are_rounded(backend: CpuBackend, dtype: str, n: int) -> None:
+    w, x = weight(dtype, n, 768), columns(9, 768)
+    exact = as_kernels_round(x) @ decoded(w).astype(np.float64).T
+    assert nmse(run(backend, "mul_mat", w, f32(x), packed=True), exact) < 1e-12
+    # As they are in the file, weights are turned into f32 and nothing is rounded.
+    exact = x.astype(np.float64) @ decoded(w).astype(np.float64).T
+    assert nmse(run(backend, "mul_mat", w, f32(x), packed=False), exact) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_rounding_to_bf16_stays_small(backend: CpuBackend, dtype: str) -> None:
+    """Where the machine multiplies bf16, both operands are rounded to it: 2^-9 at most each."""
+    w, x = weight(dtype, 50, 1500), columns(9, 1500)
+    exact = x.astype(np.float64) @ decoded(w).astype(np.float64).T
+    limit = 1e-5 if backend.lib.isa == "avx512bf16" else 1e-12
+    assert nmse(run(backend, "mul_mat", w, f32(x), packed=False), exact) < limit
+
+
+@pytest.mark.parametrize("dtype", QUANTS)
+def test_extreme_bit_patterns(backend: CpuBackend, dtype: str) -> None:
+    """Blocks of random bytes: every quant, scale and minimum, not only those a quantizer picks."""
+    k, n, m = 512, 16, 5
+    d = dtype_by_name(dtype)
+    rng = np.random.default_rng(5)
+    raw = rng.integers(0, 256, (n, k // d.block, d.nbytes), dtype=np.uint8)
+    halves = {"q4_1": (0, 2), "q5_1": (0, 2), "q2_K": (80, 82), "q3_K": (108,), "q4_K": (0, 2),
+              "q5_K": (0, 2), "q6_K": (208,)}.get(dtype, (0,))  # fmt: skip
+    for at in halves:
+        scale = rng.standard_normal(raw.shape[:2]).astype(np.float16)
+        raw[..., at : at + 2] = scale[..., None].view(np.uint8)
+    # The largest activations everywhere: sums as large as they get.
+    x = np.where(rng.random((m, k)) < 0.5, -1, 1).astype(np.float32)
+    x[0] = 1
+    case = built("mul_mat", Operand((n, k), dtype, 0.0, role="weight"), f32(x))
+    case.feeds["src0"] = raw.reshape(-1)
+    exact = x.astype(np.float64) @ decode(d, raw.reshape(n, -1), (n, k)).astype(np.float64).T
+    assert nmse(run_on(backend, case, packed=True), exact) < 1e-12
+    assert nmse(run_on(backend, case, packed=False), exact) < 1e-12
+
+
+@pytest.mark.parametrize("n", [1, 16, 35])
+@pytest.mark.parametrize("dtype", QUANTS)
+def test_packing_loses_nothing(
+    backend: CpuBackend, monkeypatch: pytest.MonkeyPatch, dtype: str, n: int
+) -> None:
+    """Rows looked up in a packed table are those of the file to the bit, for any bytes."""
+    d = dtype_by_name(dtype)
+    k = 2 * d.block
+    raw = np.random.default_rng(6).integers(0, 256, (n, 2 * d.nbytes), dtype=np.uint8)
+    table, ids = Operand((n, k), dtype, 0.0, role="weight"), Operand((n,), "i32", range(n))
+    case = built("get_rows", table, ids)
+    case.feeds["src0"] = raw.reshape(-1)
+    plain = run_on(backend, case)
+    # Only a weight that is also multiplied by is worth packing.
+    user = built("mul_mat", table, f32(columns(1, k))).node
+    packed_bytes = backend.packed_bytes
+    monkeypatch.setattr(backend, "packed_bytes", lambda w, users: packed_bytes(w, [user]))
+    packed = backend.load_weight(case.graph.leaves["src0"], case.feeds["src0"], True)
+    assert packed.nbytes == -(-n // 16) * 16 * raw.shape[1]
+    assert n == 1 or packed.host()[: raw.size].tobytes() != raw.tobytes()
+    assert run_on(backend, case, packed=True).tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("dtype", FLOATS + QUANTS)
+def test_fused_ops_give_the_bits_of_their_parts(backend: CpuBackend, dtype: str) -> None:
+    gate, up, x = weight(dtype, 37, 512), weight(dtype, 37, 512, seed=3), f32(columns(18, 512))
+    r = columns(18, 37, seed=4)
+    packed = dtype in QUANTS
+    product = run(backend, "mul_mat", gate, x, packed=packed)
+    added = run(backend, "mul_mat_add", gate, x, f32(r), packed=packed)
+    assert added.tobytes() == (product + r).tobytes()
+    biased = run(backend, "mul_mat_add", gate, x, f32(r[0]), packed=packed)
+    assert biased.tobytes() == (product + r[0]).tobytes()
+    other = run(backend, "mul_mat", up, x, packed=packed)
+    unfused = run(backend, "swiglu", f32(product), f32(other), packed=False)
+    fused = run(backend, "mul_mat_swiglu", gate, up, x, packed=packed)
+    assert fused.tobytes() == unfused.tobytes()
+
+
+def test_swiglu_of_two_types_packed(backend: CpuBackend) -> None:
+    """Each weight has its own form of the activations, or shares it."""
+    x = columns(5, 512)
+    for first, second in (("q4_K", "q6_K"), ("q8_0", "q4_0"), ("q4_K", "q5_K")):
+        gate, up = weight(first, 19, 512), weight(second, 19, 512, seed=3)
+        case = built("mul_mat_swiglu", gate, up, f32(x))
+        g, u = (as_kernels_round(x) @ decoded(w).astype(np.float64).T for w in (gate, up))
+        exact = g / (1 + np.exp(-g)) * u
+        assert nmse(run_on(backend, case, packed=True), exact) < 1e-11

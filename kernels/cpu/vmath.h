@@ -1,5 +1,5 @@
-// Elementary functions on vf, within 2.5 units in the last place (of x for gelu). The polynomials are
-// minimax fits (weighted Chebyshev least squares) over the reduced ranges given with each.
+// Elementary functions on vf, within 2.5 units in the last place (of x for gelu). The polynomials
+// are minimax fits (weighted Chebyshev least squares) over the reduced ranges given with each.
 #pragma once
 
 #include "cpu/simd.h"

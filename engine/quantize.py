@@ -111,7 +111,7 @@ def quantize_file(
 
 
 def new_metadata(file: GgufFile, mix_name: str) -> dict[str, Typed]:
-    """The file's metadata with the keys that a quantizer sets, and one file's instead of shards'."""
+    """The file's metadata with the keys that a quantizer sets and without those of shards."""
     from gguf.constants import GGML_QUANT_VERSION
 
     metadata = {k: v for k, v in file.typed_metadata().items() if k not in _SPLIT_KEYS}

@@ -114,7 +114,8 @@ def test_pure_is_one_type_for_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mix", "n", "base", "head"),
     [("Q2_K", 192, "q4_0", "q8_0"), ("Q3_K_S", 192, "q4_0", "q8_0"),
-     ("Q4_K_S", 192, "q5_0", "q8_0"), ("Q5_K_S", 192, "q5_1", "q8_0"), ("Q6_K", 192, "q8_0", "q8_0"), ("Q4_0", 192, "q4_0", "q8_0"),
+     ("Q4_K_S", 192, "q5_0", "q8_0"), ("Q5_K_S", 192, "q5_1", "q8_0"),
+     ("Q6_K", 192, "q8_0", "q8_0"), ("Q4_0", 192, "q4_0", "q8_0"),
      ("Q4_0", 172, "f16", "f16"), ("Q6_K", 172, "f16", "f16")],
 )  # fmt: skip
 def test_rows_no_block_divides(tmp_path: Path, mix: str, n: int, base: str, head: str) -> None:

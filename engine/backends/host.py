@@ -8,6 +8,8 @@ import mmap
 import numpy as np
 
 HUGE_PAGE = 2 << 20
+# Python maps anonymous memory shared by default, which gets no transparent huge pages.
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 class HostBuffer:
@@ -22,7 +24,7 @@ class HostBuffer:
     def zeros(cls, nbytes: int) -> HostBuffer:
         """Raises MemoryError with the figure when the machine refuses."""
         try:
-            memory = mmap.mmap(-1, max(nbytes, 1))
+            memory = mmap.mmap(-1, max(nbytes, 1), **PRIVATE)
         except (OSError, ValueError, OverflowError) as e:
             raise MemoryError(f"cannot allocate {nbytes} bytes of host memory: {e}") from None
         if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):

@@ -118,7 +118,11 @@ struct AddResidual {
   static GF_INLINE void finish(const MulMatPlan& p, int64_t matrix, int64_t column, int64_t row,
                                int n_rows, float* v, const float*) {
     const auto* from = reinterpret_cast<const float*>(p.column(p.residual, matrix, column)) + row;
-    for (int i = 0; i < n_rows; ++i) v[i] += from[i];
+    if (n_rows == kRows) {
+      for (int i = 0; i < kRows; ++i) v[i] += from[i];
+    } else {
+      for (int i = 0; i < n_rows; ++i) v[i] += from[i];
+    }
   }
 };
 
@@ -134,6 +138,7 @@ struct SwiGlu {
 
 template <class Epilogue>
 void run(const MulMatPlan& p, gf_thread* th) {
+  if (p.n == 0 || p.n_cols == 0) return;
   uint8_t* acts = th->scratch;
   if (p.own_acts && p.acts_bytes > 0) {
     acts += p.acts_bytes * th->ith;
@@ -175,7 +180,11 @@ void run(const MulMatPlan& p, gf_thread* th) {
           float* v = out[0] + c * kRows;
           Epilogue::finish(p, matrix, tile.first + c, row, n_rows, v, out[1] + c * kRows);
           auto* to = reinterpret_cast<float*>(p.column(p.dst, matrix, tile.first + c)) + row;
-          std::memcpy(to, v, sizeof(float) * static_cast<size_t>(n_rows));
+          if (n_rows == kRows) {
+            std::memcpy(to, v, sizeof(float) * kRows);
+          } else {
+            std::memcpy(to, v, sizeof(float) * static_cast<size_t>(n_rows));
+          }
         }
       }
     }

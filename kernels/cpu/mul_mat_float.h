@@ -77,7 +77,8 @@ void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* con
   // One column reads its rows once, best in one go.
   const int64_t stretch =
       n_cols < kFloatCols ? k : kStretchBytes / static_cast<int64_t>(sizeof(typename Row::Elem));
-  for (int64_t begin = 0; begin < k; begin += stretch) {
+  int64_t begin = 0;
+  do {
     const int64_t end = begin + stretch < k ? begin + stretch : k;
     int c = 0;
     for (; c + kFloatCols <= n_cols; c += kFloatCols) {
@@ -88,7 +89,8 @@ void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* con
       float_columns<Row, 1, kFloatRows * 2>(rows, row_bytes, n_rows, x + c, begin, end, begin == 0,
                                             lanes + c * kRows);
     }
-  }
+    begin += stretch;
+  } while (begin < k);
   for (int c = 0; c < n_cols; ++c) {
     for (int r = n_rows; r < kRows; ++r) lanes[c * kRows + r] = zero_f();
     sum_lanes(lanes + c * kRows, out + c * kRows);

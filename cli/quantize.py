@@ -6,6 +6,7 @@ import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,38 +87,30 @@ def run(args: Namespace) -> int:
 
 def parse_words(words: Sequence[str]) -> tuple[str, str | None, str, int | None]:
     """IN [OUT] TYPE [THREADS] -> in, out, type name, threads. Raises UsageError."""
+    from gguflow.models.mixes import MIXES
+
     rest = list(words)
+    types = type_names()
     threads = None
-    if len(rest) > 2 and rest[-1].isdigit() and find_type(rest[-2]):
-        threads = whole_threads(rest.pop())
+    if len(rest) > 2 and rest[-1].isdigit() and rest[-2].upper() in types:
+        try:
+            threads = whole(1, MAX_THREADS)(rest.pop())
+        except ArgumentTypeError as e:
+            raise UsageError(f"THREADS {e}") from None
     if not 2 <= len(rest) <= 3:
         raise UsageError("expected IN.gguf [OUT.gguf] TYPE; see gguflow quantize --help")
-    mix = find_type(rest[-1])
+    mix = types.get(rest[-1].upper())
     if mix is None:
-        from gguflow.models.mixes import find_mix
-
-        find_mix(rest[-1])  # raises the error that lists the names
-        raise UsageError(f"unknown quantization {rest[-1]!r}")
+        raise UsageError(f"unknown quantization {rest[-1]!r}; have {', '.join(MIXES)}")
     return rest[0], rest[1] if len(rest) == 3 else None, mix, threads
 
 
-def whole_threads(text: str) -> int:
-    """The positional thread count. Raises UsageError."""
-    try:
-        return whole(1, MAX_THREADS)(text)
-    except ArgumentTypeError as e:
-        raise UsageError(f"THREADS {e}") from None
-
-
-def find_type(text: str) -> str | None:
-    """The name of a mix given by name or by its `general.file_type` number, None for neither."""
+def type_names() -> dict[str, str]:
+    """The mix for every word that means one: its name, an alias, its general.file_type number."""
     from gguflow.engine.quantize import file_type
     from gguflow.models.mixes import ALIASES, MIXES
 
-    name = ALIASES.get(text.upper(), text.upper())
-    if name in MIXES:
-        return name
-    return next((m for m in MIXES if text == str(file_type(m))), None)
+    return {m: m for m in MIXES} | ALIASES | {str(file_type(m)): m for m in MIXES}
 
 
 def derived_name(source: str, mix: str) -> str:
@@ -180,8 +173,8 @@ class Report:
         self.n_said += 1
         if self.verbose:
             info = change.info
-            arrow = f"{info.dtype.name} -> {change.target.name}" if change.converts else "kept"
-            kind = arrow if change.converts else f"{info.dtype.name} kept"
+            after = f"-> {change.target.name}" if change.converts else "kept"
+            kind = f"{info.dtype.name} {after}"
             note(
                 f"[{i:4d}/{len(self.changes):4d}] {info.name:<32} {list(info.shape)!s:>16} "
                 f"{kind:<14} {mib(info.nbytes)} -> {mib(change.nbytes)}"
@@ -189,8 +182,6 @@ class Report:
 
     def summary(self, out: str | None) -> None:
         """Sizes before and after, bits a weight."""
-        from math import prod
-
         n = sum(prod(c.info.shape) for c in self.changes)
         before = sum(c.info.nbytes for c in self.changes)
         after = sum(c.nbytes for c in self.changes)
@@ -201,4 +192,5 @@ class Report:
 
 
 def mib(n_bytes: int) -> str:
+    """A size as text."""
     return f"{n_bytes / 2**20:.2f} MiB"

@@ -13,13 +13,12 @@ if TYPE_CHECKING:
 
 
 def new_profile(model: Model) -> Profile:
-    """An empty profile of a model, with this machine's measured peaks (half a second)."""
-    from gguflow.engine.profile import Profile, measure_peaks
+    """An empty profile of a model, with the measured peaks of its backends (a quarter second)."""
+    from gguflow.engine.profile import Peaks, Profile
 
-    threads = model.n_threads
-    return Profile(
-        model=Path(model.source.path).name, threads=threads, peaks={"cpu": measure_peaks(threads)}
-    )
+    measured = {name: backend.peaks() for name, backend in model.backends.items()}
+    peaks = {name: Peaks(*roofs) for name, roofs in measured.items() if roofs}
+    return Profile(model=Path(model.source.path).name, threads=model.n_threads, peaks=peaks)
 
 
 def save_profile(profile: Profile, path: Path) -> None:

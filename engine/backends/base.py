@@ -52,6 +52,9 @@ class Backend(Protocol):
     def supports(self, node: Tensor) -> bool:
         """Whether this backend has a kernel for the node's op, types and layout."""
 
+    def peaks(self) -> tuple[float, float, float] | None:
+        """Measured GB/s read, float32 GFLOP/s and int8 GOP/s; None for a backend without roofs."""
+
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory. Raises MemoryError with the figures."""
 

@@ -125,6 +125,9 @@ class NumpyBackend:
     def supports(self, node: Tensor) -> bool:
         return node.op is not None
 
+    def peaks(self) -> None:
+        return None
+
     def alloc(self, nbytes: int) -> HostBuffer:
         return HostBuffer.zeros(nbytes)
 

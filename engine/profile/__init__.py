@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import ProfileError, ProfileFileError, ProfilePathError
-from .peaks import Peaks, measure_peaks
+from .peaks import Peaks
 from .plan_rows import PlanRow, PlanRows
 from .record import Header, OpRow, Profile, Recording, StepRow
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DiffRow", "Dump", "Header", "OpRow", "Peaks", "PlanRow", "PlanRows", "Profile",
     "ProfileError", "ProfileFileError", "ProfilePathError", "Recording", "StepRow", "check_path",
-    "diff", "load_jsonl", "measure_peaks", "print_diff", "print_table", "write_profile",
+    "diff", "load_jsonl", "print_diff", "print_table", "write_profile",
 ]  # fmt: skip
 
 # A session needs the recorder alone; rich and the exports take as long to import as a small model

@@ -2,7 +2,7 @@
 
 In use:
 
-    profile = Profile(model="tinyllama Q4_0", threads=2, peaks={"cpu": measure_peaks(2)})
+    profile = Profile(model="tinyllama Q4_0", threads=2, peaks={"cpu": Peaks(30.0, 200.0, 900.0)})
     rows = tuple(PlanRow.of(node, backend="cpu") for node in nodes)  # once a plan
     profile.add_step("decode", 1, rows, ends_ns, wall_ns, n_past=17)  # every step
     write_profile(profile, "run.html")

@@ -4,7 +4,7 @@
 |---|---|---|
 | GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library, not the best one |
 | GGUFLOW_CPU_PIN | 0, 1 | pin worker threads to processors (default 1) |
-| GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 20000) |
+| GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 1000) |
 | GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |
 """
 
@@ -42,7 +42,7 @@ def cpu_pin() -> bool:
 
 def cpu_spin() -> int:
     """Turns of the wait loop before an idle worker parks."""
-    return _int("GGUFLOW_CPU_SPIN", 20_000, 0, 1_000_000_000)
+    return _int("GGUFLOW_CPU_SPIN", 1_000, 0, 1_000_000_000)
 
 
 def debug() -> bool:

@@ -8,7 +8,7 @@
 namespace gf {
 namespace {
 
-constexpr int64_t kChunkBytes = 192 << 10;  // of weights kept in the second-level cache
+constexpr int64_t kChunkBytes = 192 << 10;  // of weights, to stay in the second-level cache
 
 // -- INIT: the columns as the weights want them
 // ----------------------------------------------------
@@ -93,13 +93,17 @@ struct Worker {
              p.k, out);
   }
 
-  // Makes the group's rows ready for `product`, where they are not.
-  void convert(int i, int64_t matrix, int64_t group) const {
+  // Makes the group's rows ready for `product`: converted, or in the cache.
+  void prepare(int i, int64_t matrix, int64_t group) const {
     const Weight& w = p.w[i];
-    if (!w.convert) return;
+    if (w.packed) return;
     const char* rows = group_rows(*w.t, matrix, group);
-    for (int r = 0; r < rows_in_group(p, group); ++r) {
-      w.convert(w.t->type, rows + r * w.t->nb[1], p.k, copies[i] + r * p.k * w.copy_bytes);
+    for (int r = 0; r < rows_in_group(p, group); ++r, rows += w.t->nb[1]) {
+      if (w.convert) {
+        w.convert(w.t->type, rows, p.k, copies[i] + r * p.k * w.copy_bytes);
+      } else if (p.n_cols > kStreamColumns) {
+        read_ahead(rows, gf_row_bytes(w.t->type, p.k));
+      }
     }
   }
 };
@@ -148,12 +152,16 @@ void run(const MulMatPlan& p, gf_thread* th) {
       reinterpret_cast<char*>(th->scratch + p.rows_offset(th->nth) + p.rows_bytes * th->ith);
   const Worker worker{p, acts, {copies, copies + p.copy_bytes(0)}};
 
-  // Items: enough for the threads to even out, groups of rows small enough to stay in the cache.
+  // Items: enough for the threads to even out. One tile of columns streams the weights, best in
+  // long runs; for more, the groups of an item should stay in the cache from tile to tile.
+  const bool streams = p.n_cols <= kStreamColumns || (p.w[0].packed && p.tiles.count() == 1);
   const int64_t n_groups = (p.n + kRows - 1) / kRows;
   const int64_t group_bytes = gf_row_bytes(p.w[0].t->type, p.k) * kRows * p.n_weights;
-  const int64_t wanted = th->nth * int64_t{8};
-  int64_t groups = kChunkBytes / (group_bytes + 1);
-  if (groups > n_groups * p.n_matrices / wanted) groups = n_groups * p.n_matrices / wanted;
+  const int64_t wanted = th->nth * int64_t{streams ? 4 : 8};
+  int64_t groups = n_groups * p.n_matrices / wanted;
+  if (!streams && groups > kChunkBytes / (group_bytes + 1)) {
+    groups = kChunkBytes / (group_bytes + 1);
+  }
   if (groups < 1 || p.rows_bytes > 0) groups = 1;
   const int64_t row_items = (n_groups + groups - 1) / groups;
   int64_t tile_items = wanted / (row_items * p.n_matrices);
@@ -166,7 +174,9 @@ void run(const MulMatPlan& p, gf_thread* th) {
     const int64_t first = item / tile_items % row_items * groups;
     const int64_t last = first + groups < n_groups ? first + groups : n_groups;
     const int64_t tile_item = item % tile_items;
-    for (int i = 0; i < Epilogue::kWeights; ++i) worker.convert(i, matrix, first);
+    for (int64_t group = first; group < last; ++group) {
+      for (int i = 0; i < Epilogue::kWeights; ++i) worker.prepare(i, matrix, group);
+    }
     for (int64_t t = p.tiles.count() * tile_item / tile_items;
          t < p.tiles.count() * (tile_item + 1) / tile_items; ++t) {
       const Tile tile = p.tiles[t];

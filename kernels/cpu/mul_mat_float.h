@@ -15,6 +15,10 @@ namespace gf {
 using FloatKernel = void (*)(const char* rows, int64_t row_bytes, int n_rows, const void* const* x,
                              int n_cols, int64_t k, float* out);
 
+// Up to so many columns rows are multiplied one after the other, as memory is read fastest. For
+// more, a register tile takes several rows, which should be in the cache beforehand (see
+// read_ahead).
+constexpr int kStreamColumns = 3;
 constexpr int64_t kStretchBytes =
     2048;  // of a row: a register tile's operands stay in the L1 cache
 
@@ -70,27 +74,45 @@ GF_INLINE void float_columns(const char* rows, int64_t row_bytes, int n_rows, co
   }
 }
 
+// Brings n contiguous bytes into the cache in one run.
+inline void read_ahead(const char* p, int64_t n) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i + 8 <= n; i += 64) {
+    uint64_t word;
+    std::memcpy(&word, p + i, 8);
+    sum += word;
+  }
+  volatile uint64_t keep = sum;
+  (void)keep;
+}
+
 template <class Row>
 void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* const* x, int n_cols,
                 int64_t k, float* out) {
   VecF lanes[kMaxTile * kRows];
-  // One column reads its rows once, best in one go.
-  const int64_t stretch =
-      n_cols < kFloatCols ? k : kStretchBytes / static_cast<int64_t>(sizeof(typename Row::Elem));
-  int64_t begin = 0;
-  do {
-    const int64_t end = begin + stretch < k ? begin + stretch : k;
+  if (n_cols <= kStreamColumns) {
     int c = 0;
-    for (; c + kFloatCols <= n_cols; c += kFloatCols) {
-      float_columns<Row, kFloatCols, kFloatRows>(rows, row_bytes, n_rows, x + c, begin, end,
-                                                 begin == 0, lanes + c * kRows);
+    for (; c + 2 <= n_cols; c += 2) {
+      float_columns<Row, 2, 1>(rows, row_bytes, n_rows, x + c, 0, k, true, lanes + c * kRows);
     }
     for (; c < n_cols; ++c) {
-      float_columns<Row, 1, kFloatRows * 2>(rows, row_bytes, n_rows, x + c, begin, end, begin == 0,
-                                            lanes + c * kRows);
+      float_columns<Row, 1, 1>(rows, row_bytes, n_rows, x + c, 0, k, true, lanes + c * kRows);
     }
-    begin += stretch;
-  } while (begin < k);
+  } else {
+    constexpr int64_t kStretch = kStretchBytes / sizeof(typename Row::Elem);
+    for (int64_t begin = 0; begin == 0 || begin < k; begin += kStretch) {
+      const int64_t end = begin + kStretch < k ? begin + kStretch : k;
+      int c = 0;
+      for (; c + kFloatCols <= n_cols; c += kFloatCols) {
+        float_columns<Row, kFloatCols, kFloatRows>(rows, row_bytes, n_rows, x + c, begin, end,
+                                                   begin == 0, lanes + c * kRows);
+      }
+      for (; c < n_cols; ++c) {
+        float_columns<Row, 1, kFloatRows * 2>(rows, row_bytes, n_rows, x + c, begin, end,
+                                              begin == 0, lanes + c * kRows);
+      }
+    }
+  }
   for (int c = 0; c < n_cols; ++c) {
     for (int r = n_rows; r < kRows; ++r) lanes[c * kRows + r] = zero_f();
     sum_lanes(lanes + c * kRows, out + c * kRows);

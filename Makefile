@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu
 .PHONY: demo test lint format types check docs clean
 
 demo: $(VENV)/installed
-	$(BIN)/gguflow generate -p "Once upon a time" -n 200
+	$(BIN)/gguflow generate -p "Once upon a time" -n 200 --repeat-penalty 1.1
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q -n 2

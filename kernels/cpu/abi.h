@@ -1,7 +1,8 @@
 // The one interface between Python and the CPU kernels, and between the kernels and the executor.
 //
 // Plain C structs, mirrored field by field by ctypes in engine/backends/cpu/abi.py. A kernel is an
-// exported function `gf_op_<op name>`; Python finds it by that name, so adding an op is adding a file.
+// exported function `gf_op_<op name>`; Python finds it by that name, so adding an op is adding a
+// file.
 #pragma once
 
 #include <stddef.h>
@@ -46,7 +47,8 @@ enum gf_flag {
 };
 
 // ggml's convention: ne[0] is the innermost dimension, nb[] are strides in bytes; for a quantized
-// type nb[0] is the size of one block and ne[0] still counts elements. Unused dimensions have ne = 1.
+// type nb[0] is the size of one block and ne[0] still counts elements. Unused dimensions have ne
+// = 1.
 struct gf_tensor {
   void* data;
   int64_t ne[GF_MAX_DIMS];
@@ -59,23 +61,25 @@ struct gf_op;
 struct gf_thread;
 typedef void (*gf_kernel)(const struct gf_op* op, struct gf_thread* th);
 
-// One record of the flat program that the executor runs. An absent optional source has data == NULL.
+// One record of the flat program that the executor runs. An absent optional source has data ==
+// NULL.
 struct gf_op {
   gf_kernel fn;
-  gf_kernel init;  // may be NULL; run by all threads, then a barrier, then fn (ggml's INIT phase)
-  int64_t scratch;     // bytes this op needs in gf_thread.scratch, shared by all threads
+  gf_kernel init;   // may be NULL; run by all threads, then a barrier, then fn (ggml's INIT phase)
+  int64_t scratch;  // bytes this op needs in gf_thread.scratch, shared by all threads
   int32_t n_src;
   int32_t max_threads;  // 1 for ops too small to be worth splitting; 0 means no limit
   struct gf_tensor dst;
   struct gf_tensor src[GF_MAX_SRC];
-  unsigned char params[GF_PARAM_BYTES];  // the op's parameters in the order its OpSpec declares them
+  unsigned char
+      params[GF_PARAM_BYTES];  // the op's parameters in the order its OpSpec declares them
 };
 
 // What a kernel knows of the thread that runs it. Threads with ith >= nth of an op are not called.
 struct gf_thread {
   int32_t ith;
   int32_t nth;
-  unsigned char* scratch;   // 64-byte aligned, shared by all threads of the op
+  unsigned char* scratch;  // 64-byte aligned, shared by all threads of the op
   int64_t scratch_bytes;
-  int64_t* next;            // shared counter, 0 when fn starts: for work stealing (see gf_steal)
+  int64_t* next;  // shared counter, 0 when fn starts: for work stealing (see gf_steal)
 };

@@ -192,8 +192,8 @@ GF_EXPORT gf_pool* gf_pool_create(int32_t n_threads, int32_t spins, int32_t pin)
 GF_EXPORT void gf_pool_destroy(gf_pool* pool) { delete pool; }
 
 // Runs the ops in order. Every op sees all results of the ops before it.
-// ends_ns: null, or room for n_ops + 1 readings of the monotonic clock in nanoseconds: the start, then
-// the end of each op. One caller at a time.
+// ends_ns: null, or room for n_ops + 1 readings of the monotonic clock in nanoseconds: the start,
+// then the end of each op. One caller at a time.
 GF_EXPORT void gf_pool_run(gf_pool* pool, const gf_op* ops, int64_t n_ops, unsigned char* scratch,
                            int64_t scratch_bytes, int64_t* ends_ns) {
   if (n_ops <= 0) return;

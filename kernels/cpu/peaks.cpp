@@ -11,7 +11,8 @@
 
 namespace {
 
-constexpr int kChains = 12;  // independent accumulators: latency times throughput, and registers left
+constexpr int kChains =
+    12;  // independent accumulators: latency times throughput, and registers left
 
 #if defined(__AVX512VNNI__)
 typedef __m512i vi;
@@ -55,7 +56,8 @@ inline void opaque(T& x) {
 
 }  // namespace
 
-// `turns` rounds of int8 dot products in registers. Returns the operations done, two a multiply-add.
+// `turns` rounds of int8 dot products in registers. Returns the operations done, two a
+// multiply-add.
 GF_EXPORT int64_t gf_peak_int8(int64_t turns) {
   int seed = 0x01020304;
   opaque(seed);

@@ -11,7 +11,6 @@ namespace {
 constexpr int64_t kChunkBytes = 192 << 10;  // of weights, to stay in the second-level cache
 
 // -- INIT: the columns as the weights want them
-// ----------------------------------------------------
 
 // A unit is one block of one tile.
 void quantize_units(const MulMatPlan& p, const Weight& w, uint8_t* acts, gf_range units) {
@@ -54,7 +53,7 @@ void convert_x(const MulMatPlan& p, uint8_t* acts, const gf_thread* th) {
   }
 }
 
-// -- the product of one group of rows and one tile of columns -------------------------------------
+// -- the product of one group of rows and one tile of columns
 
 const char* group_rows(const gf_tensor& t, int64_t matrix, int64_t group) {
   return gf_row_ptr(t, {group * kRows, matrix % t.ne[2], matrix / t.ne[2]});
@@ -109,7 +108,6 @@ struct Worker {
 };
 
 // -- epilogues: finish the 16 values of one column and store the first n_rows
-// ----------------------
 
 struct StoreProduct {
   static constexpr int kWeights = 1;
@@ -201,7 +199,7 @@ void run(const MulMatPlan& p, gf_thread* th) {
   }
 }
 
-// -- what can be run ------------------------------------------------------------------------------
+// -- what can be run
 
 bool weight_ok(const gf_tensor& w) {
   if (gf_block(w.type) == 0 || w.ne[0] % gf_block(w.type) != 0 || !gf_rows_dense(w)) return false;

@@ -19,8 +19,8 @@ using FloatKernel = void (*)(const char* rows, int64_t row_bytes, int n_rows, co
 // more, a register tile takes several rows, which should be in the cache beforehand (see
 // read_ahead).
 constexpr int kStreamColumns = 3;
-constexpr int64_t kStretchBytes =
-    2048;  // of a row: a register tile's operands stay in the L1 cache
+// Bytes of a row a register tile takes at a time, so that its operands stay in the L1 cache.
+constexpr int64_t kStretchBytes = 2048;
 
 // Sums of elements [begin, end) added to lanes[c * kRows + r]; `fresh`: these start at zero.
 template <class Row, int R, int C>

@@ -50,7 +50,6 @@ struct Layout {
 };
 
 // -- types of 32 elements: one float16 scale, or a scale and a minimum
-// -----------------------------
 
 template <int type, int low, int high, int bias>
 struct OneScale : Layout<type, 2, 32, low, high, 1, bias, false> {
@@ -77,7 +76,6 @@ using LoadQ5_1 = ScaleAndMin<GF_Q5_1, 4, 1>;
 using LoadQ8_0 = OneScale<GF_Q8_0, 8, 0, 128>;
 
 // -- K-quants, 256 elements: float16 d (and dmin) times small integers
-// -----------------------------
 
 GF_INLINE VecF minus_f16x16(const uint8_t* p) { return mul_f(f16x16(p), splat_f(-1.0f)); }
 

@@ -162,7 +162,6 @@ GF_INLINE float quantize_32(const float* x, int8_t* q, int32_t sums[2]) {
 }
 
 // -- 16 consecutive elements of a row of plain floats
-// ----------------------------------------------
 
 // The first n < 16 elements, zeros after them.
 template <class Row>

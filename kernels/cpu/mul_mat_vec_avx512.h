@@ -95,7 +95,6 @@ GF_INLINE float quantize_32(const float* x, int8_t* q, int32_t sums[2]) {
 }
 
 // -- 16 consecutive elements of a row of plain floats
-// ----------------------------------------------
 
 GF_INLINE __mmask16 first_n(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 

@@ -2,6 +2,7 @@
 
 | variable | values | meaning |
 |---|---|---|
+| GGUFLOW_CACHE_DIR | directory | compiled GPU kernels (default ~/.cache/gguflow) |
 | GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library, not the best one |
 | GGUFLOW_CPU_PIN | 0, 1 | pin worker threads to processors (default 1) |
 | GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 1000) |
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 class EnvError(ValueError):
@@ -28,6 +30,14 @@ def _int(name: str, default: int, least: int, most: int) -> int:
     if not least <= value <= most:
         raise EnvError(f"{name}={text}: expected a whole number from {least} to {most}")
     return value
+
+
+def cache_dir() -> Path:
+    """Where compiled GPU kernels are kept; it need not exist."""
+    if chosen := os.environ.get("GGUFLOW_CACHE_DIR", "").strip():
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()  # XDG base directory specification
+    return (Path(base) if base else Path.home() / ".cache") / "gguflow"
 
 
 def cpu_isa() -> str | None:

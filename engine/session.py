@@ -29,7 +29,6 @@ from gguflow.engine.runtime import BoundPlan, bind
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
 from gguflow.models.base import Batch, append_sampler
 
-
 PLAN_CACHE = 8  # plans kept by a model, and lowered ones by a session
 
 
@@ -318,7 +317,7 @@ class Session:
 
     def step(
         self, ids: Sequence[int], outputs: str = "none", sampler: SamplerState | None = None
-    ) -> list[np.ndarray]:
+    ) -> Sequence[np.ndarray]:
         """Append tokens to the cache in one run of one plan; returns the plan's outputs.
 
         outputs: "last", "all" or "none" asks for logits; with a sampler the last output is the
@@ -365,7 +364,7 @@ class Session:
 
     def prefill(
         self, ids: Sequence[int], sampler: SamplerState | None, outputs: str = "last"
-    ) -> list[np.ndarray]:
+    ) -> Sequence[np.ndarray]:
         """Append a prompt in ubatches; outputs as in `step`, of the last ubatch only."""
         n_ubatch = self.model.options.n_ubatch
         for i in range(0, len(ids), n_ubatch):

@@ -18,7 +18,16 @@ class Buffer(Protocol):
     nbytes: int
 
     def host(self) -> np.ndarray | None:
-        """The same bytes as a uint8 array, or None where the host cannot reach them."""
+        """The same bytes as a uint8 array, or None where the host cannot reach them.
+
+        Memory of `alloc_shared` gives the host's copy.
+        """
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        """Bytes as a uint8 array, a view where the host reaches them; waits for the device."""
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Overwrite bytes from `offset` on with those of `data`; waits for the device."""
 
 
 class Executable(Protocol):
@@ -57,6 +66,10 @@ class Backend(Protocol):
 
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory. Raises MemoryError with the figures."""
+
+    def alloc_shared(self, nbytes: int) -> Buffer:
+        """Zeroed memory for a plan's inputs and small outputs. Its `host()` is never None: on a
+        device it is a copy, which runs read inputs from and leave results in."""
 
     def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         """Bytes of `weight` in this backend's own layout, or 0 to use it as it is in the file."""

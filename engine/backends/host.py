@@ -35,3 +35,27 @@ class HostBuffer:
 
     def host(self) -> np.ndarray:
         return self.array
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        return self.array[offset : offset + nbytes]
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self.array[offset : offset + raw.nbytes] = raw
+
+
+class HostSlab:
+    """Hands out pieces of large buffers, so that small matrices lie in huge pages too."""
+
+    def __init__(self, chunk: int = 64 << 20) -> None:
+        self._chunk = chunk
+        self._free = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> HostBuffer:
+        """A buffer of `nbytes`, aligned to a cache line. Never given back."""
+        padded = -(-nbytes // 64) * 64
+        if padded > self._free.nbytes:
+            # Pages that are never touched cost nothing, so the unused end of a chunk is free.
+            self._free = HostBuffer.zeros(max(padded, self._chunk)).array
+        piece, self._free = self._free[:nbytes], self._free[padded:]
+        return HostBuffer(piece)

@@ -131,6 +131,8 @@ class NumpyBackend:
     def alloc(self, nbytes: int) -> HostBuffer:
         return HostBuffer.zeros(nbytes)
 
+    alloc_shared = alloc
+
     def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         return 0
 

@@ -3,7 +3,7 @@
 from .describe import fallbacks, human_bytes, listing, summary
 from .fuse import RULES, fuse, fuse_graph
 from .memory import ALIGN, ArenaPlan, plan_memory, round_up
-from .place import Placement, PlacementError, PlacementRules, place
+from .place import Placement, PlacementError, PlacementRules, layer_overrides, place
 from .plan import Plan, PlanOptions, SpaceBytes, compile_graph
 from .prune import prune
 from .split import Copy, Segment, split
@@ -12,6 +12,6 @@ from .types import BackendInfo
 __all__ = [
     "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Placement", "PlacementError",
     "PlacementRules", "Plan", "PlanOptions", "Segment", "SpaceBytes", "compile_graph", "fallbacks",
-    "fuse", "fuse_graph", "human_bytes", "listing", "place", "plan_memory", "prune", "round_up",
-    "split", "summary",
+    "fuse", "fuse_graph", "human_bytes", "layer_overrides", "listing", "place", "plan_memory",
+    "prune", "round_up", "split", "summary",
 ]  # fmt: skip

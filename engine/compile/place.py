@@ -36,6 +36,21 @@ class Placement:
     fallbacks: list[tuple[Tensor, str, str]] = field(default_factory=list)  # node, wanted, got
 
 
+def layer_overrides(
+    n_layer: int, n_gpu_layers: int, device: str, host: str = "cpu"
+) -> tuple[tuple[str, str], ...]:
+    """Overrides that put the last `n_gpu_layers` layers, and their KV cache, on a device.
+
+    As llama.cpp's -ngl: the output head counts as one more layer, and goes first to last. With all
+    of them everything is on the device, the embeddings too.
+    """
+    if n_gpu_layers > n_layer:
+        return ((".*", device),)
+    layers = "|".join(str(i) for i in range(max(n_layer - n_gpu_layers, 0), n_layer))
+    some = ((rf"^(?:blk|kv)\.(?:{layers})\..*", device),) if layers else ()
+    return (*some, (".*", host))
+
+
 class PlacementError(ValueError):
     """No backend can run a node, or an override names a backend that is not there."""
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ..graph import OpSpec, all_ops
 
-_KERNEL = re.compile(r"^\s*GF_KERNEL\((\w+)\)", re.MULTILINE)
+_KERNEL = re.compile(r"^\s*GF_KERNEL\((\w+)\)", re.MULTILINE)  # C++
+_OPS = re.compile(r"^OPS = \(([^)]*)\)", re.MULTILINE)  # CUDA: the launch file beside the .cu
 
 _HEAD = """# Ops
 
@@ -31,14 +32,16 @@ ones.
 
 
 def kernels() -> dict[str, set[str]]:
-    """Backend -> the ops it has a kernel for, read from the sources: `GF_KERNEL(op)`."""
+    """Backend -> the ops it has a kernel for, read from the sources: `GF_KERNEL(op)`, `OPS`."""
     package = find_spec("gguflow.kernels")
     found: dict[str, set[str]] = {}
     # An editable install spreads a package over several folders.
     for root in (package and package.submodule_search_locations) or ():
         for source in sorted(Path(root).glob("*/*")):
-            if source.suffix in (".cpp", ".cu"):
-                names = _KERNEL.findall(source.read_text(encoding="utf-8"))
+            if source.suffix in (".cpp", ".py"):
+                text = source.read_text(encoding="utf-8")
+                names = _KERNEL.findall(text)
+                names += re.findall(r'"(\w+)"', " ".join(_OPS.findall(text)))
                 found.setdefault(source.parent.name, set()).update(names)
     return {name: ops for name, ops in found.items() if ops}
 

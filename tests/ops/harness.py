@@ -104,6 +104,17 @@ def _operand(
 ) -> Tensor:
     """Declare the leaf behind an operand, draw its data, and return the view the op sees."""
     dtype = dtype_by_name(operand.dtype)
+    t, full, inner = _declare(graph, name, operand)
+    data = _surroundings(dtype, full, rng)
+    axes = operand.permute or tuple(range(len(operand.shape)))
+    data[inner].transpose(axes)[...] = _values(operand, dtype, rng)
+    feeds[name] = np.ascontiguousarray(encode(dtype, data)).reshape(-1).view(np.uint8)
+    return t
+
+
+def _declare(graph: Graph, name: str, operand: Operand) -> tuple[Tensor, Shape, tuple[slice, ...]]:
+    """The view the op sees, the shape of the leaf behind it, and where in the leaf it lies."""
+    dtype = dtype_by_name(operand.dtype)
     shape = operand.shape
     axes = operand.permute or tuple(range(len(shape)))
     dense = tuple(shape[axes.index(a)] for a in range(len(shape)))
@@ -116,18 +127,22 @@ def _operand(
         -(-p // (2 * unit)) * unit
         for p, unit in zip(pad, (*(1,) * (len(shape) - 1), dtype.block), strict=True)
     ]
-
-    data = _surroundings(dtype, full, rng)
-    inner = data[tuple(slice(s, s + n) for s, n in zip(starts, dense, strict=True))]
-    inner.transpose(axes)[...] = _values(operand, dtype, rng)
-    feeds[name] = np.ascontiguousarray(encode(dtype, data)).reshape(-1).view(np.uint8)
-
     declare = {"weight": graph.weight, "input": graph.input, "state": graph.state}[operand.role]
     t = declare(name, dtype, full)
     for axis, (start, n) in enumerate(zip(starts, dense, strict=True)):
         if full[axis] != n:
             t = graph.slice(t, axis, start, start + n)
-    return graph.permute(t, axes) if operand.permute else t
+    view = graph.permute(t, axes) if operand.permute else t
+    return view, full, tuple(slice(s, s + n) for s, n in zip(starts, dense, strict=True))
+
+
+def declare_case(spec: OpSpec, case: Case) -> Tensor:
+    """The node of a case, without any data."""
+    graph = Graph()
+    srcs = [
+        None if o is None else _declare(graph, f"src{i}", o)[0] for i, o in enumerate(case.srcs)
+    ]
+    return graph.op(spec.name, *srcs, **case.params)
 
 
 def _surroundings(dtype: DType, shape: Shape, rng: np.random.Generator) -> np.ndarray:
@@ -197,21 +212,19 @@ class GuardedMemory:
                 self._places[leaf] = backend.load_weight(leaf, raw, True), 0
                 self._packed.add(leaf)
             else:
-                self._place(backend, leaf)[:] = raw
+                self._place(backend, leaf, raw)
         if in_place is not None:
             source = node.srcs[in_place]
             assert source is not None
             self._places[node] = self._places[source.owner]
         elif node.view_of is None:
-            self._place(backend, node)
+            self._place(backend, node, np.full(node.nbytes, RUBBISH, np.uint8))
 
-    def _place(self, backend: Backend, owner: Tensor) -> np.ndarray:
+    def _place(self, backend: Backend, owner: Tensor, raw: np.ndarray) -> None:
         buffer = backend.alloc(owner.nbytes + 2 * GUARD)
-        host = buffer.host()
-        assert host is not None, "guarded runs need memory that the host reaches"
-        host[:] = RUBBISH
+        guard = np.full(GUARD, RUBBISH, np.uint8)
+        buffer.write(0, np.concatenate([guard, raw, guard]))
         self._places[owner] = buffer, GUARD
-        return host[GUARD : GUARD + owner.nbytes]
 
     def locate(self, owner: Tensor) -> tuple[Buffer, int]:
         return self._places[owner]
@@ -222,19 +235,16 @@ class GuardedMemory:
     def bytes_of(self, owner: Tensor) -> np.ndarray:
         """The owner's bytes, guards left off."""
         buffer, offset = self._places[owner]
-        host = buffer.host()
-        assert host is not None
-        return host[offset : offset + owner.nbytes]
+        return buffer.read(offset, owner.nbytes)
 
     def check_guards(self) -> None:
         """AssertionError naming the tensor beyond whose memory something was written."""
         for owner, (buffer, _) in self._places.items():
             if owner in self._packed:
                 continue
-            host = buffer.host()
-            assert host is not None
-            assert (host[:GUARD] == RUBBISH).all(), f"written before {owner.name}"
-            assert (host[GUARD + owner.nbytes :] == RUBBISH).all(), f"written past {owner.name}"
+            raw = buffer.read(0, owner.nbytes + 2 * GUARD)
+            assert (raw[:GUARD] == RUBBISH).all(), f"written before {owner.name}"
+            assert (raw[GUARD + owner.nbytes :] == RUBBISH).all(), f"written past {owner.name}"
 
 
 def run_on(

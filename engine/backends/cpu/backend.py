@@ -12,7 +12,7 @@ import numpy as np
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Memory
-from gguflow.engine.backends.host import HostBuffer
+from gguflow.engine.backends.host import HostBuffer, HostSlab
 from gguflow.engine.graph import Tensor, op_spec
 
 from .abi import GF_PACKED, GfOp, GfTensor, tensor_record
@@ -37,6 +37,7 @@ class CpuBackend:
         self.lib: CpuLibrary = load_library(isa)
         self._pools: dict[int, int] = {}
         self._supported: dict[tuple[object, ...], bool] = {}
+        self._packed = HostSlab()
 
     def describe(self) -> str:
         isas = ", ".join(
@@ -98,6 +99,8 @@ class CpuBackend:
     def alloc(self, nbytes: int) -> HostBuffer:
         return HostBuffer.zeros(nbytes)
 
+    alloc_shared = alloc
+
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
         if not packed:
             return HostBuffer(raw)
@@ -105,7 +108,7 @@ class CpuBackend:
         fn = self.lib.cdll.gf_packed_bytes
         fn.restype = ctypes.c_int64
         ids = ctypes.c_int32(weight.dtype.ggml_id), ctypes.c_int64(n_rows), ctypes.c_int64(n_cols)
-        out = HostBuffer.zeros(int(fn(*ids)))
+        out = self._packed.take(int(fn(*ids)))
         groups = -(-n_rows // 16)
         step = max(1, -(-groups // self.n_threads))
 
@@ -148,7 +151,8 @@ class CpuBackend:
         params = spec.pack_params(node.params)
         ctypes.memmove(op.params, params, len(params))
         op.fn = self.lib.address(f"gf_op_{node.op}")
-        op.init = self.lib.address(f"gf_init_{node.op}")
+        if self.lib.needs_init(node.op, op):
+            op.init = self.lib.address(f"gf_init_{node.op}")
         op.max_threads = 1 if spec.bytes(node) + spec.flops(node) < SINGLE_THREAD_BYTES else 0
         return op
 

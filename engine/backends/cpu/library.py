@@ -59,6 +59,14 @@ class CpuLibrary:
         fn.restype = ctypes.c_int64
         return int(fn(ctypes.byref(record), ctypes.c_int32(n_threads)))
 
+    def needs_init(self, op: str, record: GfOp) -> bool:
+        """Whether an op with a preparation phase needs it for these operands: one barrier less."""
+        if not self.address(f"gf_needs_init_{op}"):
+            return True
+        fn = getattr(self.cdll, f"gf_needs_init_{op}")
+        fn.restype = ctypes.c_int32
+        return bool(fn(ctypes.byref(record)))
+
     def accepts(self, op: str, record: GfOp) -> bool:
         """Whether the kernel takes these types and layouts; kernels without a say take all."""
         if not self.address(f"gf_supports_{op}"):

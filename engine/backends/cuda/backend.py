@@ -1,0 +1,61 @@
+"""The CUDA backend: memory, weights and segments of one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gguflow.engine.backends.base import Memory
+from gguflow.engine.graph import Tensor
+from gguflow.kernels.cuda import launch
+
+from .device import CudaDevice
+from .executable import CudaExecutable
+from .memory import CudaBuffer, MirroredBuffer, Uploader
+from .modules import Modules
+
+
+class CudaBackend:
+    """One GPU and its kernels. Raises CudaError when there is no GPU that can be used."""
+
+    name = "cuda"
+
+    def __init__(self, device: int = 0) -> None:
+        self.device = CudaDevice(device)
+        self.space = f"cuda:{device}"
+        self.modules = Modules(self.device)
+        self._uploader = Uploader(self.device)
+        self._scratch = CudaBuffer(self.device, 0)
+
+    def supports(self, node: Tensor) -> bool:
+        return launch.supports(node)
+
+    def memory(self) -> tuple[int, int]:
+        """(free, all) bytes of the GPU's memory."""
+        return self.device.memory()
+
+    def alloc(self, nbytes: int) -> CudaBuffer:
+        return CudaBuffer(self.device, nbytes)
+
+    def alloc_shared(self, nbytes: int) -> MirroredBuffer:
+        return MirroredBuffer(self.device, nbytes)
+
+    def scratch(self, nbytes: int) -> CudaBuffer:
+        """Temporary memory for one op at a time, shared by everything in the stream."""
+        if self._scratch.nbytes < nbytes:
+            self._scratch = CudaBuffer(self.device, nbytes)
+        return self._scratch
+
+    def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
+        return 0
+
+    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> CudaBuffer:
+        buffer = CudaBuffer(self.device, raw.nbytes)
+        self._uploader.upload(raw.reshape(-1).view(np.uint8), buffer)
+        return buffer
+
+    def compile(
+        self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
+    ) -> CudaExecutable:
+        return CudaExecutable(self, nodes, memory)

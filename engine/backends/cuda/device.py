@@ -1,0 +1,88 @@
+"""Opening a GPU: CuPy, the driver and the device are checked here, each with its own message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gguflow.kernels.cuda.launch import DeviceInfo
+
+from .errors import CudaError
+
+INSTALL = "pip install 'gguflow[cuda13]', or 'gguflow[cuda12]' for an older driver"
+LEAST_CAPABILITY = (8, 0)  # bfloat16 conversions and asynchronous copies
+
+
+def import_cupy() -> Any:
+    """CuPy. Raises CudaError when it or the driver bindings are not installed."""
+    try:
+        import cupy
+        from cuda.bindings import driver  # noqa: F401  (the launches need it)
+    except ImportError as e:
+        raise CudaError(f"the GPU needs CuPy ({e}); install it with: {INSTALL}") from None
+    return cupy
+
+
+class CudaDevice:
+    """One GPU and the stream everything on it runs in. Raises CudaError when it cannot be used."""
+
+    def __init__(self, index: int) -> None:
+        self.cupy = import_cupy()
+        self.runtime = self.cupy.cuda.runtime
+        self.index = index
+        self._check_driver()
+        count = self._count()
+        if not 0 <= index < count:
+            raise CudaError(
+                f"there is no GPU number {index}; this machine has {count}: change --device"
+            )
+        self.use()
+        facts = self.runtime.getDeviceProperties(index)
+        capability = facts["major"], facts["minor"]
+        self.name = facts["name"].decode()
+        if capability < LEAST_CAPABILITY:
+            raise CudaError(
+                f"{self.name} has compute capability {capability[0]}.{capability[1]}; "
+                f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} is needed: run with -ngl 0"
+            )
+        self.info = DeviceInfo(
+            arch=f"sm_{capability[0]}{capability[1]}",
+            sm_count=facts["multiProcessorCount"],
+            threads_per_sm=facts["maxThreadsPerMultiProcessor"],
+            shared_per_block=facts["sharedMemPerBlockOptin"],
+        )
+        self.stream = self.cupy.cuda.Stream(non_blocking=True)
+
+    def _check_driver(self) -> None:
+        have, need = self.runtime.driverGetVersion(), self.runtime.runtimeGetVersion()
+        if have == 0:
+            raise CudaError("no NVIDIA driver is installed: install one, or run with -ngl 0")
+        if have // 1000 < need // 1000:  # minor versions are compatible
+            raise CudaError(
+                f"the NVIDIA driver supports CUDA {have // 1000}.{have % 1000 // 10} and CuPy "
+                f"needs {need // 1000}: update the driver, or pip install "
+                f"'gguflow[cuda{have // 1000}]'"
+            )
+
+    def _count(self) -> int:
+        try:
+            return int(self.runtime.getDeviceCount())
+        except self.runtime.CUDARuntimeError as e:
+            raise CudaError(f"no GPU can be used ({e}): run with -ngl 0") from None
+
+    def use(self) -> None:
+        """Make this the calling thread's device."""
+        self.runtime.setDevice(self.index)
+
+    def memory(self) -> tuple[int, int]:
+        """(free, all) bytes of device memory."""
+        self.use()
+        free, total = self.runtime.memGetInfo()
+        # What CuPy's pool holds but nobody uses can be used again.
+        return free + self.cupy.get_default_memory_pool().free_bytes(), total
+
+    def synchronize(self) -> None:
+        """Wait for everything in the stream. Raises CudaError for what failed in it."""
+        try:
+            self.stream.synchronize()
+        except self.runtime.CUDARuntimeError as e:
+            raise CudaError(f"{self.name}: {e}") from None

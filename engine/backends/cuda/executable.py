@@ -1,0 +1,122 @@
+"""A segment on the GPU: launched op by op the first time, captured the second, replayed after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gguflow.engine.backends.base import Memory
+from gguflow.engine.graph import Role, Tensor
+from gguflow.kernels.cuda.launch import Call, Operand, launches, scratch_bytes
+from gguflow.kernels.cuda.timestamp import timestamp
+
+from .memory import CudaBuffer, MirroredBuffer
+from .modules import BoundLaunch
+
+if TYPE_CHECKING:
+    from .backend import CudaBackend
+
+
+class CudaExecutable:
+    """Ready to run. A run ends when the device has finished, so the host may read and write its
+    copies of inputs and outputs at once."""
+
+    def __init__(self, backend: CudaBackend, nodes: Sequence[Tensor], memory: Memory) -> None:
+        self._backend = backend
+        self._device = backend.device
+        self.n_ops = len(nodes)
+        info = self._device.info
+        self._scratch = backend.scratch(max([scratch_bytes(n, info) for n in nodes], default=0))
+        self._keep: list[object] = [memory]
+        self._uploads: dict[int, MirroredBuffer] = {}
+        self._downloads: dict[int, MirroredBuffer] = {}
+
+        def operand(t: Tensor | None) -> Operand | None:
+            if t is None:
+                return None
+            buffer, offset = memory.locate(t.owner)
+            if not isinstance(buffer, CudaBuffer):
+                raise ValueError(f"{t.name}: the cuda backend cannot reach its memory")
+            if isinstance(buffer, MirroredBuffer):
+                moved = self._uploads if t.owner.role is Role.INPUT else self._downloads
+                moved[buffer.address] = buffer
+            return Operand.of(t, buffer.address + offset + t.view_offset)
+
+        made = []
+        for n in nodes:
+            dst = operand(n)
+            assert dst is not None
+            call = Call(n, dst, tuple(operand(s) for s in n.srcs), info, self._scratch.address)
+            made.append(list(launches(call)))
+        backend.modules.prepare(launch.kernel for op in made for launch in op)
+        self._ops = [[backend.modules.bind(launch) for launch in op] for op in made]
+        self.kernels: Sequence[str] = [
+            "+".join(dict.fromkeys(launch.kernel.entry for launch in op)) for op in made
+        ]
+        self._runs = 0
+        self._graph: Any = None
+        self._timed: tuple[Any, CudaBuffer] | None = None
+
+    def _enqueue(self, clocks: Sequence[BoundLaunch] = ()) -> None:
+        """Put everything into the stream; `clocks` are n_ops + 1 timestamps to put between ops."""
+        for up in self._uploads.values():
+            up.upload()
+        if clocks:
+            clocks[0].issue()
+        for i, op in enumerate(self._ops):
+            for launch in op:
+                launch.issue()
+            if clocks:
+                clocks[i + 1].issue()
+        for down in self._downloads.values():
+            down.download()
+
+    def _capture(self, clocks: Sequence[BoundLaunch] = ()) -> Any:
+        stream = self._device.stream
+        stream.begin_capture()
+        try:
+            self._enqueue(clocks)
+        finally:  # a stream left capturing could not be used again
+            graph = stream.end_capture()
+        return graph
+
+    def run(self, ends_ns: np.ndarray | None = None) -> None:
+        device = self._device
+        device.use()
+        if ends_ns is not None:
+            return self._run_timed(ends_ns)
+        if self._runs == 0:  # many plans run once, and capturing costs more than it saves then
+            self._enqueue()
+        else:
+            if self._graph is None:
+                self._graph = self._capture()
+            self._graph.launch(device.stream)
+        self._runs += 1
+        device.synchronize()
+
+    def _run_timed(self, ends_ns: np.ndarray) -> None:
+        """Replay a graph that also reads the device's clock after every op.
+
+        ends_ns gets host time: the device's last reading is taken to be the moment the host learns
+        of the end, and the others lie before it as the device's clock says.
+        """
+        if self._timed is None:
+            times = CudaBuffer(self._device, 8 * (self.n_ops + 1))
+            made = [timestamp(times.address + 8 * i) for i in range(self.n_ops + 1)]
+            self._backend.modules.prepare([made[0].kernel])
+            clocks = [self._backend.modules.bind(t) for t in made]
+            if self._runs == 0:
+                self._enqueue()  # loads what the first launch loads, outside of the capture
+                self._device.synchronize()
+            self._timed = self._capture(clocks), times
+            self._keep.append(clocks)
+        graph, times = self._timed
+        graph.launch(self._device.stream)
+        self._device.synchronize()
+        now = time.perf_counter_ns()
+        ticks = times.read(0, times.nbytes).view(np.uint64).astype(np.int64)
+        ends_ns[:] = ticks - ticks[-1] + now
+        self._runs += 1

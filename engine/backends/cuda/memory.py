@@ -1,0 +1,154 @@
+"""Device memory, memory with a pinned copy on the host, and the way weights get there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from .device import CudaDevice
+
+STAGING_BYTES = 32 << 20  # of one pinned buffer: a few milliseconds of bus time
+STAGING_BUFFERS = 3  # one being filled, one on the bus, one waiting
+COPY_THREADS = 4  # that fill a staging buffer: one alone is slower than the bus
+
+
+class CudaBuffer:
+    """Zeroed device memory. Raises MemoryError with the figures when there is not enough."""
+
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        device.use()
+        try:
+            with device.stream:
+                self._memory = device.cupy.cuda.alloc(max(nbytes, 1))
+        except device.cupy.cuda.memory.OutOfMemoryError:
+            free, total = device.memory()
+            raise MemoryError(
+                f"cuda:{device.index}: cannot allocate {nbytes} bytes: {free} of {total} are free; "
+                "lower -ngl, -c or -ub"
+            ) from None
+        self.address = int(self._memory.ptr)
+        device.runtime.memsetAsync(self.address, 0, max(nbytes, 1), device.stream.ptr)
+
+    def host(self) -> np.ndarray | None:
+        return None
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        """A copy of these bytes; waits for what runs on the device."""
+        out = np.empty(nbytes, np.uint8)
+        d = self.device
+        d.use()
+        if nbytes:
+            d.runtime.memcpyAsync(
+                out.ctypes.data, self.address + offset, nbytes, d.runtime.memcpyDeviceToHost,
+                d.stream.ptr,
+            )  # fmt: skip
+        d.synchronize()
+        return out
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Overwrite bytes from `offset` on; waits until they are there."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        d = self.device
+        d.use()
+        if raw.nbytes:
+            d.runtime.memcpyAsync(
+                self.address + offset, raw.ctypes.data, raw.nbytes, d.runtime.memcpyHostToDevice,
+                d.stream.ptr,
+            )  # fmt: skip
+        d.synchronize()
+
+
+def pinned(device: CudaDevice, nbytes: int) -> np.ndarray:
+    """Page-locked host memory as a uint8 array."""
+    device.use()
+    memory = device.cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
+    return np.frombuffer(memory, np.uint8, nbytes)
+
+
+class MirroredBuffer(CudaBuffer):
+    """Device memory with a pinned copy that the host reads and writes.
+
+    An executable brings inputs from the copy to the device when it starts, and results from the
+    device to the copy when it ends, both as part of its captured graph.
+    """
+
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        super().__init__(device, nbytes)
+        self.mirror = pinned(device, nbytes)
+        self.mirror[:] = 0
+
+    def host(self) -> np.ndarray:
+        return self.mirror
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        return self.mirror[offset : offset + nbytes]
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self.mirror[offset : offset + raw.nbytes] = raw
+        super().write(offset, raw)
+
+    def upload(self) -> None:
+        """Enqueue host to device."""
+        d = self.device
+        d.runtime.memcpyAsync(self.address, self.mirror.ctypes.data, self.nbytes,
+                              d.runtime.memcpyHostToDevice, d.stream.ptr)  # fmt: skip
+
+    def download(self) -> None:
+        """Enqueue device to host."""
+        d = self.device
+        d.runtime.memcpyAsync(self.mirror.ctypes.data, self.address, self.nbytes,
+                              d.runtime.memcpyDeviceToHost, d.stream.ptr)  # fmt: skip
+
+
+class Uploader:
+    """Copies weights to the device through pinned buffers, so that reading the file and the bus
+    work at the same time. `upload` returns before the last bytes have arrived; whatever runs in the
+    device's stream afterwards sees them."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device = device
+        self._buffers: list[np.ndarray] = []
+        self._events: list[Any] = []
+        self._next = 0
+        self._threads = ThreadPoolExecutor(COPY_THREADS)
+
+    def upload(self, raw: np.ndarray, buffer: CudaBuffer) -> None:
+        """raw: uint8, flat."""
+        d = self.device
+        d.use()
+        for begin, end in _pieces(raw.nbytes, STAGING_BYTES):
+            staging, event = self._slot()
+            part = -(-(end - begin) // COPY_THREADS)
+
+            def fill(i: int, staging: np.ndarray = staging, at: int = begin, end: int = end,
+                     part: int = part) -> None:  # fmt: skip
+                piece = raw[at + i * part : min(at + (i + 1) * part, end)]
+                staging[i * part : i * part + piece.nbytes] = piece
+
+            list(self._threads.map(fill, range(COPY_THREADS)))
+            d.runtime.memcpyAsync(
+                buffer.address + begin, staging.ctypes.data, end - begin,
+                d.runtime.memcpyHostToDevice, d.stream.ptr,
+            )  # fmt: skip
+            event.record(d.stream)
+
+    def _slot(self) -> tuple[np.ndarray, Any]:
+        """The next staging buffer, once the copy that last used it is over."""
+        if len(self._buffers) < STAGING_BUFFERS:
+            self._buffers.append(pinned(self.device, STAGING_BYTES))
+            self._events.append(self.device.cupy.cuda.Event(disable_timing=True))
+            return self._buffers[-1], self._events[-1]
+        i, self._next = self._next, (self._next + 1) % STAGING_BUFFERS
+        self._events[i].synchronize()
+        return self._buffers[i], self._events[i]
+
+
+def _pieces(n: int, step: int) -> Iterator[tuple[int, int]]:
+    for begin in range(0, n, step):
+        yield begin, min(begin + step, n)

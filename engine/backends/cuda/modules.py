@@ -1,0 +1,98 @@
+"""Kernels on a device: compiled or taken from the cache, loaded once, launched by handle."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from gguflow.engine import env
+from gguflow.kernels.cuda import jit
+from gguflow.kernels.cuda.launch import Kernel, Launch
+
+from .device import CudaDevice
+from .errors import CudaError
+
+COMPILE_THREADS = 8
+SHARED_BY_DEFAULT = 48 << 10  # bytes of dynamic shared memory that need no opt-in
+
+
+class Modules:
+    """Every kernel used so far on one device."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        from cuda.bindings import driver
+
+        self.device = device
+        self.driver = driver
+        self._functions: dict[Kernel, Any] = {}
+        self._shared: dict[Kernel, int] = {}
+
+    def prepare(self, kernels: Iterable[Kernel]) -> None:
+        """Compile and load what is missing, several at a time."""
+        missing = [k for k in dict.fromkeys(kernels) if k not in self._functions]
+        if not missing:
+            return
+        arch, cache = self.device.info.arch, env.cache_dir() / "cuda"
+        with ThreadPoolExecutor(min(COMPILE_THREADS, len(missing))) as threads:
+            try:
+                compiled = list(threads.map(lambda k: jit.load(k, arch, cache), missing))
+            except jit.CompileError as e:
+                raise CudaError(str(e)) from None
+        self.device.use()
+        for kernel, code in zip(missing, compiled, strict=True):
+            module = self._call(self.driver.cuModuleLoadData(code.cubin), kernel)
+            name = code.names[0].encode()
+            self._functions[kernel] = self._call(
+                self.driver.cuModuleGetFunction(module, name), kernel
+            )
+
+    def _call(self, result: tuple[Any, ...], kernel: Kernel) -> Any:
+        status, *values = result
+        if int(status) != 0:
+            raise CudaError(f"{kernel.source} {kernel.entry}: {self.driver.CUresult(status).name}")
+        return values[0] if values else None
+
+    def bind(self, launch: Launch) -> BoundLaunch:
+        """A launch with its function; `prepare` must have seen its kernel."""
+        function, driver = self._functions[launch.kernel], self.driver
+        if launch.shared > max(self._shared.get(launch.kernel, 0), SHARED_BY_DEFAULT):
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._call(driver.cuFuncSetAttribute(function, attribute, launch.shared), launch.kernel)
+            self._shared[launch.kernel] = launch.shared
+        return BoundLaunch(self, launch, function)
+
+
+class BoundLaunch:
+    """A launch that only has to be issued."""
+
+    def __init__(self, modules: Modules, launch: Launch, function: Any) -> None:
+        driver = modules.driver
+        self.launch = launch
+        self._modules = modules
+        self._function = function
+        self._launch_kernel = driver.cuLaunchKernelEx
+        self._args = ctypes.create_string_buffer(launch.args, len(launch.args))
+        self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self._args))
+        self._address = ctypes.addressof(self._params)
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.shared
+        config.hStream = driver.CUstream(modules.device.stream.ptr)
+        if launch.dependent and int(modules.device.info.arch[3:].rstrip("af")) >= 90:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = (
+                driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            )
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        self._config = config
+
+    def issue(self) -> None:
+        """Put it into the device's stream."""
+        self._modules._call(
+            self._launch_kernel(self._config, self._function, self._address, 0), self.launch.kernel
+        )

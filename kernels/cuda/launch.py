@@ -1,0 +1,191 @@
+"""What a launch is, and how the launch file of an op is found.
+
+A launch file `<name>.py` beside `<name>.cu` has
+
+    OPS = ("silu", ...)                                 # the ops it launches
+    def launches(call: Call) -> list[Launch]: ...       # what to run, in order
+    def supports(node: Tensor) -> bool: ...             # optional; absent means every node
+    def scratch_bytes(node, device) -> int: ...         # optional; temporary device memory
+
+A kernel takes one struct by value: tensors first (`gf_tensor` of common.cuh), then numbers. `pack`
+builds its bytes.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from math import prod
+from types import ModuleType
+
+from gguflow.engine.graph import DType, Tensor
+from gguflow.engine.graph.tensor import MAX_DIMS
+
+Dim3 = tuple[int, int, int]
+MAX_GRID_YZ = 65535  # blocks a grid may have in y and in z (CUDA programming guide)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One function of one `.cu` file: a C++ name expression, `unary<silu, f32>`."""
+
+    source: str
+    entry: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. args: the bytes of its argument struct. shared: dynamic shared memory.
+
+    dependent: the kernel calls griddepcontrol.wait, so it may start before the one before it ends
+    (programmatic dependent launch; ignored below sm_90).
+    """
+
+    kernel: Kernel
+    grid: Dim3
+    block: Dim3
+    args: bytes
+    shared: int = 0
+    dependent: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What launches may depend on."""
+
+    arch: str = "sm_90"
+    sm_count: int = 132
+    threads_per_sm: int = 2048
+    shared_per_block: int = 227 << 10  # with the opt-in attribute
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor on the device: address of the first element, ggml's ne and nb, type."""
+
+    address: int
+    ne: tuple[int, ...]
+    nb: tuple[int, ...]
+    dtype: DType
+
+    @classmethod
+    def of(cls, t: Tensor, address: int) -> Operand:
+        ne, nb = t.ne_nb()
+        return cls(address, ne, nb, t.dtype)
+
+    @property
+    def size(self) -> int:
+        return prod(self.ne)
+
+    @property
+    def rows(self) -> int:
+        return prod(self.ne[1:])
+
+    @property
+    def is_dense(self) -> bool:
+        """No gaps and the usual order; for plain types only."""
+        step = self.dtype.nbytes
+        for n, b in zip(self.ne, self.nb, strict=True):
+            if n > 1 and b != step:
+                return False
+            step *= n
+        return self.dtype.block == 1
+
+    def shift(self, nbytes: int, ne: tuple[int, ...] = (), nb: tuple[int, ...] = ()) -> Operand:
+        """The operand that starts `nbytes` later, with other ne or nb if given."""
+        return replace(self, address=self.address + nbytes, ne=ne or self.ne, nb=nb or self.nb)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node with addresses: what a launch file turns into launches."""
+
+    node: Tensor
+    dst: Operand
+    srcs: tuple[Operand | None, ...]
+    device: DeviceInfo
+    scratch: int = 0  # address of `scratch_bytes` bytes
+
+    def src(self, i: int) -> Operand:
+        """Source `i`, which must be there."""
+        operand = self.srcs[i]
+        assert operand is not None, f"{self.node.name}: operand {i} is missing"
+        return operand
+
+    def optional(self, i: int) -> Operand | None:
+        return self.srcs[i] if i < len(self.srcs) else None
+
+
+_TENSOR = struct.Struct(f"@P{2 * MAX_DIMS}q")
+
+
+def pack(*parts: Operand | bytes | None) -> bytes:
+    """The argument struct: tensors (None: a null one), then raw fields, padded at the end."""
+    out = b"".join(
+        p
+        if isinstance(p, bytes)
+        else _TENSOR.pack(0, *(0,) * 2 * MAX_DIMS)
+        if p is None
+        else _TENSOR.pack(p.address, *p.ne, *p.nb)
+        for p in parts
+    )
+    return out + bytes(-len(out) % 16)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def fast_div(d: int) -> bytes:
+    """`FastDiv` of common.cuh: division of numbers below 2^31 by multiplying and shifting.
+
+    Granlund and Montgomery 1994, section 4: with L = ceil(log2 d), m = 2^32 (2^L - d) / d + 1.
+    """
+    if not 0 < d < 1 << 31:
+        return struct.pack("@3I", 0, 0, 1)  # such tensors are indexed with 64-bit division
+    shift = (d - 1).bit_length()
+    return struct.pack("@3I", ((1 << 32) * ((1 << shift) - d)) // d + 1, shift, d)
+
+
+def cpp_type(dtype: DType) -> str:
+    """The type's name in the kernels."""
+    return f"block_{dtype.name}" if dtype.is_quantized else dtype.name
+
+
+@cache
+def launch_files() -> dict[str, ModuleType]:
+    """The launch file of every op that has one."""
+    found: dict[str, ModuleType] = {}
+    package = import_module(__package__)
+    for m in pkgutil.iter_modules(package.__path__):
+        module = import_module(f"{__package__}.{m.name}")
+        for op in getattr(module, "OPS", ()):
+            if op in found:
+                raise RuntimeError(f"{op}: both {found[op].__name__} and {module.__name__}")
+            found[op] = module
+    return found
+
+
+def supports(node: Tensor) -> bool:
+    """Whether some launch file takes this node."""
+    module = launch_files().get(node.op or "")
+    if module is None or node.size == 0:
+        return False
+    check = getattr(module, "supports", None)
+    return check is None or bool(check(node))
+
+
+def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
+    """Temporary device memory the node's launches want."""
+    ask = getattr(launch_files()[node.op or ""], "scratch_bytes", None)
+    return 0 if ask is None else int(ask(node, device))
+
+
+def launches(call: Call) -> Sequence[Launch]:
+    """The launches that compute a node."""
+    made: Sequence[Launch] = launch_files()[call.node.op or ""].launches(call)
+    return made

@@ -1,0 +1,51 @@
+"""Launches rope.cu; what does not depend on the data is computed here, in double."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from gguflow.engine.graph import Tensor
+
+from .launch import MAX_GRID_YZ, Call, Kernel, Launch, ceil_div, pack
+
+OPS = ("rope",)
+MODES = ("norm", "neox", "2d")
+BLOCK_X, BLOCK_Y = 32, 4  # pairs and heads
+
+
+def yarn_range(n_dims: int, p: dict[str, float]) -> tuple[float, float]:
+    """The pairs between which YaRN blends (Peng et al. 2023, section 3.2), in units of pairs."""
+
+    def pair(turns: float) -> float:
+        wavelengths = p["n_ctx_orig"] / (turns * 2 * math.pi)
+        return n_dims * math.log(wavelengths) / (2 * math.log(p["freq_base"]))
+
+    low, high = math.floor(pair(p["beta_fast"])), math.ceil(pair(p["beta_slow"]))
+    return max(0.0, low), min(n_dims - 1.0, high)
+
+
+def supports(node: Tensor) -> bool:
+    return node.shape[0] <= MAX_GRID_YZ
+
+
+def launches(call: Call) -> list[Launch]:
+    x, p = call.src(0), dict(call.node.params)
+    parts = 2 if p["mode"] == "2d" else 1
+    n_dims = p["n_dims"] // parts
+    low = high = 0.0
+    magnitude = p["attn_factor"]
+    if p["ext_factor"] != 0:
+        low, high = yarn_range(n_dims, p)
+        magnitude *= 1 + 0.1 * math.log(1 / p["freq_scale"])
+    numbers = struct.pack(
+        "@3d3f2i", math.log2(p["freq_base"]) * -2 / n_dims, low, high, p["freq_scale"],
+        p["ext_factor"], magnitude, p["n_dims"], MODES.index(p["mode"]),
+    )  # fmt: skip
+    hd, n_head, n_tok = x.ne[:3]
+    n_work = p["n_dims"] // 2 + hd - p["n_dims"]
+    # For one token every head gets its own thread; for a prompt a thread serves several heads.
+    z = min(ceil_div(n_head, BLOCK_Y), max(1, 1024 // n_tok), MAX_GRID_YZ)
+    grid = (ceil_div(n_work, BLOCK_X), n_tok, z)
+    args = pack(call.dst, x, call.src(1), call.optional(2), numbers)
+    return [Launch(Kernel("rope.cu", "rope"), grid, (BLOCK_X, BLOCK_Y, 1), args)]

@@ -1,0 +1,187 @@
+// The largest of n floats, by one block of 1024 threads: the first, the k first in order, or all in
+// order. Order is descending value, then ascending index; zeros are equal, NaN comes last.
+//
+// A value and its index make one 64-bit key, all keys differ, and ascending keys are the order
+// wanted. So the algorithms need not be stable, and nothing depends on the order of the threads.
+#pragma once
+
+#include "cuda/common.cuh"
+
+constexpr int kThreads = 1024;
+constexpr int kMaxSelect = 1024;  // most values `select_top` finds; beyond, sort everything
+
+// Ascending as the values descend.
+__device__ __forceinline__ u32 descending_key(float x) {
+  if (x != x) return 0xFFFFFFFFu;
+  const u32 bits = x == 0.0f ? 0u : gf_bits_of(x);
+  return bits & 0x80000000u ? bits : 0x7FFFFFFFu - bits;
+}
+
+__device__ __forceinline__ u64 full_key(float x, i64 i) {
+  return (u64)descending_key(x) << 32 | (u32)i;
+}
+
+__device__ __forceinline__ i64 index_of(u64 key) { return (i64)(u32)key; }
+
+struct SelectShared {
+  u64 keys[kMaxSelect];
+  int count[256];
+  int warps[32];
+  int found, digit, before;
+};
+
+// Index of the largest of v[0..n).
+__device__ i64 block_argmax(const float* v, i64 n, SelectShared& s) {
+  u64 best = ~0ull;
+  for (i64 i = threadIdx.x; i < n; i += kThreads) {
+    const u64 key = full_key(v[i], i);
+    best = key < best ? key : best;
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    const u64 other = __shfl_xor_sync(kAllLanes, best, step);
+    best = other < best ? other : best;
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) s.keys[threadIdx.x / 32] = best;
+  __syncthreads();
+  for (int w = 0; w < kThreads / 32; ++w) best = s.keys[w] < best ? s.keys[w] : best;
+  return index_of(best);
+}
+
+// s.count[d] = values whose 8-bit digit at `shift` is d, among those whose higher digits are
+// `prefix`.
+__device__ void count_digits(const float* v, i64 n, u32 prefix, int shift, SelectShared& s) {
+  if (threadIdx.x < 256) s.count[threadIdx.x] = 0;
+  __syncthreads();
+  for (i64 i = threadIdx.x; i < n; i += kThreads) {
+    const u32 key = descending_key(v[i]);
+    const bool mine = shift == 24 || key >> (shift + 8) == prefix >> (shift + 8);
+    if (mine) atomicAdd(&s.count[(key >> shift) & 255], 1);
+  }
+  __syncthreads();
+}
+
+// s.keys[0..k) = keys of the k largest of v[0..n), in order. k <= n, k <= kMaxSelect.
+__device__ void select_top(const float* v, i64 n, int k, SelectShared& s) {
+  // The 32-bit key of the k-th value, digit by digit.
+  u32 kth = 0;
+  int need = k;  // how many values with the digits found so far are among the k
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    count_digits(v, n, kth, shift, s);
+    if (threadIdx.x == 0) {
+      int before = 0, d = 0;
+      while (before + s.count[d] < need) before += s.count[d++];
+      s.digit = d;
+      s.before = before;
+    }
+    __syncthreads();
+    kth |= (u32)s.digit << shift;
+    need -= s.before;
+    __syncthreads();
+  }
+
+  // Everything before the k-th value, and the first `need` of its equals.
+  if (threadIdx.x == 0) s.found = 0;
+  __syncthreads();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int equals = 0;
+  for (i64 base = 0; base < n; base += kThreads) {
+    const i64 i = base + threadIdx.x;
+    const u32 key = i < n ? descending_key(v[i]) : 0xFFFFFFFFu;
+    if (i < n && key < kth) s.keys[atomicAdd(&s.found, 1)] = (u64)key << 32 | (u32)i;
+    const bool equal = i < n && key == kth;
+    const u32 votes = __ballot_sync(kAllLanes, equal);
+    if (lane == 0) s.warps[warp] = __popc(votes);
+    __syncthreads();
+    int rank = equals;
+    for (int w = 0; w < kThreads / 32; ++w) {
+      rank += w < warp ? s.warps[w] : 0;
+      equals += s.warps[w];
+    }
+    rank += __popc(votes & ((1u << lane) - 1));
+    if (equal && rank < need) s.keys[k - need + rank] = (u64)key << 32 | (u32)i;
+    __syncthreads();
+  }
+
+  // Bitonic sort (Batcher 1968) of the next power of two.
+  int size = 1;
+  while (size < k) size *= 2;
+  for (int i = k + threadIdx.x; i < size; i += kThreads) s.keys[i] = ~0ull;
+  for (int run = 2; run <= size; run *= 2) {
+    for (int step = run / 2; step > 0; step /= 2) {
+      __syncthreads();
+      const int i = threadIdx.x, j = i ^ step;
+      if (i < size && j > i) {
+        const u64 a = s.keys[i], b = s.keys[j];
+        const bool ascending = (i & run) == 0;
+        if ((a > b) == ascending) {
+          s.keys[i] = b;
+          s.keys[j] = a;
+        }
+      }
+    }
+  }
+  __syncthreads();
+}
+
+struct SortShared {
+  int offset[256];
+  int ranks[kThreads / 32][256];
+};
+
+// order[0..n) = all indices in order, by four stable passes over 8-bit digits (LSD radix sort).
+// `other` holds n more indices.
+__device__ void sort_all(const float* v, i64 n, i32* order, i32* other, SortShared& s) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  i32* from = order;
+  i32* to = other;
+  for (i64 i = threadIdx.x; i < n; i += kThreads) from[i] = (i32)i;
+  for (int shift = 0; shift < 32; shift += 8) {
+    if (threadIdx.x < 256) s.offset[threadIdx.x] = 0;
+    __syncthreads();
+    for (i64 i = threadIdx.x; i < n; i += kThreads) {
+      atomicAdd(&s.offset[(descending_key(v[i]) >> shift) & 255], 1);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int before = 0;
+      for (int d = 0; d < 256; ++d) {
+        const int c = s.offset[d];
+        s.offset[d] = before;
+        before += c;
+      }
+    }
+    for (i64 base = 0; base < n; base += kThreads) {
+      for (int d = threadIdx.x; d < kThreads / 32 * 256; d += kThreads) (&s.ranks[0][0])[d] = 0;
+      __syncthreads();
+      const i64 i = base + threadIdx.x;
+      const bool there = i < n;
+      const u32 active = __ballot_sync(kAllLanes, there);
+      i32 index = 0;
+      u32 digit = 0, peers = 0;
+      if (there) {
+        index = from[i];
+        digit = (descending_key(v[index]) >> shift) & 255;
+        peers = __match_any_sync(active, digit);
+        if (lane == __ffs(peers) - 1) s.ranks[warp][digit] = __popc(peers);
+      }
+      __syncthreads();
+      if (threadIdx.x < 256) {
+        int at = s.offset[threadIdx.x];
+        for (int w = 0; w < kThreads / 32; ++w) {
+          const int c = s.ranks[w][threadIdx.x];
+          s.ranks[w][threadIdx.x] = at;
+          at += c;
+        }
+        s.offset[threadIdx.x] = at;
+      }
+      __syncthreads();
+      if (there) to[s.ranks[warp][digit] + __popc(peers & ((1u << lane) - 1))] = index;
+      __syncthreads();
+    }
+    i32* const swap = from;
+    from = to;
+    to = swap;
+  }
+}

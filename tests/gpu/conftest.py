@@ -1,0 +1,35 @@
+"""What the GPU tests share. The harness of tests/ops is theirs too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Any:
+    """The CUDA backend; skips with the reason when there is no GPU to use."""
+    from gguflow.engine.backends.base import find_backend
+    from gguflow.engine.backends.cuda import CudaError
+
+    try:
+        return find_backend("cuda")
+    except CudaError as e:
+        pytest.skip(str(e))
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> Any:
+    """The compiler; skips with the reason when it is not installed."""
+    from gguflow.kernels.cuda import jit
+
+    try:
+        jit.compiler_version()
+    except jit.CompileError as e:
+        pytest.skip(str(e))
+    return jit

@@ -1,0 +1,45 @@
+"""Every kernel that the cases of the op specifications launch, without running anything."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from harness import declare_case
+
+from gguflow.engine.graph import OpSpec, Tensor, all_ops
+from gguflow.kernels.cuda.launch import (
+    Call,
+    DeviceInfo,
+    Kernel,
+    Launch,
+    Operand,
+    launches,
+    supports,
+)
+from gguflow.kernels.cuda.timestamp import timestamp
+
+DEVICE = DeviceInfo()
+
+
+def launches_of(node: Tensor, address: int = 1 << 20) -> list[Launch]:
+    """The launches of a node whose operands lie at made-up aligned addresses."""
+    srcs = tuple(
+        None if s is None else Operand.of(s, address * (i + 2) + s.view_offset)
+        for i, s in enumerate(node.srcs)
+    )
+    return list(launches(Call(node, Operand.of(node, address), srcs, DEVICE, scratch=1 << 30)))
+
+
+@cache
+def kernels_of(spec: OpSpec) -> tuple[Kernel, ...]:
+    nodes = [declare_case(spec, case) for case in spec.cases()]
+    return tuple(k.kernel for n in nodes if supports(n) for k in launches_of(n))
+
+
+@cache
+def entries_by_source() -> dict[str, list[str]]:
+    """Source file -> its entries, sorted."""
+    found: dict[str, set[str]] = {}
+    for kernel in (*(k for s in all_ops() for k in kernels_of(s)), timestamp(0).kernel):
+        found.setdefault(kernel.source, set()).add(kernel.entry)
+    return {source: sorted(entries) for source, entries in found.items()}

@@ -1,0 +1,90 @@
+"""All CUDA kernels compile without a GPU, and the cache of compiled ones can be trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel_list import entries_by_source
+
+from gguflow.engine.graph import all_ops
+from gguflow.kernels.cuda import jit
+from gguflow.kernels.cuda.launch import Kernel, launch_files
+
+SOURCES = sorted(p.name for p in Path(jit.__file__).parent.glob("*.cu"))
+NORM = Kernel("norm.cu", "rms_norm<4>")
+
+
+def test_every_op_has_a_launch_file() -> None:
+    assert [s.name for s in all_ops() if s.name not in launch_files()] == []
+
+
+def test_the_cases_reach_every_source() -> None:
+    assert sorted(entries_by_source()) == SOURCES
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_compiles(nvrtc: Any, source: str, arch: str) -> None:
+    entries = entries_by_source()[source]
+    compiled = nvrtc.compile_source(source, entries, arch)
+    assert compiled.cubin.startswith(b"\x7fELF")
+    assert len(set(compiled.names)) == len(entries)
+
+
+def test_an_error_names_the_source_and_the_line(nvrtc: Any) -> None:
+    with pytest.raises(nvrtc.CompileError, match=r"norm\.cu \(nothing<3>\) for sm_90.*nothing"):
+        nvrtc.compile_source("norm.cu", ["nothing<3>"], "sm_90")
+
+
+# -- the cache ------------------------------------------------------------------------------------
+
+
+def test_the_second_load_does_not_compile(
+    nvrtc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = nvrtc.load(NORM, "sm_90", tmp_path / "new")
+    monkeypatch.setattr(nvrtc, "compile_source", None)
+    assert nvrtc.load(NORM, "sm_90", tmp_path / "new") == first
+    assert [p.suffix for p in (tmp_path / "new").iterdir()] == [".cubin"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"gguflow", b"\0" * 5000, None])
+def test_a_damaged_entry_is_compiled_again(
+    nvrtc: Any, tmp_path: Path, damage: bytes | None
+) -> None:
+    first = nvrtc.load(NORM, "sm_90", tmp_path)
+    (entry,) = tmp_path.iterdir()
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[:-100] if damage is None else damage)
+    assert nvrtc.load(NORM, "sm_90", tmp_path) == first
+    assert entry.read_bytes() == whole
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(nvrtc: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert nvrtc.load(NORM, "sm_90", tmp_path / "file").cubin
+
+
+def test_the_key_tells_apart_what_the_code_depends_on(
+    nvrtc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key(source: str = "a.cu", entry: str = "f<1>", arch: str = "sm_90") -> str:
+        nvrtc._digest.cache_clear()
+        return str(nvrtc.cache_key(source, (entry,), arch))
+
+    monkeypatch.setattr(nvrtc, "ROOT", tmp_path)
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "cuda/a.cu").write_text('#include "cuda/b.cuh"\n')
+    (tmp_path / "cuda/b.cuh").write_text('  #include "deep.h"\n')
+    (tmp_path / "cuda/deep.h").write_text("// one\n")
+    base = key()
+    assert key() == base
+    others = {key(entry="f<2>"), key(arch="sm_80")}
+    (tmp_path / "cuda/deep.h").write_text("// two\n")
+    others.add(key())
+    monkeypatch.setattr(nvrtc, "compiler_version", lambda: (1, 2))
+    others.add(key())
+    nvrtc._digest.cache_clear()
+    assert len(others | {base}) == 5

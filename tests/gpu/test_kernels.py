@@ -1,0 +1,223 @@
+"""Every CUDA kernel against the oracle, and what the cases of the specifications do not reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import (
+    GuardedMemory,
+    all_cases,
+    build,
+    build_case,
+    in_place_sources,
+    nmse,
+    run_on,
+)
+
+from gguflow.engine.graph import Case, Operand, OpSpec, op_spec
+
+pytestmark = pytest.mark.gpu
+
+
+def run(gpu: Any, op: str, srcs: list[Operand | None], **params: object) -> np.ndarray:
+    """The result of one op on explicit operands."""
+    built = build_case(op_spec(op), Case(tuple(srcs), params), np.random.default_rng(0))
+    return run_on(gpu, built)
+
+
+def check(gpu: Any, op: str, srcs: list[Operand | None], **params: object) -> None:
+    """The op's result on explicit operands is the oracle's."""
+    built = build_case(op_spec(op), Case(tuple(srcs), params), np.random.default_rng(0))
+    assert nmse(run_on(gpu, built), built.expected) <= built.tolerance
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def f32(x: np.ndarray) -> Operand:
+    return Operand(x.shape, "f32", x)
+
+
+@pytest.mark.parametrize("spec, index", all_cases())
+def test_kernel(gpu: Any, spec: OpSpec, index: int) -> None:
+    built = build(spec, index)
+    if not gpu.supports(built.node):
+        pytest.skip("no CUDA kernel for this node: it runs on the CPU")
+    result = run_on(gpu, built)
+    assert nmse(result, built.expected) <= built.tolerance
+    for source in in_place_sources(built.node):
+        taken = run_on(gpu, built, in_place=source)
+        assert same_bits(result, taken), f"in place of source {source}"
+
+
+@pytest.mark.parametrize("op", ["mul_mat", "attention", "sum", "sample", "soft_max", "top_k"])
+def test_runs_and_replays_give_the_same_bits(gpu: Any, op: str) -> None:
+    """The first run launches, the second captures and the third replays."""
+    built = build(op_spec(op), len(list(op_spec(op).cases())) // 2)
+    memory = GuardedMemory(gpu, built)
+    executable = gpu.compile([built.node], memory)
+    results = []
+    for _ in range(4):
+        executable.run()
+        results.append(memory.bytes_of(built.node.owner).copy())
+    assert len({r.tobytes() for r in results}) == 1
+    memory.check_guards()
+
+
+def test_profiled_runs_give_times_and_the_same_bits(gpu: Any) -> None:
+    built = build(op_spec("soft_max"), 2)
+    memory = GuardedMemory(gpu, built)
+    executable = gpu.compile([built.node], memory)
+    executable.run()
+    plain = memory.bytes_of(built.node).copy()
+    ends = np.zeros(2, np.int64)
+    for _ in range(2):
+        executable.run(ends)
+        assert 0 < ends[1] - ends[0] < 1_000_000_000
+    assert same_bits(plain, memory.bytes_of(built.node))
+
+
+# -- sizes and layouts beyond the cases ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("n", [1, 7, 8, 1023, 4097, 1_000_003])
+def test_dense_maps_do_every_element(gpu: Any, dtype: str, n: int) -> None:
+    check(gpu, "neg", [Operand((n,), dtype)])
+    check(gpu, "cpy", [Operand((n,), dtype)], type=0)
+    check(gpu, "add", [Operand((n,), "f32"), Operand((n,), dtype)])
+
+
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        ((70_000, 3, 5), (3, 5)),  # more rows than a grid has blocks in y
+        ((70_000, 8), (8,)),
+        ((2, 66_000, 256), (1, 1, 256)),
+        ((3, 66_000, 2, 66), (1, 66_000, 1, 1)),
+        ((2, 33_000, 2, 2), (2, 33_000, 1, 2)),
+        ((5, 1, 1, 4096), (1, 1, 1, 4096)),
+        ((1000, 1000), (1000, 1)),
+        ((64, 30, 30), (64, 1, 1)),
+    ],
+)
+def test_bin_bcast_on_awkward_shapes(gpu: Any, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    check(gpu, "mul", [Operand(a), Operand(b)])
+
+
+@pytest.mark.parametrize("shape", [(3, 8193), (700, 5, 33), (1, 200_000)])
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "argmax"])
+def test_reductions_of_many(gpu: Any, op: str, shape: tuple[int, ...]) -> None:
+    for axis in range(-len(shape), 0):
+        check(gpu, op, [Operand(shape)], axis=axis)
+
+
+@pytest.mark.parametrize("k", [1, 40, 1024, 1025, 5000, 32_003])
+def test_top_k_of_a_vocabulary(gpu: Any, k: int) -> None:
+    few = lambda rng, shape: rng.integers(-50, 50, shape)  # noqa: E731
+    check(gpu, "top_k", [Operand((2, 32_003))], k=k)
+    check(gpu, "top_k", [Operand((2, 32_003), data=few)], k=k)
+
+
+@pytest.mark.parametrize("d", [4096, 4099, 16_384])
+def test_norms_of_wide_rows(gpu: Any, d: int) -> None:
+    x, w = Operand((3, d)), Operand((d,), role="weight")
+    check(gpu, "rms_norm_mul", [x, w], eps=1e-5)
+    check(gpu, "layer_norm", [x, w, w], eps=1e-5)
+    check(gpu, "soft_max", [x])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q4_0", "q6_K"])
+@pytest.mark.parametrize("n, k, m", [(1, 2560, 1), (300, 2560, 8), (300, 2560, 9), (129, 512, 130)])
+def test_mul_mat_of_larger_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
+    w = Operand((n, k), dtype, lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
+    check(gpu, "mul_mat", [w, Operand((m, k), data=lambda rng, s: rng.uniform(0.5, 1.5, s))])
+
+
+# -- accuracy and independence ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["exp", "sigmoid", "silu", "tanh", "gelu", "gelu_erf"])
+def test_functions_are_accurate_everywhere(gpu: Any, op: str) -> None:
+    """Errors of a few units in the last place of the result, or of |x| where terms cancel."""
+    x = np.concatenate([np.linspace(-20, 20, 40001), np.logspace(-30, 1.9, 999)]).astype(np.float32)
+    actual = run(gpu, op, [f32(x)]).astype(np.float64)
+    expected = op_spec(op).reference(x).astype(np.float64)
+    scale = np.abs(x) if op.startswith("gelu") else np.abs(expected)
+    error = np.abs(actual - expected) / np.maximum(scale, np.finfo(np.float32).tiny)
+    assert error.max() < 6e-7, f"at x = {x[error.argmax()]}"
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "soft_max"])
+def test_a_row_does_not_depend_on_the_batch(gpu: Any, op: str) -> None:
+    x = np.random.default_rng(1).standard_normal((7, 333)).astype(np.float32)
+    params = {} if op == "soft_max" else {"eps": 1e-5}
+    together = run(gpu, op, [f32(x)], **params)
+    alone = [run(gpu, op, [f32(row[None])], **params) for row in x]
+    assert same_bits(together, np.concatenate(alone))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+def test_attention_does_not_depend_on_the_batch(gpu: Any, dtype: str) -> None:
+    n_tok, past = 37, 150
+    rng = np.random.default_rng(2)
+    q = rng.standard_normal((n_tok, 8, 64)).astype(np.float32)
+    kv = [rng.standard_normal((past + n_tok, 2, 64)).astype(np.float32) for _ in range(2)]
+
+    def part(begin: int, end: int) -> np.ndarray:
+        pos = np.arange(past + begin, past + end)
+        srcs: list[Operand | None] = [f32(q[begin:end])]
+        srcs += [Operand(x.shape, dtype, x, role="state") for x in kv]
+        srcs.append(Operand(pos.shape, "i32", pos))
+        return run(gpu, "attention", srcs, scale=0.2)
+
+    pieces = [part(b, min(b + 5, n_tok)) for b in range(0, n_tok, 5)]
+    assert same_bits(part(0, n_tok), np.concatenate(pieces))
+
+
+def test_attention_does_not_read_rows_beyond_the_position(gpu: Any) -> None:
+    """Cache rows not yet written may hold anything."""
+    rng = np.random.default_rng(3)
+    q = rng.standard_normal((3, 4, 40)).astype(np.float32)
+    kv = rng.standard_normal((2, 200, 2, 40)).astype(np.float32)
+    pos = Operand((3,), "i32", [98, 99, 100])
+    dirty = kv.copy()
+    dirty[:, 101:] = np.nan
+    clean, other = (
+        run(gpu, "attention", [f32(q), f32(c[0]), f32(c[1]), pos], scale=0.1) for c in (kv, dirty)
+    )
+    assert same_bits(clean, other)
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 40, 1024, 1025])
+@pytest.mark.parametrize(
+    "temp, top_p, min_p", [(0.8, 0.95, 0.05), (1.0, 1.0, 0.0), (100, 0.999, 0)]
+)
+def test_sampling_from_a_vocabulary(
+    gpu: Any, top_k: int, temp: float, top_p: float, min_p: float
+) -> None:
+    wide = lambda rng, shape: rng.standard_normal(shape) * 4  # noqa: E731
+    for step in range(4):
+        settings = [temp, top_k, top_p, min_p, 1.1, 64, 0, 0]
+        history = lambda rng, shape: rng.integers(-1, 128_256, shape)  # noqa: E731
+        srcs: list[Operand | None] = [
+            Operand((1, 128_256), data=wide), Operand((8,), data=settings),
+            Operand((2,), "i64", [11, step]), Operand((256,), "i32", history),
+        ]  # fmt: skip
+        check(gpu, "sample", srcs)
+
+
+def test_sample_survives_logits_that_are_no_numbers(gpu: Any) -> None:
+    rng, history = Operand((2,), "i64", [1, 2]), Operand((1,), "i32", -1)
+    for top_k in (0, 40):
+        settings = Operand((8,), data=[0.8, top_k, 0.9, 0.1, 1, 0, 0, 0])
+        logits = np.full((1, 5000), np.nan, np.float32)
+        assert 0 <= run(gpu, "sample", [f32(logits), settings, rng, history])[0] < 5000
+        logits[0, 321] = 1.0
+        assert run(gpu, "sample", [f32(logits), settings, rng, history])[0] == 321

@@ -43,7 +43,7 @@ enum gf_type {
 
 // Bits of gf_tensor.flags.
 enum gf_flag {
-  GF_PACKED = 1,  // rows interleaved sixteen by sixteen, see mul_mat_packed.h
+  GF_PACKED = 1,  // rows interleaved sixteen by sixteen, see packed.h
 };
 
 // ggml's convention: ne[0] is the innermost dimension, nb[] are strides in bytes; for a quantized

@@ -110,6 +110,19 @@ struct RowF32 {
 };
 GF_INLINE VecF mul_add(VecF w, VecF x, VecF acc) { return fma_f(w, x, acc); }
 
+struct RowF16 {
+  using Elem = uint16_t;
+  using Vec = VecF;
+  using Column = RowF32;
+  static constexpr int kStep = 16;
+  static GF_INLINE VecF load(const uint16_t* p) {
+    return f16x16(reinterpret_cast<const uint8_t*>(p));
+  }
+  static GF_INLINE VecF load_first(const uint16_t* p, int64_t n) {
+    return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_n(n), p))};
+  }
+};
+
 #if defined(__AVX512BF16__)
 // Rows and columns as bf16, 32 products an instruction, summed by pairs into 16 lanes of f32.
 #define GF_BF16_DOT 1
@@ -131,33 +144,6 @@ struct RowDotBF16 {
     return as_bf16(_mm512_maskz_loadu_epi16(first_n_of_32(n), p));
   }
 };
-struct RowDotF16 {
-  using Elem = uint16_t;
-  using Vec = VecB;
-  using Column = RowDotBF16;
-  static constexpr int kStep = 32;
-  static GF_INLINE VecB round(__m512i h) {
-    return {_mm512_cvtne2ps_pbh(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(h, 1)),
-                                _mm512_cvtph_ps(_mm512_castsi512_si256(h)))};
-  }
-  static GF_INLINE VecB load(const uint16_t* p) { return round(_mm512_loadu_si512(p)); }
-  static GF_INLINE VecB load_first(const uint16_t* p, int64_t n) {
-    return round(_mm512_maskz_loadu_epi16(first_n_of_32(n), p));
-  }
-};
-
-inline void f16_row_to_bf16(int, const void* row, int64_t k, void* out) {
-  const auto* in = static_cast<const uint16_t*>(row);
-  auto* to = static_cast<uint16_t*>(out);
-  int64_t i = 0;
-  for (; i + 32 <= k; i += 32) {
-    _mm512_storeu_si512(to + i, reinterpret_cast<__m512i>(RowDotF16::load(in + i).v));
-  }
-  if (i < k) {
-    _mm512_mask_storeu_epi16(to + i, first_n_of_32(k - i),
-                             reinterpret_cast<__m512i>(RowDotF16::load_first(in + i, k - i).v));
-  }
-}
 
 // x as bf16, zeros up to a multiple of 32.
 inline void f32_row_to_bf16(const float* x, int64_t k, uint16_t* out) {
@@ -173,18 +159,6 @@ inline void f32_row_to_bf16(const float* x, int64_t k, uint16_t* out) {
 
 #else
 
-struct RowF16 {
-  using Elem = uint16_t;
-  using Vec = VecF;
-  using Column = RowF32;
-  static constexpr int kStep = 16;
-  static GF_INLINE VecF load(const uint16_t* p) {
-    return f16x16(reinterpret_cast<const uint8_t*>(p));
-  }
-  static GF_INLINE VecF load_first(const uint16_t* p, int64_t n) {
-    return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_n(n), p))};
-  }
-};
 struct RowBF16 {
   using Elem = uint16_t;
   using Vec = VecF;

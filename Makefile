@@ -16,12 +16,14 @@ test: $(VENV)/installed-dev
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h
+	$(BIN)/clang-format --dry-run -Werror kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h \
+		kernels/cuda/*.cu kernels/cuda/*.cuh
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h
+	$(BIN)/clang-format -i kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h \
+		kernels/cuda/*.cu kernels/cuda/*.cuh
 
 # mypy follows imports by name; the sources lie at the top level, so give it the installed layout.
 types: $(VENV)/installed-dev

@@ -25,8 +25,7 @@ __device__ float alibi_slope(int h, int n_head, float max_bias) {
   if (max_bias <= 0.0f) return 0.0f;
   int p = 1;
   while (2 * p <= n_head) p *= 2;
-  const float power =
-      h < p ? (float)(h + 1) / (float)p : (float)(2 * (h - p) + 1) / (float)(2 * p);
+  const float power = h < p ? (float)(h + 1) / (float)p : (float)(2 * (h - p) + 1) / (float)(2 * p);
   return exp2f(-max_bias * power);
 }
 

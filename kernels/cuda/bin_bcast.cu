@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(128) bin_bcast(const __grid_constant__ BinArgs
   }
 }
 
-// One thread a pack over everything, for grids that would have too many blocks in y or z.
+// One thread a pack over everything: for short rows, whose packs neighbouring threads then share
+// out without gaps, and for grids that would have too many blocks in y or z.
 template <bool WIDE, class F, class A, class B, int V, bool SCALAR>
 __global__ void __launch_bounds__(128) bin_bcast_unravel(const __grid_constant__ BinArgs g) {
   const i64 i = global_thread();
@@ -83,4 +84,41 @@ __global__ void __launch_bounds__(128) bin_bcast_unravel(const __grid_constant__
   const Index at = unravel<WIDE>(i, ne, g.by);
   compute<F, A, B, V, SCALAR>(g, g.a.row(at.i1, at.i2, at.i3), b_row(g, at.i1, at.i2, at.i3),
                               g.dst.row(at.i1, at.i2, at.i3), at.i0);
+}
+
+// V elements a thread of dense a and dst whose rows are no whole number of packs: a pack may reach
+// into the next row, and b is read one by one. Packs begin at multiples of V; n counts elements.
+template <bool WIDE, class F, class A, class B, int V>
+__global__ void __launch_bounds__(128) bin_bcast_flat(const __grid_constant__ BinArgs g) {
+  const i64 i = global_thread() * V;
+  if (i >= g.n) return;
+  const int count = g.n - i < V ? (int)(g.n - i) : V;
+  Index at = unravel<WIDE>(i, g.dst.ne, g.by);
+  const char* b = b_row(g, at.i1, at.i2, at.i3);
+  Pack<B, V> y;
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    if (k < count) {
+      y.v[k] = *reinterpret_cast<const B*>(b + wrap(at.i0, g.b.ne[0], g.dst.ne[0]) * g.b.nb[0]);
+    }
+    if (++at.i0 == g.dst.ne[0]) {
+      at.i0 = 0;
+      if (++at.i1 == g.dst.ne[1]) {
+        at.i1 = 0;
+        if (++at.i2 == g.dst.ne[2]) at.i2 = 0, ++at.i3;
+      }
+      b = b_row(g, at.i1, at.i2, at.i3);  // past the end after the last element, and not read
+    }
+  }
+  const A* const a = reinterpret_cast<const A*>(g.a.data) + i;
+  A* const dst = reinterpret_cast<A*>(g.dst.data) + i;
+  if (count == V) {
+    const Pack<A, V> x = *reinterpret_cast<const Pack<A, V>*>(a);
+    *reinterpret_cast<Pack<A, V>*>(dst) = map_pack<A>(F(), x, y);
+  } else {
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      if (k < count) dst[k] = Float<A>::from(F()(to_f32(a[k]), to_f32(y.v[k])));
+    }
+  }
 }

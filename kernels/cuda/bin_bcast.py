@@ -11,6 +11,7 @@ from .launch import MAX_GRID_YZ, Call, Kernel, Launch, Operand, ceil_div, cpp_ty
 
 OPS = ("add", "sub", "mul", "div")
 BLOCK = 128
+WARP = 32
 
 
 def collapse(dst: Operand, a: Operand, b: Operand) -> tuple[Operand, Operand, Operand]:
@@ -65,21 +66,35 @@ def launches(call: Call) -> list[Launch]:
     if dst.size == dst.ne[0] == b.ne[0] and all(o.is_dense for o in (dst, a, b)):
         return map_launch("bin_bcast.cu", functor, dst, [a, b], call.device)
 
+    types = ", ".join([functor, cpp_type(a.dtype), cpp_type(b.dtype)])
     v, scalar = _row_pack(dst, a, b)
+    whole = pack_size([dst, a])
+    if v == 1 and whole > 1 and dst.is_dense and a.is_dense:
+        by = b"".join(fast_div(k) for k in dst.ne[:3])
+        args = pack(dst, a, b, struct.pack("@2q", dst.size, 0) + by)
+        entry = f"bin_bcast_flat<{_cpp_bool(is_wide(dst.size))}, {types}, {whole}>"
+        return [_line(entry, ceil_div(dst.size, whole), args)]
     row_packs = dst.ne[0] // v
     n = row_packs * dst.rows
     by = b"".join(fast_div(k) for k in (row_packs, dst.ne[1], dst.ne[2]))
     args = pack(dst, a, b, struct.pack("@2q", n, row_packs) + by)
-    types = ", ".join([functor, cpp_type(a.dtype), cpp_type(b.dtype)])
-    variant = f"{types}, {v}, {'true' if scalar else 'false'}"
+    variant = f"{types}, {v}, {_cpp_bool(scalar)}"
 
     half = max(row_packs // 2, 1)
     x = min(half, BLOCK)
     y = min(dst.ne[1], BLOCK // x)
     z = min(prod(dst.ne[2:]), BLOCK // x // y, 64)
     grid = (ceil_div(half, x), ceil_div(dst.ne[1], y), ceil_div(prod(dst.ne[2:]), z))
-    if grid[1] <= MAX_GRID_YZ and grid[2] <= MAX_GRID_YZ:
+    if row_packs >= WARP and grid[1] <= MAX_GRID_YZ and grid[2] <= MAX_GRID_YZ:
         return [Launch(Kernel("bin_bcast.cu", f"bin_bcast<{variant}>"), grid, (x, y, z), args)]
-    wide = "true" if is_wide(n) else "false"
-    kernel = Kernel("bin_bcast.cu", f"bin_bcast_unravel<{wide}, {variant}>")
-    return [Launch(kernel, (ceil_div(n, BLOCK), 1, 1), (BLOCK, 1, 1), args)]
+    return [_line(f"bin_bcast_unravel<{_cpp_bool(is_wide(n))}, {variant}>", n, args)]
+
+
+def _cpp_bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _line(entry: str, n_threads: int, args: bytes) -> Launch:
+    """One thread a piece of work."""
+    grid = (ceil_div(n_threads, BLOCK), 1, 1)
+    return Launch(Kernel("bin_bcast.cu", entry), grid, (BLOCK, 1, 1), args)

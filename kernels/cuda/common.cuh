@@ -8,8 +8,8 @@ typedef long long i64;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// ggml's convention: ne[0] is the innermost dimension, nb[] are strides in bytes. Mirrored by `pack`
-// in launch.py; an absent operand has data == nullptr.
+// ggml's convention: ne[0] is the innermost dimension, nb[] are strides in bytes. Mirrored by
+// `pack` in launch.py; an absent operand has data == nullptr.
 struct gf_tensor {
   char* data;
   i64 ne[4];
@@ -87,9 +87,7 @@ struct alignas(sizeof(T) * N) Pack {
 struct FastDiv {
   u32 multiplier, shift, divisor;
 
-  __device__ __forceinline__ u32 div(u32 n) const {
-    return (__umulhi(n, multiplier) + n) >> shift;
-  }
+  __device__ __forceinline__ u32 div(u32 n) const { return (__umulhi(n, multiplier) + n) >> shift; }
 };
 
 struct Index {

@@ -78,7 +78,8 @@ __device__ __forceinline__ void map_dense_at(const MapArgs<sizeof...(S), F>& a, 
 }
 
 template <int V, class F, class D, class... S>
-__global__ void __launch_bounds__(256) map_dense(const __grid_constant__ MapArgs<sizeof...(S), F> a) {
+__global__ void __launch_bounds__(256)
+    map_dense(const __grid_constant__ MapArgs<sizeof...(S), F> a) {
   map_dense_at<V, F, D, S...>(a, typename MakeSequence<sizeof...(S)>::type());
 }
 

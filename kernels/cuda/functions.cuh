@@ -3,8 +3,16 @@
 
 #include "cuda/elementwise.cuh"
 
+// 1 / x to one unit in the last place, in one instruction instead of a dozen: with a division,
+// 16-bit activations are limited by arithmetic and not by memory.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 struct silu : Functor {
-  __device__ float operator()(float x) const { return x / (1.0f + expf(-x)); }
+  __device__ float operator()(float x) const { return x * reciprocal(1.0f + expf(-x)); }
 };
 struct gelu : Functor {
   __device__ float operator()(float x) const {

@@ -44,8 +44,7 @@ __device__ __forceinline__ Found shuffle(Found a, int step) {
 
 template <class R>
 __device__ __forceinline__ void put(const ReduceArgs& a, i64 i0, i64 i1, i64 i2, Found f) {
-  *reinterpret_cast<typename R::Out*>(a.dst.row(i1, i2, 0) + i0 * a.dst.nb[0]) =
-      R::result(f, a.n);
+  *reinterpret_cast<typename R::Out*>(a.dst.row(i1, i2, 0) + i0 * a.dst.nb[0]) = R::result(f, a.n);
 }
 
 // One block a result: for the innermost dimension, where neighbours in memory are reduced.

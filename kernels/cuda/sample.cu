@@ -125,7 +125,8 @@ __global__ void __launch_bounds__(1024) sample(const __grid_constant__ SampleArg
 
   // Step 1. A broken model's NaN is never chosen before a number. A token met twice is penalized
   // once, for the original logit is read.
-  for (i64 i = threadIdx.x; i < n; i += kThreads) l[i] = logits[i] == logits[i] ? logits[i] : -infinity();
+  for (i64 i = threadIdx.x; i < n; i += kThreads)
+    l[i] = logits[i] == logits[i] ? logits[i] : -infinity();
   __syncthreads();
   const i64 last = whole(set.repeat_last_n);
   if (set.repeat_penalty != 1.0f && last != 0) {
@@ -159,9 +160,8 @@ __global__ void __launch_bounds__(1024) sample(const __grid_constant__ SampleArg
   // Step 4.
   const auto plain = [&c](i64 i) { return exp32(c.below(i)); };
   if (set.top_p < 1.0f) {
-    c.count = 1 + find(c, sums, s, plain, [&set](float sum, float total) {
-                return sum >= gf_mul(set.top_p, total);
-              });
+    c.count = 1 + find(c, sums, s, plain,
+                       [&set](float sum, float total) { return sum >= gf_mul(set.top_p, total); });
   }
   // Step 5.
   if (set.min_p > 0.0f) {
@@ -177,8 +177,7 @@ __global__ void __launch_bounds__(1024) sample(const __grid_constant__ SampleArg
   // Step 6.
   const float u = uniform(rng[0], rng[1]);
   const auto tempered = [&](i64 i) { return exp32(gf_div(c.below(i), set.temp)); };
-  const i64 chosen = find(c, sums, s, tempered, [u](float sum, float total) {
-    return sum > gf_mul(u, total);
-  });
+  const i64 chosen =
+      find(c, sums, s, tempered, [u](float sum, float total) { return sum > gf_mul(u, total); });
   if (threadIdx.x == 0) *out = (i32)c.id(chosen);
 }

@@ -6,7 +6,7 @@ struct gelu_erf : Functor {
   __device__ float operator()(float x) const { return 0.5f * x * erfcf(-0.70710678118654752f * x); }
 };
 struct sigmoid : Functor {
-  __device__ float operator()(float x) const { return 1.0f / (1.0f + expf(-x)); }
+  __device__ float operator()(float x) const { return reciprocal(1.0f + expf(-x)); }
 };
 struct tanh_ : Functor {
   __device__ float operator()(float x) const { return tanhf(x); }

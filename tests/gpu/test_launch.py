@@ -45,7 +45,14 @@ def test_the_grid_covers_half_a_row_as_threads_loop() -> None:
     assert (launch.grid, launch.block) == ((1, 3, 1), (37, 3, 1))
     column = binary((7, 300), (7, 1))
     assert column.kernel.entry == "bin_bcast<add, f32, f32, 4, true>"
-    assert binary((7, 301), (1, 301)).kernel.entry == "bin_bcast<add, f32, f32, 1, false>"
+
+
+def test_short_and_odd_rows_are_shared_out_as_one_line() -> None:
+    short = binary((4, 6, 3, 8), (2, 3, 1, 4 * 2))
+    assert short.kernel.entry == "bin_bcast_unravel<false, add, f32, f32, 4, false>"
+    odd = binary((7, 301), (1, 301))
+    assert odd.kernel.entry == "bin_bcast_flat<false, add, f32, f32, 4>"
+    assert odd.grid[0] * odd.block[0] * 4 >= 7 * 301
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ EXIT_CODES = {
     INTERNAL: "unexpected internal error",
     BAD_ARGUMENT: "bad argument",
     BAD_FILE: "bad or unsupported file or model",
-    NO_RESOURCES: "out of resources: memory, disk, or a prompt longer than the context",
+    NO_RESOURCES: "out of resources: memory, disk, no usable GPU, a prompt beyond the context",
     INTERRUPTED: "interrupted (Ctrl-C)",
 }
 
@@ -39,6 +39,7 @@ _CODES = (
     ("gguflow.models.base", "ModelError", BAD_FILE),
     ("gguflow.models.chat", "ChatTemplateError", BAD_FILE),
     ("gguflow.engine.session", "ContextError", NO_RESOURCES),
+    ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),
 )
 
 

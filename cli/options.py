@@ -64,6 +64,12 @@ def overrides(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
+def gpu_layers(text: str) -> int:
+    """-ngl: a number of layers, `auto` or `all`."""
+    named = {"auto": -1, "all": -2}  # AUTO and ALL of engine.offload, which need not be imported
+    return named[text] if text in named else whole(0, 1 << 16)(text)
+
+
 # -- groups ----------------------------------------------------------------------------------------
 
 
@@ -144,6 +150,18 @@ def add_engine(p: ArgumentParser) -> None:
         default=[],
         metavar="RE=BACKEND",
         help="place the tensors whose name matches on a backend; comma-separated",
+    )
+    g.add_argument(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        type=gpu_layers,
+        default=0,
+        metavar="N",
+        help="layers to run on the GPU: a number, auto (as many as fit) or all (default 0)",
+    )
+    g.add_argument(
+        "--device", type=whole(0, 255), default=0, metavar="N", help="which GPU (default 0)"
     )
     g.add_argument("--no-fuse", action="store_true", help="run every op by itself, to bisect")
     g.add_argument(
@@ -231,6 +249,8 @@ def engine_options(args: Namespace) -> Options:
         k_type=dtype_by_name(args.cache_type_k),
         v_type=dtype_by_name(args.cache_type_v),
         fuse=not args.no_fuse,
+        n_gpu_layers=args.gpu_layers,
+        device=args.device,
         overrides=tuple(pair for pairs in args.override_tensor for pair in pairs),
     )
 

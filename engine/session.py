@@ -24,11 +24,13 @@ from gguflow.engine.backends.base import Backend, Buffer, find_backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph, summary
 from gguflow.engine.graph import F16, DType, Graph, Role, Tensor
 from gguflow.engine.loader import ModelSource, Progress, WeightStore, open_model, random_model
+from gguflow.engine.offload import choose_layers
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
 from gguflow.models.base import Batch, append_sampler
 
+DEVICE_BACKEND = "cuda"
 PLAN_CACHE = 8  # plans kept by a model, and lowered ones by a session
 
 
@@ -43,7 +45,9 @@ class Options:
     n_ctx: rows of the KV cache, 0 for what the model was trained with.
     n_batch, n_ubatch: tokens a prompt is cut into; results do not depend on them.
     n_threads, n_threads_batch: for single tokens and for prompts; 0 for all processors.
-    overrides: (regular expression, backend) pairs that place tensors.
+    n_gpu_layers: layers on the device, the output head counting as one; AUTO or ALL of
+        `engine.offload` for what fits or everything. device: which one, by number.
+    overrides: (regular expression, backend) pairs that place tensors, before n_gpu_layers does.
     """
 
     n_ctx: int = 0
@@ -56,6 +60,8 @@ class Options:
     fuse: bool = True
     backends: tuple[str, ...] = ("cpu", "numpy")
     isa: str | None = None
+    n_gpu_layers: int = 0
+    device: int = 0
     overrides: tuple[tuple[str, str], ...] = ()
 
 
@@ -67,11 +73,31 @@ class Model:
         self.arch = source.arch
         self.hp = source.arch.hp
         self.options = self._completed(options)
-        make = {"n_threads": options.n_threads or None, "isa": options.isa}
-        self.backends: dict[str, Backend] = {b: find_backend(b, make) for b in options.backends}
+        make = {"n_threads": options.n_threads or None, "isa": options.isa,
+                "device": options.device}  # fmt: skip
+        names = options.backends
+        if options.n_gpu_layers and DEVICE_BACKEND not in names:
+            names = (DEVICE_BACKEND, *names)
+        self.backends: dict[str, Backend] = {b: find_backend(b, make) for b in names}
         self.weights = WeightStore()
         self._session: Session | None = None
         self._plans: OrderedDict[tuple[int, str, bool], Plan] = OrderedDict()
+        if options.n_gpu_layers:
+            self._offload(options.n_gpu_layers)
+
+    def _offload(self, n_gpu_layers: int) -> None:
+        """Turn -ngl into placement rules. Raises MemoryError when it does not fit."""
+        mine = self.options.overrides
+
+        def plan_for(overrides: tuple[tuple[str, str], ...]) -> Plan:
+            self.options = replace(self.options, overrides=(*mine, *overrides))
+            self._plans.clear()
+            return self.plan(self.options.n_ubatch, "last", sample=True)
+
+        device: Any = self.backends[DEVICE_BACKEND]
+        layers, overrides = choose_layers(n_gpu_layers, self.hp.n_layer, device, plan_for)
+        plan_for(overrides)
+        self.source.notes.append(f"{layers} of {self.hp.n_layer + 1} layers on {device.space}")
 
     def _completed(self, options: Options) -> Options:
         n_ctx = options.n_ctx or self.hp.n_ctx_train
@@ -177,7 +203,7 @@ class Model:
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Raises ContextError for more tokens than the context holds, ValueError for none and for
         ids outside the vocabulary."""
-        if not ids:
+        if not len(ids):
             raise ValueError("the prompt has no tokens")
         if len(ids) > self.options.n_ctx:
             raise ContextError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gguflow.engine.graph import Graph, Role, Tensor, op_spec
@@ -87,7 +87,7 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
     fused: Counter[str] = Counter()
     if options.fuse:
         before = Counter(n.op for n in graph.nodes)
-        graph = fuse_graph(graph, lambda n: any(b.supports(n) for b in order[:1]))
+        graph = fuse_graph(graph, _supported_where_used(graph, options.placement))
         after = Counter(n.op for n in graph.nodes)
         fused = Counter({op: k for op, k in (after - before).items() if op})
     placement = place(graph.nodes, graph.leaves, options.placement)
@@ -97,6 +97,13 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
     for space in dict.fromkeys(spaces.values()):
         arenas[space] = _plan_space(graph, placement, segments, spaces, space)
     return Plan(graph, placement, segments, arenas, spaces, fused)
+
+
+def _supported_where_used(graph: Graph, rules: PlacementRules) -> Callable[[Tensor], bool]:
+    """Whether every backend that the unfused graph runs on has a kernel for a node."""
+    names = set(place(graph.nodes, graph.leaves, rules).of[n] for n in graph.nodes)
+    used = [b for b in rules.order if b.name in names]
+    return lambda node: all(b.supports(node) for b in used)
 
 
 def _plan_space(

@@ -153,7 +153,7 @@ def test_devices(call, run) -> None:
     assert (code, err) == (0, "")
     machine, *devices = out.splitlines()
     assert "cores" in machine
-    assert [d.split()[0] for d in devices][:2] == ["cpu", "numpy"]
+    assert [d.split()[0] for d in devices] == ["cpu", "cuda", "numpy"]
     assert "(in use)" in devices[0] and "baseline" in devices[0]
     done = run("devices", env={"GGUFLOW_CPU_ISA": "mmx"})
     assert done.returncode == 0

@@ -1,0 +1,69 @@
+"""How much of a model goes to a device: -ngl as placement rules, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from gguflow.engine.compile import Plan, human_bytes, layer_overrides
+
+AUTO = -1  # as many layers as fit
+ALL = -2
+RESERVE = 256 << 20  # left free for the driver, the kernels and what else the device shows
+
+
+class Device(Protocol):
+    """The part of a backend with memory of its own that this needs."""
+
+    name: str
+    space: str
+
+    def memory(self) -> tuple[int, int]:
+        """(free, all) bytes."""
+
+
+Overrides = tuple[tuple[str, str], ...]
+PlanFor = Callable[[Overrides], Plan]  # the largest plan under given overrides
+
+
+def choose_layers(
+    n_gpu_layers: int, n_layer: int, device: Device, plan_for: PlanFor
+) -> tuple[int, Overrides]:
+    """The number of layers on the device and the overrides that put them there.
+
+    n_gpu_layers: a number, AUTO or ALL; the output head counts as one more layer. Raises
+    MemoryError with the figures when what was asked for does not fit.
+    """
+    everything = n_layer + 1
+    if n_gpu_layers == AUTO:
+        free = device.memory()[0] - RESERVE
+        least, most = 0, everything  # the largest number that fits, by bisection
+        while least < most:
+            middle = (least + most + 1) // 2
+            if needed(plan_for(layer_overrides(n_layer, middle, device.name)), device) <= free:
+                least = middle
+            else:
+                most = middle - 1
+        return least, layer_overrides(n_layer, least, device.name)
+    layers = everything if n_gpu_layers == ALL else min(n_gpu_layers, everything)
+    overrides = layer_overrides(n_layer, layers, device.name)
+    check_fits(plan_for(overrides), device)
+    return layers, overrides
+
+
+def needed(plan: Plan, device: Device) -> int:
+    """Bytes a plan takes on the device."""
+    return plan.bytes_by_space()[device.space].total
+
+
+def check_fits(plan: Plan, device: Device) -> None:
+    """Raises MemoryError with the figures when the plan does not fit the device."""
+    free, total = device.memory()
+    b = plan.bytes_by_space()[device.space]
+    if b.total + RESERVE > free:
+        raise MemoryError(
+            f"{device.space}: {human_bytes(b.total)} are needed (weights {human_bytes(b.weights)}, "
+            f"KV cache {human_bytes(b.states)}, arena {human_bytes(b.arena)}) and "
+            f"{human_bytes(RESERVE)} kept free, but only {human_bytes(free)} of "
+            f"{human_bytes(total)} are; lower -ngl or -c, or use -ngl auto"
+        )

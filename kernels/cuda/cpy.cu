@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(128) cpy_blocks(const __grid_constant__ CpyArg
     const char* const from = a.src.row(r);
     char* const to = a.dst.row(r);
     float y[N];
-#pragma unroll
+#pragma unroll 8
     for (int p = 0; p < N / PIECE; ++p) {
       Row<S>::read(from, a.src.nb[0], c * (N / PIECE) + p, y + p * PIECE);
     }

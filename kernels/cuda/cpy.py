@@ -10,7 +10,7 @@ from .launch import Call, Kernel, Launch, ceil_div, cpp_type, pack
 
 OPS = ("cpy",)
 BLOCK = 128
-MAX_UNIT = 32  # the K-quants' scale search runs on the CPU only
+EXACT = ("-fmad=false",)  # the K-quants' scale search must round as it does elsewhere
 
 
 def supports(node: Tensor) -> bool:
@@ -18,7 +18,7 @@ def supports(node: Tensor) -> bool:
     types = (node.dtype, x.dtype)
     if any(not t.is_quantized and t.name not in ("f32", "f16", "bf16") for t in types):
         return False
-    return node.dtype.block <= MAX_UNIT and (node.dtype is not x.dtype or x.dtype.block == 1)
+    return node.dtype is not x.dtype or x.dtype.block == 1
 
 
 def launches(call: Call) -> list[Launch]:
@@ -29,6 +29,7 @@ def launches(call: Call) -> list[Launch]:
         return map_launch("cpy.cu", "identity", dst, [x], call.device)
     unit = max(dst.dtype.block, 8 if x.dtype.is_quantized else 1)
     n_units = dst.size // unit
-    kernel = Kernel("cpy.cu", f"cpy_blocks<{cpp_type(dst.dtype)}, {cpp_type(x.dtype)}>")
+    entry = f"cpy_blocks<{cpp_type(dst.dtype)}, {cpp_type(x.dtype)}>"
+    kernel = Kernel("cpy.cu", entry, EXACT)
     grid = min(ceil_div(n_units, BLOCK), call.device.sm_count * 64)
     return [Launch(kernel, (grid, 1, 1), (BLOCK, 1, 1), pack(dst, x))]

@@ -13,6 +13,7 @@
 #include "quants/q5_k.h"
 #include "quants/q6_k.h"
 #include "quants/q8_0.h"
+#include "quants/quantize_k.h"
 
 // y = elements [8 c, 8 c + 8) of a block; a piece never crosses a sub-block.
 __device__ __forceinline__ void dequantize8(const block_q4_0* b, int c, float* y) {
@@ -133,6 +134,12 @@ template <>
 struct Row<f16> : PlainRow<f16> {};
 template <>
 struct Row<bf16> : PlainRow<bf16> {};
+
+__device__ inline void quantize_block(const float* x, block_q2_K* b) { gf_quantize_q2_K(x, b); }
+__device__ inline void quantize_block(const float* x, block_q3_K* b) { gf_quantize_q3_K(x, b); }
+__device__ inline void quantize_block(const float* x, block_q4_K* b) { gf_quantize_q4_K(x, b); }
+__device__ inline void quantize_block(const float* x, block_q5_K* b) { gf_quantize_q5_K(x, b); }
+__device__ inline void quantize_block(const float* x, block_q6_K* b) { gf_quantize_q6_K(x, b); }
 
 // The unit in which a row of type T is written: a whole quantized block, or one plain element.
 template <class T>

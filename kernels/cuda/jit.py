@@ -89,15 +89,17 @@ def _digest(source: str) -> bytes:
     return h.digest()
 
 
-def cache_key(source: str, entries: Sequence[str], arch: str) -> str:
+def cache_key(kernel: Kernel, arch: str) -> str:
     """The name of a cache entry."""
-    h = hashlib.sha256(_digest(source))
-    for part in (*entries, *OPTIONS, arch, repr(compiler_version())):
+    h = hashlib.sha256(_digest(kernel.source))
+    for part in (kernel.entry, *OPTIONS, *kernel.options, arch, repr(compiler_version())):
         h.update(part.encode() + b"\0")
     return h.hexdigest()
 
 
-def compile_source(source: str, entries: Sequence[str], arch: str) -> Compiled:
+def compile_source(
+    source: str, entries: Sequence[str], arch: str, options: Sequence[str] = ()
+) -> Compiled:
     """Compile entries (C++ name expressions) of a `.cu` file of this directory; no cache.
 
     Raises CompileError with the compiler's log.
@@ -108,8 +110,8 @@ def compile_source(source: str, entries: Sequence[str], arch: str) -> Compiled:
     try:
         for e in entries:
             _check(nvrtc, nvrtc.nvrtcAddNameExpression(program, e.encode()))
-        options = [o.encode() for o in (*OPTIONS, f"-arch={arch}", f"-I{ROOT}")]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        flags = [o.encode() for o in (*OPTIONS, *options, f"-arch={arch}", f"-I{ROOT}")]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
         if int(status) != 0:
             log = b" " * int(_check(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
             nvrtc.nvrtcGetProgramLog(program, log)
@@ -127,10 +129,10 @@ def compile_source(source: str, entries: Sequence[str], arch: str) -> Compiled:
 
 def load(kernel: Kernel, arch: str, cache_dir: Path) -> Compiled:
     """A kernel's machine code, from the cache when it is there."""
-    path = cache_dir / f"{cache_key(kernel.source, (kernel.entry,), arch)}.cubin"
+    path = cache_dir / f"{cache_key(kernel, arch)}.cubin"
     with suppress(OSError, ValueError):
         return _decode(path.read_bytes())
-    compiled = compile_source(kernel.source, (kernel.entry,), arch)
+    compiled = compile_source(kernel.source, (kernel.entry,), arch, kernel.options)
     # A cache that cannot be written to costs time, not correctness.
     with suppress(OSError):
         _write(path, _encode(compiled))

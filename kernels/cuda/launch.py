@@ -31,10 +31,14 @@ MAX_GRID_YZ = 65535  # blocks a grid may have in y and in z (CUDA programming gu
 
 @dataclass(frozen=True)
 class Kernel:
-    """One function of one `.cu` file: a C++ name expression, `unary<silu, f32>`."""
+    """One function of one `.cu` file: a C++ name expression, `unary<silu, f32>`.
+
+    options: of the compiler, besides those every kernel gets.
+    """
 
     source: str
     entry: str
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@
 
 #if defined(__CUDACC__)
 #define GF_HD __host__ __device__ __forceinline__
+#define GF_MEMBER __host__ __device__
 #else
 #define GF_HD static inline
+#define GF_MEMBER
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -52,10 +54,12 @@ GF_HD void gf_store_u32(gf_u8* p, gf_u32 v) {
 GF_HD float gf_mul(float a, float b) { return __fmul_rn(a, b); }
 GF_HD float gf_add(float a, float b) { return __fadd_rn(a, b); }
 GF_HD float gf_div(float a, float b) { return __fdiv_rn(a, b); }
+GF_HD float gf_sqrt(float x) { return __fsqrt_rn(x); }
 #else
 GF_HD float gf_mul(float a, float b) { return a * b; }
 GF_HD float gf_add(float a, float b) { return a + b; }
 GF_HD float gf_div(float a, float b) { return a / b; }
+GF_HD float gf_sqrt(float x) { return __builtin_sqrtf(x); }
 #endif
 
 GF_HD float gf_abs(float x) { return gf_float_of(gf_bits_of(x) & 0x7FFFFFFFu); }

@@ -13,45 +13,63 @@
 // Groups whose values are all smaller than this are zero (llama.cpp's threshold).
 #define GF_TINY_GROUP 1e-15f
 
-#if defined(__AVX512F__)
+#if defined(__CUDACC__)
+#define GF_SEARCH_LANES 1
+#define GF_ROLLED _Pragma("unroll 1")  // unrolled, a kernel takes seconds to compile
+#elif defined(__AVX512F__)
 #define GF_SEARCH_LANES 16
 #elif defined(__AVX__)
 #define GF_SEARCH_LANES 8
 #else
 #define GF_SEARCH_LANES 4
 #endif
+#if !defined(GF_ROLLED)
+#define GF_ROLLED
+#endif
 
-// L floats in the vector extension of GCC and Clang.
+// L floats in the vector extension of GCC and Clang; a plain float in CUDA.
 template <int L>
 struct gf_lanes {
+#if defined(__CUDACC__)
+  typedef float V;
+#else
   typedef float V __attribute__((vector_size(4 * L)));
+#endif
 };
 
 template <class V>
-static inline V gf_splat(float x) {
+GF_HD V gf_splat(float x) {
   return V{} + x;
 }
 
 template <class V>
-static inline V gf_load(const float* p) {
+GF_HD V gf_load(const float* p) {
+#if defined(__CUDACC__)
+  return *p;
+#else
   V v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
+#endif
 }
 
 template <class V>
-static inline void gf_store(float* p, V v) {
+GF_HD void gf_store(float* p, V v) {
+#if defined(__CUDACC__)
+  *p = v;
+#else
   __builtin_memcpy(p, &v, sizeof v);
+#endif
 }
 
 template <class V>
-static inline V gf_magnitude(V v) {
+GF_HD V gf_magnitude(V v) {
   return v < 0.0f ? -v : v;
 }
 
 // Rounds to the nearest integer, ties to even, within [lo, hi]; |lo|, |hi| < 2^22.
 template <class V>
-static inline V gf_round_within(V v, V lo, V hi) {
+GF_HD V gf_round_within(V v, V lo, V hi) {
   v = v < lo ? lo : v;
   v = v > hi ? hi : v;
   return (v + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: the spacing of floats there is 1
@@ -59,8 +77,9 @@ static inline V gf_round_within(V v, V lo, V hi) {
 
 // Calls search(first lane) with the widest vectors that divide W.
 template <int W, class Search>
-static inline void gf_each_lane_group(Search search) {
+GF_HD void gf_each_lane_group(Search search) {
   constexpr int L = W < GF_SEARCH_LANES ? W : GF_SEARCH_LANES;
+  GF_ROLLED
   for (int k = 0; k < W; k += L) search(k, typename gf_lanes<L>::V{});
 }
 
@@ -81,16 +100,18 @@ struct gf_affine_lanes {
   V low;
   V q[N];
 
-  void set_codes(V inverse) {
+  GF_MEMBER void set_codes(V inverse) {
     const V zero = V{}, top = gf_splat<V>(s.top);
+    GF_ROLLED
     for (int j = 0; j < N; ++j) {
       q[j] = gf_round_within(inverse * (gf_load<V>(x + j * W) - low), zero, top);
     }
   }
 
   // Weighted error of the codes under x ~ a * q + b.
-  V error(V a, V b) const {
+  GF_MEMBER V error(V a, V b) const {
     V sum = V{};
+    GF_ROLLED
     for (int j = 0; j < N; ++j) {
       const V diff = (a * q[j] + b) - gf_load<V>(x + j * W);
       sum += gf_load<V>(w + j * W) * (s.absolute ? gf_magnitude(diff) : diff * diff);
@@ -98,10 +119,11 @@ struct gf_affine_lanes {
     return sum;
   }
 
-  void run(float* scale_out, float* min_out) {
+  GF_MEMBER void run(float* scale_out, float* min_out) {
     const V zero = V{};
     V high = gf_load<V>(x), sum_w = zero, sum_x = zero;
     low = high;
+    GF_ROLLED
     for (int j = 0; j < N; ++j) {
       const V xj = gf_load<V>(x + j * W), wj = gf_load<V>(w + j * W);
       low = xj < low ? xj : low;
@@ -116,10 +138,12 @@ struct gf_affine_lanes {
     V scale = 1.0f / (s.top / first_range);
     set_codes(s.top / first_range);
     V best = error(scale, low);
+    GF_ROLLED
     for (int trial = 0; trial < s.trials; ++trial) {
       const float target = (s.first + s.step * (float)trial) + s.top;
       set_codes(target / (high - low));
       V sum_q = zero, sum_q2 = zero, sum_xq = zero;
+      GF_ROLLED
       for (int j = 0; j < N; ++j) {
         const V wq = gf_load<V>(w + j * W) * q[j];
         sum_q += wq;
@@ -144,8 +168,8 @@ struct gf_affine_lanes {
 
 // For each lane: x ~ scale * q - min, q in 0..top, min >= 0, least in weighted error.
 template <int N, int W>
-static inline void gf_search_affine(const float* x, const float* w, gf_affine_search s,
-                                    float* scale, float* min) {
+GF_HD void gf_search_affine(const float* x, const float* w, gf_affine_search s, float* scale,
+                            float* min) {
   gf_each_lane_group<W>([&](int k, auto v) {
     gf_affine_lanes<N, W, decltype(v)> lanes;
     lanes.x = x + k;
@@ -157,10 +181,11 @@ static inline void gf_search_affine(const float* x, const float* w, gf_affine_se
 
 // Codes of x * inverse in -top..top-1 and the two sums of their least-squares scale.
 template <int N, int W, class V>
-static inline void gf_symmetric_sums(const float* x, const float* w, V inverse, float top, V* q,
-                                     V& sum_xq, V& sum_q2) {
+GF_HD void gf_symmetric_sums(const float* x, const float* w, V inverse, float top, V* q, V& sum_xq,
+                             V& sum_q2) {
   const V lo = gf_splat<V>(-top), hi = gf_splat<V>(top - 1.0f);
   sum_xq = sum_q2 = V{};
+  GF_ROLLED
   for (int j = 0; j < N; ++j) {
     const V xj = gf_load<V>(x + j * W), wj = gf_load<V>(w + j * W);
     q[j] = gf_round_within(inverse * xj, lo, hi);
@@ -171,8 +196,9 @@ static inline void gf_symmetric_sums(const float* x, const float* w, V inverse, 
 
 // Of each lane, the element of largest magnitude, sign kept; the first of equals.
 template <int N, int W, class V>
-static inline V gf_largest(const float* x) {
+GF_HD V gf_largest(const float* x) {
   V big = gf_load<V>(x);
+  GF_ROLLED
   for (int j = 1; j < N; ++j) {
     const V xj = gf_load<V>(x + j * W);
     big = gf_magnitude(xj) > gf_magnitude(big) ? xj : big;
@@ -183,8 +209,7 @@ static inline V gf_largest(const float* x) {
 // For each lane: x ~ scale * q, q in -top..top-1, by trials around the scale that maps the largest
 // element to -top.
 template <int N, int W>
-static inline void gf_search_symmetric(const float* x, const float* w, float top,
-                                       float* scale_out) {
+GF_HD void gf_search_symmetric(const float* x, const float* w, float top, float* scale_out) {
   gf_each_lane_group<W>([&](int k, auto tag) {
     using V = decltype(tag);
     const V zero = V{}, big = gf_largest<N, W, V>(x + k);
@@ -192,6 +217,7 @@ static inline void gf_search_symmetric(const float* x, const float* w, float top
     gf_symmetric_sums<N, W>(x + k, w + k, -top / big, top, q, sum_xq, sum_q2);
     V scale = sum_q2 > zero ? sum_xq / sum_q2 : zero;
     V best = scale * sum_xq;
+    GF_ROLLED
     for (int trial = -9; trial <= 9; ++trial) {
       if (trial == 0) continue;
       const V inverse = -(top + 0.1f * (float)trial) / big;
@@ -208,15 +234,16 @@ static inline void gf_search_symmetric(const float* x, const float* w, float top
 // As gf_search_symmetric for few codes: instead of trial scales, up to five rounds that move one
 // code at a time to where the scale fitted to the others puts it, when that lowers the error.
 template <int N, int W>
-static inline void gf_search_coordinate(const float* x, const float* w, float top,
-                                        float* scale_out) {
+GF_HD void gf_search_coordinate(const float* x, const float* w, float top, float* scale_out) {
   gf_each_lane_group<W>([&](int k, auto tag) {
     using V = decltype(tag);
     const V zero = V{}, lo = gf_splat<V>(-top), hi = gf_splat<V>(top - 1.0f);
     const V big = gf_largest<N, W, V>(x + k);
     V q[N], sum_xq, sum_q2;
     gf_symmetric_sums<N, W>(x + k, w + k, -top / big, top, q, sum_xq, sum_q2);
+    GF_ROLLED
     for (int round = 0; round < 5; ++round) {
+      GF_ROLLED
       for (int j = 0; j < N; ++j) {
         const V xj = gf_load<V>(x + j * W + k), wj = gf_load<V>(w + j * W + k), wx = wj * xj;
         V xq = sum_xq - wx * q[j];
@@ -239,12 +266,14 @@ static inline void gf_search_coordinate(const float* x, const float* w, float to
 
 // Root mean square of each lane.
 template <int N, int W>
-static inline void gf_root_mean_square(const float* x, float* out) {
+GF_HD void gf_root_mean_square(const float* x, float* out) {
   gf_each_lane_group<W>([&](int k, auto tag) {
     using V = decltype(tag);
     V sum = V{};
+    GF_ROLLED
     for (int j = 0; j < N; ++j) sum += gf_load<V>(x + j * W + k) * gf_load<V>(x + j * W + k);
     gf_store(out + k, sum / (float)N);
   });
-  for (int k = 0; k < W; ++k) out[k] = __builtin_sqrtf(out[k]);
+  GF_ROLLED
+  for (int k = 0; k < W; ++k) out[k] = gf_sqrt(out[k]);
 }

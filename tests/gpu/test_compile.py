@@ -70,9 +70,9 @@ def test_a_cache_that_cannot_be_written_costs_only_time(nvrtc: Any, tmp_path: Pa
 def test_the_key_tells_apart_what_the_code_depends_on(
     nvrtc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def key(source: str = "a.cu", entry: str = "f<1>", arch: str = "sm_90") -> str:
+    def key(entry: str = "f<1>", arch: str = "sm_90", options: tuple[str, ...] = ()) -> str:
         nvrtc._digest.cache_clear()
-        return str(nvrtc.cache_key(source, (entry,), arch))
+        return str(nvrtc.cache_key(Kernel("a.cu", entry, options), arch))
 
     monkeypatch.setattr(nvrtc, "ROOT", tmp_path)
     (tmp_path / "cuda").mkdir()
@@ -81,10 +81,10 @@ def test_the_key_tells_apart_what_the_code_depends_on(
     (tmp_path / "cuda/deep.h").write_text("// one\n")
     base = key()
     assert key() == base
-    others = {key(entry="f<2>"), key(arch="sm_80")}
+    others = {key(entry="f<2>"), key(arch="sm_80"), key(options=("-fmad=false",))}
     (tmp_path / "cuda/deep.h").write_text("// two\n")
     others.add(key())
     monkeypatch.setattr(nvrtc, "compiler_version", lambda: (1, 2))
     others.add(key())
     nvrtc._digest.cache_clear()
-    assert len(others | {base}) == 5
+    assert len(others | {base}) == 6

@@ -16,7 +16,9 @@ from harness import (
     run_on,
 )
 
-from gguflow.engine.graph import Case, Operand, OpSpec, op_spec
+from gguflow.engine.graph import Case, Operand, OpSpec, dtype_by_name, op_spec
+from gguflow.engine.ops._common import QUANTS
+from gguflow.engine.quants import encode
 
 pytestmark = pytest.mark.gpu
 
@@ -135,6 +137,21 @@ def test_norms_of_wide_rows(gpu: Any, d: int) -> None:
 def test_mul_mat_of_larger_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
     w = Operand((n, k), dtype, lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
     check(gpu, "mul_mat", [w, Operand((m, k), data=lambda rng, s: rng.uniform(0.5, 1.5, s))])
+
+
+@pytest.mark.parametrize("dtype", QUANTS)
+def test_quantizers_give_the_bytes_of_the_numpy_codecs(gpu: Any, dtype: str) -> None:
+    x = np.random.default_rng(4).standard_normal((5, 1024)).astype(np.float32)
+    x[0, :300] = 0
+    built = build_case(
+        op_spec("cpy"),
+        Case((f32(x),), {"type": dtype_by_name(dtype).ggml_id}),
+        np.random.default_rng(),
+    )
+    memory = GuardedMemory(gpu, built)
+    gpu.compile([built.node], memory).run()
+    expected = np.ascontiguousarray(encode(dtype, x)).reshape(-1)
+    np.testing.assert_array_equal(memory.bytes_of(built.node), expected)
 
 
 # -- accuracy and independence ---------------------------------------------------------------------

@@ -21,7 +21,7 @@ from pathlib import Path
 from .launch import Kernel
 
 ROOT = Path(__file__).resolve().parents[1]  # what #include "cuda/..." and "quants/..." start from
-OPTIONS = ("--std=c++17",)
+OPTIONS = ("--std=c++17", "-default-device")  # lambdas in device functions are device code
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 _MAGIC = b"gguflow-cubin-1\n"
 

@@ -24,7 +24,7 @@ struct BinArgs {
   i64 n;          // packs in all
   i64 row_packs;  // packs a row
   FastDiv by[3];  // row_packs, ne[1], ne[2]
-  u32 unused;
+  u32 one_row;    // b is the same in every row
 };
 
 // Lengths that are equal, the usual case, spare the division.
@@ -94,20 +94,25 @@ __global__ void __launch_bounds__(128) bin_bcast_flat(const __grid_constant__ Bi
   if (i >= g.n) return;
   const int count = g.n - i < V ? (int)(g.n - i) : V;
   Index at = unravel<WIDE>(i, g.dst.ne, g.by);
-  const char* b = b_row(g, at.i1, at.i2, at.i3);
+  const char* row = b_row(g, at.i1, at.i2, at.i3);
+  const char* b = row + wrap(at.i0, g.b.ne[0], g.dst.ne[0]) * g.b.nb[0];
   Pack<B, V> y;
 #pragma unroll
   for (int k = 0; k < V; ++k) {
-    if (k < count) {
-      y.v[k] = *reinterpret_cast<const B*>(b + wrap(at.i0, g.b.ne[0], g.dst.ne[0]) * g.b.nb[0]);
-    }
+    if (k < count) y.v[k] = *reinterpret_cast<const B*>(b);
+    b += g.b.nb[0];
     if (++at.i0 == g.dst.ne[0]) {
       at.i0 = 0;
-      if (++at.i1 == g.dst.ne[1]) {
-        at.i1 = 0;
-        if (++at.i2 == g.dst.ne[2]) at.i2 = 0, ++at.i3;
+      if (!g.one_row) {
+        if (++at.i1 == g.dst.ne[1]) {
+          at.i1 = 0;
+          if (++at.i2 == g.dst.ne[2]) at.i2 = 0, ++at.i3;
+        }
+        row = b_row(g, at.i1, at.i2, at.i3);  // past the end after the last element: not read
       }
-      b = b_row(g, at.i1, at.i2, at.i3);  // past the end after the last element, and not read
+      b = row;
+    } else if (g.b.ne[0] != g.dst.ne[0] && at.i0 % g.b.ne[0] == 0) {
+      b = row;
     }
   }
   const A* const a = reinterpret_cast<const A*>(g.a.data) + i;

@@ -71,7 +71,8 @@ def launches(call: Call) -> list[Launch]:
     whole = pack_size([dst, a])
     if v == 1 and whole > 1 and dst.is_dense and a.is_dense:
         by = b"".join(fast_div(k) for k in dst.ne[:3])
-        args = pack(dst, a, b, struct.pack("@2q", dst.size, 0) + by)
+        one_row = not any(b.nb[i] for i in range(1, 4) if dst.ne[i] > 1)
+        args = pack(dst, a, b, struct.pack("@2q", dst.size, 0) + by + struct.pack("@I", one_row))
         entry = f"bin_bcast_flat<{_cpp_bool(is_wide(dst.size))}, {types}, {whole}>"
         return [_line(entry, ceil_div(dst.size, whole), args)]
     row_packs = dst.ne[0] // v

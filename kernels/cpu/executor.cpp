@@ -104,10 +104,17 @@ struct alignas(64) Counter {
 
 struct gf_pool {
   gf_pool(int n, int spins, bool pin) : n_threads(n), barrier(n, spins), start(spins) {
-    for (int i = 1; i < n; ++i) workers.emplace_back([this, i, pin] { work(i, pin); });
+    try {
+      for (int i = 1; i < n; ++i) workers.emplace_back([this, i, pin] { work(i, pin); });
+    } catch (...) {  // the system gives no more threads: those it gave must end first
+      end_workers();
+      throw;
+    }
   }
 
-  ~gf_pool() {
+  ~gf_pool() { end_workers(); }
+
+  void end_workers() {
     stop.store(true);
     start.advance();
     for (auto& w : workers) w.join();
@@ -173,6 +180,7 @@ struct gf_pool {
   Barrier barrier;
   Gate start;
   std::atomic<bool> stop{false};
+  std::mutex callers;  // sessions on several threads share a pool; they take turns
   std::vector<std::thread> workers;
 };
 
@@ -193,10 +201,11 @@ GF_EXPORT void gf_pool_destroy(gf_pool* pool) { delete pool; }
 
 // Runs the ops in order. Every op sees all results of the ops before it.
 // ends_ns: null, or room for n_ops + 1 readings of the monotonic clock in nanoseconds: the start,
-// then the end of each op. One caller at a time.
+// then the end of each op. Callers on other threads wait their turn.
 GF_EXPORT void gf_pool_run(gf_pool* pool, const gf_op* ops, int64_t n_ops, unsigned char* scratch,
                            int64_t scratch_bytes, int64_t* ends_ns) {
   if (n_ops <= 0) return;
+  std::lock_guard<std::mutex> turn(pool->callers);
   pool->job = {ops, n_ops, scratch, scratch_bytes, ends_ns};
   pool->counters[0].value = 0;
   pool->start.advance();

@@ -9,12 +9,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,17 @@ from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
 from gguflow.models.base import Batch, append_sampler
 
 DEVICE_BACKEND = "cuda"
+MAX_TOKENS = (1 << 31) - 1  # positions are 32-bit
+MAX_THREADS = 512
 PLAN_CACHE = 8  # plans kept by a model, and lowered ones by a session
 
 
 class ContextError(ValueError):
     """More tokens than the context holds."""
+
+
+class OptionError(ValueError):
+    """A field of `Options` out of its range: names it."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,18 @@ class Options:
     n_gpu_layers: int = 0
     device: int = 0
     overrides: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("n_ctx", 0, MAX_TOKENS),
+            ("n_batch", 1, MAX_TOKENS),
+            ("n_ubatch", 1, MAX_TOKENS),
+            ("n_threads", 0, MAX_THREADS),
+            ("n_threads_batch", 0, MAX_THREADS),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not least <= value <= most:
+                raise OptionError(f"{name} {value!r}: expected a whole number {least} to {most}")
 
 
 class Model:
@@ -121,8 +141,8 @@ class Model:
     ) -> Model:
         """Load a GGUF file. Keyword arguments change fields of `Options`.
 
-        Raises FileNotFoundError, GgufError, ModelError (each one line, naming file and field), or
-        MemoryError with the figures.
+        Raises GgufError (a missing file included) or ModelError, each one line that names file and
+        field, or MemoryError with the figures.
         """
         model = cls(open_model(path), replace(options or Options(), **changes))
         model.load_weights(progress)
@@ -205,15 +225,15 @@ class Model:
         ids outside the vocabulary."""
         if not len(ids):
             raise ValueError("the prompt has no tokens")
+        self.check_ids(ids)
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """As `check_prompt`, but none at all are fine."""
         if len(ids) > self.options.n_ctx:
             raise ContextError(
                 f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise -c "
                 "or shorten the prompt"
             )
-        self.check_ids(ids)
-
-    def check_ids(self, ids: Sequence[int]) -> None:
-        """Raises ValueError for a token id outside the vocabulary."""
         n_vocab = self.hp.n_vocab
         for t in ids:
             if not 0 <= t < n_vocab:
@@ -252,7 +272,7 @@ class Model:
         Raises ContextError when the prompt does not fit.
         """
         tok = self.tokenizer
-        ids = tok.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = tok.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
         chosen = replace(settings or SamplerSettings(), **sampler)
         stream = tok.stream()
         for t in self.session.generate(ids, max_tokens, chosen, tok.eog_ids if stop_at_eog else ()):
@@ -262,8 +282,19 @@ class Model:
             yield rest
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Logits after every token: float32 [n_tokens, n_vocab]."""
+        """Logits after every token of a list or array of ids: float32 [n_tokens, n_vocab].
+
+        Raises ContextError for more than the context holds, ValueError for ids that do not exist.
+        """
         return self.session.logits(token_ids)
+
+
+def token_ids(ids: Iterable[int]) -> list[int]:
+    """Token ids as a list of ints. Raises TypeError for what is not one row of whole numbers."""
+    try:
+        return [index(t) for t in ids]
+    except TypeError:
+        raise TypeError("token ids must be whole numbers, in a list or a 1-D array") from None
 
 
 def _users(plan: Plan) -> dict[Tensor, list[Tensor]]:
@@ -296,13 +327,20 @@ class Timings:
 
 
 class Session:
-    """One sequence over a model: its KV cache, the tokens in it, and lowered plans."""
+    """One sequence over a model: its KV cache, the tokens in it, and lowered plans.
+
+    Generations that take turns on one session, on one thread or several, each get their own text;
+    every change of turn computes again what their sequences do not share. Give each a session to
+    save that.
+    """
 
     def __init__(self, model: Model, profile: Profile | None = None) -> None:
         self.model = model
         self.profile = profile
         self.tokens: list[int] = []  # what the KV cache holds
         self.timings = Timings()
+        self._lock = threading.RLock()
+        self._turn: SamplerState | None = None  # the generation that was the last to step
         self._plans: OrderedDict[tuple[int, str, bool], BoundPlan] = OrderedDict()
         self._states: dict[str, Buffer] = {}
         self._arenas: dict[str, Buffer] = {}
@@ -351,6 +389,7 @@ class Session:
         """
         began = time.perf_counter_ns()
         n_past, n = len(self.tokens), len(ids)
+        self._turn = None
         if n_past + n > self.model.options.n_ctx:
             raise ContextError(
                 f"{n_past + n} tokens do not fit the context of "
@@ -386,6 +425,7 @@ class Session:
 
     def rewind(self, n_tokens: int) -> None:
         """Forget all but the first `n_tokens` tokens."""
+        self._turn = None
         del self.tokens[n_tokens:]
 
     def prefill(
@@ -411,46 +451,58 @@ class Session:
         What the cache already holds of it is reused. Ends at `max_tokens`, at a stop token (not
         yielded), or when the context is full. Raises ContextError when the prompt does not fit.
         """
-        ids = list(prompt)
+        ids = token_ids(prompt)
         self.model.check_prompt(ids)
-        self.timings = Timings()
+        if max_tokens < -1:
+            raise ValueError(f"max_tokens {max_tokens}: expected -1 or more")
+        self.timings = timings = Timings()
         if max_tokens == 0:
             return
-        keep = 0
-        while keep < min(len(self.tokens), len(ids) - 1) and self.tokens[keep] == ids[keep]:
-            keep += 1
-        self.rewind(keep)
-
         sampler = SamplerState(settings or SamplerSettings())
         for t in ids:
             sampler.accept(t)
         clock = time.perf_counter
         began = clock()
-        token = int(self.prefill(ids[keep:], sampler)[-1][0])
-        self.timings = Timings(n_prompt=len(ids) - keep, prompt_s=clock() - began)
+        token, timings.n_prompt = self._next(ids, sampler)
+        timings.prompt_s = clock() - began
         began = clock()
         n = 0
         while token not in stop:
             n += 1
             # Set before the yield: a caller that stops here leaves true timings behind.
-            self.timings.n_generated = n
-            self.timings.n_runs = n - 1
-            self.timings.generate_s = clock() - began
+            timings.n_generated = n
+            timings.n_runs = n - 1
+            timings.generate_s = clock() - began
             yield token
-            if n == max_tokens or self.is_full:
+            if n == max_tokens or len(ids) >= self.model.options.n_ctx:
                 break
             sampler.accept(token)
             sampler.advance()
-            token = int(self.step((token,), "last", sampler)[-1][0])
+            ids.append(token)
+            token, _ = self._next(ids, sampler)
+
+    def _next(self, ids: Sequence[int], sampler: SamplerState) -> tuple[int, int]:
+        """The token after a sequence, and how many tokens had to be computed: one, unless the
+        generation is new or something else used the session since its last step."""
+        with self._lock:
+            if self._turn is not sampler:
+                keep, most = 0, min(len(self.tokens), len(ids) - 1)
+                while keep < most and self.tokens[keep] == ids[keep]:
+                    keep += 1
+                self.rewind(keep)
+            new = ids[len(self.tokens) :]
+            token = int(self.prefill(new, sampler)[-1][0])
+            self._turn = sampler
+            return token, len(new)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after every token of a new sequence: float32 [n_tokens, n_vocab]."""
+        ids = token_ids(ids)
         self.model.check_ids(ids)
-        if not len(ids):
-            return np.zeros((0, self.model.hp.n_vocab), np.float32)
-        self.rewind(0)
-        out = []
+        out = [np.zeros((0, self.model.hp.n_vocab), np.float32)]
         n_ubatch = self.model.options.n_ubatch
-        for i in range(0, len(ids), n_ubatch):
-            out.append(self.step(ids[i : i + n_ubatch], "all")[0].copy())
+        with self._lock:
+            self.rewind(0)
+            for i in range(0, len(ids), n_ubatch):
+                out.append(self.step(ids[i : i + n_ubatch], "all")[0].copy())
         return np.concatenate(out)

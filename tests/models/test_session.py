@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from tiny_model import write_tiny
 
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.session import PLAN_CACHE, ContextError, Model, Session
+from gguflow.engine.session import (
+    PLAN_CACHE,
+    ContextError,
+    Model,
+    OptionError,
+    Options,
+    Session,
+)
 
 GREEDY = SamplerSettings(temperature=0.0)
 PROMPT = [1, 40, 50, 60, 70, 80]
@@ -215,3 +224,69 @@ def test_unsampled_steps_return_logits_that_generate_agrees_with(
 ) -> None:
     token = next(session.generate(PROMPT, 1, GREEDY))
     assert token == int(model.new_session().logits(PROMPT)[-1].argmax())
+
+
+# -- sharing a session -----------------------------------------------------------------------------
+
+
+def test_generations_that_take_turns(model: Model, session: Session) -> None:
+    """Each gets what it would alone, whatever runs on the session in between."""
+    prompts = PROMPT, [1, 40, 90, 91]
+    alone = [list(model.new_session().generate(p, 12, hot(3))) for p in prompts]
+    both = zip(*(session.generate(p, 12, hot(3)) for p in prompts), strict=True)
+    assert [list(ids) for ids in zip(*both, strict=True)] == alone
+
+    made = []
+    for token in session.generate(PROMPT, 12, hot(3)):
+        made.append(token)
+        session.logits([1, 2, 3])
+    assert made == alone[0]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_generations_on_several_threads(model: Model, shared: bool) -> None:
+    prompts = [[1, 40 + i, 50] for i in range(4)]
+    alone = [list(model.new_session().generate(p, 30, hot(3))) for p in prompts]
+    one, two = model.new_session(), model.with_options(n_threads=2)
+    made: dict[int, list[int]] = {}
+
+    def work(i: int) -> None:
+        made[i] = list((one if shared else two.new_session()).generate(prompts[i], 30, hot(3)))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert [made[i] for i in range(4)] == alone
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ids", [[1.5], [[1, 2]], np.array([[1, 2]]), np.array([1.0]), "ab", [None]]
+)
+def test_ids_that_are_no_ids(session: Session, ids: object) -> None:
+    with pytest.raises(TypeError, match="token ids must be whole numbers"):
+        session.logits(ids)
+    with pytest.raises(TypeError, match="token ids must be whole numbers"):
+        next(session.generate(ids, 1, GREEDY))
+
+
+def test_ids_in_an_array(session: Session) -> None:
+    expected = session.logits(PROMPT)
+    for ids in (tuple(PROMPT), np.array(PROMPT), np.array(PROMPT, np.uint16)):
+        np.testing.assert_array_equal(session.logits(ids), expected)
+
+
+def test_a_negative_number_of_tokens(session: Session) -> None:
+    with pytest.raises(ValueError, match="max_tokens -2"):
+        next(session.generate(PROMPT, -2, GREEDY))
+
+
+@pytest.mark.parametrize("name", ["n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch"])
+@pytest.mark.parametrize("value", [-1, 1 << 31, 1.5, "2"])
+def test_options_out_of_range(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"^{name} "):
+        Options(**{name: value})

@@ -135,18 +135,18 @@ def run(args: Namespace) -> int:
     files = args.model if args.model or args.random else [str(bundled_model())]
     # All are opened first: a name that is wrong should not show after an hour of measuring.
     sources = [open_model(f) for f in files] + [random_source(s) for s in args.random]
-    tests = grid(args, prepare(sources[0], Options(), warn=False).n_threads)
+    tests = grid(args, prepare(sources[0], Options()).n_threads)
     if not tests:
         raise UsageError("nothing to run: -p and -n are 0 and there is no -pg")
     for source in sources:
         for t in tests:
-            check_context(source, options(t), warn=False)
+            check_context(source, options(t))
     out = OUTPUTS[args.output]()
     profile: Profile | None = None
     out.begin(tests)
     try:
         for i, source in enumerate(sources):
-            model = prepare(source, options(tests[0]), warn=False)
+            model = prepare(source, options(tests[0]))
             load_weights(model, quiet=True)
             if profile_path and profile is None:
                 profile = new_profile(model)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .errors import INTERRUPTED, OK
+from .errors import INTERRUPTED, OK, UsageError
 from .load import load_weights, note, open_source, prepare
 from .options import (
     add_engine,
@@ -68,9 +68,14 @@ def run(args: Namespace) -> int:
     began = time.perf_counter()
     model = prepare(open_source(args), engine_options(args))
 
-    from gguflow.models.chat import ChatTemplate
+    from gguflow.models.chat import ChatTemplate, ChatTemplateError
 
-    template = ChatTemplate.for_model(model.source.metadata, model.tokenizer, template_text)
+    try:
+        template = ChatTemplate.for_model(model.source.metadata, model.tokenizer, template_text)
+    except ChatTemplateError as e:
+        if template_text is None:
+            raise
+        raise UsageError(f"--chat-template: {e}") from None
     load_weights(model)
     profile = new_profile(model) if profile_path else None
     conversation = Conversation(model, template, profile, args, settings)

@@ -64,8 +64,8 @@ def random_source(shape: str) -> ModelSource:
         raise UsageError(f"--random {shape}: {e}") from None
 
 
-def check_context(source: ModelSource, options: Options, warn: bool = True) -> None:
-    """Refuses a KV cache type that does not divide a head; warns of a context beyond training."""
+def check_context(source: ModelSource, options: Options) -> None:
+    """Refuses a KV cache type that does not divide a head."""
     hp = source.arch.hp
     for flag, dtype, size in (
         ("--cache-type-k", options.k_type, hp.head_dim),
@@ -76,18 +76,20 @@ def check_context(source: ModelSource, options: Options, warn: bool = True) -> N
                 f"{flag} {dtype.name}: this model's heads have {size} values, no multiple of "
                 f"{dtype.name}'s block of {dtype.block}"
             )
-    if warn and options.n_ctx > hp.n_ctx_train:
-        note(
-            f"note: context {options.n_ctx} is beyond the {hp.n_ctx_train} the model was "
-            "trained with"
-        )
 
 
-def prepare(source: ModelSource, options: Options, warn: bool = True) -> Model:
+def warn_of_context(source: ModelSource, n_ctx: int) -> None:
+    """Says when a context is beyond what the model was trained with."""
+    trained = source.arch.hp.n_ctx_train
+    if n_ctx > trained:
+        note(f"note: context {n_ctx} is beyond the {trained} the model was trained with")
+
+
+def prepare(source: ModelSource, options: Options) -> Model:
     """A model whose weights are not loaded yet."""
     from gguflow.engine.session import Model
 
-    check_context(source, options, warn)
+    check_context(source, options)
     return Model(source, options)
 
 
@@ -101,5 +103,7 @@ def load_weights(model: Model, quiet: bool = False) -> None:
     unexpected = [*fallbacks(model.plan(1, "last", sample=False)), *model.source.notes]
     for line in unexpected if quiet else model.forecast():
         note(line)
+    if not quiet:
+        warn_of_context(model.source, model.options.n_ctx)
     with Bar(f"loading {Path(model.source.path).name}") as bar:
         model.load_weights(bar.update)

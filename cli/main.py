@@ -10,6 +10,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 
@@ -24,11 +25,12 @@ _EPILOG = "exit codes:\n" + "\n".join(f"  {code:>3}  {what}" for code, what in E
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            # Text a terminal's encoding lacks must not end a generation.
-            stream.reconfigure(errors="replace")
+    _open_closed_streams()
     try:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                # Text a terminal's encoding lacks must not end a generation.
+                stream.reconfigure(errors="replace")
         try:
             code = _dispatch(words)
         except SystemExit:  # argparse, after printing --help
@@ -44,13 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _open_closed_streams() -> None:
+    """Python has None for a stream its caller closed (`2>&-`), and print() then takes stdout."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
 def _report(error: BaseException, words: list[str]) -> None:
     if "--debug" in words or _debug_asked():
         import traceback
 
         traceback.print_exception(error)
     text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {message(error)}"
-    print(f"gguflow: {text}", file=sys.stderr)
+    with suppress(OSError):  # stderr is full or gone: the exit code has to do
+        print(f"gguflow: {text}", file=sys.stderr)
 
 
 def _debug_asked() -> bool:

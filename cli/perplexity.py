@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import OK, UsageError
-from .load import check_context, model_path, note
+from .load import check_context, model_path, note, warn_of_context
 from .options import MAX_THREADS, add_model, whole
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def run(args: Namespace) -> int:
     for line in source.notes:
         note(line)
     chunks = text_windows(source, text, args.ctx_size, args.chunks)
+    warn_of_context(source, args.ctx_size)
     note(f"{len(chunks)} windows of {args.ctx_size} tokens")
     sources = models(source, args.reference, types, args.threads)
     progress = Progress(len(chunks))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from cli_helpers import one_line_error, write_bytes
+from cli_helpers import ENV, one_line_error, write_bytes
 from tiny_model import write_tiny
 
 from gguflow.cli import load
@@ -198,3 +200,16 @@ def test_failing_command_in_a_process(run, tiny_model: str) -> None:
     assert done.returncode == 2 and "'mmx' is not available" in one_line_error(done.stderr)
     done = run("generate", "-m", tiny_model, "-p", "-", input=b"A\xff")
     assert done.returncode == 2 and "standard input: not UTF-8" in one_line_error(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "closing, code, out",
+    [("<&-", 0, True), (">&-", 0, False), ("2>&-", 0, True), ("2>/dev/full", 4, False)],
+)
+def test_closed_and_full_streams(tiny_model: str, closing: str, code: int, out: bool) -> None:
+    """Nothing that belongs on stderr lands on stdout, and no stream is missed."""
+    command = [sys.executable, "-m", "gguflow", "generate", "-m", tiny_model, "-n", "2", "-p", "-"]
+    done = subprocess.run(["sh", "-c", f'"$@" {closing}', "sh", *command],
+                          stdin=subprocess.DEVNULL, capture_output=True, env=ENV)  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert bool(done.stdout) == out and b"host:" not in done.stdout and b"bug" not in done.stderr

@@ -59,8 +59,8 @@ def test_system_message_and_templates(run, tiny_model: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("choice", "code", "words"), [
-    ("nonsense", 3, "unknown chat template 'nonsense'"),
-    ("{{ unclosed", 3, "chat template, line 1"),
+    ("nonsense", 2, "--chat-template: unknown chat template 'nonsense'"),
+    ("{{ unclosed", 2, "--chat-template: chat template, line 1"),
 ])  # fmt: skip
 def test_bad_templates(call, tiny_model: str, choice: str, code: int, words: str) -> None:
     found, out, err = call("chat", "-m", tiny_model, "--chat-template", choice)

@@ -244,7 +244,7 @@ class Model:
         """The file's tokenizer. Raises a one-line error when the file holds none that works."""
         from gguflow.models.tokenizer import Tokenizer
 
-        return Tokenizer.from_metadata(self.source.metadata)
+        return Tokenizer.from_metadata(self.source.metadata, self.source.path)
 
     def new_session(self, profile: Profile | None = None) -> Session:
         """A session with an empty KV cache of its own; every step is recorded in `profile`."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tiny_model import write_tiny
 
+from gguflow.engine.gguf import GgufError
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.session import (
     PLAN_CACHE,
@@ -290,3 +293,12 @@ def test_a_negative_number_of_tokens(session: Session) -> None:
 def test_options_out_of_range(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"^{name} "):
         Options(**{name: value})
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def test_a_bad_tokenizer_names_the_file(model: Model) -> None:
+    source = replace(model.source, metadata={"tokenizer.ggml.model": 7})
+    with pytest.raises(GgufError, match=re.escape(str(model.source.path))):
+        _ = Model(source, model.options).tokenizer

@@ -12,9 +12,9 @@ WAVES = 32  # blocks may fill the device so many times over before threads loop 
 PACK_BYTES = 16  # the widest load there is
 
 
-def n_blocks(n: int, device: DeviceInfo) -> int:
-    """Blocks for n pieces of work, one a thread as long as that fits in `WAVES` waves."""
-    most = device.sm_count * device.threads_per_sm // BLOCK * WAVES
+def n_blocks(n: int, device: DeviceInfo, waves: int = WAVES) -> int:
+    """Blocks for n pieces of work, one a thread as long as that fits in so many waves."""
+    most = device.sm_count * device.threads_per_sm // BLOCK * waves
     return max(1, min(ceil_div(n, BLOCK), most))
 
 
@@ -41,6 +41,7 @@ def map_launch(
     srcs: Sequence[Operand],
     device: DeviceInfo,
     params: bytes = b"",
+    waves: int = WAVES,
 ) -> list[Launch]:
     """One launch that maps `functor`, whose members are `params`, over tensors of one shape."""
     types = ", ".join([functor, *(cpp_type(o.dtype) for o in (dst, *srcs))])
@@ -49,7 +50,7 @@ def map_launch(
     if all(o.is_dense for o in (dst, *srcs)):
         v = pack_size((dst, *srcs))
         kernel = Kernel(source, f"map_dense<{v}, {types}>")
-        grid = n_blocks(ceil_div(n, v), device)
+        grid = n_blocks(ceil_div(n, v), device, waves)
     else:
         kernel = Kernel(source, f"map_strided<{'true' if is_wide(n) else 'false'}, {types}>")
         grid = n_blocks(n, device)

@@ -30,7 +30,7 @@ from gguflow.engine.offload import choose_layers
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
-from gguflow.models.base import Batch, append_sampler
+from gguflow.models.base import Batch, ModelError, append_sampler
 
 DEVICE_BACKEND = "cuda"
 MAX_TOKENS = (1 << 31) - 1  # positions are 32-bit
@@ -244,7 +244,13 @@ class Model:
         """The file's tokenizer. Raises a one-line error when the file holds none that works."""
         from gguflow.models.tokenizer import Tokenizer
 
-        return Tokenizer.from_metadata(self.source.metadata, self.source.path)
+        tokenizer = Tokenizer.from_metadata(self.source.metadata, self.source.path)
+        if tokenizer.n_vocab > self.hp.n_vocab:  # fewer is common: rows of padding
+            raise ModelError(
+                f"{self.source.path}: tokenizer.ggml.tokens has {tokenizer.n_vocab} tokens, "
+                f"token_embd.weight only {self.hp.n_vocab} rows"
+            )
+        return tokenizer
 
     def new_session(self, profile: Profile | None = None) -> Session:
         """A session with an empty KV cache of its own; every step is recorded in `profile`."""

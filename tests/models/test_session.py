@@ -20,6 +20,7 @@ from gguflow.engine.session import (
     Options,
     Session,
 )
+from gguflow.models.base import ModelError
 
 GREEDY = SamplerSettings(temperature=0.0)
 PROMPT = [1, 40, 50, 60, 70, 80]
@@ -302,3 +303,13 @@ def test_a_bad_tokenizer_names_the_file(model: Model) -> None:
     source = replace(model.source, metadata={"tokenizer.ggml.model": 7})
     with pytest.raises(GgufError, match=re.escape(str(model.source.path))):
         _ = Model(source, model.options).tokenizer
+
+
+def test_a_vocabulary_larger_than_the_embedding(model: Model) -> None:
+    tokens = [*model.source.metadata["tokenizer.ggml.tokens"], "one more"]
+    keys = {k: v for k, v in model.source.metadata.items() if k.startswith("tokenizer.")}
+    n = len(tokens)
+    keys |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": np.zeros(n, np.float32),
+             "tokenizer.ggml.token_type": np.ones(n, np.int32)}  # fmt: skip
+    with pytest.raises(ModelError, match=f"{n} tokens, token_embd.weight only {n - 1} rows"):
+        _ = Model(replace(model.source, metadata=keys), model.options).tokenizer

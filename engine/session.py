@@ -250,6 +250,7 @@ class Model:
                 f"{self.source.path}: tokenizer.ggml.tokens has {tokenizer.n_vocab} tokens, "
                 f"token_embd.weight only {self.hp.n_vocab} rows"
             )
+        tokenizer.n_rows = self.hp.n_vocab
         return tokenizer
 
     def new_session(self, profile: Profile | None = None) -> Session:

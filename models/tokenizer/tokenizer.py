@@ -52,6 +52,7 @@ class Tokenizer:
         special = read_special_tokens(metadata, vocab, cls.defaults(metadata))
         self.model = model
         self.n_vocab = len(vocab)
+        self.n_rows = self.n_vocab  # a model whose embedding is padded can give ids up to this
         self.bos, self.eos, self.eot, self.unk = special.bos, special.eos, special.eot, special.unk
         self.eog_ids = special.eog_ids
         self.add_bos, self.add_eos = special.add_bos, special.add_eos
@@ -144,6 +145,8 @@ class Tokenizer:
         return self._vocab.ids.get(text)
 
     def _shown_piece(self, token: int) -> bytes:
+        if self.n_vocab <= token < self.n_rows:
+            return b""
         return b"" if self.is_special(token) else self._model.piece(token)
 
     def _check(self, token: int) -> int:

@@ -313,3 +313,14 @@ def test_a_vocabulary_larger_than_the_embedding(model: Model) -> None:
              "tokenizer.ggml.token_type": np.ones(n, np.int32)}  # fmt: skip
     with pytest.raises(ModelError, match=f"{n} tokens, token_embd.weight only {n - 1} rows"):
         _ = Model(replace(model.source, metadata=keys), model.options).tokenizer
+
+
+def test_padding_of_the_embedding_has_no_text(model: Model) -> None:
+    keys = {k: v for k, v in model.source.metadata.items() if k.startswith("tokenizer.")}
+    n = len(keys["tokenizer.ggml.tokens"]) - 1
+    for name in ("tokens", "scores", "token_type"):
+        keys[f"tokenizer.ggml.{name}"] = keys[f"tokenizer.ggml.{name}"][:n]
+    tokenizer = Model(replace(model.source, metadata=keys), model.options).tokenizer
+    assert tokenizer.decode([n]) == tokenizer.stream().push(n) == ""
+    with pytest.raises(ValueError, match=f"token id {n + 1} "):
+        tokenizer.decode([n + 1])

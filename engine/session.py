@@ -498,9 +498,14 @@ class Session:
                     keep += 1
                 self.rewind(keep)
             new = ids[len(self.tokens) :]
-            token = int(self.prefill(new, sampler)[-1][0])
+            result = self.prefill(new, sampler)
+            if self._turn is not sampler and not np.isfinite(result[0]).all():
+                raise ModelError(
+                    f"{self.model.source.path}: the logits are not finite; the weights hold NaN or "
+                    "infinity, or values too large to multiply"
+                )
             self._turn = sampler
-            return token, len(new)
+            return int(result[-1][0]), len(new)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after every token of a new sequence: float32 [n_tokens, n_vocab]."""

@@ -324,3 +324,10 @@ def test_padding_of_the_embedding_has_no_text(model: Model) -> None:
     assert tokenizer.decode([n]) == tokenizer.stream().push(n) == ""
     with pytest.raises(ValueError, match=f"token id {n + 1} "):
         tokenizer.decode([n + 1])
+
+
+def test_weights_with_nan_are_named_instead_of_sampled(tmp_path) -> None:
+    bad = {"output_norm.weight": np.full(64, np.nan, np.float32)}
+    model = Model.load(write_tiny(tmp_path / "nan.gguf", weights=bad), n_threads=1)
+    with pytest.raises(ModelError, match=r"nan\.gguf: the logits are not finite"):
+        next(model.generate(PROMPT))

@@ -24,8 +24,9 @@ from .profiling import new_profile, save_profile
 
 if TYPE_CHECKING:
     from gguflow.engine.loader import ModelSource
+    from gguflow.engine.options import Options
     from gguflow.engine.profile import Profile
-    from gguflow.engine.session import Model, Options, Session
+    from gguflow.engine.session import Model, Session
 
 SUMMARY = "measure tokens per second"
 EPILOG = """\
@@ -119,7 +120,7 @@ def run(args: Namespace) -> int:
     profile_path = check_profile(args)
     from gguflow.engine.graph import dtype_by_name
     from gguflow.engine.loader import open_model
-    from gguflow.engine.session import Options
+    from gguflow.engine.options import Options
 
     def options(t: BenchTest) -> Options:
         return Options(

@@ -39,7 +39,7 @@ _CODES = (
     ("gguflow.models.base", "ModelError", BAD_FILE),
     ("gguflow.models.chat", "ChatTemplateError", BAD_FILE),
     ("gguflow.engine.session", "ContextError", NO_RESOURCES),
-    ("gguflow.engine.session", "OptionError", BAD_ARGUMENT),
+    ("gguflow.engine.options", "OptionError", BAD_ARGUMENT),
     ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),
 )
 

@@ -12,7 +12,8 @@ from .progress import Bar
 
 if TYPE_CHECKING:
     from gguflow.engine.loader import ModelSource
-    from gguflow.engine.session import Model, Options
+    from gguflow.engine.options import Options
+    from gguflow.engine.session import Model
 
 
 def note(text: str) -> None:

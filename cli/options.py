@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gguflow.engine.options import Options
     from gguflow.engine.sampling import SamplerSettings
-    from gguflow.engine.session import Options
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")  # what the attention op reads
 MAX_TOKENS = (1 << 31) - 1  # positions are 32-bit
@@ -238,7 +238,7 @@ def add_profile(p: ArgumentParser) -> None:
 def engine_options(args: Namespace) -> Options:
     """`Options` from add_engine's arguments."""
     from gguflow.engine.graph import dtype_by_name
-    from gguflow.engine.session import Options
+    from gguflow.engine.options import Options
 
     return Options(
         n_ctx=args.ctx_size,

@@ -49,7 +49,7 @@ def add_arguments(p: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from gguflow.engine.evaluate import compare
     from gguflow.engine.loader import open_model
-    from gguflow.engine.session import Options
+    from gguflow.engine.options import Options
 
     types = type_names(args.types)
     text = read_text(args.file)

@@ -15,7 +15,8 @@ from math import prod
 import numpy as np
 
 from gguflow.engine.loader import ModelSource
-from gguflow.engine.session import Model, Options, Session
+from gguflow.engine.options import Options
+from gguflow.engine.session import Model, Session
 
 BLOCK_BYTES = 16 << 20  # of logits in memory at a time, for each model
 # Models in memory at once, besides the reference: enough for every type of a small model in one

@@ -102,7 +102,7 @@ def test_plan(call, tiny_model: str) -> None:
 
 def _source(path: str):
     from gguflow.engine.loader import open_model
-    from gguflow.engine.session import Options
+    from gguflow.engine.options import Options
 
     return open_model(path), Options()
 

@@ -1,12 +1,8 @@
-// attention over a KV cache with online softmax (Milakov and Gimelshein 2018): a block a (token,
-// head), its warps take every eighth key, and their parts are joined in a fixed order.
+// attention for every head size, type and layout, in float: online softmax (Milakov and Gimelshein
+// 2018), a block a (head, token, split), its warps take every eighth key, and their parts are
+// joined in a fixed order.
+#include "cuda/attention.cuh"
 #include "cuda/dequant.cuh"
-
-struct AttentionArgs {
-  gf_tensor dst, q, k, v, pos;
-  float scale, max_bias, softcap;
-  i32 window;
-};
 
 constexpr int kWarps = 8;
 
@@ -21,33 +17,27 @@ __device__ __forceinline__ float at<block_q8_0>(const char* row, int d) {
   return gf_f16_to_f32(b->d) * (float)b->qs[d % 32];
 }
 
-__device__ float alibi_slope(int h, int n_head, float max_bias) {
-  if (max_bias <= 0.0f) return 0.0f;
-  int p = 1;
-  while (2 * p <= n_head) p *= 2;
-  const float power = h < p ? (float)(h + 1) / (float)p : (float)(2 * (h - p) + 1) / (float)(2 * p);
-  return exp2f(-max_bias * power);
-}
-
 // N: elements of a head a lane holds, at least ceil(max(hd, hd_v) / 32).
 template <class K, class V, int N>
 __global__ void __launch_bounds__(32 * kWarps) attention(const __grid_constant__ AttentionArgs a) {
   __shared__ float tops[kWarps], totals[kWarps], parts[kWarps][32 * N];
+  let_next_start();
+  wait_for_previous();
   const int head = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 token = blockIdx.y;
   const int hd = (int)a.q.ne[0], hd_v = (int)a.v.ne[0];
-  const int kv_head = head / (int)(a.q.ne[1] / a.k.ne[1]);
-  const float slope = alibi_slope(head, (int)a.q.ne[1], a.max_bias);
-  const i64 pos = *reinterpret_cast<const i32*>(a.pos.data + token * a.pos.nb[0]);
-  const i64 first = a.window > 0 && pos >= a.window ? pos - a.window + 1 : 0;
-  const i64 last = pos < a.k.ne[2] ? pos : a.k.ne[2] - 1;
+  const int kv_head = a.group.div(head);
+  const float slope2 = alibi_slope(head, (int)a.q.ne[1], a.max_bias) * kLog2E;
+  const int pos = position(a, token);
+  const Share keys = share_of(a, visible_to(a, pos), blockIdx.z);
+  if ((int)blockIdx.z >= keys.n_active) return;
 
   const float* const q_row = reinterpret_cast<const float*>(a.q.row(head, token, 0));
   float q[N], sum[N] = {};
 #pragma unroll
-  for (int i = 0; i < N; ++i) q[i] = lane + 32 * i < hd ? q_row[lane + 32 * i] * a.scale : 0.0f;
+  for (int i = 0; i < N; ++i) q[i] = lane + 32 * i < hd ? q_row[lane + 32 * i] : 0.0f;
   float top = -infinity(), total = 0.0f;
-  for (i64 j = first + warp; j <= last; j += kWarps) {
+  for (int j = keys.begin + warp; j < keys.end; j += kWarps) {
     const char* const k = a.k.row(kv_head, j, 0);
     const char* const v = a.v.row(kv_head, j, 0);
     float s = 0.0f;
@@ -55,11 +45,9 @@ __global__ void __launch_bounds__(32 * kWarps) attention(const __grid_constant__
     for (int i = 0; i < N; ++i) {
       if (lane + 32 * i < hd) s = fmaf(q[i], at<K>(k, lane + 32 * i), s);
     }
-    s = warp_reduce(s, Add());
-    if (a.softcap > 0.0f) s = a.softcap * tanhf(s / a.softcap);
-    s = fmaf(-slope, (float)(pos - j), s);
+    s = score_log2(a, warp_reduce(s, Add()), slope2, pos - j);
     const float new_top = fmaxf(top, s);
-    const float keep = expf(top - new_top), p = expf(s - new_top);
+    const float keep = exp2f(top - new_top), p = exp2f(s - new_top);
     top = new_top;
     total = fmaf(total, keep, p);
 #pragma unroll
@@ -80,14 +68,26 @@ __global__ void __launch_bounds__(32 * kWarps) attention(const __grid_constant__
   for (int w = 0; w < kWarps; ++w) top = fmaxf(top, tops[w]);
   total = 0.0f;
   for (int w = 0; w < kWarps; ++w) {
-    total += tops[w] == -infinity() ? 0.0f : totals[w] * expf(tops[w] - top);
+    total += tops[w] == -infinity() ? 0.0f : totals[w] * exp2f(tops[w] - top);
   }
   float* const out = reinterpret_cast<float*>(a.dst.row(head, token, 0));
+  const int slot = (int)(token * gridDim.x) + head;
+  float* const part = part_of(a, slot, blockIdx.z, 0, 1, hd_v);
   for (int d = threadIdx.x; d < hd_v; d += 32 * kWarps) {
     float y = 0.0f;
     for (int w = 0; w < kWarps; ++w) {
-      if (tops[w] != -infinity()) y += parts[w][d] * expf(tops[w] - top);
+      if (tops[w] != -infinity()) y += parts[w][d] * exp2f(tops[w] - top);
     }
-    out[d] = total > 0.0f ? y / total : 0.0f;
+    if (keys.n_active == 1) {
+      out[d] = total > 0.0f ? y / total : 0.0f;
+    } else {
+      part[d] = y;
+    }
   }
+  if (keys.n_active == 1) return;
+  if (threadIdx.x == 0) {
+    part[hd_v] = top;
+    part[hd_v + 1] = total;
+  }
+  join(a, slot, keys.n_active, 1, 1, hd_v, [&](int, int d, float y) { out[d] = y; });
 }

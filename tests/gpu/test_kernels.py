@@ -177,24 +177,6 @@ def test_a_row_does_not_depend_on_the_batch(gpu: Any, op: str) -> None:
     assert same_bits(together, np.concatenate(alone))
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
-def test_attention_does_not_depend_on_the_batch(gpu: Any, dtype: str) -> None:
-    n_tok, past = 37, 150
-    rng = np.random.default_rng(2)
-    q = rng.standard_normal((n_tok, 8, 64)).astype(np.float32)
-    kv = [rng.standard_normal((past + n_tok, 2, 64)).astype(np.float32) for _ in range(2)]
-
-    def part(begin: int, end: int) -> np.ndarray:
-        pos = np.arange(past + begin, past + end)
-        srcs: list[Operand | None] = [f32(q[begin:end])]
-        srcs += [Operand(x.shape, dtype, x, role="state") for x in kv]
-        srcs.append(Operand(pos.shape, "i32", pos))
-        return run(gpu, "attention", srcs, scale=0.2)
-
-    pieces = [part(b, min(b + 5, n_tok)) for b in range(0, n_tok, 5)]
-    assert same_bits(part(0, n_tok), np.concatenate(pieces))
-
-
 def test_attention_does_not_read_rows_beyond_the_position(gpu: Any) -> None:
     """Cache rows not yet written may hold anything."""
     rng = np.random.default_rng(3)

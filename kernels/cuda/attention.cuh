@@ -1,0 +1,149 @@
+// What the attention kernels share: arguments, which keys are visible, scores, and how the parts of
+// a token that several blocks computed are joined.
+#pragma once
+
+#include "cuda/common.cuh"
+
+struct AttentionArgs {
+  gf_tensor dst, q, k, v, pos;
+  float scale, max_bias, softcap;
+  i32 window;
+  float* parts;   // [slot][split][row][width + 2]: a sum, the largest score and the total weight
+  FastDiv group;  // heads of q a KV head
+  i32 n_splits;
+};
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kChunk = 128;  // splits share the visible keys in such pieces
+constexpr int kAlone = 2;    // chunks that one block does sooner than several can join their parts
+
+// Programmatic dependent launch: the next kernel may be scheduled; the one before has ended.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ inline float alibi_slope(int h, int n_head, float max_bias) {
+  if (max_bias <= 0.0f) return 0.0f;
+  int p = 1;
+  while (2 * p <= n_head) p *= 2;
+  const float power = h < p ? (float)(h + 1) / (float)p : (float)(2 * (h - p) + 1) / (float)(2 * p);
+  return exp2f(-max_bias * power);
+}
+
+// A dot product's score times log2(e), so that its weight is a power of two. slope2: the head's
+// slope times log2(e).
+__device__ __forceinline__ float score_log2(const AttentionArgs& a, float dot, float slope2,
+                                            int distance) {
+  float s = dot * a.scale;
+  if (a.softcap > 0.0f) s = a.softcap * tanhf(s / a.softcap);
+  return fmaf(-slope2, (float)distance, s * kLog2E);
+}
+
+// Past the first-level cache: the decode kernel also reads it before the kernels ahead have ended.
+__device__ __forceinline__ int position(const AttentionArgs& a, i64 token) {
+  return __ldcg(reinterpret_cast<const i32*>(a.pos.data + token * a.pos.nb[0]));
+}
+
+// Keys [first, last]; none if last < first.
+struct Span {
+  int first, last;
+};
+
+__device__ __forceinline__ Span visible_to(const AttentionArgs& a, int pos) {
+  const int first = a.window > 0 && pos >= a.window ? pos - a.window + 1 : 0;
+  return {first, pos < (int)a.k.ne[2] ? pos : (int)a.k.ne[2] - 1};
+}
+
+// What a split does of the visible keys: [begin, end). Depends on the positions alone, so that the
+// result is the same in every run.
+struct Share {
+  int n_active;  // splits that have something to do, at least one
+  int begin, end;
+};
+
+__device__ __forceinline__ Share share_of(const AttentionArgs& a, Span s, int split) {
+  const int n = s.last - s.first + 1;
+  const int chunks = n > kChunk ? (n + kChunk - 1) / kChunk : 1;
+  const int each = chunks <= kAlone ? kAlone : (chunks + a.n_splits - 1) / a.n_splits;
+  const int begin = s.first + split * each * kChunk;
+  return {(chunks + each - 1) / each, begin, min(begin + each * kChunk, s.last + 1)};
+}
+
+// -- joining
+// ---------------------------------------------------------------------------------------
+
+constexpr int kTickets = 1024;     // slots; mirrored in attention.py
+__device__ u32 tickets[kTickets];  // blocks of a slot that have arrived; zero between launches
+
+__device__ __forceinline__ float* part_of(const AttentionArgs& a, int slot, int split, int row,
+                                          int rows, int width) {
+  return a.parts + (((i64)slot * a.n_splits + split) * rows + row) * (width + 2);
+}
+
+// Adds one to a slot's count, which starts over at zero after the n-th; true for that one. What the
+// block wrote before is visible to the block that gets true.
+__device__ __forceinline__ bool arrives_last(int slot, int n) {
+  __shared__ u32 before;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    before = atomicInc(tickets + slot, (u32)n - 1);
+    __threadfence();
+  }
+  __syncthreads();
+  return before == (u32)n - 1;
+}
+
+// Called by every thread once its block's part is written. The block that arrives last adds all of
+// them up, in the order of the splits: store(row, i, value).
+template <class Store>
+__device__ __forceinline__ void join(const AttentionArgs& a, int slot, int n_active, int rows,
+                                     int rows_used, int width, Store store) {
+  if (!arrives_last(slot, n_active)) return;
+  const i64 step = (i64)rows * (width + 2);
+  for (int i = threadIdx.x; i < rows_used * width; i += blockDim.x) {
+    const int row = i / width, d = i - row * width;
+    const float* const parts = part_of(a, slot, 0, row, rows, width);
+    // A batch is loaded at once and then added to what the batches before gave.
+    constexpr int BATCH = 16;
+    float top = -infinity(), sum = 0.0f, total = 0.0f;
+    for (int s0 = 0; s0 < n_active; s0 += BATCH) {
+      float y[BATCH], best[BATCH], weights[BATCH];
+#pragma unroll
+      for (int s = 0; s < BATCH; ++s) {
+        const float* const part = parts + min(s0 + s, n_active - 1) * step;
+        y[s] = __ldcg(part + d);
+        best[s] = s0 + s < n_active ? __ldcg(part + width) : -infinity();
+        weights[s] = __ldcg(part + width + 1);
+      }
+      float new_top = top;
+#pragma unroll
+      for (int s = 0; s < BATCH; ++s) new_top = fmaxf(new_top, best[s]);
+      const float base = new_top == -infinity() ? 0.0f : new_top;
+      const float keep = fast_exp2(top - base);
+      sum *= keep;
+      total *= keep;
+#pragma unroll
+      for (int s = 0; s < BATCH; ++s) {
+        const float w = fast_exp2(best[s] - base);
+        sum = fmaf(w, y[s], sum);
+        total = fmaf(w, weights[s], total);
+      }
+      top = new_top;
+    }
+    store(row, d, total > 0.0f ? sum / total : 0.0f);
+  }
+}

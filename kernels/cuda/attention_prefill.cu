@@ -1,0 +1,279 @@
+// attention for many tokens, after FlashAttention-2 (Dao 2023): a block owns 128 rows of one KV
+// head, a row being a (token, head of the group), and walks over the visible keys, which it keeps
+// double buffered in shared memory. A warp has 32 rows, so that each fragment of keys or values
+// read from shared memory serves two products, and half of the keys of each tile: two warps a
+// scheduler even when there are few rows.
+#include "cuda/attention_mma.cuh"
+
+constexpr int kThreads = 256, kRows = 128;
+
+__device__ __forceinline__ u32 shared_address(const void* p) {
+  return (u32)__cvta_generic_to_shared(p);
+}
+__device__ __forceinline__ void copy16_async(uint4* to, const char* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
+}
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements; lane i has the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(u32 (&x)[4], const uint4* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared_address(row)));
+}
+__device__ __forceinline__ void load_transposed(u32 (&x)[4], const uint4* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared_address(row)));
+}
+
+// Where 16-byte piece c of row r lies: pieces of one column are spread over the banks.
+template <int PIECES>
+__device__ __forceinline__ int swizzle(int r, int c) {
+  return r * PIECES + (c ^ (r & 7));
+}
+
+// Rows [j0, j0 + KEYS) of the cache; those past `last` repeat it, as memory there may hold NaN.
+template <class C, int PIECES, int KEYS>
+__device__ __forceinline__ void load_tile(uint4* tile, const char* base, i64 stride, int j0,
+                                          int last) {
+#pragma unroll
+  for (int i = 0; i < KEYS * PIECES / kThreads; ++i) {
+    const int n = i * kThreads + threadIdx.x, r = n / PIECES, c = n % PIECES;
+    const char* const row = base + min(j0 + r, last) * stride;
+    uint4* const to = tile + swizzle<PIECES>(r, c);
+    if constexpr (CacheRow<C>::kPlain) {
+      copy16_async(to, row + 16 * c);
+    } else {
+      *to = CacheRow<C>::read8(row, 8 * c);
+    }
+  }
+}
+
+// KEYS: of a tile.
+template <class K, class V, int HD, int KEYS>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_prefill(const __grid_constant__ AttentionArgs a) {
+  typedef typename CacheRow<K>::Half T;
+  constexpr int PIECES = HD / 8, TILE = KEYS * PIECES;
+  constexpr int MINE = KEYS / 2;     // keys of a tile that are the warp's
+  extern __shared__ uint4 shared[];  // Q [128, HD], then K and V [2][KEYS, HD]
+  __shared__ int bounds[4][kRows / 32];
+  uint4* const q_tile = shared;
+  uint4* const k_tiles = q_tile + kRows * PIECES;
+  uint4* const v_tiles = k_tiles + 2 * TILE;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int warp = threadIdx.x / 32 % (kRows / 32), half = threadIdx.x / kRows;
+  const int kv_head = blockIdx.x, group = (int)a.group.divisor;
+  const int n_head = (int)a.q.ne[1], last_row = (int)a.q.ne[2] * group - 1;
+  // The last tokens see most: start with them.
+  const int row0 = (int)(gridDim.y - 1 - blockIdx.y) * kRows;
+
+  const auto token_of = [&](int row) { return (int)a.group.div(row); };
+  const auto head_of = [&](int row) { return kv_head * group + row - token_of(row) * group; };
+
+  let_next_start();
+  wait_for_previous();
+  // Rows past the end repeat the last one; their results are not stored.
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kRows * PIECES; i += kThreads) {
+    const int r = i / PIECES, c = i % PIECES, row = min(row0 + r, last_row);
+    const char* const at = a.q.row(head_of(row), token_of(row), 0);
+    q_tile[swizzle<PIECES>(r, c)] = round8<T>(reinterpret_cast<const float*>(at) + 8 * c);
+  }
+
+  // Keys that some row sees: [first, last]; keys that all rows see: [common_first, common_last].
+  int first, last, common_first, common_last;
+  {
+    const int p = position(a, token_of(min(row0 + (int)threadIdx.x % kRows, last_row)));
+    const Span s = visible_to(a, p);
+    const bool some = s.last >= s.first;
+    const int low = __reduce_min_sync(kAllLanes, some ? s.first : 0x7FFFFFFF);
+    const int high = __reduce_max_sync(kAllLanes, some ? s.last : -1);
+    const int low_all = __reduce_max_sync(kAllLanes, s.first);
+    const int high_all = __reduce_min_sync(kAllLanes, s.last);
+    if (lane == 0 && half == 0) {
+      bounds[0][warp] = low;
+      bounds[1][warp] = high;
+      bounds[2][warp] = low_all;
+      bounds[3][warp] = high_all;
+    }
+    __syncthreads();
+    first = min(min(bounds[0][0], bounds[0][1]), min(bounds[0][2], bounds[0][3]));
+    last = max(max(bounds[1][0], bounds[1][1]), max(bounds[1][2], bounds[1][3]));
+    common_first = max(max(bounds[2][0], bounds[2][1]), max(bounds[2][2], bounds[2][3]));
+    common_last = min(min(bounds[3][0], bounds[3][1]), min(bounds[3][2], bounds[3][3]));
+  }
+
+  // A thread's rows: 32 warp + 16 m + g + 8 h. What few tiles need of them is read again there.
+  float top[2][2], total[2][2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    top[i / 2][i % 2] = -infinity();
+    total[i / 2][i % 2] = 0.0f;
+  }
+  const auto row_of = [&](int m, int h) {
+    return min(row0 + 32 * warp + 16 * m + g + 8 * h, last_row);
+  };
+  // Plain scores are only scaled, which the exponent's multiply-add does.
+  const bool plain = a.softcap <= 0.0f && a.max_bias <= 0.0f && a.scale > 0.0f;
+  const float factor = plain ? a.scale * kLog2E : 1.0f;
+
+  const char* const k_base = a.k.row(kv_head, 0, 0);
+  const char* const v_base = a.v.row(kv_head, 0, 0);
+  const auto load = [&](int j0, int stage) {
+    load_tile<K, PIECES, KEYS>(k_tiles + stage * TILE, k_base, a.k.nb[2], j0, last);
+    load_tile<V, PIECES, KEYS>(v_tiles + stage * TILE, v_base, a.v.nb[2], j0, last);
+  };
+
+  float sum[2][HD / 8][4] = {};
+  if (last >= 0) load(first, 0);
+  for (int j0 = first, stage = 0; j0 <= last; j0 += KEYS, stage ^= 1) {
+    wait_for_copies();
+    __syncthreads();  // everyone's copies are there, and the other stage is no longer read
+    if (j0 + KEYS <= last) load(j0 + KEYS, stage ^ 1);
+    // Swizzling repeats every eight rows, so a tile's half is laid out as a tile.
+    const uint4* const k_tile = k_tiles + stage * TILE + half * (TILE / 2);
+    const uint4* const v_tile = v_tiles + stage * TILE + half * (TILE / 2);
+    const int j_mine = j0 + half * MINE;
+    if (j_mine > last) continue;
+
+    float s[2][MINE / 8][4] = {};
+#pragma unroll
+    for (int c = 0; c < HD / 16; ++c) {
+      u32 q[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        load_matrices(q[m],
+                      q_tile + swizzle<PIECES>(32 * warp + 16 * m + lane % 16, 2 * c + lane / 16));
+      }
+#pragma unroll
+      for (int n = 0; n < MINE / 16; ++n) {
+        u32 k[4];
+        load_matrices(
+            k, k_tile + swizzle<PIECES>(16 * n + lane % 8 + lane / 16 * 8, 2 * c + lane / 8 % 2));
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          mma<T>(s[m][2 * n], q[m], k[0], k[1]);
+          mma<T>(s[m][2 * n + 1], q[m], k[2], k[3]);
+        }
+      }
+    }
+
+    const bool masked = j_mine < common_first || j_mine + MINE - 1 > common_last;
+    if (masked || !plain) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int row = row_of(m, h), pos = position(a, token_of(row));
+          const float slope2 = kLog2E * alibi_slope(head_of(row), n_head, a.max_bias);
+#pragma unroll
+          for (int n = 0; n < MINE / 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              const int distance = pos - (j_mine + 8 * n + 2 * t + e);
+              float* const x = &s[m][n][2 * h + e];
+              if (!plain) *x = score_log2(a, *x, slope2, distance);
+              if (distance < 0 || (a.window > 0 && distance >= a.window)) *x = -infinity();
+            }
+          }
+        }
+      }
+    }
+
+    u32 p[2][MINE / 16][4];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      float keep[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float new_top = top[m][h];
+#pragma unroll
+        for (int n = 0; n < MINE / 8; ++n) {
+          new_top = fmaxf(new_top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+        }
+        new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 1));
+        new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 2));
+        const float base = new_top == -infinity() ? 0.0f : new_top * factor;
+        keep[h] = fast_exp2(fmaf(top[m][h], factor, -base));
+        top[m][h] = new_top;
+        float weights = 0.0f;
+#pragma unroll
+        for (int n = 0; n < MINE / 8; ++n) {
+          float* const x = &s[m][n][2 * h];
+          x[0] = fast_exp2(fmaf(x[0], factor, -base));
+          x[1] = fast_exp2(fmaf(x[1], factor, -base));
+          weights += x[0] + x[1];
+          p[m][n / 2][n % 2 * 2 + h] = Float<T>::pair(x[0], x[1]);
+        }
+        total[m][h] = fmaf(total[m][h], keep[h], weights);
+      }
+      // Later tiles seldom have a new maximum.
+      if (__any_sync(kAllLanes, keep[0] != 1.0f || keep[1] != 1.0f)) {
+#pragma unroll
+        for (int d = 0; d < HD / 8; ++d) {
+          sum[m][d][0] *= keep[0];
+          sum[m][d][1] *= keep[0];
+          sum[m][d][2] *= keep[1];
+          sum[m][d][3] *= keep[1];
+        }
+      }
+    }
+
+#pragma unroll
+    for (int n = 0; n < MINE / 16; ++n) {
+#pragma unroll
+      for (int d = 0; d < HD / 16; ++d) {
+        u32 v[4];
+        load_transposed(v, v_tile + swizzle<PIECES>(16 * n + lane % 16, 2 * d + lane / 16));
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          mma<T>(sum[m][2 * d], p[m][n], v[0], v[1]);
+          mma<T>(sum[m][2 * d + 1], p[m][n], v[2], v[3]);
+        }
+      }
+    }
+  }
+
+  // The warps with the second halves hand theirs over, laid out by thread.
+  constexpr int STATS = HD;  // floats of sums, before those of the online softmax
+  static_assert(4 * kRows * (STATS + 8) <= 16 * (kRows * PIECES + 4 * TILE), "fits into shared");
+  float* const mine = reinterpret_cast<float*>(shared) + threadIdx.x % kRows;
+  __syncthreads();  // the tiles are no longer read
+  if (half == 1) {
+#pragma unroll
+    for (int i = 0; i < STATS; ++i) mine[i * kRows] = sum[i / (HD / 2)][i / 4 % (HD / 8)][i % 4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      mine[(STATS + i) * kRows] = top[i / 2][i % 2];
+      mine[(STATS + 4 + i) * kRows] = total[i / 2][i % 2];
+    }
+  }
+  __syncthreads();
+  if (half == 1) return;
+
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int m = i / 2, h = i % 2, row = row0 + 32 * warp + 16 * m + g + 8 * h;
+    const float other = mine[(STATS + i) * kRows], best = fmaxf(top[m][h], other);
+    const float base = best == -infinity() ? 0.0f : best * factor;
+    const float keep = fast_exp2(fmaf(top[m][h], factor, -base));
+    const float take = fast_exp2(fmaf(other, factor, -base));
+    float weights = keep * total[m][h] + take * mine[(STATS + 4 + i) * kRows];
+    weights += __shfl_xor_sync(kAllLanes, weights, 1);
+    weights += __shfl_xor_sync(kAllLanes, weights, 2);
+    if (row > last_row) continue;
+    const float inverse = weights > 0.0f ? 1.0f / weights : 0.0f;
+    const float x = keep * inverse, y = take * inverse;
+    float* const out = reinterpret_cast<float*>(a.dst.row(head_of(row), token_of(row), 0)) + 2 * t;
+#pragma unroll
+    for (int d = 0; d < HD / 8; ++d) {
+      const float* const rest = mine + (m * (HD / 2) + 4 * d + 2 * h) * kRows;
+      *reinterpret_cast<float2*>(out + 8 * d) = make_float2(
+          fmaf(sum[m][d][2 * h], x, rest[0] * y), fmaf(sum[m][d][2 * h + 1], x, rest[kRows] * y));
+    }
+  }
+}

@@ -3,7 +3,7 @@
 A launch file `<name>.py` beside `<name>.cu` has
 
     OPS = ("silu", ...)                                 # the ops it launches
-    def launches(call: Call) -> list[Launch]: ...       # what to run, in order
+    def launches(call: Call) -> list[Launch]: ...       # what to run, in order; Gemm too
     def supports(node: Tensor) -> bool: ...             # optional; absent means every node
     def scratch_bytes(node, device) -> int: ...         # optional; temporary device memory
 
@@ -24,6 +24,8 @@ from types import ModuleType
 
 from gguflow.engine.graph import DType, Tensor
 from gguflow.engine.graph.tensor import MAX_DIMS
+
+from .gemm import Gemm
 
 Dim3 = tuple[int, int, int]
 MAX_GRID_YZ = 65535  # blocks a grid may have in y and in z (CUDA programming guide)
@@ -47,6 +49,8 @@ class Launch:
 
     dependent: the kernel calls griddepcontrol.wait, so it may start before the one before it ends
     (programmatic dependent launch; ignored below sm_90).
+    leaves: the value of which it leaves another form at the start of the scratch memory; it is then
+    the first launch of its op. The next op to start with the same launch finds it there.
     """
 
     kernel: Kernel
@@ -55,6 +59,7 @@ class Launch:
     args: bytes
     shared: int = 0
     dependent: bool = False
+    leaves: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,7 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     return 0 if ask is None else int(ask(node, device))
 
 
-def launches(call: Call) -> Sequence[Launch]:
+def launches(call: Call) -> Sequence[Launch | Gemm]:
     """The launches that compute a node."""
-    made: Sequence[Launch] = launch_files()[call.node.op or ""].launches(call)
+    made: Sequence[Launch | Gemm] = launch_files()[call.node.op or ""].launches(call)
     return made

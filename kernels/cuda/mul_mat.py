@@ -8,7 +8,9 @@ from math import prod
 
 from gguflow.engine.graph import F32, Tensor
 
+from . import mul_mat_gemm, mul_mat_mma
 from .elementwise import map_launch
+from .gemm import Gemm
 from .launch import (
     MAX_GRID_YZ,
     Call,
@@ -25,6 +27,7 @@ OPS = ("mul_mat", "mul_mat_add", "mul_mat_swiglu")
 FEW = 8  # columns up to which a warp a row is used
 TILE = 64
 WARPS = 4
+MANY = (mul_mat_mma, mul_mat_gemm)  # for more columns, the first that takes the operands
 
 
 def supports(node: Tensor) -> bool:
@@ -49,11 +52,18 @@ def multiply(dst: Operand, w: Operand, x: Operand, r: Operand | None = None) -> 
 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
-    return 2 * node.nbytes if node.op == "mul_mat_swiglu" else 0
+    plain = 2 * node.nbytes if node.op == "mul_mat_swiglu" else 0
+    if node.shape[-2] > FEW:
+        plain = max(plain, *(way.scratch_bytes(node, device) for way in MANY))
+    return plain
 
 
-def launches(call: Call) -> list[Launch]:
+def launches(call: Call) -> list[Launch | Gemm]:
     op = call.node.op
+    if call.dst.ne[1] > FEW:
+        for way in MANY:
+            if way.applies(call.node, call.srcs, call.device):
+                return way.launches(call)
     if op != "mul_mat_swiglu":
         return [multiply(call.dst, call.src(0), call.src(1), call.optional(2))]
     dense = Operand.of(Tensor("scratch", F32, call.node.shape, call.node.role), call.scratch)

@@ -7,6 +7,7 @@ from functools import cache
 from harness import declare_case
 
 from gguflow.engine.graph import OpSpec, Tensor, all_ops
+from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
     Call,
     DeviceInfo,
@@ -21,7 +22,7 @@ from gguflow.kernels.cuda.timestamp import timestamp
 DEVICE = DeviceInfo()
 
 
-def launches_of(node: Tensor, address: int = 1 << 20) -> list[Launch]:
+def launches_of(node: Tensor, address: int = 1 << 20) -> list[Launch | Gemm]:
     """The launches of a node whose operands lie at made-up aligned addresses."""
     srcs = tuple(
         None if s is None else Operand.of(s, address * (i + 2) + s.view_offset)
@@ -33,7 +34,9 @@ def launches_of(node: Tensor, address: int = 1 << 20) -> list[Launch]:
 @cache
 def kernels_of(spec: OpSpec) -> tuple[Kernel, ...]:
     nodes = [declare_case(spec, case) for case in spec.cases()]
-    return tuple(k.kernel for n in nodes if supports(n) for k in launches_of(n))
+    return tuple(
+        k.kernel for n in nodes if supports(n) for k in launches_of(n) if isinstance(k, Launch)
+    )
 
 
 @cache

@@ -10,9 +10,11 @@ import numpy as np
 
 from gguflow.engine.backends.base import Memory
 from gguflow.engine.graph import Role, Tensor
-from gguflow.kernels.cuda.launch import Call, Operand, launches, scratch_bytes
+from gguflow.kernels.cuda.gemm import Gemm
+from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
 from gguflow.kernels.cuda.timestamp import timestamp
 
+from .cublas import BoundGemm
 from .memory import CudaBuffer, MirroredBuffer
 from .modules import BoundLaunch
 
@@ -45,22 +47,32 @@ class CudaExecutable:
                 moved[buffer.address] = buffer
             return Operand.of(t, buffer.address + offset + t.view_offset)
 
-        made = []
+        made: list[list[Launch | Gemm]] = []
+        left: Launch | Gemm | None = None  # what the start of the scratch memory holds
         for n in nodes:
             dst = operand(n)
             assert dst is not None
             call = Call(n, dst, tuple(operand(s) for s in n.srcs), info, self._scratch.address)
-            made.append(list(launches(call)))
-        backend.modules.prepare(launch.kernel for op in made for launch in op)
+            op = list(launches(call))
+            if scratch_bytes(n, info):
+                first = op[0] if isinstance(op[0], Launch) and op[0].leaves is not None else None
+                if first is not None and first == left:
+                    del op[0]
+                left = first
+            made.append(op)
+        backend.modules.prepare(
+            step.kernel for op in made for step in op if isinstance(step, Launch)
+        )
         self._ops = [[backend.modules.bind(launch) for launch in op] for op in made]
         self.kernels: Sequence[str] = [
-            "+".join(dict.fromkeys(launch.kernel.entry for launch in op)) for op in made
+            "+".join(dict.fromkeys(s.kernel.entry if isinstance(s, Launch) else s.name for s in op))
+            for op in made
         ]
         self._runs = 0
         self._graph: Any = None
         self._timed: tuple[Any, CudaBuffer] | None = None
 
-    def _enqueue(self, clocks: Sequence[BoundLaunch] = ()) -> None:
+    def _enqueue(self, clocks: Sequence[BoundLaunch | BoundGemm] = ()) -> None:
         """Put everything into the stream; `clocks` are n_ops + 1 timestamps to put between ops."""
         for up in self._uploads.values():
             up.upload()
@@ -74,7 +86,7 @@ class CudaExecutable:
         for down in self._downloads.values():
             down.download()
 
-    def _capture(self, clocks: Sequence[BoundLaunch] = ()) -> Any:
+    def _capture(self, clocks: Sequence[BoundLaunch | BoundGemm] = ()) -> Any:
         stream = self._device.stream
         stream.begin_capture()
         try:

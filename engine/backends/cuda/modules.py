@@ -9,8 +9,10 @@ from typing import Any
 
 from gguflow.engine import env
 from gguflow.kernels.cuda import jit
+from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import Kernel, Launch
 
+from .cublas import BoundGemm, Cublas
 from .device import CudaDevice
 from .errors import CudaError
 
@@ -28,6 +30,7 @@ class Modules:
         self.driver = driver
         self._functions: dict[Kernel, Any] = {}
         self._shared: dict[Kernel, int] = {}
+        self._cublas: Cublas | None = None
 
     def prepare(self, kernels: Iterable[Kernel]) -> None:
         """Compile and load what is missing, several at a time."""
@@ -54,8 +57,12 @@ class Modules:
             raise CudaError(f"{kernel.source} {kernel.entry}: {self.driver.CUresult(status).name}")
         return values[0] if values else None
 
-    def bind(self, launch: Launch) -> BoundLaunch:
+    def bind(self, launch: Launch | Gemm) -> BoundLaunch | BoundGemm:
         """A launch with its function; `prepare` must have seen its kernel."""
+        if isinstance(launch, Gemm):
+            if self._cublas is None:
+                self._cublas = Cublas(self.device)
+            return self._cublas.bind(launch)
         function, driver = self._functions[launch.kernel], self.driver
         if launch.shared > max(self._shared.get(launch.kernel, 0), SHARED_BY_DEFAULT):
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

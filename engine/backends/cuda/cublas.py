@@ -1,0 +1,160 @@
+"""Matrix products by cuBLASLt, through ctypes.
+
+The plain cuBLAS binding of CuPy refuses to work while a stream is captured and cannot add a matrix
+other than the result. Names and numbers below are those of cublasLt.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from functools import cache
+from typing import Any
+
+from gguflow.kernels.cuda.gemm import WORKSPACE_BYTES, Gemm, Matrix
+
+from .device import CudaDevice
+from .errors import CudaError
+
+_TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType
+_COMPUTE_32F = 68
+_OP_T = 1
+_DESC_TRANSA = 3
+_LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_STRIDE = 5, 6
+_PREF_WORKSPACE, _PREF_ALIGNMENT_A = 1, 5  # those of B, C and D follow
+
+
+class _Choice(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t"""
+
+    _fields_ = (
+        ("algorithm", c_uint64 * 8),
+        ("workspace", c_size_t),
+        ("state", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    )
+
+
+@cache
+def _library() -> Any:
+    """cuBLASLt. Raises CudaError when it is not installed."""
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    try:
+        path = load_nvidia_dynamic_lib("cublasLt").abs_path
+        return ctypes.CDLL(path)
+    except (RuntimeError, OSError) as e:
+        reason = str(e).splitlines()[0]
+        raise CudaError(
+            f"cuBLAS is not available ({reason}); install it with: pip install 'gguflow[cuda13]'"
+        ) from None
+
+
+def _call(name: str, *args: Any) -> None:
+    status = getattr(_library(), name)(*args)
+    if status != 0:
+        raise CudaError(f"{name} failed with status {status}")
+
+
+class Cublas:
+    """A cuBLASLt handle on one device. Matrix products are bound once and issued many times."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device = device
+        device.use()
+        self.handle = c_void_p()
+        _call("cublasLtCreate", byref(self.handle))
+        self._matmul = _library().cublasLtMatmul
+        self._choices: dict[tuple[Any, ...], Any] = {}
+
+    def bind(self, gemm: Gemm) -> BoundGemm:
+        return BoundGemm(self, gemm)
+
+    def choose(self, g: Gemm, operation: Any, layouts: list[Any], addresses: list[int]) -> Any:
+        """The library's first choice of algorithm: the same for equal shapes and alignments."""
+        alignments = [_alignment(a) for a in addresses]
+        key = (g.dtype, g.out, g.n, g.m, g.k, g.batch, g.w.ld, g.x.ld, g.d.ld, g.c is None,
+               *alignments)  # fmt: skip
+        if key not in self._choices:
+            self._choices[key] = self._ask(g, operation, layouts, alignments)
+        return self._choices[key]
+
+    def _ask(self, g: Gemm, operation: Any, layouts: list[Any], alignments: list[int]) -> Any:
+        preference, found, choice = c_void_p(), c_int(), _Choice()
+        _call("cublasLtMatmulPreferenceCreate", byref(preference))
+        try:
+            _set("MatmulPreference", preference, _PREF_WORKSPACE, c_uint64(WORKSPACE_BYTES))
+            for i, nbytes in enumerate(alignments):
+                _set("MatmulPreference", preference, _PREF_ALIGNMENT_A + i, c_uint32(nbytes))
+            _call("cublasLtMatmulAlgoGetHeuristic", self.handle, operation, *layouts, preference,
+                  1, byref(choice), byref(found))  # fmt: skip
+        finally:
+            _call("cublasLtMatmulPreferenceDestroy", preference)
+        if found.value == 0:
+            raise CudaError(f"cuBLAS has no algorithm for {g.dtype} {g.n} x {g.m} x {g.k}")
+        return choice
+
+
+def _set(kind: str, what: c_void_p, attribute: int, value: Any) -> None:
+    name = f"cublasLt{kind}SetAttribute"
+    _call(name, what, attribute, byref(value), c_size_t(ctypes.sizeof(value)))
+
+
+def _alignment(address: int) -> int:
+    """The largest power of two up to 256 that divides an address."""
+    return min(address & -address, 256)
+
+
+class BoundGemm:
+    """A matrix product that only has to be issued.
+
+    cuBLAS counts columns first: rows of k elements are the columns of a k by n matrix, so D^T (n by
+    m) = w (transposed) x.
+    """
+
+    def __init__(self, cublas: Cublas, g: Gemm) -> None:
+        self.gemm = g
+        self._matmul = cublas._matmul
+        c = g.c or g.d
+        self._operation = c_void_p()
+        _call("cublasLtMatmulDescCreate", byref(self._operation), _COMPUTE_32F, _TYPES["f32"])
+        _set("MatmulDesc", self._operation, _DESC_TRANSA, c_int32(_OP_T))
+        self._layouts = [
+            self._layout(g.dtype, g.k, g.n, g.w),
+            self._layout(g.dtype, g.k, g.m, g.x),
+            self._layout(g.out, g.n, g.m, c),
+            self._layout(g.out, g.n, g.m, g.d),
+        ]
+        matrices = g.w, g.x, c, g.d
+        choice = cublas.choose(g, self._operation, self._layouts, [m.address for m in matrices])
+        self._numbers = c_float(1), c_float(0 if g.c is None else 1)
+        w, x, c_at, d = (c_void_p(m.address) for m in matrices)
+        a_layout, b_layout, c_layout, d_layout = self._layouts
+        self._choice = choice
+        self._args = (
+            cublas.handle, self._operation, byref(self._numbers[0]), w, a_layout, x, b_layout,
+            byref(self._numbers[1]), c_at, c_layout, d, d_layout, byref(choice),
+            c_void_p(g.workspace), c_size_t(WORKSPACE_BYTES), c_void_p(cublas.device.stream.ptr),
+        )  # fmt: skip
+
+    def _layout(self, dtype: str, rows: int, columns: int, m: Matrix) -> c_void_p:
+        layout = c_void_p()
+        _call("cublasLtMatrixLayoutCreate", byref(layout), _TYPES[dtype], c_uint64(rows),
+              c_uint64(columns), c_int64(m.ld))  # fmt: skip
+        if self.gemm.batch > 1:
+            _set("MatrixLayout", layout, _LAYOUT_BATCH_COUNT, c_int32(self.gemm.batch))
+            _set("MatrixLayout", layout, _LAYOUT_BATCH_STRIDE, c_int64(m.batch_stride))
+        return layout
+
+    def issue(self) -> None:
+        """Put it into the device's stream."""
+        status = self._matmul(*self._args)
+        if status != 0:
+            raise CudaError(f"cublasLtMatmul failed with status {status}: {self.gemm}")
+
+    def __del__(self) -> None:
+        for layout in getattr(self, "_layouts", ()):
+            _library().cublasLtMatrixLayoutDestroy(layout)
+        if getattr(self, "_operation", None):
+            _library().cublasLtMatmulDescDestroy(self._operation)

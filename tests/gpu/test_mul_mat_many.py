@@ -1,0 +1,143 @@
+"""mul_mat with many columns: every layout that a library's product takes or must refuse."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import build_case, nmse, run_on
+from kernel_list import launches_of
+
+from gguflow.engine.graph import F16, F32, Case, Graph, Operand, op_spec
+from gguflow.kernels.cuda.gemm import Gemm
+
+TYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K",
+         "q5_K", "q6_K"]  # fmt: skip
+
+
+def build(op: str, *srcs: Operand) -> Any:
+    return build_case(op_spec(op), Case(srcs), np.random.default_rng(0))
+
+
+def uses_library(node: Any) -> bool:
+    return any(isinstance(s, Gemm) for s in launches_of(node))
+
+
+def check(gpu: Any, op: str, *srcs: Operand, library: bool | None = True) -> np.ndarray:
+    """The result, which is the oracle's."""
+    built = build(op, *srcs)
+    if library is not None:
+        assert uses_library(built.node) == library
+    result = run_on(gpu, built)
+    # float32 products lose next to nothing; rounding to 16 bits costs far less than allowed.
+    assert nmse(result, built.expected) < (1e-10 if srcs[0].dtype == "f32" else 5e-5)
+    return result
+
+
+def weight(n: int, k: int, dtype: str, **more: Any) -> Operand:
+    scaled = lambda rng, s: rng.standard_normal(s) / np.sqrt(k)  # noqa: E731
+    return Operand((n, k), dtype, scaled, role="weight", **more)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_every_type_compiles(nvrtc: Any, arch: str) -> None:
+    made = [
+        s.kernel
+        for t in TYPES[3:]
+        for m in (16, 99)
+        for s in launches_of(build("mul_mat", weight(8, 256, t), Operand((m, 256))).node)
+        if not isinstance(s, Gemm)
+    ]
+    for source in {k.source for k in made}:
+        entries = sorted({k.entry for k in made if k.source == source})
+        assert len(nvrtc.compile_source(source, entries, arch).names) == len(entries)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    "n, k, m", [(96, 768, 17), (300, 2560, 64), (129, 512, 130), (257, 1280, 9)]
+)
+def test_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
+    w, x = weight(n, k, dtype), Operand((m, k))
+    quantized = dtype[0] == "q"
+    library = not quantized or m > 64 or k % 256 > 0
+    check(gpu, "mul_mat", w, x, library=library)
+    check(gpu, "mul_mat_add", w, x, Operand((m, n)), library=library)
+    check(gpu, "mul_mat_add", w, x, Operand((n,)), library=library)
+    check(gpu, "mul_mat_swiglu", w, weight(n, k, dtype), x, library=library)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_broadcast_and_permuted_batches(gpu: Any, dtype: str) -> None:
+    for w, x in (((2,), (6,)), ((1, 1), (2, 3)), ((2, 3), (2, 6)), ((3, 1), (3, 4)), ((1,), (2,))):
+        check(gpu, "mul_mat", Operand((*w, 20, 64), dtype), Operand((*x, 12, 64)))
+    swap = (1, 0, 2)
+    x = Operand((4, 12, 64), permute=swap)
+    w = Operand((2, 20, 64), dtype, permute=swap)
+    check(gpu, "mul_mat", w, x, library=dtype != "f32")
+    check(gpu, "mul_mat", Operand((2, 3, 20, 64), dtype), Operand((4, 3, 12, 64)), library=False)
+    r = Operand((2, 2, 12, 20), pad=(0, 1, 1, 5))
+    check(gpu, "mul_mat_add", Operand((2, 2, 20, 64), dtype), Operand((2, 2, 12, 64)), r)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["q4_0", "q6_K"])
+def test_views_of_quantized_weights_go_another_way(gpu: Any, dtype: str) -> None:
+    w = Operand((20, 512), dtype, pad=(0, 512))
+    check(gpu, "mul_mat", w, Operand((12, 512)), library=False)
+    check(gpu, "mul_mat", w, Operand((70, 512)), library=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0", "f32"])
+@pytest.mark.parametrize("op", ["mul_mat", "mul_mat_add", "mul_mat_swiglu"])
+def test_rows_that_float16_cannot_hold(gpu: Any, op: str, dtype: str) -> None:
+    """Each row is right by itself: the largest does not hide the others."""
+    factors = np.array([[10.0**e] for e in (0, 4, 5, 8, -3, 6, 0, 15, -6, 4.5, 4.8, 2)])
+    n, k = 40, 256
+    x = Operand((12, k), data=lambda rng, s: rng.standard_normal(s) * factors)
+    ws = [weight(n, k, dtype) for _ in range(2 if op == "mul_mat_swiglu" else 1)]
+    rest = [Operand((12, n))] if op == "mul_mat_add" else []
+    built = build(op, *ws, x, *rest)
+    for row, expected in zip(run_on(gpu, built), built.expected, strict=True):
+        assert nmse(row, expected) < 5e-5
+
+
+@pytest.mark.gpu
+def test_a_row_does_not_depend_on_how_large_others_are(gpu: Any) -> None:
+    x = np.random.default_rng(1).standard_normal((12, 64)).astype(np.float32)
+    large = x.copy()
+    large[3] *= 1e7
+    w = weight(24, 64, "f16")
+    first, second = (check(gpu, "mul_mat", w, Operand(v.shape, "f32", v)) for v in (x, large))
+    keep = np.arange(12) != 3
+    assert first[keep].tobytes() == second[keep].tobytes()
+
+
+@pytest.mark.gpu
+def test_products_of_one_value_share_its_rounded_form(gpu: Any) -> None:
+    """The second product does not round x again; the one after a product of y does."""
+    rng = np.random.default_rng(2)
+    g = Graph()
+    leaves = {g.input(n, F32, (16, 64)): rng.standard_normal((16, 64), np.float32) for n in "xy"}
+    x, y = leaves
+    nodes = []
+    for i, v in enumerate((x, x, y, x)):
+        w = g.weight(f"w{i}", F16, (32, 64))
+        leaves[w] = rng.standard_normal((32, 64)).astype(np.float16)
+        nodes.append(g.op("mul_mat", w, v))
+    places = {t: gpu.alloc(t.nbytes) for t in (*leaves, *nodes)}
+    for t, data in leaves.items():
+        places[t].write(0, data)
+    executable = gpu.compile(nodes, SimpleNamespace(locate=lambda t: (places[t], 0)))
+    assert ["round_rows" in k for k in executable.kernels] == [True, False, True, True]
+    for _ in range(3):
+        executable.run()
+        for node in nodes:
+            w, v = (leaves[s].astype(np.float64) for s in node.srcs)
+            found = places[node].read(0, node.nbytes).view(np.float32).reshape(node.shape)
+            assert nmse(found, v @ w.T) < 1e-6

@@ -1,6 +1,6 @@
 """Attention on the GPU: microseconds, GB/s and TFLOP/s at the shapes of Llama 3 models.
 
-    python bench/cuda_attention.py
+    python bench/cuda_attention.py [TYPE ...]     types of the cache; f16, q8_0 and f32 if none
 
 Each figure is that of a captured graph of many layers, whose caches together are larger than the
 second-level cache, divided by their number.
@@ -8,6 +8,7 @@ second-level cache, divided by their number.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -84,12 +85,10 @@ def measure(gpu: Any, model: str, dtype: str, n_tok: int, past: int) -> None:
 def main() -> None:
     gpu: Any = find_backend("cuda")
     print(gpu.device.name)
-    for dtype in ("f16", "q8_0"):
+    for dtype in sys.argv[1:] or ("f16", "q8_0", "f32"):
         for model in MODELS:
             for n_tok, past in DECODE + PREFILL:
                 measure(gpu, model, dtype, n_tok, past)
-    for n_tok, past in ((1, 100), (1, 8191), (512, 0)):
-        measure(gpu, "8B", "f32", n_tok, past)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from .mul_mat_rows import finish_launch, gate_launch, round_launch
 class Product:
     """One x w^T as a product of `batch` matrices.
 
-    m: columns of a batch. k_step, batch_step: bytes between w's rows and between its batches.
+    m: columns of a batch. w_row, w_batch: bytes between w's rows and between its batches.
     """
 
     dtype: str

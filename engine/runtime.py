@@ -10,7 +10,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import Backend, Buffer, Executable
 from gguflow.engine.compile import Copy, Plan, round_up
-from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.graph import Role, Tensor, op_spec
 from gguflow.engine.profile import PlanRow, PlanRows
 
 Place = tuple[Buffer, int]  # a buffer and a byte offset into it
@@ -200,12 +200,19 @@ def _alloc_copies(plan: Plan, backends: Mapping[str, Backend]) -> dict[tuple[Ten
             placed |= {(owner, space): place for owner, place in laid_out.items()}
     for s in plan.segments:
         for n in s.nodes:
-            if n.view_of is not None and (n.view_of, plan.spaces[s.backend]) in placed:
-                raise ValueError(
-                    f"{n.name} runs on {s.backend} but writes {n.view_of.name}, which lives in "
-                    f"{plan.space_of(n.view_of)}; place both on one device"
-                )
+            for owner in _written_owners(n):
+                if (owner, plan.spaces[s.backend]) in placed:
+                    raise ValueError(
+                        f"{n.name} runs on {s.backend} but writes {owner.name}, which lives in "
+                        f"{plan.space_of(owner)}; place both on one device"
+                    )
     return placed
+
+
+def _written_owners(n: Tensor) -> list[Tensor]:
+    """What a node writes into besides memory of its own."""
+    also = [n.srcs[i] for i in op_spec(n.op).also_writes] if n.op else []
+    return [*([n.view_of] if n.view_of is not None else []), *(s.owner for s in also if s)]
 
 
 def _lay_out(tensors: Sequence[Tensor], alloc: Callable[[int], Buffer]) -> dict[Tensor, Place]:

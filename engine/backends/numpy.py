@@ -61,7 +61,12 @@ def run_node(node: Tensor, buffers: Buffers) -> None:
     spec = op_spec(node.op)
     values = [None if s is None else read(s, buffers) for s in node.srcs]
     rows = None if spec.writes_into is None else spec.written(*values, **node.params)
+    also = spec.written_also(*values, **node.params) if spec.also_writes else []
     write(node, buffers, spec.reference(*values, **node.params), rows)
+    for i, (after, changed) in zip(spec.also_writes, also, strict=True):
+        state = node.srcs[i]
+        assert state is not None
+        write(state, buffers, after, changed)
 
 
 def _bind(leaf: Tensor, feed: np.ndarray | None) -> np.ndarray:

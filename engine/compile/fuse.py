@@ -18,12 +18,16 @@ from gguflow.engine.graph import Graph, Role, Tensor, op_spec
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Replace a node, and the `inner` nodes only it uses, by `op(srcs, params)`."""
+    """Replace a node, and the `inner` nodes only it and each other use, by `op(srcs, params)`.
+
+    before: new nodes that `srcs` use; they run right before it.
+    """
 
     op: str
     srcs: tuple[Tensor | None, ...]
     inner: tuple[Tensor, ...]
     params: dict[str, Any] = field(default_factory=dict)
+    before: tuple[Tensor, ...] = ()
 
 
 Rule = Callable[[Tensor], Rewrite | None]
@@ -91,6 +95,74 @@ def gate_and_up(node: Tensor) -> Rewrite | None:
     return Rewrite("mul_mat_swiglu", (wg, wu, gate.srcs[1]), (gate, up))
 
 
+@rule
+def norm_then_project(node: Tensor) -> Rewrite | None:
+    """mul_mat(w, rms_norm_mul(x, norm)) -> norm_mul_mat(x, norm, w); the same for gate and up"""
+    if node.op not in ("mul_mat", "mul_mat_swiglu"):
+        return None
+    *weights, h = node.srcs
+    norm = _made_by(h, "rms_norm_mul")
+    if norm is None:
+        return None
+    return Rewrite(f"norm_{node.op}", (*norm.srcs, *weights), (norm,), dict(norm.params))
+
+
+def _whole(t: Tensor | None) -> Tensor | None:
+    """The node behind views that show all of it in its own order."""
+    while t is not None and t.role is Role.VIEW:
+        (s,) = t.live_srcs()
+        same = t.view_offset == s.view_offset and t.size == s.size
+        if not (same and t.is_contiguous and s.is_contiguous):
+            return None
+        t = s
+    return t
+
+
+def _rotated(t: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """(rope, mul_mat) where t is a rotated product."""
+    rope = _made_by(_whole(t), "rope")
+    product = _made_by(_whole(rope.srcs[0]), "mul_mat") if rope is not None else None
+    return (rope, product) if rope is not None and product is not None else None
+
+
+@rule
+def before_attention(node: Tensor) -> Rewrite | None:
+    """attention(rope(wq h), set_rows(keys, rope(wk h)), set_rows(values, wv h)), h = rms_norm_mul
+    -> attention(norm_qkv_rope, keys, values)"""
+    if node.op != "attention":
+        return None
+    q, (k_rows, v_rows) = _rotated(node.srcs[0]), (_whole(s) for s in node.srcs[1:3])
+    k_set, v_set = _made_by(k_rows, "set_rows"), _made_by(v_rows, "set_rows")
+    k = _rotated(k_set.srcs[1]) if k_set is not None else None
+    v = _made_by(_whole(v_set.srcs[1]), "mul_mat") if v_set is not None else None
+    if q is None or k is None or v is None or k_set is None or v_set is None:
+        return None
+    (q_rope, q_mm), (k_rope, k_mm) = q, k
+    norm = _made_by(_whole(q_mm.srcs[1]), "rms_norm_mul")
+    pos = q_rope.srcs[1]
+    positions = (k_rope.srcs[1], k_set.srcs[2], v_set.srcs[2])
+    if (
+        norm is None
+        or any(_whole(m.srcs[1]) is not norm for m in (k_mm, v))
+        or any(_whole(p) is not _whole(pos) for p in positions)
+        or dict(q_rope.params) != dict(k_rope.params)
+        or q_rope.srcs[2:] != k_rope.srcs[2:]
+    ):
+        return None
+    states = k_set.srcs[0], v_set.srcs[0]
+    params = {**norm.params, "head_dim": q_rope.shape[2], **q_rope.params}
+    srcs = (*norm.srcs, q_mm.srcs[0], k_mm.srcs[0], v.srcs[0], pos, *states, *q_rope.srcs[2:])
+    made = _fused_node(q_rope, Rewrite("norm_qkv_rope", srcs, (), params))
+    if made is None:
+        return None
+    views = (
+        replace(t, srcs=(s,)) if t is not None and t.role is Role.VIEW else s
+        for t, s in zip(node.srcs[1:3], states, strict=True)
+    )
+    inner = (norm, q_mm, k_mm, v, q_rope, k_rope, k_set, v_set)
+    return Rewrite("attention", (made, *views, *node.srcs[3:]), inner, dict(node.params), (made,))
+
+
 def fuse(
     nodes: Sequence[Tensor],
     outputs: Iterable[Tensor],
@@ -113,12 +185,12 @@ def fuse(
         for node in done:
             node = _resolve(node, swap)
             rewrite = r(node)
-            if rewrite is not None and all(uses[i] == 1 and i not in keep for i in rewrite.inner):
+            if rewrite is not None and _only_used_inside(node, rewrite.inner, uses):
                 fused = _fused_node(node, rewrite)
-                if fused is not None and supports(fused):
+                if fused is not None and all(supports(n) for n in (*rewrite.before, fused)):
                     dead.update(rewrite.inner)
                     swap[node] = fused
-                    out.append(fused)
+                    out += [*rewrite.before, fused]
                     continue
             out.append(node)
         done = [n for n in out if n not in dead]
@@ -126,6 +198,12 @@ def fuse(
             renamed[old] = swap.get(renamed[old], renamed[old])
         renamed.update(swap)
     return done, renamed
+
+
+def _only_used_inside(node: Tensor, inner: Sequence[Tensor], uses: Counter[Tensor]) -> bool:
+    """Whether nobody but `node` and each other uses the inner nodes."""
+    inside = _count_uses([node, *inner], set())
+    return all(uses[i] == inside[i] for i in inner)
 
 
 def _count_uses(nodes: Sequence[Tensor], keep: set[Tensor]) -> Counter[Tensor]:

@@ -82,6 +82,8 @@ class OpSpec:
         result's type and shape, and is used by nobody later.
     writes_into: the source the op updates; its result is a view of that source. `written` says
         which rows change.
+    also_writes: sources the op updates beside computing its result; `written_also` says how.
+    optional: backends need no kernel; fusion makes the op only where there is one.
     """
 
     name: ClassVar[str] = ""
@@ -94,6 +96,8 @@ class OpSpec:
     fused_from: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[tuple[int, ...]] = ()
     writes_into: ClassVar[int | None] = None
+    also_writes: ClassVar[tuple[int, ...]] = ()
+    optional: ClassVar[bool] = False
 
     def infer(self, *srcs: Tensor | None, **params: Any) -> tuple[DType, Shape]:
         """Type and shape of the result. Raises ShapeError through `self.fail`."""
@@ -108,6 +112,12 @@ class OpSpec:
 
         The other rows keep their bytes: quantizing what was read back need not give them again.
         """
+        raise NotImplementedError
+
+    def written_also(
+        self, *srcs: np.ndarray | None, **params: Any
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each source of `also_writes`: its values afterwards, and the rows that change."""
         raise NotImplementedError
 
     def flops(self, out: Tensor) -> int:

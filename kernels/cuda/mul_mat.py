@@ -22,6 +22,7 @@ from .launch import (
     cpp_type,
     pack,
 )
+from .mul_mat_vec import multiply_few, swiglu_few, takes
 
 OPS = ("mul_mat", "mul_mat_add", "mul_mat_swiglu")
 FEW = 8  # columns up to which a warp a row is used
@@ -58,12 +59,28 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     return plain
 
 
+def _few(call: Call) -> Launch | None:
+    """The launch of mul_mat_vec.cu, where it takes the operands."""
+    if call.node.op == "mul_mat_swiglu":
+        gate, up, x = (call.src(i) for i in range(3))
+        if gate.dtype is up.dtype and takes(call.dst, [gate, up], x, call.device):
+            return swiglu_few(call.device, call.dst, gate, up, x)
+        return None
+    w, x, r = call.src(0), call.src(1), call.optional(2)
+    if takes(call.dst, [w], x, call.device) and (r is None or r.nb[0] == 4):
+        return multiply_few(call.device, call.dst, w, x, r)
+    return None
+
+
 def launches(call: Call) -> list[Launch | Gemm]:
     op = call.node.op
     if call.dst.ne[1] > FEW:
         for way in MANY:
             if way.applies(call.node, call.srcs, call.device):
                 return way.launches(call)
+    few = _few(call)
+    if few is not None:
+        return [few]
     if op != "mul_mat_swiglu":
         return [multiply(call.dst, call.src(0), call.src(1), call.optional(2))]
     dense = Operand.of(Tensor("scratch", F32, call.node.shape, call.node.role), call.scratch)

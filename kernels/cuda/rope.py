@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 from gguflow.engine.graph import Tensor
 
@@ -25,6 +26,17 @@ def yarn_range(n_dims: int, p: dict[str, float]) -> tuple[float, float]:
     return max(0.0, low), min(n_dims - 1.0, high)
 
 
+def rope_numbers(p: dict[str, Any], n_dims: int) -> bytes:
+    """`RopeNumbers` of rope.cuh from the parameters of rope, for n_dims rotated together."""
+    low = high = 0.0
+    magnitude = p["attn_factor"]
+    if p["ext_factor"] != 0:
+        low, high = yarn_range(n_dims, p)
+        magnitude *= 1 + 0.1 * math.log(1 / p["freq_scale"])
+    log2_step = math.log2(p["freq_base"]) * -2 / n_dims
+    return struct.pack("@3d3f4x", log2_step, low, high, p["freq_scale"], p["ext_factor"], magnitude)
+
+
 def supports(node: Tensor) -> bool:
     return node.shape[0] <= MAX_GRID_YZ
 
@@ -32,16 +44,8 @@ def supports(node: Tensor) -> bool:
 def launches(call: Call) -> list[Launch]:
     x, p = call.src(0), dict(call.node.params)
     parts = 2 if p["mode"] == "2d" else 1
-    n_dims = p["n_dims"] // parts
-    low = high = 0.0
-    magnitude = p["attn_factor"]
-    if p["ext_factor"] != 0:
-        low, high = yarn_range(n_dims, p)
-        magnitude *= 1 + 0.1 * math.log(1 / p["freq_scale"])
-    numbers = struct.pack(
-        "@3d3f2i", math.log2(p["freq_base"]) * -2 / n_dims, low, high, p["freq_scale"],
-        p["ext_factor"], magnitude, p["n_dims"], MODES.index(p["mode"]),
-    )  # fmt: skip
+    numbers = rope_numbers(p, p["n_dims"] // parts)
+    numbers += struct.pack("@2i", p["n_dims"], MODES.index(p["mode"]))
     hd, n_head, n_tok = x.ne[:3]
     n_work = p["n_dims"] // 2 + hd - p["n_dims"]
     # For one token every head gets its own thread; for a prompt a thread serves several heads.

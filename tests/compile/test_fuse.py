@@ -8,11 +8,16 @@ import pytest
 import gguflow.engine.ops  # noqa: F401
 from gguflow.engine.backends.numpy import evaluate
 from gguflow.engine.compile import RULES, fuse_graph
-from gguflow.engine.graph import F32, Graph, Tensor
+from gguflow.engine.graph import F32, I32, Graph, Tensor, op_spec
 
 
 def everything(_: Tensor) -> bool:
     return True
+
+
+def always(node: Tensor) -> bool:
+    """What every backend has a kernel for."""
+    return not op_spec(node.op or "").optional
 
 
 def ops(g: Graph) -> list[str | None]:
@@ -38,6 +43,15 @@ def ffn() -> Graph:
 
 def test_ffn_becomes_three_ops_with_the_same_result() -> None:
     plain, fused = ffn(), fuse_graph(ffn(), everything)
+    assert ops(fused) == ["norm_mul_mat_swiglu", "mul_mat_add"]
+    assert [n.name for n in fused.nodes] == ["swiglu", "residual"]
+    want = evaluate(plain, feed(plain))["residual"]
+    got = evaluate(fused, feed(fused))["residual"]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_ffn_becomes_three_ops_where_kernels_are_few() -> None:
+    plain, fused = ffn(), fuse_graph(ffn(), always)
     assert ops(fused) == ["rms_norm_mul", "mul_mat_swiglu", "mul_mat_add"]
     assert [n.name for n in fused.nodes] == ["norm", "swiglu", "residual"]
     want = evaluate(plain, feed(plain))["residual"]
@@ -95,7 +109,7 @@ def test_views_of_a_fused_value_follow_it() -> None:
 
 
 def test_nothing_is_fused_without_a_kernel() -> None:
-    assert ops(fuse_graph(ffn(), lambda n: n.op != "mul_mat_swiglu")) == [
+    assert ops(fuse_graph(ffn(), lambda n: "mul_mat_swiglu" not in (n.op or ""))) == [
         "rms_norm_mul", "mul_mat", "mul_mat", "swiglu", "mul_mat_add",
     ]  # fmt: skip
 
@@ -107,3 +121,54 @@ def test_bias_and_residual_join_the_product(shape: tuple[int, ...]) -> None:
     product = g.mul_mat(g.weight("w", F32, (8, 16)), x)
     g.output(g.add(product, g.weight("r", F32, shape), name="y"))
     assert ops(fuse_graph(g, everything)) == ["mul_mat_add"]
+
+
+def attention(last: bool = False, other_pos: bool = False) -> Graph:
+    """A block up to its attention: two tokens, two heads of four; `last` looks at the last only."""
+    g = Graph()
+    x, pos = g.input("x", F32, (2, 16)), g.input("pos", I32, (2,))
+    states = [g.state(n, F32, (5, 8)) for n in ("keys", "values")]
+    h = g.mul(g.rms_norm(x, eps=1e-5), g.weight("norm", F32, (16,)), name="h")
+    k, v = (g.mul_mat(g.weight(f"w{n}", F32, (8, 16)), h, name=n) for n in "kv")
+    q_pos = g.input("other", I32, (2,)) if other_pos else pos
+    if last:
+        h, q_pos = g.slice(h, 0, 1, 2), g.slice(pos, 0, 1, 2)
+    n = h.shape[0]
+    q = g.mul_mat(g.weight("wq", F32, (8, 16)), h, name="q")
+    turn = {"n_dims": 4, "mode": "neox"}
+    q = g.rope(g.reshape(q, (n, 2, 4)), q_pos, name="q_rope", **turn)
+    k = g.rope(g.reshape(k, (2, 2, 4)), pos, name="k_rope", **turn)
+    rows = [
+        g.reshape(g.set_rows(s, y, pos), (5, 2, 4))
+        for s, y in zip(states, (g.reshape(k, (2, 8)), v), strict=True)
+    ]
+    g.output(g.attention(q, *rows, q_pos, scale=0.5, name="kqv"))
+    return g
+
+
+def test_everything_before_attention_becomes_one_op() -> None:
+    plain, fused = attention(), fuse_graph(attention(), everything)
+    assert ops(fused) == ["norm_qkv_rope", "attention"]
+    assert [n.name for n in fused.nodes] == ["q_rope", "kqv"]
+    values = {n: x for n, x in feed(plain).items() if n not in ("pos", "keys", "values")}
+    results = []
+    for g in (plain, fused):
+        states = {n: np.zeros((5, 8), np.float32) for n in ("keys", "values")}
+        pos = np.array([1, 2], np.int32)
+        results.append((evaluate(g, {**values, **states, "pos": pos})["kqv"], states))
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-5, atol=1e-6)
+    for name, state in results[0][1].items():
+        assert state[1:3].all() and not state[3:].any()
+        np.testing.assert_allclose(state, results[1][1][name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["last", "other_pos"])
+def test_attention_that_looks_elsewhere_is_left_alone(kind: str) -> None:
+    assert "norm_qkv_rope" not in ops(fuse_graph(attention(**{kind: True}), everything))
+
+
+def test_a_norm_that_is_read_twice_is_kept() -> None:
+    g = ffn()
+    h = next(n for n in g.nodes if n.name == "norm")
+    g.output(g.relu(h))
+    assert "rms_norm_mul" in ops(fuse_graph(g, everything))

@@ -143,10 +143,15 @@ def test_a_weight_read_elsewhere_is_copied_once(remote: None, path: Path) -> Non
     assert sum(map(len, bound.copies)) == len(copied) - 1
 
 
-def test_writing_a_state_from_another_space_is_an_error(remote: None, path: Path) -> None:
-    overrides = ((r"kv\.0\.k", "numpy"), (r"blk\.0\.attn\.kv_k", "remote"))
-    model = Model.load(path, backends=("remote", "numpy"), overrides=overrides)
-    with pytest.raises(ValueError, match=r"blk\.0\.attn\.kv_k runs on remote but writes kv\.0\.k"):
+@pytest.mark.parametrize("fuse, name", [(False, "kv_k"), (True, "q_rope")])
+def test_writing_a_state_from_another_space_is_an_error(
+    remote: None, path: Path, fuse: bool, name: str
+) -> None:
+    overrides = ((r"kv\.0\.k", "numpy"), (rf"blk\.0\.attn\.{name}", "remote"))
+    model = Model.load(path, backends=("remote", "numpy"), overrides=overrides, fuse=fuse)
+    with pytest.raises(
+        ValueError, match=rf"blk\.0\.attn\.{name} runs on remote but writes kv\.0\.k"
+    ):
         model.new_session().bound_plan(1, "last", False)
 
 

@@ -270,18 +270,44 @@ def run_on(
         changed = memory.bytes_of(leaf) != built.feeds[name]
         if leaf is node.owner:
             changed &= ~_may_change(built)
+        for state, rows in _also_written(built):
+            if leaf is state.owner:
+                changed &= ~_bytes_of_rows(state, rows)
+                found, expected = (
+                    read(state, {leaf: raw}) for raw in (memory.bytes_of(leaf), built.after[name])
+                )
+                assert nmse(found[rows], expected[rows]) <= built.tolerance, f"{name}: wrong rows"
         assert not changed.any(), f"{name}: byte {int(np.argmax(changed))} was overwritten"
     return read(node, {node.owner: memory.bytes_of(node.owner)})
+
+
+def _values_of_srcs(built: Built) -> list[np.ndarray | None]:
+    buffers = {leaf: built.feeds[name] for name, leaf in built.graph.leaves.items()}
+    return [None if s is None else read(s, buffers) for s in built.node.srcs]
+
+
+def _also_written(built: Built) -> list[tuple[Tensor, np.ndarray]]:
+    """The states that the op updates beside computing its result, each with the rows."""
+    node = built.node
+    assert node.op is not None
+    spec = op_spec(node.op)
+    if not spec.also_writes:
+        return []
+    updates = spec.written_also(*_values_of_srcs(built), **node.params)
+    states = [node.srcs[i] for i in spec.also_writes]
+    return [(s, rows) for s, (_, rows) in zip(states, updates, strict=True) if s is not None]
 
 
 def _may_change(built: Built) -> np.ndarray:
     """For an op that writes into a state: which bytes of that leaf it may change, as bools."""
     node = built.node
     assert node.op is not None
-    buffers = {leaf: built.feeds[name] for name, leaf in built.graph.leaves.items()}
-    values = [None if s is None else read(s, buffers) for s in node.srcs]
-    rows = op_spec(node.op).written(*values, **node.params)
-    mask = np.zeros(node.owner.nbytes, np.uint8)
-    target = window(node, {node.owner: mask})
-    target[rows] = np.full(node.dtype.nbytes, 255, np.uint8).view(target.dtype)[0]
+    return _bytes_of_rows(node, op_spec(node.op).written(*_values_of_srcs(built), **node.params))
+
+
+def _bytes_of_rows(t: Tensor, rows: np.ndarray) -> np.ndarray:
+    """Which bytes of its owner these rows of `t` lie in, as bools."""
+    mask = np.zeros(t.owner.nbytes, np.uint8)
+    target = window(t, {t.owner: mask})
+    target[rows] = np.full(t.dtype.nbytes, 255, np.uint8).view(target.dtype)[0]
     return mask != 0

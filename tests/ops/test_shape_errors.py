@@ -24,6 +24,8 @@ def operand(g: Graph, i: int, text: str | None) -> Tensor | None:
 EPS = {"eps": 1e-5}
 NORM = {"n_dims": 4, "mode": "norm"}
 SCALE = {"scale": 1.0}
+QKV = ["f32 2x4", "f32 4", "f32 8x4", "f32 4x4", "f32 4x4", "i32 2", "f32 9x4", "f32 9x4"]
+QKV_PARAMS = {**EPS, **NORM, "head_dim": 4}
 WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("get_rows", ["f32 3x4x5", "i32 2"], {}, "the table must be [n, d]"),
     ("get_rows", ["i32 3x4", "i32 2"], {}, "the table must be"),
@@ -48,6 +50,11 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("rms_norm", ["f32 3x4T"], EPS, "dense rows"),
     ("rms_norm_mul", ["f32 3x4", "f32 3"], EPS, "w must be dense f32 [d]"),
     ("rms_norm_mul", ["f32 3x4T", "f32 3"], EPS, "dense rows"),
+    ("norm_mul_mat", ["f32 3x4", "f32 3", "f32 2x4"], EPS, "norm must be f32 [k]"),
+    ("norm_mul_mat_swiglu", ["f32 3x4", "f32 4", "f32 2x4", "f32 3x4"], EPS, "one shape"),
+    ("norm_qkv_rope", [*QKV[:2], "f32 6x4", *QKV[3:]], QKV_PARAMS, "heads of 4"),
+    ("norm_qkv_rope", [*QKV[:5], "i32 3", *QKV[6:]], QKV_PARAMS, "pos must be i32 [m]"),
+    ("norm_qkv_rope", [*QKV[:6], "f32 9x3", *QKV[7:]], QKV_PARAMS, "a state must be"),
     ("layer_norm", ["f32 3x4", "f32 3"], EPS, "w and b must be f32 [d]"),
     ("layer_norm", ["f32 3x4", None, "f32 1x4"], EPS, "w and b must be f32 [d]"),
     ("soft_max", ["f32 2x3x4", "f32 2x4"], {}, "must cover x's rows"),

@@ -67,6 +67,12 @@ class Modules:
         if launch.shared > max(self._shared.get(launch.kernel, 0), SHARED_BY_DEFAULT):
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call(driver.cuFuncSetAttribute(function, attribute, launch.shared), launch.kernel)
+            # Left to itself the driver gives a kernel just what it needs, and a dependent kernel's
+            # blocks then find no room beside it.
+            attribute = (
+                driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            )
+            self._call(driver.cuFuncSetAttribute(function, attribute, 100), launch.kernel)
             self._shared[launch.kernel] = launch.shared
         return BoundLaunch(self, launch, function)
 

@@ -1,0 +1,106 @@
+"""Single-token decode on a GPU: tokens per second of model shapes with random weights.
+
+    python bench/cuda_decode.py [--shapes llama3-8b:Q4_0,llama3.2-1b:Q4_0] [-n 128] [--depth 0]
+        [--ops]
+
+For each shape: tokens per second of steps whose token the host reads, as `gguflow bench` counts
+them; microseconds of the captured graph alone, replayed back to back; and the weights' bytes over
+that time. --ops adds the time by op, from timestamps in the graph (which keep a kernel from
+starting before the one before it ends).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gguflow.engine import loader
+from gguflow.engine.graph import DType, Role
+from gguflow.engine.profile import Profile
+from gguflow.engine.sampling import SamplerSettings
+from gguflow.engine.session import Model
+
+REPLAYS = 50
+
+
+def quick_weights() -> None:
+    """Draw weights once a shape and type: the values do not matter and drawing them takes long."""
+    draw = loader.random_bytes
+
+    @cache
+    def once(shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+        return draw("w", shape, dtype)
+
+    loader.random_bytes = lambda name, shape, dtype: once(shape, dtype)
+
+
+def replay_us(model: Model, session: Any) -> float:
+    """Median microseconds of the step's captured graph."""
+    (segment,) = session.bound_plan(1, "last", True).segments
+    device = segment._device
+    cp, stream = device.cupy, device.stream
+    events = [cp.cuda.Event() for _ in range(REPLAYS + 1)]
+    events[0].record(stream)
+    for e in events[1:]:
+        segment._graph.launch(stream)
+        e.record(stream)
+    events[-1].synchronize()
+    times = [cp.cuda.get_elapsed_time(a, b) * 1e3 for a, b in zip(events, events[1:], strict=False)]
+    return float(np.median(times))
+
+
+def op_times(model: Model, ids: list[int]) -> Counter[str]:
+    """Microseconds a step, by op."""
+    profile = Profile()
+    session = model.new_session(profile)
+    steps = list(session.generate(ids, 12, SamplerSettings(temperature=0.0)))
+    last = [s.step for s in profile.steps][-len(steps) // 2 :]
+    found: Counter[str] = Counter()
+    for row in profile.rows(last):
+        found[row.op] += row.us / len(last)
+    return found
+
+
+def measure(shape: str, n: int, depth: int, ops: bool) -> None:
+    """Print the line of one shape."""
+    n_ctx = depth + n + 64
+    model = Model.random(shape, backends=("cuda", "numpy"), n_ctx=n_ctx)
+    session, ids = model.new_session(), [1] * max(depth, 4)
+    tokens = session.generate(ids, n + 8, SamplerSettings(temperature=0.0))
+    for _ in range(8):  # the prompt, the capture
+        next(tokens)
+    begin = time.perf_counter()
+    got = sum(1 for _ in tokens)
+    each = (time.perf_counter() - begin) / got
+    us = replay_us(model, session)
+    leaves = model.plan(1, "last", True).leaves(Role.WEIGHT)
+    nbytes = sum(t.nbytes for t in leaves if t.name != "token_embd.weight" or len(leaves) < 2)
+    print(
+        f"{shape:20} depth {depth}: {1 / each:7.1f} tok/s ({each * 1e6:.0f} us a step), "
+        f"graph {us:.0f} us = {1e6 / us:.1f} tok/s, {nbytes / us / 1e6:.2f} TB/s of weights",
+        flush=True,
+    )
+    if ops:
+        for op, t in op_times(model, ids).most_common(12):
+            print(f"    {op:24} {t:9.1f} us a step")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shapes", default="llama3-8b:Q4_0,llama3.2-1b:Q4_0")
+    parser.add_argument("-n", type=int, default=128)
+    parser.add_argument("--depth", type=int, default=0)
+    parser.add_argument("--ops", action="store_true")
+    args = parser.parse_args()
+    quick_weights()
+    for shape in args.shapes.split(","):
+        measure(shape, args.n, args.depth, args.ops)
+
+
+if __name__ == "__main__":
+    main()

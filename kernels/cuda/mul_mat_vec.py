@@ -1,0 +1,231 @@
+"""Launches mul_mat_vec.cu: products of few columns, with what stands around them in a decode step.
+
+mul_mat.py sends mul_mat, mul_mat_add and mul_mat_swiglu of few columns here; the ops that begin
+with a norm exist only here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from gguflow.engine.graph import F32, Tensor
+
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
+from .rope import rope_numbers
+
+OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope")
+FEW = 8  # columns
+ROWS = 2  # weight rows of a stage
+FLOATS = ("f16", "bf16")
+STATES = ("f32", "f16", "bf16")
+STATIC = 1 << 10  # shared memory that the kernel declares itself, at most
+MAX_STAGES = 8
+LEAST_SHARED = 99 << 10  # a block may have on any GPU of compute capability 8.0 or more
+WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
+CHUNK = {"quantized": 2048, "float": 512}  # elements of a row a stage holds
+
+
+def kind_of(w: Operand) -> str:
+    return "float" if w.dtype.name in FLOATS else "quantized"
+
+
+def chunk_bytes(w: Operand) -> int:
+    return CHUNK[kind_of(w)] // w.dtype.block * w.dtype.nbytes
+
+
+def columns_for(m: int) -> int:
+    """Columns of the kernel that is used for m."""
+    return next(c for c in (1, 2, 4, 8) if c >= m)
+
+
+def plan(
+    weights: Sequence[Operand], k: int, m: int, head_dim: int, device: DeviceInfo
+) -> tuple[int, int, int]:
+    """(warps, stages, bytes of shared memory); no stages when there is no room for two.
+
+    A block takes all the shared memory it can use: bytes on their way hide the latency.
+    """
+    kind = kind_of(weights[0])
+    columns, chunks = columns_for(m), ceil_div(k, CHUNK[kind])
+    per_chunk = CHUNK[kind] // 64 * 80 if kind == "quantized" else 4 * CHUNK[kind]
+    turns = ceil_div(columns * head_dim * 4, 16) * 16
+    fixed = columns * chunks * per_chunk + turns + 16
+    stage = ROWS * max(chunk_bytes(w) for w in weights) + 16 + 8  # and its barrier
+    room = device.shared_per_block - STATIC - fixed
+    for warps in WARPS:
+        stages = min(MAX_STAGES, max(0, room) // (warps * stage))
+        if stages >= 2:
+            return warps, stages, fixed + stages * warps * stage
+    return 0, 0, 0
+
+
+def _rows_ok(w: Operand) -> bool:
+    k, rows = w.ne[:2]
+    quantized = w.dtype.is_quantized
+    return (
+        (quantized or w.dtype.name in FLOATS)
+        and k % 64 == 0
+        and w.ne[2:] == (1, 1)
+        and w.address % 16 == 0
+        and w.nb[0] == w.dtype.nbytes
+        and w.nb[1] % 16 == 0
+        and w.nb[1] < 1 << 31
+        and 0 < rows < 1 << 30
+    )
+
+
+def takes(dst: Operand, weights: Sequence[Operand], x: Operand, device: DeviceInfo,
+          head_dim: int = 0) -> bool:  # fmt: skip
+    """Whether the kernel can multiply these: few dense columns and aligned rows of one kind."""
+    kinds = {kind_of(w) for w in weights}
+    return (
+        x.ne[1] <= FEW
+        and x.ne[2:] == (1, 1)
+        and len(kinds) == 1
+        and all(_rows_ok(w) for w in weights)
+        and all(o.address % 16 == 0 and o.nb[0] == 4 and o.nb[1] % 16 == 0 for o in (x,))
+        and dst.nb[0] == 4
+        and plan(weights, x.ne[0], x.ne[1], head_dim, device)[0] > 0
+    )
+
+
+def arguments(
+    w: Sequence[Operand],
+    x: Operand,
+    dst: Operand,
+    stages: int,
+    *,
+    norm: Operand | None = None,
+    eps: float = 0.0,
+    r: Operand | None = None,
+    pairs: Sequence[int],
+    pos: Operand | None = None,
+    factors: Operand | None = None,
+    states: Sequence[Operand] = (),
+    rope: bytes = bytes(40),
+    head_dim: int = 0,
+    neox: bool = False,
+) -> bytes:
+    """`VecArgs` of mul_mat_vec.cu."""
+
+    def address(o: Operand | None) -> int:
+        return 0 if o is None else o.address
+
+    def three(values: Sequence[int]) -> list[int]:
+        return [*values, 0, 0, 0][:3]
+
+    r_step = 0 if r is None or r.ne[1] == 1 else r.nb[1] // 4
+    two = [*states, None, None][:2]
+    body = struct.pack(
+        "@19q",
+        *three([o.address for o in w]), x.address, address(norm), dst.address, address(r),
+        address(pos), address(factors), *(address(s) for s in two),
+        *three([o.nb[1] for o in w]), x.nb[1] // 4, dst.nb[1] // 4, r_step,
+        *(0 if s is None else s.nb[1] for s in two),
+    )  # fmt: skip
+    types = [0 if s is None else STATES.index(s.dtype.name) for s in two]
+    n_ctx = states[0].ne[1] if states else 0
+    numbers = struct.pack(
+        "@f14i", eps, *three(pairs), *three([o.ne[1] for o in w]), x.ne[0], x.ne[1], stages,
+        head_dim, int(neox), *types, n_ctx,
+    )  # fmt: skip
+    body += rope + numbers
+    return body + bytes(-len(body) % 16)
+
+
+def _launch(kind: str, call_weights: Sequence[Operand], m: int, warps: int, shared: int,
+            n_pairs: int, args: bytes, device: DeviceInfo) -> Launch:  # fmt: skip
+    types = cpp_type(call_weights[0].dtype), cpp_type(call_weights[-1].dtype)
+    entry = f"mul_mat_vec<{kind}, {types[0]}, {types[1]}, {columns_for(m)}>"
+    grid = max(1, min(device.sm_count, ceil_div(n_pairs, 4)))
+    kernel = Kernel("mul_mat_vec.cu", entry)
+    return Launch(kernel, (grid, 1, 1), (32 * warps, 1, 1), args, shared, dependent=True)
+
+
+def multiply_few(
+    device: DeviceInfo,
+    dst: Operand,
+    w: Operand,
+    x: Operand,
+    r: Operand | None = None,
+    norm: Operand | None = None,
+    eps: float = 0.0,
+) -> Launch:
+    """dst = norm(x) w^T + r, for operands that `takes` takes."""
+    warps, stages, shared = plan([w], x.ne[0], x.ne[1], 0, device)
+    pairs = ceil_div(w.ne[1], ROWS)
+    args = arguments([w], x, dst, stages, norm=norm, eps=eps, r=r, pairs=[pairs])
+    return _launch("PLAIN", [w], x.ne[1], warps, shared, pairs, args, device)
+
+
+def swiglu_few(
+    device: DeviceInfo,
+    dst: Operand,
+    gate: Operand,
+    up: Operand,
+    x: Operand,
+    norm: Operand | None = None,
+    eps: float = 0.0,
+) -> Launch:
+    """dst = swiglu(norm(x) gate^T, norm(x) up^T), for weights of one type."""
+    warps, stages, shared = plan([gate, up], x.ne[0], x.ne[1], 0, device)
+    args = arguments([gate, up], x, dst, stages, norm=norm, eps=eps, pairs=[gate.ne[1]])
+    return _launch("GLU", [gate, up], x.ne[1], warps, shared, gate.ne[1], args, device)
+
+
+def _supports_qkv(node: Tensor) -> bool:
+    _, _, wq, wk, wv, pos, k_state, v_state = node.srcs[:8]
+    assert wq and wk and wv and pos and k_state and v_state
+    return (
+        wq.dtype is wk.dtype
+        and pos.is_contiguous
+        and k_state.shape[0] == v_state.shape[0]
+        and node.params["n_dims"] == node.shape[2]
+        and node.params["mode"] in ("norm", "neox")
+        and wv.shape[0] % 2 == 0
+        and all(s.dtype.name in STATES for s in (k_state, v_state))
+    )
+
+
+def supports(node: Tensor) -> bool:
+    """Only what the kernel takes, on every device: there is no other for these ops."""
+    device = DeviceInfo(shared_per_block=LEAST_SHARED)
+    operands = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
+    weights = [o for s, o in zip(node.srcs, operands, strict=True)
+               if s is not None and o is not None and _is_weight(node, s)]  # fmt: skip
+    x, norm = operands[:2]
+    assert x is not None and norm is not None
+    if norm.address % 16 or norm.nb[0] != 4:
+        return False
+    head_dim = node.shape[2] if node.op == "norm_qkv_rope" else 0
+    if node.op == "norm_qkv_rope" and not _supports_qkv(node):
+        return False
+    if node.op == "norm_mul_mat_swiglu" and weights[0].dtype is not weights[1].dtype:
+        return False
+    return takes(Operand.of(node, 0), weights, x, device, head_dim)
+
+
+def _is_weight(node: Tensor, s: Tensor) -> bool:
+    n = {"norm_mul_mat": 1, "norm_mul_mat_swiglu": 2, "norm_qkv_rope": 3}[node.op or ""]
+    return any(s is t for t in node.srcs[2 : 2 + n])
+
+
+def launches(call: Call) -> list[Launch]:
+    op, p, d = call.node.op, dict(call.node.params), call.device
+    x, norm, eps = call.src(0), call.src(1), p["eps"]
+    if op == "norm_mul_mat":
+        return [multiply_few(d, call.dst, call.src(2), x, norm=norm, eps=eps)]
+    if op == "norm_mul_mat_swiglu":
+        return [swiglu_few(d, call.dst, call.src(2), call.src(3), x, norm=norm, eps=eps)]
+    weights = [call.src(i) for i in (2, 3, 4)]
+    head_dim = call.dst.ne[0]
+    warps, stages, shared = plan(weights, x.ne[0], x.ne[1], head_dim, d)
+    pairs = [w.ne[1] // 2 for w in weights]
+    dense = Tensor("q", F32, (x.ne[1], weights[0].ne[1]), call.node.role)
+    args = arguments(
+        weights, x, Operand.of(dense, call.dst.address), stages, norm=norm, eps=eps, pairs=pairs,
+        pos=call.src(5), states=[call.src(6), call.src(7)], factors=call.optional(8),
+        rope=rope_numbers(p, head_dim), head_dim=head_dim, neox=p["mode"] == "neox",
+    )  # fmt: skip
+    return [_launch("QKV", weights, x.ne[1], warps, shared, sum(pairs), args, d)]

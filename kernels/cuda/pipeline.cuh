@@ -1,0 +1,107 @@
+// A warp's own pipeline from device memory into shared memory, and programmatic dependent launch.
+//
+// On sm_90 one lane asks for whole runs of bytes (bulk copies); before that every lane copies its
+// share, 16 bytes at a time. Either way a barrier in shared memory tells when a stage is full.
+#pragma once
+
+#include "cuda/common.cuh"
+
+#ifndef GF_BULK
+#if __CUDA_ARCH__ >= 900
+#define GF_BULK 1
+#else
+#define GF_BULK 0
+#endif
+#endif
+
+__device__ __forceinline__ u32 shared_address(const void* p) {
+  return (u32)__cvta_generic_to_shared(p);
+}
+
+// The next kernel of the stream may start; its griddepcontrol.wait still waits for this one's end.
+__device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Until the kernels before this one are done and their results can be read.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// One per warp and stage, made by one lane.
+__device__ __forceinline__ void barrier_init(u64* bar) {
+  const u32 arrivals = GF_BULK ? 1 : 32;
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals)
+               : "memory");
+}
+
+// After all barriers of a warp are made.
+__device__ __forceinline__ void barriers_ready() {
+#if GF_BULK
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  __syncwarp();
+}
+
+__device__ __forceinline__ void barrier_wait(u64* bar, u32 parity) {
+  u32 done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+#if __CUDA_ARCH__ >= 900
+        "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+#else
+        "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+#endif
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(bar)), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+
+// Bytes that are read once a token: others may use the L2.
+__device__ __forceinline__ u64 read_once() {
+  u64 policy = 0;
+#if GF_BULK
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
+// The whole warp: fill a stage with two runs of n bytes (a multiple of 16, from aligned addresses).
+__device__ __forceinline__ void fill(char* to0, const char* from0, char* to1, const char* from1,
+                                     u32 n, u64* bar, int lane, u64 policy) {
+#if GF_BULK
+  if (lane == 0) {
+    const u32 b = shared_address(bar);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(2 * n)
+                 : "memory");
+    const char* const from[2] = {from0, from1};
+    char* const to[2] = {to0, to1};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+          "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to[r])),
+          "l"(from[r]), "r"(n), "r"(b), "l"(policy)
+          : "memory");
+    }
+  }
+#else
+  for (u32 i = lane * 16; i < n; i += 32 * 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to0 + i)),
+                 "l"(from0 + i)
+                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to1 + i)),
+                 "l"(from1 + i)
+                 : "memory");
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar))
+               : "memory");
+#endif
+}

@@ -14,12 +14,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from gguflow import __version__
+from gguflow.engine.limits import MAX_THREADS
 
 from .bench_grid import BenchTest, Extend, grid, numbers, pair, words
 from .bench_output import OUTPUTS, Output, record
 from .errors import OK, UsageError
 from .load import bundled_model, check_context, load_weights, note, prepare, random_source
-from .options import MAX_THREADS, add_profile, cache_type, check_profile, whole
+from .options import add_profile, cache_type, check_profile, whole
 from .profiling import new_profile, save_profile
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from .options import MAX_TOKENS
+from gguflow.engine.limits import MAX_TOKENS
 
 _RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS, MAX_THREADS, MAX_TOKENS
+
 if TYPE_CHECKING:
     from gguflow.engine.options import Options
     from gguflow.engine.sampling import SamplerSettings
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")  # what the attention op reads
-MAX_TOKENS = (1 << 31) - 1  # positions are 32-bit
-MAX_THREADS = 512
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def overrides(text: str) -> list[tuple[str, str]]:
 
 def gpu_layers(text: str) -> int:
     """-ngl: a number of layers, `auto` or `all`."""
-    named = {"auto": -1, "all": -2}  # AUTO and ALL of engine.offload, which need not be imported
+    named = {"auto": AUTO_LAYERS, "all": ALL_LAYERS}
     return named[text] if text in named else whole(0, 1 << 16)(text)
 
 

@@ -10,9 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.limits import MAX_THREADS
+
 from .errors import OK, UsageError
 from .load import check_context, model_path, note, warn_of_context
-from .options import MAX_THREADS, add_model, whole
+from .options import add_model, whole
 
 if TYPE_CHECKING:
     from gguflow.engine.evaluate import Row

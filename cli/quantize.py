@@ -10,9 +10,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.limits import MAX_THREADS
+
 from .errors import OK, UsageError
 from .load import note
-from .options import MAX_THREADS, whole
+from .options import whole
 from .progress import Bar
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gguflow.engine.compile import Plan, human_bytes, layer_overrides
+from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 
-AUTO = -1  # as many layers as fit
-ALL = -2
 RESERVE = 256 << 20  # left free for the driver, the kernels and what else the device shows
 
 
@@ -31,11 +30,11 @@ def choose_layers(
 ) -> tuple[int, Overrides]:
     """The number of layers on the device and the overrides that put them there.
 
-    n_gpu_layers: a number, AUTO or ALL; the output head counts as one more layer. Raises
-    MemoryError with the figures when what was asked for does not fit.
+    n_gpu_layers: a number, AUTO_LAYERS or ALL_LAYERS; the output head counts as one more layer.
+    Raises MemoryError with the figures when what was asked for does not fit.
     """
     everything = n_layer + 1
-    if n_gpu_layers == AUTO:
+    if n_gpu_layers == AUTO_LAYERS:
         free = device.memory()[0] - RESERVE
         least, most = 0, everything  # the largest number that fits, by bisection
         while least < most:
@@ -45,7 +44,7 @@ def choose_layers(
             else:
                 most = middle - 1
         return least, layer_overrides(n_layer, least, device.name)
-    layers = everything if n_gpu_layers == ALL else min(n_gpu_layers, everything)
+    layers = everything if n_gpu_layers == ALL_LAYERS else min(n_gpu_layers, everything)
     overrides = layer_overrides(n_layer, layers, device.name)
     check_fits(plan_for(overrides), device)
     return layers, overrides

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gguflow.engine.graph import F16, DType
-
-MAX_TOKENS = (1 << 31) - 1  # positions are 32-bit
-MAX_THREADS = 512
+from gguflow.engine.limits import MAX_THREADS, MAX_TOKENS
 
 
 class OptionError(ValueError):
@@ -21,8 +19,8 @@ class Options:
     n_ctx: rows of the KV cache, 0 for what the model was trained with.
     n_batch, n_ubatch: tokens a prompt is cut into; results do not depend on them.
     n_threads, n_threads_batch: for single tokens and for prompts; 0 for all processors.
-    n_gpu_layers: layers on the device, the output head counting as one; AUTO or ALL of
-        `engine.offload` for what fits or everything. device: which one, by number.
+    n_gpu_layers: layers on the device, the output head counting as one; AUTO_LAYERS or
+        ALL_LAYERS of `engine.limits` for what fits or everything. device: which one, by number.
     overrides: (regular expression, backend) pairs that place tensors, before n_gpu_layers does.
     """
 

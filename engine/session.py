@@ -100,9 +100,7 @@ class Model:
         Raises GgufError (a missing file included) or ModelError, each one line that names file and
         field, or MemoryError with the figures.
         """
-        model = cls(open_model(path), replace(options or Options(), **changes))
-        model.load_weights(progress)
-        return model
+        return cls._loaded(open_model(path), options, progress, changes)
 
     @classmethod
     def random(
@@ -113,7 +111,17 @@ class Model:
         **changes: Any,
     ) -> Model:
         """A model of a named shape with random weights, to measure speed: `tinyllama-1.1b:Q4_0`."""
-        model = cls(random_model(shape), replace(options or Options(), **changes))
+        return cls._loaded(random_model(shape), options, progress, changes)
+
+    @classmethod
+    def _loaded(
+        cls,
+        source: ModelSource,
+        options: Options | None,
+        progress: Progress | None,
+        changes: dict[str, Any],
+    ) -> Model:
+        model = cls(source, replace(options or Options(), **changes))
         model.load_weights(progress)
         return model
 

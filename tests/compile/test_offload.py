@@ -7,7 +7,8 @@ import pytest
 import gguflow.engine.ops  # noqa: F401
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
 from gguflow.engine.graph import F32, Graph, Tensor
-from gguflow.engine.offload import ALL, AUTO, RESERVE, choose_layers, needed
+from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
+from gguflow.engine.offload import RESERVE, choose_layers, needed
 
 N_LAYER, LAYER_BYTES = 4, 1024 * 1024 * 4
 
@@ -49,7 +50,7 @@ def test_a_number_takes_the_last_layers() -> None:
 
 
 def test_all_takes_the_head_too() -> None:
-    layers, overrides = choose_layers(ALL, N_LAYER, device(1 << 40), plan)
+    layers, overrides = choose_layers(ALL_LAYERS, N_LAYER, device(1 << 40), plan)
     assert layers == N_LAYER + 1
     assert on_device(overrides) == [*(f"blk.{i}.mm" for i in range(N_LAYER)), "logits"]
 
@@ -57,7 +58,7 @@ def test_all_takes_the_head_too() -> None:
 @pytest.mark.parametrize("fit", [0, 1, 3, 4, 5])
 def test_auto_takes_as_many_as_fit(fit: int) -> None:
     free = RESERVE + fit * LAYER_BYTES + LAYER_BYTES // 2
-    layers, overrides = choose_layers(AUTO, N_LAYER, device(free), plan)
+    layers, overrides = choose_layers(AUTO_LAYERS, N_LAYER, device(free), plan)
     assert layers == fit
     assert needed(plan(overrides), device(free)) <= free - RESERVE
 

@@ -79,12 +79,7 @@ class CpuBackend:
                 return 0
         if not any((u.op or "").startswith("mul_mat") for u in users):
             return 0  # a table that is only looked up in gains nothing
-        n_rows, n_cols = weight.shape
-        fn = self.lib.cdll.gf_packed_bytes
-        fn.restype = ctypes.c_int64
-        return int(
-            fn(ctypes.c_int32(weight.dtype.ggml_id), ctypes.c_int64(n_rows), ctypes.c_int64(n_cols))
-        )
+        return self.lib.packed_bytes(weight.dtype, *weight.shape)
 
     def converter(self) -> NativeConverter:
         """The native quantizers."""
@@ -105,10 +100,8 @@ class CpuBackend:
         if not packed:
             return HostBuffer(raw)
         n_rows, n_cols = weight.shape
-        fn = self.lib.cdll.gf_packed_bytes
-        fn.restype = ctypes.c_int64
         ids = ctypes.c_int32(weight.dtype.ggml_id), ctypes.c_int64(n_rows), ctypes.c_int64(n_cols)
-        out = self._packed.take(int(fn(*ids)))
+        out = self._packed.take(self.lib.packed_bytes(weight.dtype, n_rows, n_cols))
         groups = -(-n_rows // 16)
         step = max(1, -(-groups // self.n_threads))
 

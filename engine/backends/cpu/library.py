@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from gguflow.engine import env
+from gguflow.engine.graph import DType
 
 from .abi import ABI_VERSION, GfOp
 
@@ -66,6 +67,13 @@ class CpuLibrary:
         fn = getattr(self.cdll, f"gf_needs_init_{op}")
         fn.restype = ctypes.c_int32
         return bool(fn(ctypes.byref(record)))
+
+    def packed_bytes(self, dtype: DType, n_rows: int, n_cols: int) -> int:
+        """Bytes of a matrix in the kernels' interleaved layout; 0 when the type has none."""
+        fn = self.cdll.gf_packed_bytes
+        fn.restype = ctypes.c_int64
+        shape = ctypes.c_int64(n_rows), ctypes.c_int64(n_cols)
+        return int(fn(ctypes.c_int32(dtype.ggml_id), *shape))
 
     def accepts(self, op: str, record: GfOp) -> bool:
         """Whether the kernel takes these types and layouts; kernels without a say take all."""

@@ -1,0 +1,7 @@
+"""Bounds and special values of settings, importable without the engine: the command line checks its
+arguments against them before numpy is loaded."""
+
+MAX_TOKENS = (1 << 31) - 1  # positions are 32-bit
+MAX_THREADS = 512
+AUTO_LAYERS = -1  # as many layers on the device as fit
+ALL_LAYERS = -2

@@ -2,6 +2,7 @@
 
 from .describe import fallbacks, human_bytes, listing, summary
 from .fuse import RULES, fuse, fuse_graph
+from .link import Link, Meeting, Signal, UnlinkableError, Wait, link
 from .memory import ALIGN, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementError, PlacementRules, layer_overrides, place
 from .plan import Plan, PlanOptions, SpaceBytes, compile_graph
@@ -10,8 +11,9 @@ from .split import Copy, Segment, split
 from .types import BackendInfo
 
 __all__ = [
-    "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Placement", "PlacementError",
-    "PlacementRules", "Plan", "PlanOptions", "Segment", "SpaceBytes", "compile_graph", "fallbacks",
-    "fuse", "fuse_graph", "human_bytes", "layer_overrides", "listing", "place", "plan_memory",
-    "prune", "round_up", "split", "summary",
+    "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Link", "Meeting", "Placement",
+    "PlacementError", "PlacementRules", "Plan", "PlanOptions", "Segment", "Signal", "SpaceBytes",
+    "UnlinkableError", "Wait", "compile_graph", "fallbacks", "fuse", "fuse_graph", "human_bytes",
+    "layer_overrides", "link", "listing", "place", "plan_memory", "prune", "round_up", "split",
+    "summary",
 ]  # fmt: skip

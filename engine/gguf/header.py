@@ -37,8 +37,11 @@ def alignment_fault(n: int) -> str | None:
     return None
 
 
-def read_header(path: str, buffer: memoryview) -> Header:
-    """Parse and check the header of the file mapped at `buffer`. Raises GgufError."""
+def read_header(path: str, buffer: memoryview, empty_tensors: bool = False) -> Header:
+    """Parse and check the header of the file mapped at `buffer`. Raises GgufError.
+
+    empty_tensors: dimensions may be 0.
+    """
     cur = Cursor(path, buffer)
     magic = cur.take(4, "magic")
     if magic not in MAGICS:
@@ -64,7 +67,7 @@ def read_header(path: str, buffer: memoryview) -> Header:
         if fault := alignment_fault(alignment):
             raise cur.error(field, alignment, fault, at)
 
-    infos = read_tensor_infos(cur, n_tensors, alignment)
+    infos = read_tensor_infos(cur, n_tensors, alignment, 0 if empty_tensors else 1)
     start = -(-cur.pos // alignment) * alignment
     tensors = locate(cur, infos, start, len(buffer))
     return Header(magic.decode(), version, big_endian, alignment, metadata, types, tensors)

@@ -62,9 +62,10 @@ class GgufFile:
                 self.tensors[t.name] = t
 
     @classmethod
-    def open(cls, path: str | bytes | os.PathLike[str]) -> GgufFile:
+    def open(cls, path: str | bytes | os.PathLike[str], empty_tensors: bool = False) -> GgufFile:
         """Map the file, and its sibling shards if it is one of several, and check the headers.
 
+        empty_tensors: let tensors have no elements, which no model's weights may.
         Raises GgufError for whatever is wrong, a missing file included.
         """
         name = os.fsdecode(path)
@@ -74,7 +75,7 @@ class GgufFile:
         def load(p: str) -> None:
             if p not in files:
                 files[p] = MappedFile(p)
-                headers[p] = read_header(p, files[p].bytes.data)
+                headers[p] = read_header(p, files[p].bytes.data, empty_tensors)
 
         try:
             load(name)

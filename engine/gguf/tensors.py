@@ -77,10 +77,13 @@ def element_type(ggml_id: int) -> ElementType | None:
     return dtype_by_id(ggml_id) or _unsupported_types().get(ggml_id)
 
 
-def read_tensor_infos(cur: Cursor, n_tensors: int, alignment: int) -> list[TensorInfo]:
+def read_tensor_infos(
+    cur: Cursor, n_tensors: int, alignment: int, least: int = 1
+) -> list[TensorInfo]:
     """`n_tensors` entries, checked against each other; the data has still to be checked.
 
-    Offsets are those in the file: relative to the start of the data, which follows the entries.
+    least: size of a dimension. Offsets are those in the file: relative to the start of the data,
+    which follows the entries.
     """
     infos: list[TensorInfo] = []
     seen: set[str] = set()
@@ -93,7 +96,7 @@ def read_tensor_infos(cur: Cursor, n_tensors: int, alignment: int) -> list[Tenso
                 f"tensor {i} of {n_tensors} name", f"{show(name)} again", "each name once", at
             )
         seen.add(name)
-        ne = _read_ne(cur, field)
+        ne = _read_ne(cur, field, least)
         at = cur.pos
         dtype = element_type(type_id := cur.scalar("I", f"{field} type"))
         if dtype is None:
@@ -117,7 +120,7 @@ def read_tensor_infos(cur: Cursor, n_tensors: int, alignment: int) -> list[Tenso
     return infos
 
 
-def _read_ne(cur: Cursor, field: str) -> list[int]:
+def _read_ne(cur: Cursor, field: str, least: int) -> list[int]:
     """Elements in each dimension, innermost first."""
     at = cur.pos
     n_dims = cur.scalar("I", f"{field} number of dimensions")
@@ -129,11 +132,11 @@ def _read_ne(cur: Cursor, field: str) -> list[int]:
         at = cur.pos
         n = cur.scalar("Q", f"{field} dimension {d}")
         n_elements *= n
-        if not 1 <= n_elements <= _INT64_MAX:
+        if not least <= n_elements <= _INT64_MAX:
             raise cur.error(
                 f"{field} dimension {d}",
                 f"{n}" + (f" after {ne}" if ne else ""),
-                "1 or more, and a product below 2^63",
+                f"{least} or more, and a product below 2^63",
                 at,
             )
         ne.append(n)

@@ -1,7 +1,8 @@
 """`gguflow COMMAND ...`: finds the command, runs it, turns errors into one line and an exit code.
 
 A command is a module of this directory with SUMMARY (one line), add_arguments(parser) and
-run(args) -> exit code. It is found by being there; only the one asked for is imported.
+run(args) -> exit code. It is found by being there; only the one asked for is imported. A package
+with SUMMARY is a family of commands, its modules: `gguflow sparse solve ...`.
 """
 
 from __future__ import annotations
@@ -73,47 +74,63 @@ def _debug_asked() -> bool:
 
 
 def _dispatch(words: list[str]) -> int:
-    name = words[0] if words else "--help"
-    if name in ("-h", "--help", "help"):
-        print(_overview())
-        return OK
-    if name in ("-V", "--version", "version"):
+    if words and words[0] in ("-V", "--version", "version"):
         print(f"gguflow {__version__}")
         return OK
-    module = _command(name) if name in _modules() else None
+    return _run_command(words, _root(), "gguflow")
+
+
+def _run_command(words: list[str], package: ModuleType, prog: str) -> int:
+    """Run `words[0]` of a package of commands; prog: the words before it."""
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help", "help"):
+        print(_overview(package, prog))
+        return OK
+    module = _command(package, name) if name in _modules(package) else None
     if module is None:
-        hint = nearest(name, list(commands()))
-        raise UsageError(f"unknown command {name!r}{hint}; `gguflow --help` lists them")
-    parser = Parser(f"gguflow {name}", module.SUMMARY, getattr(module, "EPILOG", None))
+        hint = nearest(name, list(commands(package)))
+        raise UsageError(f"unknown command {name!r}{hint}; `{prog} --help` lists them")
+    if _is_family(module):
+        return _run_command(words[1:], module, f"{prog} {name}")
+    parser = Parser(f"{prog} {name}", module.SUMMARY, getattr(module, "EPILOG", None))
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
     return int(module.run(parser.parse_args(words[1:])))
 
 
-def _modules() -> list[str]:
-    package = import_module(__package__ or "gguflow.cli")
+def _root() -> ModuleType:
+    return import_module(__package__ or "gguflow.cli")
+
+
+def _is_family(module: ModuleType) -> bool:
+    return hasattr(module, "__path__")
+
+
+def _modules(package: ModuleType) -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__))
 
 
-def _command(name: str) -> ModuleType | None:
-    module = import_module(f"{__package__}.{name}")
+def _command(package: ModuleType, name: str) -> ModuleType | None:
+    module = import_module(f"{package.__name__}.{name}")
     return module if hasattr(module, "SUMMARY") else None
 
 
-def commands() -> dict[str, str]:
-    """Every command and what it does in a line."""
-    found = ((name, _command(name)) for name in _modules() if name != "main")
+def commands(package: ModuleType | None = None) -> dict[str, str]:
+    """Every command (of a family) and what it does in a line."""
+    package = package or _root()
+    found = ((name, _command(package, name)) for name in _modules(package) if name != "main")
     return {name: module.SUMMARY for name, module in found if module is not None}
 
 
-def _overview() -> str:
-    listed = commands()
+def _overview(package: ModuleType, prog: str) -> str:
+    listed = commands(package)
     width = max(map(len, listed))
     lines = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in listed.items())
+    about = getattr(package, "ABOUT", "Runs GGUF language models. Without -m, the bundled model.")
     return (
-        "usage: gguflow COMMAND [options]\n\n"
-        "Runs GGUF language models. Without -m, the bundled model.\n\n"
+        f"usage: {prog} COMMAND [options]\n\n{about}\n\n"
         f"commands:\n{lines}\n\n"
-        "`gguflow COMMAND --help` lists a command's options; `gguflow --version` the version.\n\n"
+        f"`{prog} COMMAND --help` lists a command's options, --debug among them;\n"
+        "`gguflow --version` says the version.\n\n"
         f"{_EPILOG}"
     )

@@ -38,6 +38,16 @@ def test_every_command_has_help(call, name: str) -> None:
     assert out.startswith(f"usage: gguflow {name}") and "--debug" in out
 
 
+def test_a_family_lists_its_commands(call) -> None:
+    code, out, err = call("sparse")
+    assert code == 0 and err == "" and out.startswith("usage: gguflow sparse COMMAND")
+    assert re.search(r"^  stats +\S", out, re.M) and "common" not in out
+    code, out, _ = call("sparse", "stats", "--help")
+    assert code == 0 and out.startswith("usage: gguflow sparse stats")
+    code, _, err = call("sparse", "stast")
+    assert code == 2 and "did you mean stats?; `gguflow sparse --help`" in one_line_error(err)
+
+
 def test_version(call) -> None:
     assert call("--version") == (0, f"gguflow {__version__}\n", "")
 

@@ -1,0 +1,46 @@
+"""Reading values inside a model: some of its graph's nodes become outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gguflow.engine.graph import Graph
+from gguflow.engine.loader import ModelSource
+from gguflow.engine.options import Options
+from gguflow.engine.session import Model
+from gguflow.models.base import ModelError
+
+
+class TappedModel(Model):
+    """A model whose plans also return the nodes named in `taps`, before all other outputs.
+
+    Raises ModelError for a name that the graph lacks.
+    """
+
+    def __init__(self, source: ModelSource, options: Options, taps: Sequence[str]) -> None:
+        self.taps = tuple(taps)
+        super().__init__(source, options)
+
+    def graph(self, n_tokens: int, outputs: str, sample: bool) -> Graph:
+        g = super().graph(n_tokens, outputs, sample)
+        nodes = {n.name: n for n in g.nodes}
+        for name in self.taps:
+            if name not in nodes:
+                raise ModelError(f"{self.source.path}: the graph has no {name}")
+        g.outputs[:0] = [nodes[name] for name in self.taps]
+        return g
+
+    def tapped(self, chunks: Sequence[Sequence[int]]) -> Iterator[list[np.ndarray]]:
+        """Runs sequences of token ids; yields the taps' values, n_ubatch tokens at a time.
+
+        The arrays, [n_tokens, ...] in the order of `taps`, are overwritten by the next run.
+        """
+        n_ubatch = self.options.n_ubatch
+        for chunk in chunks:
+            self.check_ids(chunk)
+            self.session.rewind(0)
+            for i in range(0, len(chunk), n_ubatch):
+                out = self.session.step(chunk[i : i + n_ubatch], "none")
+                yield [out[k] for k in range(len(self.taps))]

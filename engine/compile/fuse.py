@@ -163,6 +163,39 @@ def before_attention(node: Tensor) -> Rewrite | None:
     return Rewrite("attention", (made, *views, *node.srcs[3:]), inner, dict(node.params), (made,))
 
 
+def _optional(node: Tensor, n: int) -> list[Tensor | None]:
+    """The last n sources of a node, None for those left off."""
+    most = op_spec(node.op or "").n_srcs[1]
+    return [*node.srcs, *(None,) * (most - len(node.srcs))][most - n :]
+
+
+@rule
+def sparse_layer(node: Tensor) -> Rewrite | None:
+    """axpy_sparse(w_down_t, reglu(gate, up), *which) with gate and up from mul_mat_sparse over the
+    same neurons -> sparse_ffn; so does the exact form, where gate is computed for all neurons here
+    and the rest where it is positive: which[0] is gate, compared with the least normal number"""
+    h = _made_by(node.srcs[1], "reglu") if node.op == "axpy_sparse" else None
+    if h is None or len(h.srcs) != 2:
+        return None
+    gate, relu = h.srcs[0], _made_by(h.srcs[1], "relu")
+    up = _made_by(relu.srcs[0] if relu is not None else h.srcs[1], "mul_mat_sparse")
+    if gate is None or up is None or gate.op not in ("mul_mat", "mul_mat_sparse"):
+        return None
+    which = _optional(gate, 3) if gate.op == "mul_mat_sparse" else [None, None, None]
+    threshold = gate.params.get("threshold", 0.0)
+    for reader in (up, node):
+        idx, *others = _optional(reader, 3)
+        exact = idx is gate and which[0] is None and 0 < reader.params["threshold"] < 2**-125
+        same = idx is which[0] and (idx is None or reader.params["threshold"] == threshold)
+        if others != which[1:] or not (same or exact):
+            return None
+    if gate is up or gate.srcs[1] is not up.srcs[1]:
+        return None
+    srcs = (gate.srcs[0], up.srcs[0], node.srcs[0], gate.srcs[1], *which)
+    params = {"threshold": threshold, "relu_up": int(relu is not None)}
+    return Rewrite("sparse_ffn", srcs, (gate, up, h, *([relu] if relu is not None else [])), params)
+
+
 def fuse(
     nodes: Sequence[Tensor],
     outputs: Iterable[Tensor],

@@ -1,0 +1,88 @@
+"""The parts of a sparse layer become one op, and only when they are about the same neurons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gguflow.engine.ops  # noqa: F401
+from gguflow.engine.backends.numpy import evaluate
+from gguflow.engine.compile import fuse_graph
+from gguflow.engine.graph import F32, I32, Graph
+
+TINY = float(np.finfo(np.float32).tiny)
+N_FF, N_ROWS, K = 12, 7, 8
+
+
+def layer(kind: str, bamboo: bool = False, **other: Any) -> Graph:
+    """One layer: `all`, `bucket`, `cold`, or `exact` with any of these."""
+    g = Graph()
+    rows = N_ROWS if "bucket" in kind else N_FF
+    x, p = g.input("x", F32, (3, K)), g.input("p", F32, (3, N_FF))
+    w = {n: g.weight(n, F32, (rows, K)) for n in ("gate", "up", "down")}
+    here = (
+        g.weight("bucket", I32, (N_ROWS,)) if "bucket" in kind else None,
+        g.weight("there", I32, (N_FF,)) if "cold" in kind else None,
+    )
+    exact = "exact" in kind
+    run: dict[str, Any] = {"threshold": TINY if exact else 0.25}
+    if exact and here == (None, None):
+        gate = g.mul_mat(w["gate"], x, name="g")
+    elif exact:
+        gate = g.mul_mat_sparse(w["gate"], x, None, *here, n_ff=N_FF, name="g")
+    else:
+        gate = g.mul_mat_sparse(w["gate"], x, p, *here, **run, name="g")
+    idx = gate if exact else p
+    up = g.mul_mat_sparse(w["up"], x, idx, *here, **run, name="u")
+    h = g.mul(g.relu(gate), g.relu(up) if bamboo else up, name="h")
+    g.output(g.axpy_sparse(w["down"], h, idx, *here, **{**run, **other}, name="out"))
+    return g
+
+
+def feed(g: Graph) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    values: dict[str, np.ndarray] = {
+        n: rng.standard_normal(t.shape).astype(np.float32) for n, t in g.leaves.items()
+    }
+    values["bucket"] = np.array([0, 2, 3, 5, 8, 9, 11], np.int32)
+    values["there"] = np.isin(np.arange(N_FF), [1, 3, 8]).astype(np.int32)
+    return {n: values[n] for n in g.leaves}
+
+
+KINDS = ["all", "bucket", "cold", "bucket cold"]
+
+
+@pytest.mark.parametrize("bamboo", [False, True])
+@pytest.mark.parametrize("kind", [*KINDS, *(f"exact {k}" for k in KINDS)])
+def test_one_op_with_the_same_result(kind: str, bamboo: bool) -> None:
+    plain, fused = layer(kind, bamboo), fuse_graph(layer(kind, bamboo), lambda n: True)
+    assert [n.op for n in fused.nodes] == ["sparse_ffn"]
+    assert fused.nodes[0].params["relu_up"] == bamboo
+    want, got = (evaluate(g, feed(plain))["out"] for g in (plain, fused))
+    assert np.abs(want).max() > 0.1
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["all", "exact all"])
+def test_another_threshold_is_another_layer(kind: str) -> None:
+    g = fuse_graph(layer(kind, threshold=0.5), lambda n: True)
+    assert "sparse_ffn" not in [n.op for n in g.nodes]
+
+
+def test_a_part_that_the_host_reads_is_kept() -> None:
+    g = layer("all")
+    g.output(g.nodes[0])
+    assert "sparse_ffn" not in [n.op for n in fuse_graph(g, lambda n: True).nodes]
+
+
+def test_other_neurons_or_inputs_are_left_alone() -> None:
+    g = Graph()
+    x, y = g.input("x", F32, (3, K)), g.input("y", F32, (3, K))
+    p, q = g.input("p", F32, (3, N_FF)), g.input("q", F32, (3, N_FF))
+    w = g.weight("w", F32, (N_FF, K))
+    for x_up, idx_up, idx_down in ((y, p, p), (x, q, p), (x, p, q), (x, p, None), (x, None, p)):
+        gate, up = g.mul_mat_sparse(w, x, p), g.mul_mat_sparse(w, x_up, idx_up)
+        g.output(g.axpy_sparse(w, g.reglu(gate, up), idx_down))
+    assert "sparse_ffn" not in [n.op for n in fuse_graph(g, lambda n: True).nodes]

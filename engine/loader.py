@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -14,10 +14,12 @@ import numpy as np
 import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
 from gguflow.engine.graph import F16, F32, DType, Role, Tensor, dtype_by_name
 from gguflow.engine.quants import decode, dequantize_any, encode
-from gguflow.models.base import Architecture, ModelError, architecture, read_hparams
+from gguflow.models.base import Architecture, ModelError, WeightSpec, architecture
+from gguflow.models.relullama import POWERINFER_ARCHS, ReluLlama
 from gguflow.models.shapes import metadata, parse_shape, random_bytes
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what
+POWERINFER_MAGIC = "PWRI"
 
 
 @dataclass
@@ -46,6 +48,8 @@ class ModelSource:
     weights: dict[str, WeightSource]
     notes: list[str]  # what the user should know: conversions, ignored tensors
     n_bytes: int
+    # For random weights: by layer, how probable it is that each neuron fires, float64 [n_ff].
+    activity: Callable[[], Sequence[np.ndarray]] | None = None
 
 
 def open_model(path: str | Path) -> ModelSource:
@@ -59,7 +63,7 @@ def open_model(path: str | Path) -> ModelSource:
     f = GgufFile.open(path)
     embd = f.tensors.get("token_embd.weight")
     try:
-        cls = architecture(_arch_name(f.metadata))
+        cls = architecture(_arch_name(f.magic, f.metadata))
     except ModelError as e:
         raise ModelError(f"{path}: {e}") from None
     if embd is None or len(embd.shape) != 2:
@@ -67,32 +71,23 @@ def open_model(path: str | Path) -> ModelSource:
             f"{path}: token_embd.weight: missing or not a matrix; is this a whole model "
             "or only a vocabulary?"
         )
-    try:
-        arch = cls(read_hparams(f.metadata, embd.shape[0]))
-    except ModelError as e:
-        raise ModelError(f"{path}: {e}") from None
-
     weights: dict[str, WeightSource] = {}
     converted: dict[tuple[str, str], int] = {}
-    for spec in arch.weights():
-        info = f.tensors.get(spec.name)
-        if info is None:
-            if spec.optional:
+    try:
+        arch = cls.from_metadata(f.metadata, embd.shape[0])
+        for spec in arch.weights():
+            info = _find(f, spec, cls.name)
+            if info is None:
                 continue
-            raise ModelError(
-                f"{path}: tensor {spec.name} is missing; {cls.name} needs it with shape "
-                f"{list(spec.shape)}"
-            )
-        if tuple(info.shape) != spec.shape:
-            raise ModelError(
-                f"{path}: tensor {spec.name} has shape {list(info.shape)}, expected "
-                f"{list(spec.shape)}"
-            )
-        source = _source(f, info)
-        if source.convert:
-            key = source.convert, source.dtype.name
-            converted[key] = converted.get(key, 0) + 1
-        weights[spec.name] = source
+            source = file_weight(f, info)
+            if source.convert:
+                key = source.convert, source.dtype.name
+                converted[key] = converted.get(key, 0) + 1
+            weights[info.name] = source
+        arch.check({t.name: tuple(t.shape) for t in f.tensors.values()})
+    except ModelError as e:
+        text = str(e)
+        raise ModelError(text if text.startswith(str(path)) else f"{path}: {text}") from None
 
     notes = [
         f"{n} tensors of type {a} are dequantized to {b} while loading (no kernels for {a})"
@@ -104,11 +99,39 @@ def open_model(path: str | Path) -> ModelSource:
     return ModelSource(str(path), f.metadata, arch, weights, notes, f.n_bytes)
 
 
-def _arch_name(metadata: Mapping[str, Any]) -> str:
+def _arch_name(magic: str, metadata: Mapping[str, Any]) -> str:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError("general.architecture is missing or not text")
-    return name
+    if magic != POWERINFER_MAGIC:
+        return name
+    # PowerInfer's files keep the name of the model they were made from.
+    if name not in POWERINFER_ARCHS:
+        raise ModelError(
+            f"general.architecture: PowerInfer's {name!r} is not supported; have "
+            f"{', '.join(POWERINFER_ARCHS)}"
+        )
+    return ReluLlama.name
+
+
+def _find(f: Any, spec: WeightSpec, arch: str) -> Any:
+    """The file's tensor for a weight or for its transposed stand-in, None if it may be absent."""
+    info, shape = f.tensors.get(spec.name), spec.shape
+    if info is None and spec.transposed in f.tensors:
+        info, shape = f.tensors[spec.transposed], spec.shape[::-1]
+    if info is None:
+        if spec.optional:
+            return None
+        other = f" (or {spec.transposed})" if spec.transposed else ""
+        raise ModelError(
+            f"tensor {spec.name}{other} is missing; {arch} needs it with shape {list(shape)}"
+        )
+    if not replace(spec, shape=shape).fits(tuple(info.shape)):
+        raise ModelError(
+            f"tensor {info.name} has shape {list(info.shape)}, expected "
+            f"[{', '.join('any' if n == -1 else str(n) for n in shape)}]"
+        )
+    return info
 
 
 # Types with kernels; every other type is dequantized to one of these while loading.
@@ -118,7 +141,8 @@ COMPUTE_TYPES = frozenset(
 )  # fmt: skip
 
 
-def _source(f: Any, info: Any) -> WeightSource:
+def file_weight(f: Any, info: Any) -> WeightSource:
+    """A tensor of an opened file as a weight."""
     name, shape = info.name, tuple(info.shape)
     raw = f.data(name)
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gguflow.engine.graph import F32, I32, I64, DType, Graph, Tensor
+from gguflow.engine.sparse.run import SparseRun
 
 
 class ModelError(ValueError):
@@ -49,11 +50,22 @@ class HParams:
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """A tensor the architecture expects: name, shape in numpy order, whether it may be absent."""
+    """A tensor the architecture expects: name, shape in numpy order, whether it may be absent.
+
+    shape: -1 stands for a dimension that the file decides. transposed: the name of a tensor that
+    holds the same matrix the other way round and may stand in for this one.
+    """
 
     name: str
     shape: tuple[int, ...]
     optional: bool = False
+    transposed: str = ""
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape is what is expected."""
+        return len(shape) == len(self.shape) and all(
+            n in (-1, m) for n, m in zip(self.shape, shape, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ class Batch:
     n_tokens: tokens a run; n_ctx: rows of the KV cache; k_type, v_type: its element types.
     outputs: which tokens get logits: "last", "all" or "none".
     sample: append the sampler, so that the run ends with the next token.
+    sparse: how the feed-forward layers of a ReLU model run; None for densely.
     """
 
     n_tokens: int
@@ -71,6 +84,7 @@ class Batch:
     v_type: DType
     outputs: str = "last"
     sample: bool = False
+    sparse: SparseRun | None = None
 
 
 class Architecture:
@@ -82,9 +96,17 @@ class Architecture:
     def __init__(self, hp: HParams) -> None:
         self.hp = hp
 
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any], n_vocab: int) -> Architecture:
+        """The architecture as a file's keys describe it. n_vocab: rows of the embedding table."""
+        return cls(read_hparams(metadata, n_vocab))
+
     def weights(self) -> Iterator[WeightSpec]:
         """Every tensor the architecture reads."""
         raise NotImplementedError
+
+    def check(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises ModelError for tensors (name -> shape) that each fit, but not together."""
 
     def build(self, g: Graph, w: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Record the forward pass; returns the logits, float32 [n_outputs, n_vocab]."""

@@ -47,7 +47,7 @@ class Llama(Architecture):
         for i in range(self.hp.n_layer):
             with g.scope(f"blk.{i}"):
                 x = self.attention(g, w, batch, i, x, pos)
-                x = self.ffn(g, w, i, x)
+                x = self.ffn(g, w, batch, i, x)
         x = self.norm(g, x, w["output_norm.weight"], "output_norm")
         head = w.get("output.weight", w["token_embd.weight"])  # absent: tied to the embeddings
         return g.mul_mat(head, x, name="logits")
@@ -89,7 +89,7 @@ class Llama(Architecture):
             out = self.linear(g, w, f"blk.{i}.attn_output", out, "out")
             return g.add(out, x, name="residual")
 
-    def ffn(self, g: Graph, w: Mapping[str, Tensor], i: int, x: Tensor) -> Tensor:
+    def ffn(self, g: Graph, w: Mapping[str, Tensor], batch: Batch, i: int, x: Tensor) -> Tensor:
         """SwiGLU feed-forward (Shazeer 2020, arXiv 2002.05202); returns x plus its output."""
         with g.scope("ffn"):
             h = self.norm(g, x, w[f"blk.{i}.ffn_norm.weight"], "norm")

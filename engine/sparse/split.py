@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.gguf import GgufError, GgufFile, Typed, write_gguf
+from gguflow.engine.gguf import GgufError, GgufFile, Typed
 from gguflow.engine.graph import I32
 
 SPLIT_ARCH = "generic.gpu_index"
@@ -143,6 +143,8 @@ def write_split(
 ) -> None:
     """Write a split file. model_hash: what `sparse.identity` says of the model; vram_bytes: the
     budget. A layer without neurons on the device has no bucket in the file."""
+    from gguflow.engine.gguf import write_gguf
+
     metadata: dict[str, Any] = {
         "general.architecture": SPLIT_ARCH,
         _COUNT_KEY: Typed("u32", split.n_layer),

@@ -142,7 +142,7 @@ def test_without_scipy_the_greedy_answer_stands_in(monkeypatch) -> None:
     p = [power_law(512, 0.1, i) for i in range(4)]
     choice = choose_split(p, [NEURON] * 4, everything(p, [NEURON] * 4) // 3, SPEEDS, 32)
     assert (choice.method, choice.reason) == ("greedy", "scipy is not installed")
-    assert choice.seconds == choice.greedy_s and 0 < choice.n_bytes
+    assert choice.seconds == choice.greedy_s and choice.n_bytes > 0
 
 
 def test_a_solver_without_an_answer_leaves_the_greedy_one(monkeypatch) -> None:

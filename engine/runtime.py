@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import overload
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, Buffer, Executable
+from gguflow.engine.backends.base import Backend, Buffer, Executable, TokenLoop
 from gguflow.engine.compile import Copy, Plan, round_up
 from gguflow.engine.graph import Role, Tensor, op_spec
 from gguflow.engine.profile import PlanRow, PlanRows
@@ -129,6 +130,20 @@ class BoundPlan:
             s.run(part)
             ends_ns[at : at + s.n_ops + 1] = part if at == 0 else (ends_ns[at], *part[1:])
             at += s.n_ops
+
+    @cached_property
+    def token_loop(self) -> TokenLoop | None:
+        """Steps that need no host, for a sampled plan of one token that is wholly on one device."""
+        make = getattr(self.segments[0], "token_loop", None)
+        if len(self.segments) != 1 or any(self.copies) or make is None:
+            return None
+        leaves = self.plan.graph.leaves
+        names = "tokens", "pos", "sampler.rng", "sampler.history"
+        places = {name: self.memory.locate(leaves[name]) for name in names}
+        token = self.plan.graph.outputs[-1]
+        places["token"] = self.memory.locate(token.owner)
+        loop: TokenLoop = make(places, leaves["sampler.history"].size)
+        return loop
 
     @property
     def rows(self) -> PlanRows:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from gguflow.engine.ahead import Ahead
 from gguflow.engine.backends.base import Backend, Buffer, find_backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph, summary
 from gguflow.engine.graph import Graph, Role, Tensor
@@ -34,6 +35,7 @@ from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
 from gguflow.models.base import Batch, ModelError, append_sampler
 
 DEVICE_BACKEND = "cuda"
+LEAST_AHEAD = 3  # steps left that are worth starting to run ahead
 PLAN_CACHE = 8  # plans kept by a model, and lowered ones by a session
 
 
@@ -52,12 +54,16 @@ class Model:
         make = {"n_threads": options.n_threads or None, "isa": options.isa,
                 "device": options.device}  # fmt: skip
         names = options.backends
-        if options.n_gpu_layers and DEVICE_BACKEND not in names:
-            names = (DEVICE_BACKEND, *names)
+        if DEVICE_BACKEND not in names:
+            if options.n_gpu_layers:
+                names = (DEVICE_BACKEND, *names)
+            elif any(b == DEVICE_BACKEND for _, b in options.overrides):
+                names = (*names, DEVICE_BACKEND)
         self.backends: dict[str, Backend] = {b: find_backend(b, make) for b in names}
         self.weights = WeightStore()
         self._session: Session | None = None
         self._plans: OrderedDict[tuple[int, str, bool], Plan] = OrderedDict()
+        self.n_gpu_layers = 0  # on the device, the output head counting as one
         if options.n_gpu_layers:
             self._offload(options.n_gpu_layers)
 
@@ -73,6 +79,7 @@ class Model:
         device: Any = self.backends[DEVICE_BACKEND]
         layers, overrides = choose_layers(n_gpu_layers, self.hp.n_layer, device, plan_for)
         plan_for(overrides)
+        self.n_gpu_layers = layers
         self.source.notes.append(f"{layers} of {self.hp.n_layer + 1} layers on {device.space}")
 
     def _completed(self, options: Options) -> Options:
@@ -312,6 +319,7 @@ class Session:
         self.timings = Timings()
         self._lock = threading.RLock()
         self._turn: SamplerState | None = None  # the generation that was the last to step
+        self._ahead: Ahead | None = None  # steps of that generation that are on their way
         self._plans: OrderedDict[tuple[int, str, bool], BoundPlan] = OrderedDict()
         self._states: dict[str, Buffer] = {}
         self._arenas: dict[str, Buffer] = {}
@@ -360,19 +368,14 @@ class Session:
         """
         began = time.perf_counter_ns()
         n_past, n = len(self.tokens), len(ids)
-        self._turn = None
+        self._turn = self._ahead = None
         if n_past + n > self.model.options.n_ctx:
             raise ContextError(
                 f"{n_past + n} tokens do not fit the context of "
                 f"{self.model.options.n_ctx}; raise -c"
             )
         bound = self.bound_plan(n, outputs, sampler is not None)
-        bound.inputs["tokens"][:] = ids
-        bound.inputs["pos"][:] = n_past if n == 1 else np.arange(n_past, n_past + n)
-        if sampler is not None:
-            bound.inputs["sampler.settings"][:] = sampler.settings.vector()
-            bound.inputs["sampler.rng"][:] = sampler.rng
-            bound.inputs["sampler.history"][:] = sampler.history
+        self._write(bound, ids, sampler)
         if self.profile is None:
             bound.run()
         else:
@@ -389,6 +392,16 @@ class Session:
         self.tokens.extend(ids)
         return bound.outputs
 
+    def _write(self, bound: BoundPlan, ids: Sequence[int], sampler: SamplerState | None) -> None:
+        """A plan's inputs, for tokens that come next."""
+        n_past, n, inputs = len(self.tokens), len(ids), bound.inputs
+        inputs["tokens"][:] = ids
+        inputs["pos"][:] = n_past if n == 1 else np.arange(n_past, n_past + n)
+        if sampler is not None:
+            inputs["sampler.settings"][:] = sampler.vector
+            inputs["sampler.rng"][:] = sampler.rng
+            inputs["sampler.history"][:] = sampler.history
+
     @property
     def is_full(self) -> bool:
         """Whether the context has no room for another token."""
@@ -396,7 +409,7 @@ class Session:
 
     def rewind(self, n_tokens: int) -> None:
         """Forget all but the first `n_tokens` tokens."""
-        self._turn = None
+        self._turn = self._ahead = None
         del self.tokens[n_tokens:]
 
     def prefill(
@@ -434,7 +447,7 @@ class Session:
             sampler.accept(t)
         clock = time.perf_counter
         began = clock()
-        token, timings.n_prompt = self._next(ids, sampler)
+        token, timings.n_prompt = self._next(ids, sampler, max_tokens)
         timings.prompt_s = clock() - began
         began = clock()
         n = 0
@@ -450,12 +463,22 @@ class Session:
             sampler.accept(token)
             sampler.advance()
             ids.append(token)
-            token, _ = self._next(ids, sampler)
+            token, _ = self._next(ids, sampler, max_tokens - n)
 
-    def _next(self, ids: Sequence[int], sampler: SamplerState) -> tuple[int, int]:
+    def _next(self, ids: Sequence[int], sampler: SamplerState, most: int) -> tuple[int, int]:
         """The token after a sequence, and how many tokens had to be computed: one, unless the
-        generation is new or something else used the session since its last step."""
+        generation is new or something else used the session since its last step.
+
+        most: tokens the generation may still ask for, this one included; no limit when negative.
+        """
         with self._lock:
+            if self._turn is sampler and self._runs_ahead(ids, sampler, most):
+                assert self._ahead is not None
+                self._turn = None  # should this be interrupted
+                token = self._ahead.next()
+                self.tokens.append(ids[-1])
+                self._turn = sampler
+                return token, 1
             if self._turn is not sampler:
                 keep, most = 0, min(len(self.tokens), len(ids) - 1)
                 while keep < most and self.tokens[keep] == ids[keep]:
@@ -470,6 +493,24 @@ class Session:
                 )
             self._turn = sampler
             return int(result[-1][0]), len(new)
+
+    def _runs_ahead(self, ids: Sequence[int], sampler: SamplerState, most: int) -> bool:
+        """Whether the device makes the tokens by itself; it is started if it can."""
+        if self.profile is not None:  # which has a record for every step
+            return False
+        if self._ahead is not None and not self._ahead.is_over:
+            return True
+        n_past = len(self.tokens)
+        room = self.model.options.n_ctx - n_past
+        most = min(room, most) if most >= 0 else room
+        if len(ids) != n_past + 1 or most < LEAST_AHEAD:
+            return False
+        bound = self.bound_plan(1, "last", True)
+        if bound.token_loop is None:
+            return False
+        self._write(bound, ids[-1:], sampler)
+        self._ahead = Ahead(bound.token_loop, n_past, most)
+        return True
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after every token of a new sequence: float32 [n_tokens, n_vocab]."""

@@ -40,6 +40,23 @@ class Executable(Protocol):
         """Run all ops. ends_ns: int64 [n_ops + 1] that receives clock readings when profiling."""
 
 
+class TokenLoop(Protocol):
+    """Steps of a plan that feed their token to the next one, so that the host need not wait for it.
+
+    An executable that can do so has `token_loop(places, n_history)`; places: memory of `tokens`,
+    `pos`, `sampler.rng`, `sampler.history` (of n_history ids) and the sampled `token`.
+    """
+
+    def start(self) -> None:
+        """Take the plan's inputs as they are now. Nothing launched before is running then."""
+
+    def launch(self) -> None:
+        """Enqueue one step; at most 64 whose token was not waited for."""
+
+    def wait(self, pos: int) -> int:
+        """The token that belongs at a position: of the step whose input `pos` was one less."""
+
+
 class Memory(Protocol):
     """Where the tensors of a plan live on one backend: owner tensor -> (buffer, byte offset)."""
 
@@ -86,7 +103,7 @@ class Backend(Protocol):
 def backend_names() -> list[str]:
     """Every backend there is a module for; making one shows whether this machine can use it."""
     package = import_module("gguflow.engine.backends")
-    helpers = ("base", "host")
+    helpers = ("base", "host", "link")
     return [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in helpers]
 
 

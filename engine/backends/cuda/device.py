@@ -80,6 +80,17 @@ class CudaDevice:
         # What CuPy's pool holds but nobody uses can be used again.
         return free + self.cupy.get_default_memory_pool().free_bytes(), total
 
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        """Enqueue a copy between addresses of the device and of pinned memory."""
+        self.runtime.memcpyAsync(to, source, nbytes, self.runtime.memcpyDefault, self.stream.ptr)
+
+    def is_idle(self) -> bool:
+        """Whether the stream is empty. Raises CudaError for what failed in it."""
+        try:
+            return bool(self.stream.done)
+        except self.runtime.CUDARuntimeError as e:
+            raise CudaError(f"{self.name}: {e}") from None
+
     def synchronize(self) -> None:
         """Wait for everything in the stream. Raises CudaError for what failed in it."""
         try:

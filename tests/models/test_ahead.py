@@ -1,0 +1,202 @@
+"""Generation that runs ahead of the host, on a stand-in for a device: the CPU backend's plan, which
+runs every step when it is launched, long before its token is asked for."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_model import write_tiny
+
+from gguflow.engine.ahead import DEPTH
+from gguflow.engine.profile import Profile
+from gguflow.engine.runtime import BoundPlan
+from gguflow.engine.sampling import SamplerSettings
+from gguflow.engine.session import Model, Session
+
+GREEDY = SamplerSettings(temperature=0.0)
+HOT = SamplerSettings(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.2, seed=4)
+PROMPT = [1, 40, 50, 60, 70, 80]
+
+
+class Loop:
+    """What a device does: inputs are taken once, and every step writes the next one's."""
+
+    made: list[Loop] = []
+
+    def __init__(self, bound: BoundPlan) -> None:
+        self.bound = bound
+        self.ring: dict[int, int] = {}
+        self.launched = self.waited = 0
+        self.fails = False
+        Loop.made.append(self)
+
+    def start(self) -> None:
+        self.ring.clear()
+        self.inputs = {name: a.copy() for name, a in self.bound.inputs.items()}
+
+    def launch(self) -> None:
+        if self.launched - self.waited >= 64:
+            raise AssertionError("too many steps on their way")
+        self.launched += 1
+        mine, theirs = self.inputs, {n: a.copy() for n, a in self.bound.inputs.items()}
+        for name, a in mine.items():
+            self.bound.inputs[name][...] = a
+        self.bound.run()
+        token = int(self.bound.outputs[-1][0])
+        for name, a in theirs.items():  # the host's copies are not the device's
+            self.bound.inputs[name][...] = a
+        mine["tokens"][0] = token
+        mine["pos"] += 1
+        mine["sampler.rng"][1] += 1
+        mine["sampler.history"][:] = [*mine["sampler.history"][1:], token]
+        self.ring[int(mine["pos"][0])] = token
+
+    def wait(self, pos: int) -> int:
+        if self.fails:
+            self.fails = False
+            raise KeyboardInterrupt
+        self.waited += 1
+        return self.ring.pop(pos)
+
+
+@pytest.fixture
+def model(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Model:
+    loops: dict[int, Loop] = {}
+
+    def loop_of(bound: BoundPlan) -> Loop:
+        if id(bound) not in loops:
+            loops[id(bound)] = Loop(bound)
+        return loops[id(bound)]
+
+    monkeypatch.setattr(BoundPlan, "token_loop", property(loop_of))
+    Loop.made = []
+    return Model.load(write_tiny(tmp_path_factory.mktemp("m") / "m.gguf", gain=2.0), n_threads=1)
+
+
+def stepwise(model: Model, prompt: list[int], n: int, settings: SamplerSettings) -> list[int]:
+    """The same generation with every token read before the next step: profiles want that."""
+    before = len(Loop.made)
+    found = list(model.new_session(Profile()).generate(prompt, n, settings))
+    assert len(Loop.made) == before
+    return found
+
+
+@pytest.mark.parametrize("settings", [GREEDY, HOT, SamplerSettings(seed=9)])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, DEPTH + 2, 40])
+def test_the_tokens_are_those_of_single_steps(
+    model: Model, settings: SamplerSettings, n: int
+) -> None:
+    session = model.new_session()
+    found = list(session.generate(PROMPT, n, settings))
+    assert found == stepwise(model, PROMPT, n, settings)
+    assert session.tokens == [*PROMPT, *found[:-1]]
+    assert session.timings.n_generated == n and session.timings.n_runs == n - 1
+    # No step is run for a token that nobody may ask for.
+    assert sum(loop.launched for loop in Loop.made) == (n - 1 if n > 3 else 0)
+
+
+def test_it_ends_with_the_context(model: Model) -> None:
+    session = model.new_session()
+    found = list(session.generate(PROMPT, -1, HOT))
+    assert len(PROMPT) + len(found) == model.options.n_ctx + 1
+    assert found == stepwise(model, PROMPT, -1, HOT)
+    assert session.is_full
+    assert Loop.made[0].launched == model.options.n_ctx - len(PROMPT)
+
+
+@pytest.mark.parametrize("n", range(1, 14))
+def test_stop_tokens(model: Model, n: int) -> None:
+    plain = stepwise(model, PROMPT, 30, HOT)
+    stop = {plain[n]}
+    expected = plain[: plain.index(plain[n])]
+    session = model.new_session()
+    assert list(session.generate(PROMPT, 30, HOT, stop)) == expected
+    # The stop token was made and is in no cache row that counts; what follows computes it again.
+    assert session.tokens == [*PROMPT, *expected]
+    longer = [*PROMPT, *expected, 33, 44]
+    again = list(session.generate(longer, 20, GREEDY))
+    assert session.timings.n_prompt == len(longer) - len(PROMPT) - len(expected)
+    assert again == stepwise(model, longer, 20, GREEDY)
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3, 7])
+def test_a_generator_left_early(model: Model, taken: int) -> None:
+    session = model.new_session()
+    tokens = session.generate(PROMPT, 50, HOT)
+    found = [next(tokens) for _ in range(taken)]
+    assert session.tokens == [*PROMPT, *found[:-1]]
+    tokens.close()
+    longer = [*PROMPT, *found, 17]
+    assert list(session.generate(longer, 9, HOT)) == stepwise(model, longer, 9, HOT)
+
+
+def test_generations_that_take_turns(model: Model) -> None:
+    session = model.new_session()
+    prompts = PROMPT, [*PROMPT[:3], 7, 8], [2, 3]
+    settings = HOT, GREEDY, replace(HOT, seed=5)
+    streams = [session.generate(p, 20, s) for p, s in zip(prompts, settings, strict=True)]
+    found: list[list[int]] = [[], [], []]
+    for turn in range(20):
+        for i, stream in enumerate(streams):
+            for _ in range(1 if turn % 5 else 4):
+                found[i] += [t for t in [next(stream, None)] if t is not None]
+    for i, (p, s) in enumerate(zip(prompts, settings, strict=True)):
+        assert found[i] == stepwise(model, p, 20, s)
+
+
+def test_generations_on_several_threads(model: Model) -> None:
+    session = model.new_session()
+    found: dict[int, list[int]] = {}
+
+    def run(seed: int) -> None:
+        found[seed] = list(session.generate([seed, *PROMPT], 12, replace(HOT, seed=seed)))
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in (2, 3, 4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for seed, tokens in found.items():
+        assert tokens == stepwise(model, [seed, *PROMPT], 12, replace(HOT, seed=seed))
+
+
+def test_a_rewind_or_a_step_in_between(model: Model) -> None:
+    session = model.new_session()
+    tokens = session.generate(PROMPT, 20, HOT)
+    found = [next(tokens) for _ in range(4)]
+    session.rewind(2)
+    found += [next(tokens) for _ in range(4)]
+    session.step((5,), "last")
+    session.logits([9, 9, 9])
+    assert [*found, *tokens] == stepwise(model, PROMPT, 20, HOT)
+
+
+def test_an_interrupt_while_waiting(model: Model) -> None:
+    session = model.new_session()
+    tokens = session.generate(PROMPT, 20, HOT)
+    found = [next(tokens) for _ in range(4)]
+    Loop.made[0].fails = True
+    with pytest.raises(KeyboardInterrupt):
+        next(tokens)
+    assert session.tokens == [*PROMPT, *found[:-1]]
+    longer = [*PROMPT, *found]
+    assert list(session.generate(longer, 6, GREEDY)) == stepwise(model, longer, 6, GREEDY)
+
+
+def test_a_profile_given_in_between_has_every_later_step(model: Model) -> None:
+    session = model.new_session()
+    tokens = session.generate(PROMPT, 20, HOT)
+    found = [next(tokens) for _ in range(6)]
+    session.profile = Profile()
+    found += list(tokens)
+    assert len(session.profile.steps) == 14
+    assert found == stepwise(model, PROMPT, 20, HOT)
+
+
+def test_logits_after_a_generation(model: Model) -> None:
+    session: Session = model.new_session()
+    next(iter(session.generate(PROMPT, 20, HOT)))
+    np.testing.assert_array_equal(session.logits(PROMPT), model.new_session().logits(PROMPT))

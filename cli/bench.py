@@ -9,23 +9,24 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from gguflow import __version__
 from gguflow.engine.limits import MAX_THREADS
 
-from .bench_grid import BenchTest, Extend, grid, numbers, pair, words
+from .bench_grid import BenchTest, Extend, grid, layer_counts, numbers, pair, words
 from .bench_output import OUTPUTS, Output, record
 from .errors import OK, UsageError
 from .load import bundled_model, check_context, load_weights, note, prepare, random_source
-from .options import add_profile, cache_type, check_profile, whole
+from .options import add_device, add_profile, cache_type, check_profile, placement, whole
 from .profiling import new_profile, save_profile
 
 if TYPE_CHECKING:
     from gguflow.engine.loader import ModelSource
-    from gguflow.engine.options import Options
     from gguflow.engine.profile import Profile
     from gguflow.engine.session import Model, Session
 
@@ -102,6 +103,16 @@ def add_arguments(p: ArgumentParser) -> None:
         metavar="N",
         help="(default all processors)",
     )
+    many(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        type=layer_counts,
+        default=[0],
+        metavar="N",
+        help="layers on the GPU: numbers, auto or all (default 0)",
+    )
+    add_device(p)
     p.add_argument(
         "-r",
         "--repetitions",
@@ -119,20 +130,8 @@ def add_arguments(p: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     profile_path = check_profile(args)
-    from gguflow.engine.graph import dtype_by_name
     from gguflow.engine.loader import open_model
     from gguflow.engine.options import Options
-
-    def options(t: BenchTest) -> Options:
-        return Options(
-            n_ctx=t.n_ctx,
-            n_batch=t.n_batch,
-            n_ubatch=t.n_ubatch,
-            n_threads=t.n_threads,
-            k_type=dtype_by_name(t.type_k),
-            v_type=dtype_by_name(t.type_v),
-            fuse=not args.no_fuse,
-        )
 
     files = args.model if args.model or args.random else [str(bundled_model())]
     # All are opened first: a name that is wrong should not show after an hour of measuring.
@@ -142,28 +141,64 @@ def run(args: Namespace) -> int:
         raise UsageError("nothing to run: -p and -n are 0 and there is no -pg")
     for source in sources:
         for t in tests:
-            check_context(source, options(t))
+            check_context(source, Options(**settings(t)))
     out = OUTPUTS[args.output]()
     profile: Profile | None = None
     out.begin(tests)
+    number = 0
     try:
-        for i, source in enumerate(sources):
-            model = prepare(source, options(tests[0]))
-            load_weights(model, quiet=True)
+        for source, layers in product(sources, dict.fromkeys(t.n_gpu_layers for t in tests)):
+            placed = [t for t in tests if t.n_gpu_layers == layers]
+            model = load(source, placed, args)
             if profile_path and profile is None:
                 profile = new_profile(model)
-            for k, t in enumerate(tests):
+            for t in placed:
+                number += 1
                 if args.progress:
-                    number = i * len(tests) + k + 1
                     note(f"bench: {number}/{len(sources) * len(tests)}: {source.path} {t.name}")
-                session = model.with_options(**vars(options(t))).new_session()
-                measure(session, t, args, profile, facts(model), out)
+                session = model.with_options(**settings(t)).new_session()
+                if layers < 0:
+                    t = replace(t, n_gpu_layers=model.n_gpu_layers)
+                measure(session, t, args, profile, facts(model, args), out)
             del model, session  # before the next one comes into memory
     finally:
         out.end()
         if profile is not None and profile_path is not None:
             save_profile(profile, profile_path)
     return OK
+
+
+def settings(t: BenchTest) -> dict[str, Any]:
+    """The fields of `Options` in which tests of one loaded model differ."""
+    from gguflow.engine.graph import dtype_by_name
+
+    return {
+        "n_ctx": t.n_ctx,
+        "n_batch": t.n_batch,
+        "n_ubatch": t.n_ubatch,
+        "n_threads": t.n_threads,
+        "k_type": dtype_by_name(t.type_k),
+        "v_type": dtype_by_name(t.type_v),
+    }
+
+
+def load(source: ModelSource, tests: Sequence[BenchTest], args: Namespace) -> Model:
+    """A model for tests that agree in -ngl, placed so that the largest of them fits."""
+    from gguflow.engine.options import Options
+
+    largest = settings(max(tests, key=lambda t: t.n_ctx))
+    largest |= {"n_ubatch": max(t.n_ubatch for t in tests)}
+    model = prepare(
+        replace(source, notes=[*source.notes]),  # placing a model adds to them
+        Options(
+            **largest,
+            fuse=not args.no_fuse,
+            n_gpu_layers=tests[0].n_gpu_layers,
+            **placement(args),
+        ),
+    )
+    load_weights(model, quiet=True)
+    return model
 
 
 def measure(
@@ -183,7 +218,9 @@ def measure(
     generated = ids[test.n_depth + test.n_prompt :]
     if depth:
         session.prefill(depth, None, "none")
-    if not args.no_warmup:
+    # On a device the first run of a plan launches op by op and the second captures a graph.
+    for _ in range(0 if args.no_warmup else 2 if gpu(session.model) else 1):
+        session.rewind(test.n_depth)
         run_once(session, prompt, generated[:1])
     began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     session.profile = profile
@@ -204,22 +241,31 @@ def run_once(session: Session, prompt: Sequence[int], generated: Sequence[int]) 
         session.step((token,), "last")
 
 
-def facts(model: Model) -> dict[str, Any]:
+def facts(model: Model, args: Namespace) -> dict[str, Any]:
     """llama-bench's fields that do not change from test to test."""
     from gguflow.engine.profile.machine import machine_name
 
-    weights = model.source.weights.values()
+    weights, device = model.source.weights.values(), gpu(model)
+    overrides = ";".join(f"{name}={where}" for name, where in placement(args)["overrides"])
     return {
         "build_commit": f"gguflow {__version__}",
         "build_number": 0,
         "cpu_info": machine_name(),
-        "gpu_info": "",
-        "backends": next(iter(model.backends)).upper(),
+        "gpu_info": device.device.name if device else "",
+        "backends": (device.name if device else next(iter(model.backends))).upper(),
         "model_filename": model.source.path,
         "model_type": model_type(model.source),
         "model_size": sum(prod(w.shape[:-1]) * w.dtype.row_bytes(w.shape[-1]) for w in weights),
         "model_n_params": sum(prod(w.shape) for w in weights),
+        "tensor_buft_overrides": overrides or "none",
     }
+
+
+def gpu(model: Model) -> Any:
+    """The backend of the GPU that a model uses, or None."""
+    from gguflow.engine.session import DEVICE_BACKEND
+
+    return model.backends.get(DEVICE_BACKEND)
 
 
 def model_type(source: ModelSource) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 from gguflow.engine.limits import MAX_TOKENS
 
+from .options import LAYER_WORDS, MAX_LAYERS
+
 _RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
 
 
@@ -18,7 +20,7 @@ _RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
 class BenchTest:
     """One measurement of one model: a prompt, a generation, or one after the other.
 
-    n_depth: tokens in the context before the clock starts.
+    n_depth: tokens in the context before the clock starts. n_gpu_layers: as in `Options`.
     """
 
     n_prompt: int
@@ -29,6 +31,7 @@ class BenchTest:
     n_threads: int
     type_k: str
     type_v: str
+    n_gpu_layers: int = 0
 
     @property
     def name(self) -> str:
@@ -94,6 +97,16 @@ def words(check: Callable[[str], str] = str) -> Callable[[str], list[str]]:
     return lambda text: [check(part) for part in text.split(",")]
 
 
+def layer_counts(text: str) -> list[int]:
+    """Converter for -ngl's `0,16,all`."""
+    counts = numbers(0, MAX_LAYERS)
+    return [
+        n
+        for part in text.split(",")
+        for n in ([LAYER_WORDS[part]] if part in LAYER_WORDS else counts(part))
+    ]
+
+
 def pair(text: str) -> list[tuple[int, int]]:
     """Converter for -pg's `pp,tg`."""
     found = numbers(1)(text)
@@ -105,8 +118,13 @@ def pair(text: str) -> list[tuple[int, int]]:
 def grid(args: Namespace, default_threads: int) -> list[BenchTest]:
     """Every combination, the tests of one set of settings together, as llama-bench orders them."""
     settings: Sequence[Sequence[Any]] = (
-        args.n_depth, args.batch_size, args.ubatch_size, args.threads or [default_threads],
-        args.cache_type_k, args.cache_type_v,
+        args.n_depth, args.batch_size, args.ubatch_size,
+        args.threads or [default_threads], args.cache_type_k, args.cache_type_v,
     )  # fmt: skip
     kinds = [(p, 0) for p in args.n_prompt if p] + [(0, n) for n in args.n_gen if n] + args.pg
-    return [BenchTest(*kind, *chosen) for chosen in product(*settings) for kind in kinds]
+    return [
+        BenchTest(*kind, *chosen)
+        for layers in args.gpu_layers
+        for chosen in product(*settings, [layers])
+        for kind in kinds
+    ]

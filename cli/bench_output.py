@@ -15,7 +15,7 @@ from .stream import write
 
 SAMPLES = ("samples_ns", "samples_ts")
 _TEXT_FIELDS = ("build_commit", "cpu_info", "gpu_info", "backends", "model_filename", "model_type",
-                "type_k", "type_v", "test_time")  # fmt: skip
+                "tensor_buft_overrides", "type_k", "type_v", "test_time")  # fmt: skip
 _REAL_FIELDS = ("avg_ts", "stddev_ts")
 
 
@@ -106,7 +106,8 @@ def _sql_type(name: str) -> str:
     return "TEXT" if name in _TEXT_FIELDS else "REAL" if name in _REAL_FIELDS else "INTEGER"
 
 
-_SETTINGS = {"n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16"}
+_SETTINGS = {"n_gpu_layers": 0, "n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16"}
+_TITLES = {"n_gpu_layers": "ngl"}
 _WIDTHS = {"model": 30, "test": 15, "t/s": 20}
 
 
@@ -128,7 +129,7 @@ class Markdown(Output):
             "test",
             "t/s",
         ]
-        self._row(self.names)
+        self._row([_TITLES.get(name, name) for name in self.names])
         rules = ("-" * self._width(n) for n in self.names)
         write("| " + " | ".join(r if i in (0, 3) else r[1:] + ":"
                                 for i, r in enumerate(rules)) + " |\n")  # fmt: skip

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS, MAX_THREADS, MAX_TOKENS
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gguflow.engine.options import Options
     from gguflow.engine.sampling import SamplerSettings
 
+LAYER_WORDS = {"auto": AUTO_LAYERS, "all": ALL_LAYERS}
+MAX_LAYERS = 1 << 16  # that -ngl takes; more than a model has are all of them
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")  # what the attention op reads
 
 
@@ -66,8 +68,7 @@ def overrides(text: str) -> list[tuple[str, str]]:
 
 def gpu_layers(text: str) -> int:
     """-ngl: a number of layers, `auto` or `all`."""
-    named = {"auto": AUTO_LAYERS, "all": ALL_LAYERS}
-    return named[text] if text in named else whole(0, 1 << 16)(text)
+    return LAYER_WORDS[text] if text in LAYER_WORDS else whole(0, MAX_LAYERS)(text)
 
 
 # -- groups ----------------------------------------------------------------------------------------
@@ -142,16 +143,17 @@ def add_engine(p: ArgumentParser) -> None:
             metavar="TYPE",
             help=f"type of cached {what}: {', '.join(CACHE_TYPES)} (default f16)",
         )
+    add_gpu_layers(g)
+    add_device(g)
+    g.add_argument("--no-fuse", action="store_true", help="run every op by itself, to bisect")
     g.add_argument(
-        "-ot",
-        "--override-tensor",
-        type=overrides,
-        action="append",
-        default=[],
-        metavar="RE=BACKEND",
-        help="place the tensors whose name matches on a backend; comma-separated",
+        "--no-warmup", action="store_true", help="no effect here: generation has no warmup run"
     )
-    g.add_argument(
+
+
+def add_gpu_layers(p: ArgumentParser | _ArgumentGroup) -> None:
+    """-ngl, for one number."""
+    p.add_argument(
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
@@ -160,12 +162,21 @@ def add_engine(p: ArgumentParser) -> None:
         metavar="N",
         help="layers to run on the GPU: a number, auto (as many as fit) or all (default 0)",
     )
-    g.add_argument(
+
+
+def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
+    """--device and -ot."""
+    p.add_argument(
         "--device", type=whole(0, 255), default=0, metavar="N", help="which GPU (default 0)"
     )
-    g.add_argument("--no-fuse", action="store_true", help="run every op by itself, to bisect")
-    g.add_argument(
-        "--no-warmup", action="store_true", help="no effect here: generation has no warmup run"
+    p.add_argument(
+        "-ot",
+        "--override-tensor",
+        type=overrides,
+        action="append",
+        default=[],
+        metavar="RE=BACKEND",
+        help="place the tensors whose name matches on a backend; comma-separated",
     )
 
 
@@ -250,9 +261,14 @@ def engine_options(args: Namespace) -> Options:
         v_type=dtype_by_name(args.cache_type_v),
         fuse=not args.no_fuse,
         n_gpu_layers=args.gpu_layers,
-        device=args.device,
-        overrides=tuple(pair for pairs in args.override_tensor for pair in pairs),
+        **placement(args),
     )
+
+
+def placement(args: Namespace) -> dict[str, Any]:
+    """The fields of `Options` from add_device's arguments."""
+    pairs = tuple(pair for pairs in args.override_tensor for pair in pairs)
+    return {"device": args.device, "overrides": pairs}
 
 
 def sampler_settings(args: Namespace) -> SamplerSettings:

@@ -6,6 +6,7 @@ Speed does not depend on the values of the weights, only on shapes and element t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
@@ -59,21 +60,23 @@ def parse_shape(text: str) -> tuple[Architecture, list[tuple[str, tuple[int, ...
 
 
 def random_bytes(name: str, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
-    """uint8 bytes of a tensor with small random values; the same for the same name and shape.
+    """uint8 bytes of a tensor with small random values; the same for the same name and shape."""
+    block = random_rows(name, shape, dtype)
+    return np.resize(block, prod(shape[:-1]) * block.shape[1])
 
-    One block of rows is drawn and repeated, which is fast and changes no timing.
-    """
+
+def random_rows(name: str, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    """The first rows of `random_bytes`, uint8 [n, bytes of a row]; the others repeat them, which is
+    fast and changes no timing."""
     from gguflow.engine.quants import encode
 
     rng = np.random.default_rng([*name.encode(), *shape])
-    rows = int(np.prod(shape[:-1]))
-    drawn = min(rows, 64)
+    drawn = min(prod(shape[:-1]), 64)
     scale = 1.0 if len(shape) == 1 else shape[-1] ** -0.5
     x = rng.standard_normal((drawn, shape[-1]), np.float32) * np.float32(scale)
     if len(shape) == 1:
         x = np.ones_like(x)
-    block = encode(dtype, x).reshape(drawn, -1)
-    return np.resize(block, (rows, block.shape[1])).reshape(-1)
+    return encode(dtype, x).view(np.uint8).reshape(drawn, -1)
 
 
 def metadata(arch: Architecture) -> Iterator[tuple[str, object]]:

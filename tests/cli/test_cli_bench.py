@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
+import sys
 from argparse import Namespace
 from statistics import mean, stdev
 
 import pytest
+from cli_helpers import one_line_error
 
 from gguflow.cli.bench import measure, model_type
-from gguflow.cli.bench_grid import BenchTest, grid, numbers, pair
+from gguflow.cli.bench_grid import BenchTest, grid, layer_counts, numbers, pair
 from gguflow.cli.bench_output import record
+from gguflow.engine import session
+from gguflow.engine.backends.base import find_backend
+from gguflow.engine.backends.cpu import CpuBackend
+from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 from gguflow.engine.loader import open_model
 from gguflow.engine.session import Model
 
@@ -27,12 +33,13 @@ def test_lists_and_ranges() -> None:
     assert convert("1-8+3") == [1, 4, 7]
     assert convert("16-128*2,5") == [16, 32, 64, 128, 5]
     assert pair("512,128") == [(512, 128)]
+    assert layer_counts("0,8-16*2,auto,all") == [0, 8, 16, AUTO_LAYERS, ALL_LAYERS]
 
 
 def test_grid_is_every_combination_tests_innermost() -> None:
     args = Namespace(n_prompt=[8, 0], n_gen=[2], pg=[(4, 1)], n_depth=[0], batch_size=[32],
                      ubatch_size=[16, 32], threads=[1, 2], cache_type_k=["f16"],
-                     cache_type_v=["f16"])  # fmt: skip
+                     cache_type_v=["f16"], gpu_layers=[0])  # fmt: skip
     tests = grid(args, 9)
     assert [(t.name, t.n_ubatch, t.n_threads) for t in tests] == [
         (name, ub, n) for ub in (16, 32) for n in (1, 2) for name in ("pp8", "tg2", "pp4+tg1")
@@ -60,8 +67,9 @@ def test_json_is_one_document_with_llama_bench_fields(run, tiny_model: str) -> N
     r = results[0]
     assert {"build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename",
             "model_type", "model_size", "model_n_params", "n_batch", "n_ubatch", "n_threads",
-            "type_k", "type_v", "n_prompt", "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns",
-            "avg_ts", "stddev_ts", "samples_ns", "samples_ts"} == set(r)  # fmt: skip
+            "type_k", "type_v", "n_gpu_layers", "tensor_buft_overrides", "n_prompt", "n_gen",
+            "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns",
+            "samples_ts"} == set(r)  # fmt: skip
     assert [(x["n_prompt"], x["n_gen"], x["n_depth"]) for x in results] == [
         (p, n, d) for d in (0, 5) for p, n in ((6, 0), (0, 3), (4, 2))
     ]
@@ -142,6 +150,68 @@ def test_profile_of_a_bench(call, tiny_model: str, tmp_path) -> None:
     assert code == 0 and str(path) in err
     steps = [x for x in map(json.loads, path.read_text().splitlines()) if x["kind"] == "step"]
     assert [s["phase"] for s in steps] == ["prefill"] * 2 + ["decode"] * 4  # no warmup among them
+
+
+class Gpu(CpuBackend):
+    """What the command asks of a GPU, on the processor's kernels and in memory of its own."""
+
+    name = "cuda"
+    space = "cuda:0"
+    device = Namespace(name="Imaginary GPU")
+
+    def memory(self) -> tuple[int, int]:
+        return 1 << 40, 1 << 40
+
+
+@pytest.fixture
+def imaginary_gpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """A GPU that is there; the options it was opened with, in turn."""
+    opened: list[dict[str, object]] = []
+
+    def find(name: str, options: dict[str, object]) -> object:
+        if name != "cuda":
+            return find_backend(name, options)
+        opened.append(options)
+        return Gpu(1)
+
+    monkeypatch.setattr(session, "find_backend", find)
+    return opened
+
+
+def test_layers_on_a_gpu(call, tiny_model: str, imaginary_gpu) -> None:
+    flags = ("-p", "4", "-n", "2", "-d", "0,3", "-r", "1", "-t", "1", "--device", "1")
+    code, out, err = call("bench", "-m", tiny_model, *flags, "-ngl", "0,1,all", "-o", "jsonl")
+    assert code == 0, err
+    results = [json.loads(line) for line in out.splitlines()]
+    assert [(r["n_gpu_layers"], r["n_depth"], r["n_prompt"]) for r in results] == [
+        (layers, d, p) for layers in (0, 1, 3) for d in (0, 3) for p in (4, 0)
+    ]
+    where = [("", "CPU")] * 4 + [("Imaginary GPU", "CUDA")] * 8
+    assert [(r["gpu_info"], r["backends"]) for r in results] == where
+    assert [o["device"] for o in imaginary_gpu] == [1, 1]
+    assert [line for line in err.splitlines() if "layers" in line] == [
+        "1 of 3 layers on cuda:0", "3 of 3 layers on cuda:0"
+    ]  # fmt: skip
+    table = call("bench", "-m", tiny_model, *flags, "-ngl", "all")[1].splitlines()
+    at = [c.strip() for c in table[0].split("|")].index("ngl")
+    assert [row.split("|")[at].strip() for row in table[2:6]] == ["3"] * 4
+
+
+def test_tensors_on_a_gpu(call, tiny_model: str, imaginary_gpu) -> None:
+    code, out, _ = call("bench", "-m", tiny_model, "-p", "4", "-n", "0", "-r", "1", "-ot",
+                        "ffn.*=cuda,attn_q=cpu", "-o", "jsonl")  # fmt: skip
+    result = json.loads(out)
+    assert code == 0 and result["gpu_info"] == "Imaginary GPU"
+    assert result["tensor_buft_overrides"] == "ffn.*=cuda;attn_q=cpu"
+
+
+def test_layers_without_a_gpu(call, tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    for flags in (("-ngl", "99"), ("-ot", "ffn=cuda")):
+        code, _, err = call("bench", "-m", tiny_model, *flags)
+        assert code == 4 and "needs CuPy" in one_line_error(err)
+    code, _, err = call("bench", "-m", tiny_model, "-ngl", "0,some")
+    assert code == 2 and "some" in one_line_error(err)
 
 
 def test_several_models_and_random_weights(call, tiny_model: str) -> None:

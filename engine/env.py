@@ -2,10 +2,11 @@
 
 | variable | values | meaning |
 |---|---|---|
-| GGUFLOW_CACHE_DIR | directory | compiled GPU kernels (default ~/.cache/gguflow) |
+| GGUFLOW_CACHE_DIR | directory | GPU kernels, counts and splits (default ~/.cache/gguflow) |
 | GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library, not the best one |
 | GGUFLOW_CPU_PIN | 0, 1 | pin worker threads to processors (default 1) |
 | GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 1000) |
+| GGUFLOW_CUDA_JOIN | 0, 1 | run a decode step's layers as one GPU kernel where possible (default 1) |
 | GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |
 """
 
@@ -33,7 +34,7 @@ def _int(name: str, default: int, least: int, most: int) -> int:
 
 
 def cache_dir() -> Path:
-    """Where compiled GPU kernels are kept; it need not exist."""
+    """Where compiled GPU kernels and files of sparse models are kept; it need not exist."""
     if chosen := os.environ.get("GGUFLOW_CACHE_DIR", "").strip():
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()  # XDG base directory specification
@@ -53,6 +54,11 @@ def cpu_pin() -> bool:
 def cpu_spin() -> int:
     """Turns of the wait loop before an idle worker parks."""
     return _int("GGUFLOW_CPU_SPIN", 1_000, 0, 1_000_000_000)
+
+
+def cuda_join() -> bool:
+    """Whether the launches of a decode step are joined into one."""
+    return bool(_int("GGUFLOW_CUDA_JOIN", 1, 0, 1))
 
 
 def debug() -> bool:

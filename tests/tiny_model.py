@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.gguf import write_gguf
-from gguflow.engine.graph import F32
+from gguflow.engine.graph import F32, dtype_by_name
+from gguflow.engine.quants import encode
 from gguflow.models.base import Architecture, HParams, WeightSpec, architecture
 from gguflow.models.shapes import metadata
 
@@ -78,10 +79,12 @@ def write_tiny(
     gain: float = 1.0,
     keys: Mapping[str, Any] | None = None,
     weights: Mapping[str, np.ndarray] | None = None,
+    dtype: str = "f32",
     **changes: Any,
 ) -> Path:
-    """Write a tiny F32 model; returns `path`.
+    """Write a tiny model; returns `path`.
 
+    dtype: element type of the matrices; all else is float32.
     keys: further metadata, `{arch}.` put before names that begin with a dot; None removes a key.
     weights: arrays that replace or join the drawn ones. changes: of the hyperparameters.
     """
@@ -94,5 +97,7 @@ def write_tiny(
             del values[full]
         else:
             values[full] = value
-    write_gguf(path, values, {n: (F32, a.shape, a) for n, a in arrays.items()})
+    types = {n: dtype_by_name(dtype) if a.ndim > 1 else F32 for n, a in arrays.items()}
+    tensors = {n: (types[n], a.shape, encode(types[n], a)) for n, a in arrays.items()}
+    write_gguf(path, values, tensors)
     return path

@@ -21,7 +21,7 @@ __device__ __forceinline__ float at<block_q8_0>(const char* row, int d) {
 template <class K, class V, int N>
 __global__ void __launch_bounds__(32 * kWarps) attention(const __grid_constant__ AttentionArgs a) {
   __shared__ float tops[kWarps], totals[kWarps], parts[kWarps][32 * N];
-  let_next_start();
+  launch_dependents();
   wait_for_previous();
   const int head = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 token = blockIdx.y;

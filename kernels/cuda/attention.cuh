@@ -2,7 +2,7 @@
 // a token that several blocks computed are joined.
 #pragma once
 
-#include "cuda/common.cuh"
+#include "cuda/dependent.cuh"
 
 struct AttentionArgs {
   gf_tensor dst, q, k, v, pos;
@@ -14,20 +14,8 @@ struct AttentionArgs {
 };
 
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kChunk = 128;  // splits share the visible keys in such pieces
-constexpr int kAlone = 2;    // chunks that one block does sooner than several can join their parts
-
-// Programmatic dependent launch: the next kernel may be scheduled; the one before has ended.
-__device__ __forceinline__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-__device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+constexpr int kKeyChunk = 128;  // splits share the visible keys in such pieces
+constexpr int kAlone = 2;  // chunks that one block does sooner than several can join their parts
 
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
@@ -76,14 +64,13 @@ struct Share {
 
 __device__ __forceinline__ Share share_of(const AttentionArgs& a, Span s, int split) {
   const int n = s.last - s.first + 1;
-  const int chunks = n > kChunk ? (n + kChunk - 1) / kChunk : 1;
+  const int chunks = n > kKeyChunk ? (n + kKeyChunk - 1) / kKeyChunk : 1;
   const int each = chunks <= kAlone ? kAlone : (chunks + a.n_splits - 1) / a.n_splits;
-  const int begin = s.first + split * each * kChunk;
-  return {(chunks + each - 1) / each, begin, min(begin + each * kChunk, s.last + 1)};
+  const int begin = s.first + split * each * kKeyChunk;
+  return {(chunks + each - 1) / each, begin, min(begin + each * kKeyChunk, s.last + 1)};
 }
 
-// -- joining
-// ---------------------------------------------------------------------------------------
+// -- joining -------------------------------------------------------------------------------------
 
 constexpr int kTickets = 1024;     // slots; mirrored in attention.py
 __device__ u32 tickets[kTickets];  // blocks of a slot that have arrived; zero between launches
@@ -93,28 +80,42 @@ __device__ __forceinline__ float* part_of(const AttentionArgs& a, int slot, int 
   return a.parts + (((i64)slot * a.n_splits + split) * rows + row) * (width + 2);
 }
 
+// The threads that compute a part together: a block, or the first warps of a larger one.
+struct WholeBlock {
+  static __device__ __forceinline__ int size() { return blockDim.x; }
+  static __device__ __forceinline__ void sync() { __syncthreads(); }
+};
+template <int WARPS>
+struct FirstWarps {
+  static __device__ __forceinline__ int size() { return 32 * WARPS; }
+  static __device__ __forceinline__ void sync() {
+    asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory");
+  }
+};
+
 // Adds one to a slot's count, which starts over at zero after the n-th; true for that one. What the
 // block wrote before is visible to the block that gets true.
+template <class Team>
 __device__ __forceinline__ bool arrives_last(int slot, int n) {
   __shared__ u32 before;
-  __syncthreads();
+  Team::sync();
   if (threadIdx.x == 0) {
     __threadfence();
     before = atomicInc(tickets + slot, (u32)n - 1);
     __threadfence();
   }
-  __syncthreads();
+  Team::sync();
   return before == (u32)n - 1;
 }
 
-// Called by every thread once its block's part is written. The block that arrives last adds all of
+// Called by every thread once its team's part is written. The team that arrives last adds all of
 // them up, in the order of the splits: store(row, i, value).
-template <class Store>
+template <class Team = WholeBlock, class Store>
 __device__ __forceinline__ void join(const AttentionArgs& a, int slot, int n_active, int rows,
                                      int rows_used, int width, Store store) {
-  if (!arrives_last(slot, n_active)) return;
+  if (!arrives_last<Team>(slot, n_active)) return;
   const i64 step = (i64)rows * (width + 2);
-  for (int i = threadIdx.x; i < rows_used * width; i += blockDim.x) {
+  for (int i = threadIdx.x; i < rows_used * width; i += Team::size()) {
     const int row = i / width, d = i - row * width;
     const float* const parts = part_of(a, slot, 0, row, rows, width);
     // A batch is loaded at once and then added to what the batches before gave.

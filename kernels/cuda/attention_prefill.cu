@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto token_of = [&](int row) { return (int)a.group.div(row); };
   const auto head_of = [&](int row) { return kv_head * group + row - token_of(row) * group; };
 
-  let_next_start();
+  launch_dependents();
   wait_for_previous();
   // Rows past the end repeat the last one; their results are not stored.
 #pragma unroll 4

@@ -7,247 +7,7 @@
 // every block computes the norm and quantizes the columns for itself.
 //
 // A result is summed in an order that depends on the weight's type and length alone.
-#include "cuda/mul_mat_vec.cuh"
-#include "cuda/pipeline.cuh"
-#include "cuda/rope.cuh"
-
-enum { PLAIN, GLU, QKV };
-
-// Mirrored by `arguments` in mul_mat_vec.py. Rows go by twos, called pairs: neighbours of one
-// matrix; for GLU the same row of gate and up; for QKV two dimensions that are rotated together.
-struct VecArgs {
-  const char* w[3];
-  const float* x;
-  const float* norm;  // null: the columns as they are
-  float* dst;
-  const float* r;  // added; null: nothing
-  const i32* pos;
-  const float* factors;  // of the frequencies; null: ones
-  char* state[2];        // keys and values
-  i64 row_bytes[3];
-  i64 x_step, dst_step, r_step;  // floats from column to column
-  i64 state_step[2];             // bytes from row to row
-  RopeNumbers rope;
-  float eps;
-  i32 pairs[3], rows[3];
-  i32 k, m, stages;
-  i32 head_dim, neox, state_type[2], n_ctx;
-};
-
-constexpr int kMaxWarps = 16;
-
-// -- columns into shared memory ------------------------------------------------------------------
-
-// Four elements at e of a column: quantized or as they are. All lanes of a warp take part, those
-// past the end with zeros.
-template <bool QUANTIZED>
-__device__ __forceinline__ void put_quad(char* column, int e, bool inside,
-                                         const Pack<float, 4>& v) {
-  if (!QUANTIZED) {
-    char* const at = column + e / 256 * 1024 + e % 8 / 4 * 512 + e % 256 / 8 * 16;
-    if (inside) *reinterpret_cast<Pack<float, 4>*>(at) = v;
-    return;
-  }
-  float most = fmaxf(fmaxf(fabsf(v.v[0]), fabsf(v.v[1])), fmaxf(fabsf(v.v[2]), fabsf(v.v[3])));
-#pragma unroll
-  for (int step = 1; step < 8; step *= 2) {
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
-  }
-  const float inverse = most > 1e-30f ? __fdividef(127.0f, most) : 0.0f;
-  int n[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) n[i] = __float2int_rn(v.v[i] * inverse);
-  const u32 q =
-      __byte_perm(__byte_perm(n[0], n[1], 0x0040), __byte_perm(n[2], n[3], 0x0040), 0x5410);
-  int sum = __dp4a((int)q, 0x01010101, 0);
-  sum += __shfl_xor_sync(kAllLanes, sum, 1);
-  sum += __shfl_xor_sync(kAllLanes, sum, 2);
-  const int other = __shfl_xor_sync(kAllLanes, sum, 4);
-  if (!inside) return;
-  const int chunk = e / kChunk, in_chunk = e % kChunk;
-  const int unit = in_chunk / 64, quad = in_chunk % 64 / 16;
-  char* const base = column + chunk * Chunk<block_q8_0>::X_BYTES;
-  *reinterpret_cast<u32*>(base + (quad * 32 + unit) * 16 + in_chunk % 16) = q;
-  if (in_chunk % 32 == 0) {
-    const XBlock block = {most * (1.0f / 127.0f), {(short)sum, (short)other}};
-    reinterpret_cast<XBlock*>(base + kChunk)[2 * unit + quad / 2] = block;
-  }
-}
-
-// The columns of x. Read past L1, which may hold what was there before: this block may have started
-// while an older kernel ran. A thread asks for a few pieces at once, for the latency is long; more
-// would make the kernel longer, and its instructions come from far away too.
-constexpr int kPieces = 4;
-
-__device__ __forceinline__ void ask_pieces(const float* x, int base, int k, float4* v) {
-#pragma unroll
-  for (int b = 0; b < kPieces; ++b) {
-    const int e = base + (b * blockDim.x + threadIdx.x) * 4;
-    v[b] = e < k ? __ldcg(reinterpret_cast<const float4*>(x + e)) : float4{};
-  }
-}
-
-// Pieces at base, times a scale and weights if there are any, into shared memory.
-template <bool QUANTIZED>
-__device__ __forceinline__ void put_pieces(char* column, int base, int k, const float4* v,
-                                           float scale, const float4* by) {
-  const int rounded = (k + 127) / 128 * 128;  // whole warps
-#pragma unroll
-  for (int b = 0; b < kPieces; ++b) {
-    const int e = base + (b * blockDim.x + threadIdx.x) * 4;
-    if (e >= rounded) break;
-    Pack<float, 4> y = {v[b].x, v[b].y, v[b].z, v[b].w};
-    if (by != nullptr) {
-      y = {y.v[0] * scale * by[b].x, y.v[1] * scale * by[b].y, y.v[2] * scale * by[b].z,
-           y.v[3] * scale * by[b].w};
-    }
-    put_quad<QUANTIZED>(column, e, e < k, y);
-  }
-}
-
-template <bool QUANTIZED, int C>
-__device__ __forceinline__ void load_columns(const VecArgs& a, char* xs, int x_step) {
-#pragma unroll 1
-  for (int c = 0; c < C; ++c) {
-    const float* const x = a.x + min(c, a.m - 1) * a.x_step;
-#pragma unroll 1
-    for (int base = 0; base < a.k; base += blockDim.x * 4 * kPieces) {
-      float4 v[kPieces];
-      ask_pieces(x, base, a.k, v);
-      put_pieces<QUANTIZED>(xs + c * x_step, base, a.k, v, 1.0f, nullptr);
-    }
-  }
-}
-
-// The same, normalized. by: the first pieces of the norm's weights, which a thread has brought
-// along; the first pieces of x are kept between the two passes.
-template <bool QUANTIZED, int C>
-__device__ __forceinline__ void load_normed(const VecArgs& a, char* xs, int x_step, float4* by) {
-  const int batch = blockDim.x * 4 * kPieces;
-#pragma unroll 1
-  for (int c = 0; c < C; ++c) {
-    const float* const x = a.x + min(c, a.m - 1) * a.x_step;
-    float4 v[kPieces];
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int base = 0; base < a.k; base += batch) {
-      ask_pieces(x, base, a.k, v);
-#pragma unroll
-      for (int b = 0; b < kPieces; ++b) {
-        const float4 f = v[b];
-        sum = fmaf(f.x, f.x, fmaf(f.y, f.y, fmaf(f.z, f.z, fmaf(f.w, f.w, sum))));
-      }
-    }
-    sum = block_reduce(sum, Add());
-    const float scale = 1.0f / sqrtf(sum / (float)a.k + a.eps);
-#pragma unroll 1
-    for (int base = 0; base < a.k; base += batch) {
-      if (a.k > batch) {
-        ask_pieces(x, base, a.k, v);
-        ask_pieces(a.norm, base, a.k, by);
-      }
-      put_pieces<QUANTIZED>(xs + c * x_step, base, a.k, v, scale, by);
-    }
-  }
-}
-
-// -- which rows ----------------------------------------------------------------------------------
-
-struct Pair {
-  int matrix;      // of QKV; 0 otherwise
-  int index;       // among the matrix's pairs
-  int row0, row1;  // row1 == row0 when there is no second one
-  const char *w0, *w1;
-};
-
-template <int KIND>
-__device__ __forceinline__ Pair pair_of(const VecArgs& a, int index) {
-  Pair p = {0, index, 2 * index, 2 * index + 1, nullptr, nullptr};
-  if (KIND == GLU) {
-    p.row0 = p.row1 = index;
-    p.w0 = a.w[0] + index * a.row_bytes[0];
-    p.w1 = a.w[1] + index * a.row_bytes[1];
-    return p;
-  }
-  const char* w = a.w[0];
-  i64 bytes = a.row_bytes[0];
-  int rows = a.rows[0];
-  if (KIND == QKV) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (p.matrix == i && p.index >= a.pairs[i]) {
-        p.index -= a.pairs[i];
-        p.matrix = i + 1;
-        w = a.w[i + 1];
-        bytes = a.row_bytes[i + 1];
-        rows = a.rows[i + 1];
-      }
-    }
-    p.row0 = 2 * p.index;
-    p.row1 = p.row0 + 1;
-    if (p.matrix < 2 && a.neox) {
-      const int half = a.head_dim / 2, head = p.index / half;
-      p.row0 = head * a.head_dim + p.index - head * half;
-      p.row1 = p.row0 + half;
-    }
-  }
-  p.row1 = min(p.row1, rows - 1);
-  p.w0 = w + p.row0 * bytes;
-  p.w1 = w + p.row1 * bytes;
-  return p;
-}
-
-// -- what becomes of two sums --------------------------------------------------------------------
-
-__device__ __forceinline__ void put_state(char* row, int type, int i, float y) {
-  if (type == 0) {
-    reinterpret_cast<float*>(row)[i] = y;
-  } else if (type == 1) {
-    reinterpret_cast<f16*>(row)[i] = Float<f16>::from(y);
-  } else {
-    reinterpret_cast<bf16*>(row)[i] = Float<bf16>::from(y);
-  }
-}
-
-template <int KIND>
-__device__ __forceinline__ void finish(const VecArgs& a, const Pair& p, const float2* turns, int c,
-                                       float y0, float y1, float r0, float r1) {
-  float* const dst = a.dst + c * a.dst_step;
-  if (KIND == GLU) {
-    dst[p.row0] = y0 / (1.0f + expf(-y0)) * y1;
-    return;
-  }
-  if (KIND == PLAIN) {
-    dst[p.row0] = y0 + r0;
-    dst[p.row1] = y1 + r1;  // the same when there is no second row
-    return;
-  }
-  if (p.matrix < 2) {
-    const int half = a.head_dim / 2;
-    const float2 t = turns[c * half + p.index % half];
-    const float u = y0 * t.x - y1 * t.y;
-    y1 = y0 * t.y + y1 * t.x;
-    y0 = u;
-  }
-  if (p.matrix == 0) {
-    dst[p.row0] = y0;
-    dst[p.row1] = y1;
-    return;
-  }
-  const int s = p.matrix - 1, at = __ldcg(a.pos + c);
-  if (at < 0 || at >= a.n_ctx) return;
-  char* const row = a.state[s] + at * a.state_step[s];
-  put_state(row, a.state_type[s], p.row0, y0);
-  put_state(row, a.state_type[s], p.row1, y1);
-}
-
-__device__ __forceinline__ double angle_of(const VecArgs& a, int i) {
-  return angle_of(a.rope, i, a.factors ? a.factors[i] : 1.0f);
-}
-
-// -- the kernel ----------------------------------------------------------------------------------
-
-constexpr int larger(int a, int b) { return a > b ? a : b; }
+#include "cuda/vec_parts.cuh"
 
 // W: type of the weights; V: of the last matrix of QKV, which may differ. C: at least m columns.
 // Shared memory: barriers, rotations, columns, stages.
@@ -276,7 +36,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   int asked = 0, ask_chunk = 0, ask_index = first;
   Pair ask = {};
   const auto request = [&](int stage) {
-    if (ask_chunk == 0) ask = pair_of<KIND>(a, ask_index);
+    if (ask_chunk == 0) ask = pair_of(KIND, a, ask_index);
     const bool v = KIND == QKV && ask.matrix == 2;
     const u32 bytes = v ? Chunk<V>::BYTES : Chunk<W>::BYTES, at = ask_chunk * bytes;
     const u32 row = (u32)(v ? a.row_bytes[2] : a.row_bytes[0]);
@@ -330,7 +90,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   Pair p = {};
   for (int done = 0; done < total; ++done) {
     if (chunk == 0) {
-      p = pair_of<KIND>(a, index);
+      p = pair_of(KIND, a, index);
       if (KIND == PLAIN && a.r != nullptr && lane < a.m) {  // asked for now, added at the end
         r0 = __ldcg(a.r + lane * a.r_step + p.row0);
         r1 = __ldcg(a.r + lane * a.r_step + p.row1);
@@ -357,7 +117,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       const float y0 = warp_reduce(acc[0][c], Add()), y1 = warp_reduce(acc[1][c], Add());
-      if (lane == c && c < a.m) finish<KIND>(a, p, turns, c, y0, y1, r0, r1);
+      if (lane == c && c < a.m) finish(KIND, a, p, turns, c, y0, y1, r0, r1);
       acc[0][c] = acc[1][c] = 0.0f;
     }
   }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gguflow.engine.graph import F32, Tensor
 
-from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, Step, ceil_div, cpp_type
 from .rope import rope_numbers
 
 OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope")
@@ -34,6 +34,16 @@ def chunk_bytes(w: Operand) -> int:
     return CHUNK[kind_of(w)] // w.dtype.block * w.dtype.nbytes
 
 
+def stage_bytes(weights: Sequence[Operand]) -> int:
+    return ROWS * max(chunk_bytes(w) for w in weights) + 16
+
+
+def column_bytes(kind: str, k: int) -> int:
+    """Shared memory that a column takes."""
+    chunk = CHUNK[kind]
+    return ceil_div(k, chunk) * (chunk // 64 * 80 if kind == "quantized" else 4 * chunk)
+
+
 def columns_for(m: int) -> int:
     """Columns of the kernel that is used for m."""
     return next(c for c in (1, 2, 4, 8) if c >= m)
@@ -47,11 +57,10 @@ def plan(
     A block takes all the shared memory it can use: bytes on their way hide the latency.
     """
     kind = kind_of(weights[0])
-    columns, chunks = columns_for(m), ceil_div(k, CHUNK[kind])
-    per_chunk = CHUNK[kind] // 64 * 80 if kind == "quantized" else 4 * CHUNK[kind]
+    columns = columns_for(m)
     turns = ceil_div(columns * head_dim * 4, 16) * 16
-    fixed = columns * chunks * per_chunk + turns + 16
-    stage = ROWS * max(chunk_bytes(w) for w in weights) + 16 + 8  # and its barrier
+    fixed = columns * column_bytes(kind, k) + turns + 16
+    stage = stage_bytes(weights) + 8  # and its barrier
     room = device.shared_per_block - STATIC - fixed
     for warps in WARPS:
         stages = min(MAX_STAGES, max(0, room) // (warps * stage))
@@ -134,13 +143,21 @@ def arguments(
     return body + bytes(-len(body) % 16)
 
 
-def _launch(kind: str, call_weights: Sequence[Operand], m: int, warps: int, shared: int,
-            n_pairs: int, args: bytes, device: DeviceInfo) -> Launch:  # fmt: skip
-    types = cpp_type(call_weights[0].dtype), cpp_type(call_weights[-1].dtype)
+def _launch(kind: str, weights: Sequence[Operand], x: Operand, warps: int, shared: int,
+            n_pairs: int, args: bytes, device: DeviceInfo,
+            rotation: bytes = b"") -> Launch:  # fmt: skip
+    k, m = x.ne[:2]
+    types = cpp_type(weights[0].dtype), cpp_type(weights[-1].dtype)
     entry = f"mul_mat_vec<{kind}, {types[0]}, {types[1]}, {columns_for(m)}>"
     grid = max(1, min(device.sm_count, ceil_div(n_pairs, 4)))
     kernel = Kernel("mul_mat_vec.cu", entry)
-    return Launch(kernel, (grid, 1, 1), (32 * warps, 1, 1), args, shared, dependent=True)
+    form = kind_of(weights[0])
+    step = Step(
+        kind, args, n_pairs, types, form == "quantized", stage_bytes(weights),
+        column_bytes(form, k), rotation=rotation,
+    )  # fmt: skip
+    return Launch(kernel, (grid, 1, 1), (32 * warps, 1, 1), args, shared, dependent=True,
+                  step=step if m == 1 else None)  # fmt: skip
 
 
 def multiply_few(
@@ -156,7 +173,7 @@ def multiply_few(
     warps, stages, shared = plan([w], x.ne[0], x.ne[1], 0, device)
     pairs = ceil_div(w.ne[1], ROWS)
     args = arguments([w], x, dst, stages, norm=norm, eps=eps, r=r, pairs=[pairs])
-    return _launch("PLAIN", [w], x.ne[1], warps, shared, pairs, args, device)
+    return _launch("PLAIN", [w], x, warps, shared, pairs, args, device)
 
 
 def swiglu_few(
@@ -171,7 +188,7 @@ def swiglu_few(
     """dst = swiglu(norm(x) gate^T, norm(x) up^T), for weights of one type."""
     warps, stages, shared = plan([gate, up], x.ne[0], x.ne[1], 0, device)
     args = arguments([gate, up], x, dst, stages, norm=norm, eps=eps, pairs=[gate.ne[1]])
-    return _launch("GLU", [gate, up], x.ne[1], warps, shared, gate.ne[1], args, device)
+    return _launch("GLU", [gate, up], x, warps, shared, gate.ne[1], args, device)
 
 
 def _supports_qkv(node: Tensor) -> bool:
@@ -223,9 +240,14 @@ def launches(call: Call) -> list[Launch]:
     warps, stages, shared = plan(weights, x.ne[0], x.ne[1], head_dim, d)
     pairs = [w.ne[1] // 2 for w in weights]
     dense = Tensor("q", F32, (x.ne[1], weights[0].ne[1]), call.node.role)
+    pos, factors = call.src(5), call.optional(8)
+    rope = rope_numbers(p, head_dim)
     args = arguments(
         weights, x, Operand.of(dense, call.dst.address), stages, norm=norm, eps=eps, pairs=pairs,
-        pos=call.src(5), states=[call.src(6), call.src(7)], factors=call.optional(8),
-        rope=rope_numbers(p, head_dim), head_dim=head_dim, neox=p["mode"] == "neox",
+        pos=pos, states=[call.src(6), call.src(7)], factors=factors, rope=rope,
+        head_dim=head_dim, neox=p["mode"] == "neox",
     )  # fmt: skip
-    return [_launch("QKV", weights, x.ne[1], warps, shared, sum(pairs), args, d)]
+    # As decode.cu has it in its own arguments.
+    rotation = struct.pack("@2P", pos.address, factors.address if factors else 0) + rope
+    rotation += struct.pack("@i", head_dim)
+    return [_launch("QKV", weights, x, warps, shared, sum(pairs), args, d, rotation)]

@@ -1,10 +1,10 @@
-// A warp's own pipeline from device memory into shared memory, and programmatic dependent launch.
+// A warp's own pipeline from device memory into shared memory.
 //
 // On sm_90 one lane asks for whole runs of bytes (bulk copies); before that every lane copies its
 // share, 16 bytes at a time. Either way a barrier in shared memory tells when a stage is full.
 #pragma once
 
-#include "cuda/common.cuh"
+#include "cuda/dependent.cuh"
 
 #ifndef GF_BULK
 #if __CUDA_ARCH__ >= 900
@@ -16,20 +16,6 @@
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
-}
-
-// The next kernel of the stream may start; its griddepcontrol.wait still waits for this one's end.
-__device__ __forceinline__ void launch_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// Until the kernels before this one are done and their results can be read.
-__device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // One per warp and stage, made by one lane.

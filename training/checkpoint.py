@@ -27,13 +27,23 @@ def load_checkpoint(path: Path) -> Llama:
 
 
 def load_gguf(path: Path) -> Llama:
-    """The model of a GGUF file that export.py wrote, its weights dequantized to float32."""
+    """The model of a GGUF file that export.py wrote, its weights dequantized to float32.
+
+    Of a `relullama` file that is the dense model: predictors are left out.
+    """
     reader = GGUFReader(path)
+    arch = reader.fields["general.architecture"].contents()
 
     def value(key: str):
-        return reader.fields[f"llama.{key}"].contents()
+        return reader.fields[f"{arch}.{key}"].contents()
 
-    weights = {t.name: torch.tensor(dequantize(t.data, t.tensor_type)) for t in reader.tensors}
+    weights = {}
+    for t in reader.tensors:
+        weight = torch.tensor(dequantize(t.data, t.tensor_type))
+        if t.name.endswith("ffn_down_t.weight"):
+            weights[t.name.replace("_t.", ".")] = weight.T.contiguous()
+        elif ".fc1." not in t.name and ".fc2." not in t.name:
+            weights[t.name] = weight
     config = Config(
         n_vocab=weights["token_embd.weight"].shape[0],
         n_ctx=value("context_length"),
@@ -44,6 +54,7 @@ def load_gguf(path: Path) -> Llama:
         n_ff=value("feed_forward_length"),
         rope_base=value("rope.freq_base"),
         norm_eps=value("attention.layer_norm_rms_epsilon"),
+        activation="relu" if arch == "relullama" else "silu",
     )
     model = Llama(config)
     model.load_state_dict(weights)

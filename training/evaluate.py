@@ -45,6 +45,17 @@ def mean_loss(model: Llama, stream: np.ndarray, device: str) -> float:
         return float(token_losses(model, np.hstack([bos, windows]), device).mean())
 
 
+@torch.no_grad()
+def mean_firing(model: Llama, stream: np.ndarray, device: str) -> np.ndarray:
+    """Share of each layer's neurons that fire, over up to 32 windows of the stream: [n_layer]."""
+    n = model.config.n_ctx
+    windows = stream[: len(stream) // n * n].reshape(-1, n)[:32]
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        parts = torch.from_numpy(windows).long().to(device).split(16)
+        rows = [model(ids, firing=True)[1][:, 1] * len(ids) for ids in parts]
+    return (torch.stack(rows).sum(0) / len(windows)).cpu().numpy()
+
+
 def chunk_losses(model: Llama, ids: np.ndarray, bos: int, n_ctx: int) -> np.ndarray:
     """llama.cpp's perplexity scheme: f32 [n_chunk, n_ctx / 2 - 1] nats of the scored tokens."""
     chunks = ids[: len(ids) // n_ctx * n_ctx].reshape(-1, n_ctx).copy()

@@ -1,18 +1,26 @@
-"""Writes a checkpoint as GGUF: a `llama` model with its SentencePiece vocabulary inside.
+"""Writes a checkpoint as GGUF, with its SentencePiece vocabulary inside.
 
-python -m training.export --model run/model.pt --out models/bundled/tales-8m.gguf
+    python -m training.export --model run/model.pt --out models/bundled/tales-8m.gguf
+
+A silu model becomes `llama`. GGUF says nothing about the feed-forward activation, and "llama"
+means silu, so a relu model becomes `relullama`, which other programs refuse instead of writing
+nonsense: its down projections are stored transposed, a row a neuron, and activity predictors go in
+beside them.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
+import numpy as np
 import sentencepiece as spm
 from gguf.quants import quantize
+from gguflow.engine.sparse.train import Predictor
 
-from training.checkpoint import load_checkpoint
+from training.checkpoint import load_model
 from training.model import Llama
 
 TYPES = {
@@ -20,6 +28,7 @@ TYPES = {
     "f16": gguf.GGMLQuantizationType.F16,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
 }
+ARCHITECTURES = {"silu": "llama", "relu": "relullama"}
 FILE_TYPES = {
     "f32": gguf.LlamaFileType.ALL_F32,
     "f16": gguf.LlamaFileType.MOSTLY_F16,
@@ -69,16 +78,34 @@ def add_vocabulary(writer: gguf.GGUFWriter, sp: spm.SentencePieceProcessor) -> N
     writer.add_add_space_prefix(True)
 
 
-def export(model: Llama, sp: spm.SentencePieceProcessor, out: Path, kind: str) -> None:
-    """Writes the file; matrices take the given type, norms stay F32 as everywhere in GGUF.
+def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: str) -> None:
+    """Matrices take the type, norms stay F32 as everywhere in GGUF."""
+    qtype = TYPES[kind] if weight.ndim == 2 else gguf.GGMLQuantizationType.F32
+    writer.add_tensor(name, quantize(weight, qtype), raw_dtype=qtype)
 
-    GGUF says nothing about the feed-forward activation, and "llama" means silu, so a model with
-    another one would load and write nonsense: it is refused.
-    """
-    if model.config.activation != "silu":
-        raise SystemExit(f"a llama GGUF file means silu, the model has {model.config.activation}")
-    writer = gguf.GGUFWriter(out, "llama")
-    writer.add_name("Tales 8M")
+
+def add_predictors(
+    writer: gguf.GGUFWriter, predictors: Sequence[Predictor], threshold: float, kind: str
+) -> None:
+    """fc1 and fc2 of every layer, and the threshold under which a neuron is skipped."""
+    writer.add_float32("relullama.sparse_threshold", threshold)
+    for i, p in enumerate(predictors):
+        add_tensor(writer, f"blk.{i}.fc1.weight", p.fc1.numpy(), kind)
+        add_tensor(writer, f"blk.{i}.fc2.weight", p.fc2.numpy(), kind)
+
+
+def export(
+    model: Llama,
+    sp: spm.SentencePieceProcessor,
+    out: Path,
+    kind: str,
+    predictors: Sequence[Predictor] = (),
+    threshold: float = 0.0,
+) -> None:
+    """Writes the file. predictors: of a relu model, one a layer or none."""
+    arch = ARCHITECTURES[model.config.activation]
+    writer = gguf.GGUFWriter(out, arch)
+    writer.add_name("Tales 8M" if arch == "llama" else "Tales 8M ReLU")
     writer.add_description("English fairy tales, trained from scratch for gguflow")
     writer.add_license("MIT")
     writer.add_languages(["en"])
@@ -87,13 +114,22 @@ def export(model: Llama, sp: spm.SentencePieceProcessor, out: Path, kind: str) -
     add_hyperparameters(writer, model)
     add_vocabulary(writer, sp)
     for name, weight in model.state_dict().items():
-        qtype = TYPES[kind] if weight.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, quantize(weight.numpy(), qtype), raw_dtype=qtype)
+        array = weight.numpy()
+        if arch == "relullama" and name.endswith("ffn_down.weight"):
+            name, array = name.replace("ffn_down.", "ffn_down_t."), np.ascontiguousarray(array.T)
+        add_tensor(writer, name, array, kind)
+    if predictors:
+        add_predictors(writer, predictors, threshold, kind)
+    finish(writer)
+    print(f"{out}: {out.stat().st_size:,} bytes, {kind}")
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Puts everything on disk."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    print(f"{out}: {out.stat().st_size:,} bytes, {kind}")
 
 
 def main() -> None:
@@ -104,7 +140,7 @@ def main() -> None:
     parser.add_argument("--type", choices=TYPES, default="q8_0")
     args = parser.parse_args()
     sp = spm.SentencePieceProcessor(model_file=args.tokenizer)
-    export(load_checkpoint(args.model), sp, args.out, args.type)
+    export(load_model(args.model), sp, args.out, args.type)
 
 
 if __name__ == "__main__":

@@ -79,13 +79,28 @@ class Block(nn.Module):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.attn_output(out.transpose(1, 2).flatten(-2))
 
-    def feed_forward(self, x: Tensor) -> Tensor:
-        gate = ACTIVATIONS[self.config.activation](self.ffn_gate(x))
-        return self.ffn_down(gate * self.ffn_up(x))
+    def neurons(self, x: Tensor) -> Tensor:
+        """act(gate) * up of the normed input x [.., dim]: [.., n_ff]."""
+        return ACTIVATIONS[self.config.activation](self.ffn_gate(x)) * self.ffn_up(x)
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+    def firing(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """f32 [2]: what the neurons cost, and the share of them that fire.
+
+        The cost is the L1 norm of the neurons' contributions |hidden_j| * |down_j|, a token's
+        mean, in units of the layer's output norm. Contributions rather than `hidden` alone,
+        because shrinking `up` and growing `down` would please a plain L1 norm for nothing.
+        """
+        reach = self.ffn_down.weight.norm(dim=0)
+        cost = (hidden.abs().float() * reach).sum(-1).mean()
+        unit = out.detach().float().norm(dim=-1).mean()
+        return torch.stack([cost / (unit + 1e-6), (hidden != 0).float().mean()])
+
+    def forward(self, x: Tensor, table: Tensor, firing: bool) -> tuple[Tensor, Tensor | None]:
         x = x + F.dropout(self.attention(self.attn_norm(x), table), self.dropout, self.training)
-        return x + F.dropout(self.feed_forward(self.ffn_norm(x)), self.dropout, self.training)
+        hidden = self.neurons(self.ffn_norm(x))
+        out = self.ffn_down(hidden)
+        x = x + F.dropout(out, self.dropout, self.training)
+        return x, self.firing(hidden, out) if firing else None
 
 
 class Llama(nn.Module):
@@ -104,8 +119,12 @@ class Llama(nn.Module):
                 residual = name.endswith(("attn_output.weight", "ffn_down.weight"))
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.n_layer) if residual else 0.02)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, firing: bool = False):
+        """The logits; with `firing` also every block's `Block.firing`: f32 [n_layer, 2]."""
         x = F.dropout(self.token_embd(ids), self.dropout, self.training)
+        rows = []
         for block in self.blk:
-            x = block(x, self.rope_table)
-        return F.linear(self.output_norm(x), self.token_embd.weight)
+            x, row = block(x, self.rope_table, firing)
+            rows.append(row)
+        logits = F.linear(self.output_norm(x), self.token_embd.weight)
+        return (logits, torch.stack(rows)) if firing else logits

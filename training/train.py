@@ -5,6 +5,8 @@
 The weights kept are the exponential moving average's at its best validation loss. With
 `--teacher`, the loss is a mix of the next token's cross-entropy and the cross-entropy with the
 teachers' averaged prediction, which regularizes a small corpus better than dropout alone.
+
+With `--active` the neurons of a relu model are pressed to fire less, see sparsity.py.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from torch import Tensor
 
 from training.checkpoint import load_checkpoint, load_model, save_checkpoint
 from training.corpus import read_stories, split, token_stream
-from training.evaluate import mean_loss
+from training.evaluate import mean_firing, mean_loss
 from training.model import ACTIVATIONS, Config, Llama
 from training.muon import Muon
 from training.sample import generate
+from training.sparsity import Pressure
 
 PROMPTS = ("", "Once upon a time", "The princess opened the door and")
 
@@ -97,7 +100,10 @@ def train(args: argparse.Namespace, config: Config, sp: spm.SentencePieceProcess
     windows = Windows(*token_stream(train_stories, sp, bodies=True), config, device)
     valid, _ = token_stream(valid_stories, sp)
 
-    model = Llama(config, args.dropout).to(device)
+    model = Llama(config, args.dropout)
+    if args.init:
+        model.load_state_dict(load_model(args.init).state_dict())
+    model = model.to(device)
     ema = copy.deepcopy(model).eval()
     teachers = [load_model(path).to(device) for path in args.teacher]
     run, run_teachers = model, list(teachers)
@@ -106,6 +112,7 @@ def train(args: argparse.Namespace, config: Config, sp: spm.SentencePieceProcess
         run, loss_of = torch.compile(model, dynamic=False), torch.compile(loss_fn)
         run_teachers = [torch.compile(teacher, dynamic=False) for teacher in teachers]
     opts = optimizers(model, args)
+    pressure = Pressure(args.active) if args.active else None
     groups = [group for opt in opts for group in opt.param_groups]
     peaks = [group["lr"] for group in groups]
     n_params = sum(p.numel() for p in model.parameters())
@@ -122,8 +129,12 @@ def train(args: argparse.Namespace, config: Config, sp: spm.SentencePieceProcess
         ids = windows.batch(args.batch)
         with torch.autocast(device, torch.bfloat16):
             target = average_prediction(run_teachers, ids[:, :-1])
-            loss = loss_of(run(ids[:, :-1]), ids, target, args.teacher_weight)
-        loss.backward()
+            if pressure:
+                logits, firing = run(ids[:, :-1], firing=True)
+            else:
+                logits = run(ids[:, :-1])
+            loss = loss_of(logits, ids, target, args.teacher_weight)
+        (loss + pressure(firing, progress) if pressure else loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for opt in opts:
             opt.step()
@@ -142,7 +153,12 @@ def train(args: argparse.Namespace, config: Config, sp: spm.SentencePieceProcess
                 f"  valid {valid_loss:.4f}  best {min(best, valid_loss):.4f}  {speed:,.0f} tok/s",
                 flush=True,
             )
-            if valid_loss < best:
+            if pressure:
+                fires = mean_firing(ema, valid, device)
+                layers = " ".join(f"{f:.1%}" for f in fires)
+                print(f"    {pressure}, validation {fires.mean():.1%}: {layers}", flush=True)
+            # Before the pressure has done its work a model is better, and not what is wanted.
+            if valid_loss < best and (not pressure or progress > 0.9):
                 best = valid_loss
                 settings = {name: str(value) for name, value in vars(args).items()}
                 result = {"step": step, "valid_loss": best, "seconds": time.time() - begin}
@@ -165,6 +181,8 @@ def main() -> None:
         choices = list(ACTIVATIONS) if field.name == "activation" else None
         flag = "--" + field.name.replace("_", "-")
         parser.add_argument(flag, type=type(field.default), default=field.default, choices=choices)
+    parser.add_argument("--init", type=Path, help="start from this .pt or .gguf file's weights")
+    parser.add_argument("--active", type=float, help="press neurons until this share fires")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--teacher", type=Path, nargs="*", default=[], help=".pt or .gguf files")
     parser.add_argument("--teacher-weight", type=float, default=0.7)

@@ -34,6 +34,7 @@ examples:
   gguflow profile --diff before.jsonl after.jsonl"""
 
 GROUPINGS = ("op", "module", "layer")
+SPARSE = "sparse"
 PHASES = ("prefill", "decode")
 
 
@@ -58,7 +59,11 @@ def add_arguments(p: ArgumentParser) -> None:
     )
     add_profile(p)
     g = p.add_argument_group("table")
-    g.add_argument("--by", choices=GROUPINGS, help="one table; default: by op, module and layer")
+    g.add_argument(
+        "--by",
+        choices=(*GROUPINGS, SPARSE),
+        help="one table; default: by op, module and layer, and of a ReLU model its sparse layers",
+    )
     g.add_argument("--phase", choices=PHASES, help="only the prompt's steps or the generation's")
     g.add_argument(
         "--limit",
@@ -137,14 +142,18 @@ def show_files(args: Namespace) -> int:
 
 def show(recording: Recording, args: Namespace) -> None:
     """The tables on standard output."""
-    from gguflow.engine.profile import print_table
+    from gguflow.engine.profile import print_sparse_table, print_table
+    from gguflow.engine.profile.sparse import is_sparse
 
     out = console()
     h = recording.header
     out.print(f"{h.model}, {h.machine}, {h.threads} threads", highlight=False, markup=False)
     groupings: Sequence[str] = (args.by,) if args.by else GROUPINGS
     for by in groupings:
-        print_table(recording, out, by, args.phase, args.limit)
+        if by != SPARSE:
+            print_table(recording, out, by, args.phase, args.limit)
+    if args.by == SPARSE or (args.by is None and is_sparse(recording)):
+        print_sparse_table(recording, out, args.phase)
 
 
 def console():  # type: ignore[no-untyped-def]

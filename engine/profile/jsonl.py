@@ -1,4 +1,5 @@
-"""JSON lines: a header, then every step, then every op, one object a line. Also read back."""
+"""JSON lines: a header, the activity of sparse layers, every step, every op, one object a line. Also
+read back."""
 
 from __future__ import annotations
 
@@ -11,24 +12,29 @@ from typing import Any, TextIO, get_args, get_origin, get_type_hints
 
 from .errors import ProfileFileError
 from .peaks import Peaks
-from .record import Header, OpRow, Recording, StepRow
+from .record import ActivityRow, Header, OpRow, Recording, StepRow
 
 FORMAT = 1
-_DIGITS = {"start_us": 3, "us": 3, "wall_us": 3, "host_us": 3, "gbs": 4, "gflops": 4, "share": 5}
+_DIGITS = {
+    "start_us": 3, "us": 3, "wall_us": 3, "host_us": 3, "gbs": 4, "gflops": 4, "share": 5,
+    "active": 6, "computed": 6, "recall": 6,
+}  # fmt: skip
 
 
 def write_jsonl(recording: Recording, out: TextIO) -> None:
-    """One JSON object a line: the header, the steps, the ops."""
+    """One JSON object a line: the header, the activity, the steps, the ops."""
     dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
     header = {"kind": "header", "format": FORMAT, **asdict(recording.header)}
     out.write(dump(header) + "\n")
+    for layer in recording.activity:
+        out.write(dump(_object("activity", layer)) + "\n")
     for step in recording.steps:
         out.write(dump(_object("step", step)) + "\n")
     for row in recording.rows():
         out.write(dump(_object("op", row)) + "\n")
 
 
-def _object(kind: str, row: OpRow | StepRow) -> dict[str, Any]:
+def _object(kind: str, row: OpRow | StepRow | ActivityRow) -> dict[str, Any]:
     obj: dict[str, Any] = {"kind": kind}
     for name in row.__slots__:
         value = getattr(row, name)
@@ -43,6 +49,7 @@ class Dump:
     header: Header
     steps: list[StepRow]
     ops: list[OpRow]
+    activity: list[ActivityRow]
 
     def rows(self, only: Container[int] | None = None) -> Iterator[OpRow]:
         """The rows of all steps, or of the steps numbered in `only`, in the order they ran."""
@@ -55,6 +62,7 @@ def load_jsonl(path: str | Path) -> Dump:
     header: Header | None = None
     steps: list[StepRow] = []
     ops: list[OpRow] = []
+    activity: list[ActivityRow] = []
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -67,9 +75,12 @@ def load_jsonl(path: str | Path) -> Dump:
                     steps.append(StepRow(**_checked(obj, StepRow, where)))
                 elif kind == "op":
                     ops.append(_op_row(obj, where))
+                elif kind == "activity":
+                    activity.append(ActivityRow(**_checked(obj, ActivityRow, where)))
                 else:
                     raise ProfileFileError(
-                        f'{where}: kind is {kind!r}, expected "step" or "op" after the first line'
+                        f'{where}: kind is {kind!r}, expected "step", "op" or "activity" after '
+                        "the first line"
                     )
     except UnicodeDecodeError as e:
         raise ProfileFileError(f"{path}: not a profile: no UTF-8 text at byte {e.start}") from None
@@ -82,7 +93,7 @@ def load_jsonl(path: str | Path) -> Dump:
         raise ProfileFileError(
             f"{path}: {orphan.name} is of {orphan.phase} step {orphan.step}, which has no line"
         )
-    return Dump(header, steps, ops)
+    return Dump(header, steps, ops, activity)
 
 
 def _parse(line: str, where: str) -> dict[str, Any]:

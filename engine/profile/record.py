@@ -22,6 +22,7 @@ from .machine import machine_name
 from .peaks import Peaks
 from .plan_rows import PlanRow, PlanRows
 
+_LATEST = np.iinfo(np.int64).max
 HOST = "host"  # name, op and backend of the row for a step's time outside native code
 PHASES = ("prefill", "decode")
 
@@ -69,6 +70,22 @@ class StepRow:
 
 
 @dataclass(slots=True)
+class ActivityRow:
+    """How much of a sparse layer was at work, over a profile's tokens.
+
+    layer: as in op names, `blk.3`. active: share of its neurons that fire; computed: share that
+    the predictor lets through (all that fire, where the gate decides); recall: share of those that
+    fire which are computed, None where none fires.
+    """
+
+    layer: str
+    n_tokens: int
+    active: float
+    computed: float
+    recall: float | None
+
+
+@dataclass(slots=True)
 class Header:
     """What holds for a whole profile. peaks by backend name; facts: anything else worth showing."""
 
@@ -89,6 +106,9 @@ class Recording(Protocol):
     @property
     def steps(self) -> list[StepRow]: ...
 
+    @property
+    def activity(self) -> list[ActivityRow]: ...
+
     def rows(self, only: Container[int] | None = None) -> Iterator[OpRow]:
         """The rows of all steps, or of the steps numbered in `only`, in the order they ran; each
         step starts with its host row."""
@@ -100,14 +120,23 @@ class _Step:
     n_tokens: int
     n_past: int
     plan: PlanRows
-    ends_ns: np.ndarray
+    spans_ns: np.ndarray  # [n_ops, 2]
     wall_ns: int
     start_ns: int
 
     @property
+    def begin_ns(self) -> int:
+        return int(self.spans_ns[:, 0].min(initial=_LATEST))
+
+    @property
+    def native_ns(self) -> int:
+        """From the start of the first op to the end of the last."""
+        return int(self.spans_ns[:, 1].max()) - self.begin_ns if len(self.spans_ns) else 0
+
+    @property
     def host_ns(self) -> int:
         # Two clocks may disagree by a tick or two; time is never negative.
-        return max(0, self.wall_ns - int(self.ends_ns[-1] - self.ends_ns[0]))
+        return max(0, self.wall_ns - self.native_ns)
 
 
 class Profile:
@@ -129,6 +158,7 @@ class Profile:
             peaks=dict(peaks or {}),
             facts=dict(facts or {}),
         )
+        self.activity: list[ActivityRow] = []
         self._steps: list[_Step] = []
         self._start_ns = time.perf_counter_ns()
 
@@ -145,18 +175,20 @@ class Profile:
         """Store one step.
 
         ends_ns: int64 [n_ops + 1], the start and then the end of every op, in nanoseconds of any
-            monotonic clock; copied, so the caller may reuse the buffer.
+            monotonic clock; or [n_ops, 2], each op's start and end, where ops of two devices run
+            at the same time. Copied, so the caller may reuse the buffer.
         wall_ns: the whole step as Python saw it. What native code did not take is the host's.
         n_past: position of the first token. start_ns: the step's start on `perf_counter_ns`;
             by default the step is taken to end now.
         Raises ValueError when the clock reads are not one more than the plan's ops.
         """
-        if len(ends_ns) != len(plan_rows) + 1:
+        spans = ends_ns if ends_ns.ndim == 2 else np.stack([ends_ns[:-1], ends_ns[1:]], axis=1)
+        if len(spans) != len(plan_rows):
             raise ValueError(f"{len(ends_ns)} clock reads for a plan of {len(plan_rows)} ops")
         if start_ns is None:
             start_ns = time.perf_counter_ns() - wall_ns
         self._steps.append(
-            _Step(phase, n_tokens, n_past, plan_rows, ends_ns.copy(), wall_ns, start_ns)
+            _Step(phase, n_tokens, n_past, plan_rows, spans.copy(), wall_ns, start_ns)
         )
 
     def __len__(self) -> int:
@@ -173,26 +205,27 @@ class Profile:
                 n_past=s.n_past,
                 start_us=(s.start_ns - self._start_ns) / 1e3,
                 # Ops are the finer clock: the step lasts at least as long as they do together.
-                wall_us=(s.host_ns + int(s.ends_ns[-1] - s.ends_ns[0])) / 1e3,
+                wall_us=(s.host_ns + s.native_ns) / 1e3,
                 host_us=s.host_ns / 1e3,
             )
             for i, s in enumerate(self._steps)
         ]
 
     def rows(self, only: Container[int] | None = None) -> Iterator[OpRow]:
-        """The rows of all steps, or of the steps numbered in `only`, in the order they ran.
+        """The rows of all steps, or of the steps numbered in `only`, in the order they ran, one
+        device after the other where two run at the same time.
 
         Host time before and after the native call is not told apart: it is put before, so that
-        the rows of a step follow one another without gaps and sum to its wall time.
+        the rows of a step follow one another without gaps and sum to its wall time (on each
+        device, where there are two: waiting has rows of its own).
         """
         for i, s in enumerate(self._steps):
             if only is not None and i not in only:
                 continue
             begin = s.start_ns - self._start_ns
             yield host_row(i, s.phase, begin / 1e3, s.host_ns / 1e3)
-            shift = begin + s.host_ns - int(s.ends_ns[0])
-            ends = s.ends_ns.tolist()
-            for row, start, end in zip(s.plan, ends[:-1], ends[1:], strict=True):
+            shift = begin + s.host_ns - s.begin_ns
+            for row, (start, end) in zip(s.plan, s.spans_ns.tolist(), strict=True):
                 nbytes, flops = row.cost(s.n_past) if row.cost else (row.bytes, row.flops)
                 yield self._op_row(row, i, s.phase, nbytes, flops, start + shift, end - start)
 

@@ -221,6 +221,13 @@ class WeightStore:
         self.packed: set[str] = set()
         self.repacked_bytes: dict[str, int] = {}  # by memory space
 
+    def fork(self) -> WeightStore:
+        """A store with the same weights, to which others can be added."""
+        other = WeightStore()
+        other.buffers = dict(self.buffers)
+        other.packed, other.repacked_bytes = set(self.packed), dict(self.repacked_bytes)
+        return other
+
     def load(
         self,
         sources: Mapping[str, WeightSource],
@@ -229,12 +236,18 @@ class WeightStore:
         backend_of: Callable[[Tensor], Any],
         progress: Progress | None = None,
     ) -> None:
-        """Bring every weight among `leaves` to its backend, repacked where the backend wants it."""
-        todo = [t for t in leaves if t.role is Role.WEIGHT and t.name not in self.buffers]
-        total, done = sum(t.nbytes for t in todo), 0
-        for t in todo:
+        """Bring every weight among `leaves` to its backend, repacked where the backend wants it;
+        those held in the form wanted stay."""
+        todo = []
+        for t in leaves:
+            packed_bytes = backend_of(t).packed_bytes(t, users.get(t, []))
+            held = t.name in self.buffers and (t.name in self.packed) == (packed_bytes > 0)
+            if t.role is Role.WEIGHT and not held:
+                todo.append((t, packed_bytes))
+        total, done = sum(t.nbytes for t, _ in todo), 0
+        for t, packed_bytes in todo:
             backend, source = backend_of(t), sources[t.name]
-            packed_bytes = backend.packed_bytes(t, users.get(t, []))
+            self.packed.discard(t.name)
             if progress:
                 progress(done, total, t.name)
             self.buffers[t.name] = backend.load_weight(t, source.read(), packed_bytes > 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gguflow.engine.graph import F16, DType
 from gguflow.engine.limits import MAX_THREADS, MAX_TOKENS
@@ -22,6 +23,12 @@ class Options:
     n_gpu_layers: layers on the device, the output head counting as one; AUTO_LAYERS or
         ALL_LAYERS of `engine.limits` for what fits or everything. device: which one, by number.
     overrides: (regular expression, backend) pairs that place tensors, before n_gpu_layers does.
+    sparse: how a ReLU model's layers run: "predict" and "exact" as in `sparse.SparseRun`, "off" for
+        densely, "auto" for predicting when every layer has a predictor, else exactly.
+    sparse_threshold: of the predictor's scores, one or one a layer; None for the file's.
+    predictor: a file with predictors to use in place of the model's.
+    vram_budget: bytes of device memory to use in all, 0 for no limit: a ReLU model's attention goes
+        there, and as many of its neurons as fit. split: a file that says which neurons.
     """
 
     n_ctx: int = 0
@@ -37,6 +44,11 @@ class Options:
     n_gpu_layers: int = 0
     device: int = 0
     overrides: tuple[tuple[str, str], ...] = ()
+    sparse: Literal["auto", "predict", "exact", "off"] = "auto"
+    sparse_threshold: float | tuple[float, ...] | None = None
+    predictor: str = ""
+    vram_budget: int = 0
+    split: str = ""
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -45,7 +57,18 @@ class Options:
             ("n_ubatch", 1, MAX_TOKENS),
             ("n_threads", 0, MAX_THREADS),
             ("n_threads_batch", 0, MAX_THREADS),
+            ("vram_budget", 0, 1 << 50),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value <= most:
                 raise OptionError(f"{name} {value!r}: expected a whole number {least} to {most}")
+        if self.sparse not in (modes := ("auto", "predict", "exact", "off")):
+            raise OptionError(f"sparse {self.sparse!r}: expected one of {', '.join(modes)}")
+        given = self.sparse_threshold
+        thresholds = given if isinstance(given, tuple) else () if given is None else (given,)
+        if not all(isinstance(t, (int, float)) and t == t for t in thresholds):
+            raise OptionError(f"sparse_threshold {given!r}: expected a number, or one a layer")
+        if (self.vram_budget or self.split) and self.n_gpu_layers:
+            raise OptionError(
+                "--vram-budget and --split place a model on the device, as -ngl does: give one"
+            )

@@ -32,6 +32,8 @@ from gguflow.engine.options import Options
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
+from gguflow.engine.sparse.run import SparseRun
+from gguflow.engine.sparse.setup import prepare
 from gguflow.models.base import Batch, ModelError, append_sampler
 
 DEVICE_BACKEND = "cuda"
@@ -47,15 +49,15 @@ class Model:
     """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
 
     def __init__(self, source: ModelSource, options: Options) -> None:
-        self.source = source
-        self.arch = source.arch
-        self.hp = source.arch.hp
+        self.source, self.sparse = prepare(source, options)
+        self.arch = self.source.arch
+        self.hp = self.arch.hp
         self.options = self._completed(options)
         make = {"n_threads": options.n_threads or None, "isa": options.isa,
                 "device": options.device}  # fmt: skip
         names = options.backends
         if DEVICE_BACKEND not in names:
-            if options.n_gpu_layers:
+            if options.n_gpu_layers or options.vram_budget or options.split:
                 names = (DEVICE_BACKEND, *names)
             elif any(b == DEVICE_BACKEND for _, b in options.overrides):
                 names = (*names, DEVICE_BACKEND)
@@ -66,6 +68,8 @@ class Model:
         self.n_gpu_layers = 0  # on the device, the output head counting as one
         if options.n_gpu_layers:
             self._offload(options.n_gpu_layers)
+        if options.vram_budget or options.split:
+            self._place_neurons()
 
     def _offload(self, n_gpu_layers: int) -> None:
         """Turn -ngl into placement rules. Raises MemoryError when it does not fit."""
@@ -82,16 +86,53 @@ class Model:
         self.n_gpu_layers = layers
         self.source.notes.append(f"{layers} of {self.hp.n_layer + 1} layers on {device.space}")
 
+    def _place_neurons(self) -> None:
+        """Divide a ReLU model between the device and the host by --vram-budget or --split."""
+        from gguflow.engine.sparse.device import DevicePlacement
+        from gguflow.engine.sparse.identity import model_hash
+        from gguflow.engine.sparse.split import read_split
+
+        mine, options, hp = self.options.overrides, self.options, self.hp
+
+        def plan_for(source: ModelSource, run: SparseRun, overrides: Any) -> Plan:
+            self.source, self.sparse = source, run
+            self.options = replace(self.options, overrides=(*mine, *overrides))
+            self._plans.clear()
+            return self.plan(self.options.n_ubatch, "last", sample=True)
+
+        assert self.sparse is not None
+        host = next(b for name, b in self.backends.items() if name != DEVICE_BACKEND)
+        placement = DevicePlacement(
+            self.source, self.sparse, self.backends[DEVICE_BACKEND], host, plan_for,
+            options.vram_budget, options.n_threads or None,
+        )  # fmt: skip
+        fixed = None
+        if options.split:
+            fixed = read_split(options.split, hp.n_layer, hp.n_ff, model_hash(self.source))
+        placement.place(fixed)
+
     def _completed(self, options: Options) -> Options:
         n_ctx = options.n_ctx or self.hp.n_ctx_train
         n_ubatch = max(1, min(options.n_ubatch, options.n_batch, n_ctx))
         return replace(options, n_ctx=n_ctx, n_ubatch=n_ubatch)
 
     def with_options(self, **changes: Any) -> Model:
-        """The same weights and backends run in another way; `changes` are fields of `Options`."""
+        """The same weights and backends run in another way; `changes` are fields of `Options`.
+
+        What is placed, and whose predictors, is settled when a model is loaded. Another sparse mode
+        loads what it needs besides.
+        """
         other = copy(self)
         other.options = self._completed(replace(self.options, **changes))
         other._session, other._plans = None, OrderedDict()
+        if self.sparse is not None and changes.keys() & {"sparse", "sparse_threshold"}:
+            settled = replace(other.options, predictor="", vram_budget=0, split="")
+            other.source, run = prepare(self.source, settled)
+            assert run is not None
+            other.sparse = replace(run, n_gpu=self.sparse.n_gpu if run.mode != "off" else ())
+            if self.weights.buffers:
+                other.weights = self.weights.fork()
+                other.load_weights()
         return other
 
     @classmethod
@@ -157,8 +198,11 @@ class Model:
         g = Graph()
         o = self.options
         leaves = {s.name: g.weight(s.name, s.dtype, s.shape) for s in self.source.weights.values()}
-        batch = Batch(n_tokens, o.n_ctx, o.k_type, o.v_type, outputs, sample)
+        batch = Batch(n_tokens, o.n_ctx, o.k_type, o.v_type, outputs, sample, self.sparse)
         logits = self.arch.build(g, leaves, batch)
+        used = {s.owner for n in g.nodes for s in n.live_srcs()}
+        for t in [t for t in leaves.values() if t not in used]:
+            del g.leaves[t.name]  # weights of the forms that do not run
         if outputs != "none":
             g.output(logits)
         if sample:

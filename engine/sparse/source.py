@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import prod
-from pathlib import Path
 
 import numpy as np
 
 from gguflow.engine.graph import F16, I32, DType, dtype_by_name
 from gguflow.engine.loader import ModelSource, WeightSource
-from gguflow.engine.quants import decode, encode
+from gguflow.engine.requantize import Converter, native_converter
 from gguflow.models.base import ModelError
 from gguflow.models.relullama import FFN_PARTS
 
@@ -29,9 +28,12 @@ def missing_predictor(source: ModelSource) -> str | None:
     return next((n for n in names if n not in source.weights), None)
 
 
-def with_neuron_rows(source: ModelSource) -> ModelSource:
+def with_neuron_rows(source: ModelSource, dense: bool = False) -> ModelSource:
     """The model with the three matrices of its layers in one row a neuron, of types that the sparse
-    ops compute with. What has to be converted is, as it is loaded, and the notes say so."""
+    ops compute with. What has to be converted is, as it is loaded, and the notes say so.
+
+    dense: only what the dense form runs by a sparse op, a down matrix that is transposed already.
+    """
     weights = dict(source.weights)
     changed: dict[str, int] = {}
 
@@ -40,9 +42,10 @@ def with_neuron_rows(source: ModelSource) -> ModelSource:
         changed[what] = changed.get(what, 0) + 1
 
     for i in range(source.arch.hp.n_layer):
-        for part in FFN_PARTS:
-            name = f"blk.{i}.{part}.weight"
-            down = weights.pop(f"blk.{i}.ffn_down.weight", None) if part == "ffn_down_t" else None
+        for part in FFN_PARTS[-1:] if dense else FFN_PARTS:
+            name, down = f"blk.{i}.{part}.weight", None
+            if part == "ffn_down_t" and not dense:
+                down = weights.pop(f"blk.{i}.ffn_down.weight", None)
             w = weights.get(name, down)
             if w is None or (down is None and w.dtype.name in SPARSE_TYPES):
                 continue
@@ -91,16 +94,22 @@ def _once(w: WeightSource, read: Callable[[], np.ndarray]) -> Callable[[], np.nd
     return then_release
 
 
+@cache
+def _converter() -> Converter:
+    return native_converter()
+
+
 def _encode(w: WeightSource, target: DType, turn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    by = _converter()
     try:
-        return encode(target, turn(decode(w.dtype, w.read(), w.shape))).reshape(-1).view(np.uint8)
+        return by.encode(target, turn(by.decode(w.dtype, w.read(), w.shape[1]))).reshape(-1)
     except ValueError as e:
         raise ModelError(f"tensor {w.name}: {e}") from None
 
 
 def with_hot_rows(source: ModelSource, split: NeuronSplit) -> ModelSource:
-    """The model with the packed rows of the split's neurons beside the whole matrices, gathered when
-    they are loaded, and with the lists that say whose rows they are."""
+    """The model with the packed rows of the split's neurons beside the whole matrices, gathered
+    when they are loaded, and with the lists that say whose rows they are."""
     weights = dict(source.weights)
     for i, bucket in enumerate(split.buckets):
         if not 0 < bucket.size < split.n_ff:

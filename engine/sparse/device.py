@@ -1,0 +1,236 @@
+"""A ReLU model over a device and the host: what goes to the device within a budget of its memory.
+
+First what every token reads in full: attention, with the norms and the KV cache, which cannot lie
+apart from it; then the predictors, layer by layer; then the output head; and with what is left the
+rows of neurons. Each stays on the host when it does not fit, attention is refused. The embeddings
+stay on the host, where a token reads one row of them, unless the output head is tied to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gguflow.engine.backends.base import Backend
+from gguflow.engine.compile import Plan, human_bytes, round_up
+from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.loader import ModelSource
+
+from .budget import BudgetError, device_bytes, no_neurons
+from .identity import model_hash
+from .place import place_neurons
+from .run import SparseRun
+from .source import with_hot_rows
+from .split import NeuronSplit
+from .stats import Activations
+from .store import NoStatsError
+
+Overrides = tuple[tuple[str, str], ...]
+PlanFor = Callable[[ModelSource, SparseRun, Overrides], Plan]  # the largest plan of a placement
+
+CONTEXT_BYTES = 768 << 20  # at most what a driver takes for itself when it is first used
+GROWTH_BYTES = 64 << 20  # kernels, captured graphs, library workspaces that come later
+PAGE_BYTES = 2 << 20  # allocations of half of it and more are rounded up to it by the driver
+KNOWN_TOKENS = 1 << 20  # that a known probability stands for, as a count
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What besides attention is on the device: predictors of the first layers, the output head."""
+
+    predictors: int = 0
+    output: bool = False
+
+
+def overrides(
+    n_gpu: Sequence[int], n_ff: int, groups: Groups, tied: bool, device: str, host: str
+) -> Overrides:
+    """Placement rules for weights, states, inputs and nodes. n_gpu: neurons on the device by layer;
+    tied: the embeddings are the output head."""
+    cold = "|".join(str(i) for i, n in enumerate(n_gpu) if n < n_ff)
+    predicted = "|".join(map(str, range(groups.predictors, len(n_gpu))))
+    rules = []
+    if not (tied and groups.output):
+        rules.append(r"^(token_embd\.weight|embd|tokens)$")
+    if not groups.output:
+        rules.append(r"^(output\.weight|logits|sample|sampler\..*)$")
+    if cold:
+        rules.append(rf"^blk\.({cold})\.(ffn_(gate|up|down_t)\.weight|gpu_idx)$")
+        rules.append(rf"^blk\.({cold})\.ffn\.cold(_.*)?$")
+    if predicted:
+        rules.append(rf"^blk\.({predicted})\.(fc[12]\.weight|ffn\.predict(_.*)?)$")
+    return (*((rule, host) for rule in rules), (".*", device))
+
+
+@dataclass
+class DevicePlacement:
+    """How a model is placed, and on what.
+
+    budget: bytes of device memory in all, 0 for what is free.
+    """
+
+    source: ModelSource
+    run: SparseRun
+    device: Any  # a Backend with memory() -> (free, all) bytes
+    host: Backend
+    plan_for: PlanFor
+    budget: int
+    n_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        free, every = self.device.memory()
+        taken = every - free
+        self.overhead = min(taken, CONTEXT_BYTES) + GROWTH_BYTES
+        self.limit = min(self.budget or every, free + self.overhead - GROWTH_BYTES)
+        self.tied = "output.weight" not in self.source.weights
+
+    # -- plans -----------------------------------------------------------------------------------
+
+    def plan(self, split: NeuronSplit, groups: Groups) -> Plan:
+        rules = overrides(
+            split.n_gpu, split.n_ff, groups, self.tied, self.device.name, self.host.name
+        )
+        run = replace(self.run, n_gpu=split.n_gpu)
+        return self.plan_for(with_hot_rows(self.source, split), run, rules)
+
+    def needs(self, plan: Plan) -> int:
+        """All that a plan takes of the device: its own bytes, rounding, the driver."""
+        scratch = getattr(self.device, "scratch_bytes", None)
+        space = self.device.space
+        own = device_bytes(plan, space, scratch).total
+        return own + _rounding(plan, space) + self.overhead
+
+    # -- what goes there -------------------------------------------------------------------------
+
+    def place(self, fixed: NeuronSplit | None = None) -> NeuronSplit:
+        """Place the model; the last call of `plan_for` is the placement found.
+
+        fixed: a split to use as it is. Raises BudgetError with the figures when attention, or the
+        fixed split, does not fit; what the solver raises.
+        """
+        hp = self.source.arch.hp
+        none = no_neurons(hp.n_layer, hp.n_ff)
+        groups = self._groups(none)
+        split, how = (fixed, "as given") if fixed is not None else self._choose(none, groups)
+        plan = self.plan(split, groups)
+        total = self.needs(plan)
+        if total > self.limit:
+            raise BudgetError(
+                f"{self._said()}: the split's {sum(split.n_gpu)} neurons take "
+                f"{human_bytes(total)} with all else there, {human_bytes(total - self.limit)} more"
+            )
+        n, every = sum(split.n_gpu), split.n_ff * split.n_layer
+        self.source.notes.append(
+            f"{self.device.space}: attention, {groups.predictors} of {hp.n_layer} predictors, "
+            f"{'the' if groups.output else 'not the'} output head, {n} of {every} neurons "
+            f"({100 * n / every:.1f} %, {min(split.n_gpu)} to {max(split.n_gpu)} a layer; {how}): "
+            f"{human_bytes(total)} of {human_bytes(self.limit)}, of it {human_bytes(self.overhead)}"
+            " for the driver and its kernels"
+        )
+        self.plan(split, groups)  # with the note
+        return split
+
+    def _groups(self, none: NeuronSplit) -> Groups:
+        plan = self.plan(none, Groups())
+        left = self.limit - self.needs(plan)
+        if left < 0:
+            raise BudgetError(self._too_small(plan, -left))
+        groups = Groups()
+        if self.run.mode == "predict":
+            groups = Groups(predictors=self._predictors(left))
+        with_output = replace(groups, output=True)
+        return with_output if self.needs(self.plan(none, with_output)) <= self.limit else groups
+
+    def _predictors(self, left: int) -> int:
+        """The first layers whose predictors take no more than `left` bytes."""
+        for i in range(self.source.arch.hp.n_layer):
+            for part in ("fc1", "fc2"):
+                w = self.source.weights[f"blk.{i}.{part}.weight"]
+                left -= _page_rounded(w.shape[0] * w.dtype.row_bytes(w.shape[1]))
+            if left < 0:
+                return i
+        return self.source.arch.hp.n_layer
+
+    def _choose(self, none: NeuronSplit, groups: Groups) -> tuple[NeuronSplit, str]:
+        """The solver's split, within what the driver's rounding leaves."""
+
+        def plan_for(split: NeuronSplit) -> Plan:
+            return self.plan(split, groups)
+
+        room = self.limit - self.overhead - _rounding(plan_for(none), self.device.space)
+        for _ in range(4):
+            try:
+                placed = place_neurons(
+                    self.source, room, self.device, self.host, plan_for,
+                    self.run.mode == "exact", self.n_threads, self._known(),
+                )  # fmt: skip
+            except NoStatsError:
+                return self._first_that_fit(groups), (
+                    "the first of each layer, for nobody counted how often each fires: "
+                    "`gguflow sparse stats`"
+                )
+            except BudgetError:
+                break
+            excess = self.needs(plan_for(placed.split)) - self.limit
+            if excess <= 0:
+                return placed.split, f"split: {placed.path}"
+            room -= excess
+        return none, "no room for any"
+
+    def _known(self) -> Activations | None:
+        """Random weights come with the probabilities they were made for."""
+        if self.source.activity is None:
+            return None
+        counts = [np.rint(p * KNOWN_TOKENS).astype(np.int64) for p in self.source.activity()]
+        return Activations(tuple(counts), KNOWN_TOKENS, model_hash(self.source))
+
+    def _first_that_fit(self, groups: Groups) -> NeuronSplit:
+        """As many of every layer's first neurons as fit."""
+        hp = self.source.arch.hp
+
+        def split(n: int) -> NeuronSplit:
+            return NeuronSplit(hp.n_ff, (np.arange(n, dtype=np.int32),) * hp.n_layer)
+
+        least, most = 0, hp.n_ff
+        while least < most:
+            middle = (least + most + 1) // 2
+            if self.needs(self.plan(split(middle), groups)) <= self.limit:
+                least = middle
+            else:
+                most = middle - 1
+        return split(least)
+
+    # -- words -----------------------------------------------------------------------------------
+
+    def _said(self) -> str:
+        if self.budget:
+            return f"--vram-budget {self.budget / 2**30:.3g} GiB"
+        return f"{self.device.space} with {human_bytes(self.limit)}"
+
+    def _too_small(self, plan: Plan, missing: int) -> str:
+        space = self.device.space
+        here = [t for t in plan.leaves(Role.WEIGHT) if plan.space_of(t) == space]
+        attention = sum(t.nbytes for t in here if ".attn_" in t.name)
+        b = device_bytes(plan, space, getattr(self.device, "scratch_bytes", None))
+        return (
+            f"{self._said()}: {human_bytes(self.needs(plan))} are needed before the first neuron, "
+            f"{human_bytes(missing)} more: attention {human_bytes(attention)}, KV cache "
+            f"{human_bytes(b.states)}, work memory "
+            f"{human_bytes(b.total - b.weights - b.states)}, driver and kernels "
+            f"{human_bytes(self.overhead)}; raise it or lower -c or -ub"
+        )
+
+
+def _page_rounded(n: int) -> int:
+    return round_up(n, PAGE_BYTES) if n >= PAGE_BYTES // 2 else round_up(n, 512)
+
+
+def _rounding(plan: Plan, space: str) -> int:
+    """What the driver adds when it rounds up: every weight and state is an allocation of its own,
+    the arena is one."""
+    roles: Iterable[Tensor] = (*plan.leaves(Role.WEIGHT), *plan.leaves(Role.STATE))
+    sizes = [t.nbytes for t in roles if plan.space_of(t) == space] + [plan.arenas[space].nbytes]
+    return sum(_page_rounded(n) - n for n in sizes) + PAGE_BYTES

@@ -11,7 +11,7 @@ from gguflow.engine.limits import MAX_THREADS
 
 from ..columns import columns
 from ..errors import OK
-from ..load import note
+from ..load import load_weights, note
 from ..options import whole
 from .common import add_relu_model, open_relu
 
@@ -41,6 +41,7 @@ def add_arguments(p: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from gguflow.engine.options import Options
+    from gguflow.engine.session import Model
     from gguflow.engine.sparse.stats import count_activations, tap_names, write_stats
     from gguflow.engine.sparse.store import stats_path
     from gguflow.engine.sparse.taps import TappedModel
@@ -48,11 +49,11 @@ def run(args: Namespace) -> int:
     source = open_relu(args)
     chunks = token_windows(args, source)
     options = Options(n_ctx=args.ctx_size, n_ubatch=64, n_threads=args.threads or 0, sparse="off")
-    hp = source.arch.hp
-    taps = tap_names(hp.n_layer, source.arch.relu_up)  # type: ignore[attr-defined]
-    model = TappedModel(source, options, taps)
-    model.load_weights()
-    stats = count_activations(model, chunks, progress(sum(map(len, chunks))))
+    model = Model(source, options)
+    load_weights(model, quiet=True)
+    taps = tap_names(model.hp.n_layer, source.arch.relu_up)  # type: ignore[attr-defined]
+    n_tokens = sum(map(len, chunks))
+    stats = count_activations(TappedModel(model, taps), chunks, progress(n_tokens))
     path = Path(args.output) if args.output else stats_path(stats.model_hash)
     if not args.output:
         path.parent.mkdir(parents=True, exist_ok=True)

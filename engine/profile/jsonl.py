@@ -1,5 +1,4 @@
-"""JSON lines: a header, the activity of sparse layers, every step, every op, one object a line. Also
-read back."""
+"""JSON lines: a header, sparse layers, every step, every op, one object a line. Also read back."""
 
 from __future__ import annotations
 

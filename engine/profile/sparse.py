@@ -48,9 +48,9 @@ class _Halves:
 
     def time(self, layer: str) -> LayerTime:
         both = sum(max(0.0, min(h[1], c[1]) - max(h[0], c[0])) for h in self.hot for c in self.cold)
-        return LayerTime(
-            layer, *(_length(x) / 1e3 for x in (self.predict, self.hot, self.cold)), both / 1e3
-        )
+        us = _length(self.predict), _length(self.hot), _length(self.cold), both
+        predict, hot, cold, overlap = (x / 1e3 for x in us)
+        return LayerTime(layer, predict, hot, cold, overlap)
 
 
 def _length(spans: Iterable[Span]) -> float:

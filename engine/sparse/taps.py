@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from gguflow.engine.graph import Graph
-from gguflow.engine.loader import ModelSource
-from gguflow.engine.options import Options
+from gguflow.engine.graph import Graph, Tensor
 from gguflow.engine.session import Model
 from gguflow.models.base import ModelError
 
 
 class TappedModel(Model):
-    """A model whose plans also return the nodes named in `taps`, before all other outputs.
+    """A loaded model's weights, run with the nodes named in `taps` as outputs before all others.
 
-    Raises ModelError for a name that the graph lacks.
+    changes: fields of `Options`. Raises ModelError for a name that the graph lacks.
     """
 
-    def __init__(self, source: ModelSource, options: Options, taps: Sequence[str]) -> None:
+    def __init__(self, model: Model, taps: Sequence[str], **changes: Any) -> None:
+        self.__dict__.update(model.with_options(**changes).__dict__)
         self.taps = tuple(taps)
-        super().__init__(source, options)
 
     def graph(self, n_tokens: int, outputs: str, sample: bool) -> Graph:
         g = super().graph(n_tokens, outputs, sample)
         nodes = {n.name: n for n in g.nodes}
+        self.extend(g, nodes)
         for name in self.taps:
             if name not in nodes:
                 raise ModelError(f"{self.source.path}: the graph has no {name}")
         g.outputs[:0] = [nodes[name] for name in self.taps]
         return g
+
+    def extend(self, g: Graph, nodes: dict[str, Tensor]) -> None:
+        """Add nodes to the graph, and to `nodes`, for subclasses."""
 
     def tapped(self, chunks: Sequence[Sequence[int]]) -> Iterator[list[np.ndarray]]:
         """Runs sequences of token ids; yields the taps' values, n_ubatch tokens at a time.

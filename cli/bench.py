@@ -22,7 +22,16 @@ from .bench_grid import BenchTest, Extend, grid, layer_counts, numbers, pair, wo
 from .bench_output import OUTPUTS, Output, record
 from .errors import OK, UsageError
 from .load import bundled_model, check_context, load_weights, note, prepare, random_source
-from .options import add_device, add_profile, cache_type, check_profile, placement, whole
+from .options import (
+    add_device,
+    add_profile,
+    add_sparse,
+    cache_type,
+    check_profile,
+    placement,
+    sparse,
+    whole,
+)
 from .profiling import new_profile, save_profile
 
 if TYPE_CHECKING:
@@ -113,6 +122,7 @@ def add_arguments(p: ArgumentParser) -> None:
         help="layers on the GPU: numbers, auto or all (default 0)",
     )
     add_device(p)
+    add_sparse(p)
     p.add_argument(
         "-r",
         "--repetitions",
@@ -195,6 +205,7 @@ def load(source: ModelSource, tests: Sequence[BenchTest], args: Namespace) -> Mo
             fuse=not args.no_fuse,
             n_gpu_layers=tests[0].n_gpu_layers,
             **placement(args),
+            **sparse(args),
         ),
     )
     load_weights(model, quiet=True)

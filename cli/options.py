@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LAYER_WORDS = {"auto": AUTO_LAYERS, "all": ALL_LAYERS}
 MAX_LAYERS = 1 << 16  # that -ngl takes; more than a model has are all of them
+SPARSE_MODES = ("auto", "predict", "exact", "off")
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")  # what the attention op reads
 
 
@@ -46,6 +47,25 @@ def real(text: str) -> float:
     if not math.isfinite(value):
         raise ArgumentTypeError(f"{text}: expected a finite number")
     return value
+
+
+def threshold(text: str) -> float:
+    """Converter for a number or an infinity."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise ArgumentTypeError(f"{text}: expected a number, inf or -inf")
+    return value
+
+
+def gib(text: str) -> int:
+    """Converter for GiB above zero; gives bytes."""
+    value = real(text)
+    if not 0 < value <= 1 << 20:
+        raise ArgumentTypeError(f"{text}: expected GiB, more than 0")
+    return int(value * 2**30)
 
 
 def cache_type(text: str) -> str:
@@ -145,9 +165,44 @@ def add_engine(p: ArgumentParser) -> None:
         )
     add_gpu_layers(g)
     add_device(g)
+    add_sparse(g)
     g.add_argument("--no-fuse", action="store_true", help="run every op by itself, to bisect")
     g.add_argument(
         "--no-warmup", action="store_true", help="no effect here: generation has no warmup run"
+    )
+
+
+def add_sparse_mode(p: ArgumentParser | _ArgumentGroup) -> None:
+    """Which neurons of a ReLU model are skipped."""
+    p.add_argument(
+        "--sparse",
+        choices=SPARSE_MODES,
+        default="auto",
+        help="ReLU models: skip neurons by a predictor (predict), by the gate (exact) or not at "
+        "all (off); auto: predict where every layer has a predictor, else exact",
+    )
+    p.add_argument(
+        "--sparse-threshold",
+        type=threshold,
+        metavar="X",
+        help="skip neurons that the predictor scores below this; -inf: none (default: the file's)",
+    )
+    p.add_argument("--predictor", metavar="FILE", help="predictors in a file of their own")
+
+
+def add_sparse(p: ArgumentParser | _ArgumentGroup) -> None:
+    """How a ReLU model runs: which neurons are skipped, and which a GPU keeps."""
+    add_sparse_mode(p)
+    p.add_argument(
+        "--vram-budget",
+        type=gib,
+        default=0,
+        metavar="GiB",
+        help="ReLU models: use this much GPU memory in all; attention goes there first, then "
+        "predictors, output head and as many neurons as fit",
+    )
+    p.add_argument(
+        "--split", metavar="FILE", help="which neurons the GPU keeps (.gpuidx), instead of solving"
     )
 
 
@@ -262,7 +317,22 @@ def engine_options(args: Namespace) -> Options:
         fuse=not args.no_fuse,
         n_gpu_layers=args.gpu_layers,
         **placement(args),
+        **sparse(args),
     )
+
+
+def sparse_mode(args: Namespace) -> dict[str, Any]:
+    """The fields of `Options` from add_sparse_mode's arguments."""
+    return {
+        "sparse": args.sparse,
+        "sparse_threshold": args.sparse_threshold,
+        "predictor": args.predictor or "",
+    }
+
+
+def sparse(args: Namespace) -> dict[str, Any]:
+    """The fields of `Options` from add_sparse's arguments."""
+    return {**sparse_mode(args), "vram_budget": args.vram_budget, "split": args.split or ""}
 
 
 def placement(args: Namespace) -> dict[str, Any]:

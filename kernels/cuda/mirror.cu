@@ -1,5 +1,5 @@
-// mirror: a plan's inputs from the host's memory, or its small outputs to it. As a node of a captured
-// graph a kernel costs less than a copy does. One block a buffer.
+// mirror: a plan's inputs from the host's memory, or its small outputs to it. As a node of a
+// captured graph a kernel costs less than a copy does. One block a buffer.
 #include "cuda/pipeline.cuh"
 
 constexpr int kBuffers = 4;

@@ -1,54 +1,168 @@
 // sample: the next token from its logits, the same on every backend to the bit. The order of every
-// operation is defined in engine/ops/sample.py, whose step numbers this file uses. One block.
-#include "cuda/select.cuh"
+// operation is defined in engine/ops/sample.py, whose step numbers this file uses.
+//
+// Two kernels. `sample_scan`, a block for every 1024 logits: step 1, and what `sample` needs of the
+// block, which is its largest value, or its 64 largest in order. `sample`, one block: steps 2 to 6
+// over those; without a small top_k over the logits that can matter.
+#include "cuda/pipeline.cuh"
+#include "cuda/sample_math.cuh"
+#include "cuda/top_list.cuh"
+
+constexpr int kScanThreads = 512;
+constexpr int kScan = 2 * kScanThreads;  // logits of a block
+constexpr int kSorted = 2048;            // candidates that are sorted in shared memory
 
 struct SampleArgs {
   gf_tensor dst, logits, settings, rng, history;
-  char* scratch;  // 3 n floats or indices
+  float* l;    // n penalized logits, without a small top_k
+  i32* order;  // 2 n indices
+  u64* lists;  // of kList keys a block of the scan
+  i64 blocks;
 };
 
-struct Settings {  // the operand's layout
-  float temp, top_k, top_p, min_p, repeat_penalty, repeat_last_n;
+__device__ __forceinline__ Settings read_settings(const gf_tensor& t) {
+  const float* const p = reinterpret_cast<const float*>(t.data);
+  return {__ldcg(p), __ldcg(p + 1), __ldcg(p + 2), __ldcg(p + 3), __ldcg(p + 4), __ldcg(p + 5)};
+}
+
+// What the settings ask of the scan.
+enum { GREEDY, SMALL, LARGE };
+__device__ __forceinline__ int kind_of(const Settings& set) {
+  if (set.temp <= 0.0f) return GREEDY;
+  const i64 k = whole(set.top_k);
+  return k > 0 && k <= kList ? SMALL : LARGE;
+}
+
+// A broken model's NaN is never chosen before a number.
+__device__ __forceinline__ float sound(float x) { return x == x ? x : -infinity(); }
+
+__global__ void __launch_bounds__(kScanThreads) sample_scan(const __grid_constant__ SampleArgs a) {
+  __shared__ float part[kScan];
+  __shared__ u64 lists[kScanThreads / 64 * kList];
+  // After the wait: what comes next must not bring memory near that is written here.
+  wait_for_previous();
+  launch_dependents();
+  const i64 n = a.logits.ne[0], h = a.history.ne[0], base = (i64)blockIdx.x * kScan;
+  const float* const logits = reinterpret_cast<const float*>(a.logits.data);
+  const i32* const history = reinterpret_cast<const i32*>(a.history.data);
+  const Settings set = read_settings(a.settings);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = warp * 64 + lane;
+
+  // Step 1. A token met twice is penalized once, for the original logit is read.
+  float x[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const i64 i = base + at + 32 * r;
+    x[r] = i < n ? sound(__ldcg(logits + i)) : 0.0f;
+  }
+  const i64 last = whole(set.repeat_last_n);
+  if (set.repeat_penalty != 1.0f && last != 0) {
+    part[at] = x[0];
+    part[at + 32] = x[1];
+    __syncthreads();
+    for (i64 i = (last < 0 || last > h ? 0 : h - last) + threadIdx.x; i < h; i += kScanThreads) {
+      const i32 t = __ldcg(history + i);
+      if (t < base || t >= base + kScan || t >= n) continue;
+      const float l = __ldcg(logits + t);
+      part[t - base] = l > 0.0f ? gf_div(l, set.repeat_penalty) : gf_mul(l, set.repeat_penalty);
+    }
+    __syncthreads();
+    x[0] = part[at];
+    x[1] = part[at + 32];
+  }
+
+  TopList top;
+  top.lo = base + at < n ? full_key(x[0], base + at) : ~0ull;
+  top.hi = base + at + 32 < n ? full_key(x[1], base + at + 32) : ~0ull;
+  u64* const out = a.lists + blockIdx.x * kList;
+  const int kind = kind_of(set);
+  if (kind == SMALL) {
+    sort_list(top);
+    merge_warps(top, kScanThreads / 32, lists);
+    if (warp == 0) {
+      out[lane] = top.lo;
+      out[lane + 32] = top.hi;
+    }
+    return;
+  }
+  if (kind == LARGE) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const i64 i = base + at + 32 * r;
+      if (i < n) a.l[i] = x[r];
+    }
+  }
+  const u64 best = block_smallest(smaller(top.lo, top.hi), lists);
+  if (threadIdx.x == 0) out[0] = best;
+}
+
+// -- a small top_k: one warp ----------------------------------------------------------------------
+
+struct Sums {
+  float lo, hi, total;
 };
 
-// Truncated; out of range goes to the nearest end.
-__device__ i64 whole(float x) { return (i64)fminf(fmaxf(x, -2147483648.0f), 2147483648.0f); }
-
-__device__ float exp32(float x) {
-  if (!(x >= -87.0f)) return 0.0f;
-  const float n = rintf(gf_mul(x, 1.44269504f));
-  const float r = gf_add(gf_add(x, -gf_mul(n, 0.693359375f)), -gf_mul(n, -2.12194440e-4f));
-  float p = 1.9875691500e-4f;
-  p = gf_add(gf_mul(p, r), 1.3981999507e-3f);
-  p = gf_add(gf_mul(p, r), 8.3334519073e-3f);
-  p = gf_add(gf_mul(p, r), 4.1665795894e-2f);
-  p = gf_add(gf_mul(p, r), 1.6666665459e-1f);
-  p = gf_add(gf_mul(p, r), 5.0000001201e-1f);
-  const float y = gf_add(gf_add(gf_mul(p, gf_mul(r, r)), r), 1.0f);
-  return gf_mul(y, gf_float_of((u32)((int)n + 127) << 23));
+// Sums of 64 weights, rounded in order.
+__device__ __forceinline__ Sums sum_in_order(float lo, float hi) {
+  const int lane = threadIdx.x % 32;
+  Sums s = {};
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    s.total = gf_add(s.total, __shfl_sync(kAllLanes, i < 32 ? lo : hi, i % 32));
+    if (lane == i % 32) (i < 32 ? s.lo : s.hi) = s.total;
+  }
+  return s;
 }
 
-__device__ float uniform(u64 seed, u64 step) {
-  u64 z = seed + (step + 1) * 0x9E3779B97F4A7C15ull;
-  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-  z ^= z >> 31;
-  return (float)(z >> 40) * 5.9604644775390625e-8f;
+// The first element below `count` whose flag is set, or the last.
+__device__ __forceinline__ int first_of(bool lo, bool hi, int count) {
+  const int lane = threadIdx.x % 32;
+  const u32 a = __ballot_sync(kAllLanes, lo && lane < count);
+  const u32 b = __ballot_sync(kAllLanes, hi && lane + 32 < count);
+  return a ? __ffs(a) - 1 : b ? __ffs(b) + 31 : count - 1;
 }
+
+// Steps 4 to 6 over the first `count` keys of a list.
+__device__ __forceinline__ i64 draw_small(const TopList& t, int count, const Settings& set,
+                                          float u) {
+  const int lane = threadIdx.x % 32;
+  const float lo = value_of(t.lo), hi = value_of(t.hi), top = __shfl_sync(kAllLanes, lo, 0);
+  const float below_lo = gf_add(lo, -top), below_hi = gf_add(hi, -top);
+  const float w_lo = exp32(below_lo), w_hi = exp32(below_hi);
+  if (set.top_p < 1.0f) {
+    const Sums s = sum_in_order(lane < count ? w_lo : 0.0f, lane + 32 < count ? w_hi : 0.0f);
+    const float least = gf_mul(set.top_p, s.total);
+    count = 1 + first_of(s.lo >= least, s.hi >= least, count);
+  }
+  if (set.min_p > 0.0f) {
+    const u32 a = __ballot_sync(kAllLanes, lane < count && w_lo >= set.min_p);
+    const u32 b = __ballot_sync(kAllLanes, lane + 32 < count && w_hi >= set.min_p);
+    count = max(__popc(a) + __popc(b), 1);
+  }
+  const float t_lo = exp32(gf_div(below_lo, set.temp)), t_hi = exp32(gf_div(below_hi, set.temp));
+  const Sums s = sum_in_order(lane < count ? t_lo : 0.0f, lane + 32 < count ? t_hi : 0.0f);
+  const float drawn = gf_mul(u, s.total);
+  const int chosen = first_of(s.lo > drawn, s.hi > drawn, count);
+  return index_of(__shfl_sync(kAllLanes, chosen < 32 ? t.lo : t.hi, chosen % 32));
+}
+
+// -- any top_k: one block -------------------------------------------------------------------------
 
 struct Shared {
   union {
     SelectShared select;
     SortShared sort;
+    u64 keys[kSorted];
+    u64 lists[kThreads / 64 * kList];
   };
-  float weights[kThreads];
+  alignas(16) float weights[kThreads];
   float sum;
   int added;  // weights added so far, or where adding stopped
   bool done;
   int first, kept;
 };
 
-// The candidates in order: from the selection in shared memory, or from a sort of all.
+// The candidates in order: keys in shared memory, or sorted indices.
 struct Candidates {
   const float* l;
   const i32* sorted;  // null: in shared memory
@@ -60,12 +174,14 @@ struct Candidates {
   __device__ float below(i64 i) const { return gf_add(l[id(i)], -top); }
 };
 
+// A weight below 2^-26 of a sum changes neither it nor any later sum of falling weights (give or
+// take a few units in the last place). The first weight is 1, so no sum is smaller: weights of
+// values further below the largest than this never count.
+constexpr float kReach = 18.5f;
+constexpr float kTiny = 1.4901161193847656e-8f;  // 2^-26
+
 // The first i whose sum of weights up to and including it satisfies enough(sum, total), or the last
-// one. sums: room for one float a candidate.
-//
-// The sums are rounded in order, so one thread adds. Weights fall as i grows, give or take a few
-// units in the last place: once a weight is below 2^-26 of the sum, neither it nor any after it can
-// change the sum any more, and adding stops.
+// one. sums: room for one float a candidate. The sums are rounded in order, so one thread adds.
 template <class Weight, class Enough>
 __device__ i64 find(const Candidates& c, float* sums, Shared& s, Weight weight, Enough enough) {
   __syncthreads();
@@ -78,23 +194,24 @@ __device__ i64 find(const Candidates& c, float* sums, Shared& s, Weight weight, 
   __syncthreads();
   for (i64 base = 0; base < c.count && !s.done; base += kThreads) {
     const i64 i = base + threadIdx.x;
-    if (i < c.count) s.weights[threadIdx.x] = weight(i);
+    s.weights[threadIdx.x] = i < c.count ? weight(i) : 0.0f;
     __syncthreads();
     if (threadIdx.x == 0) {
-      const int n = (int)(c.count - base < kThreads ? c.count - base : kThreads);
       float sum = s.sum;
       int k = 0;
-      for (; k < n; ++k) {
-        const float w = s.weights[k];
-        if (w < sum * 1.4901161193847656e-8f) {
+      for (; k < kThreads; k += 16) {
+        if (s.weights[k] < sum * kTiny) {
           s.done = true;
           break;
         }
-        sum = gf_add(sum, w);
-        s.weights[k] = sum;
+        float w[16];
+#pragma unroll
+        for (int j = 0; j < 16; ++j) w[j] = s.weights[k + j];
+#pragma unroll
+        for (int j = 0; j < 16; ++j) s.weights[k + j] = sum = gf_add(sum, w[j]);
       }
       s.sum = sum;
-      s.added += k;
+      s.added = (int)(base + k < c.count ? base + k : c.count);
     }
     __syncthreads();
     if (i < s.added) sums[i] = s.weights[threadIdx.x];
@@ -111,59 +228,75 @@ __device__ i64 find(const Candidates& c, float* sums, Shared& s, Weight weight, 
   return s.first < 0x7FFFFFFF ? s.first : c.count - 1;
 }
 
-__global__ void __launch_bounds__(1024) sample(const __grid_constant__ SampleArgs a) {
-  __shared__ Shared s;
-  const i64 n = a.logits.ne[0], h = a.history.ne[0];
-  const float* const logits = reinterpret_cast<const float*>(a.logits.data);
-  const Settings set = *reinterpret_cast<const Settings*>(a.settings.data);
-  const u64* const rng = reinterpret_cast<const u64*>(a.rng.data);
-  const i32* const history = reinterpret_cast<const i32*>(a.history.data);
-  float* const l = reinterpret_cast<float*>(a.scratch);
-  i32* const order = reinterpret_cast<i32*>(l + n);
-  i32* const other = order + n;
-  i32* const out = reinterpret_cast<i32*>(a.dst.data);
+// How far below the largest value a candidate can matter to steps 4 to 6.
+__device__ float reach(const Settings& set) {
+  if (set.top_p < 1.0f) return kReach;  // what is left then lies within
+  const float drawn = kReach * set.temp;
+  return set.min_p > 0.0f ? fminf(drawn, fmaxf(0.01f - __logf(set.min_p), 0.01f)) : drawn;
+}
 
-  // Step 1. A broken model's NaN is never chosen before a number. A token met twice is penalized
-  // once, for the original logit is read.
-  for (i64 i = threadIdx.x; i < n; i += kThreads)
-    l[i] = logits[i] == logits[i] ? logits[i] : -infinity();
+// The candidates that can matter, all of them but at most k (0: any number), in order.
+__device__ Candidates candidates(const SampleArgs& a, i64 k, float top, float far, Shared& s) {
+  const i64 n = a.logits.ne[0];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  Candidates c{a.l, nullptr, s.keys, 0, top};
   __syncthreads();
-  const i64 last = whole(set.repeat_last_n);
-  if (set.repeat_penalty != 1.0f && last != 0) {
-    for (i64 i = (last < 0 || last > h ? 0 : h - last) + threadIdx.x; i < h; i += kThreads) {
-      const i32 t = history[i];
-      if (t < 0 || t >= n) continue;
-      l[t] = logits[t] > 0.0f ? gf_div(logits[t], set.repeat_penalty)
-                              : gf_mul(logits[t], set.repeat_penalty);
-    }
-    __syncthreads();
+  if (threadIdx.x == 0) s.kept = 0;
+  __syncthreads();
+  // A top that is not finite keeps everything.
+  const auto matters = [&](i64 i) { return !(gf_add(a.l[i], -top) < -far); };
+  for (i64 base = 0; base < n; base += kThreads) {
+    const i64 i = base + threadIdx.x;
+    const bool mine = i < n && matters(i);
+    const u32 votes = __ballot_sync(kAllLanes, mine);
+    if (votes == 0) continue;
+    int at = 0;
+    if (lane == 0) at = atomicAdd(&s.kept, __popc(votes));
+    at = __shfl_sync(kAllLanes, at, 0) + __popc(votes & ((1u << lane) - 1));
+    if (mine && at < kSorted) s.keys[at] = full_key(a.l[i], i);
   }
-
-  // Step 2.
-  if (set.temp <= 0.0f) {
-    const i64 best = block_argmax(l, n, s.select);
-    if (threadIdx.x == 0) *out = (i32)best;
-    return;
+  __syncthreads();
+  const int kept = s.kept;
+  c.count = k > 0 && k < kept ? k : kept;
+  __syncthreads();
+  if (kept <= kSorted) {
+    sort_keys(s.keys, kept);
+    return c;
   }
-  // Step 3.
-  const i64 k = whole(set.top_k);
-  Candidates c{l, nullptr, s.select.keys, k > 0 && k < n ? k : n, 0.0f};
   if (c.count <= kMaxSelect) {
-    select_top(l, n, (int)c.count, s.select);
-  } else {
-    sort_all(l, n, order, other, s.sort);
-    c.sorted = order;
+    select_top(a.l, n, (int)c.count, s.select);
+    return c;
+  }
+  // In ascending order of their indices, as the sort wants them.
+  i64 before = 0;
+  for (i64 base = 0; base < n; base += kThreads) {
+    const i64 i = base + threadIdx.x;
+    const bool mine = i < n && matters(i);
+    const u32 votes = __ballot_sync(kAllLanes, mine);
+    if (lane == 0) s.select.warps[warp] = __popc(votes);
+    __syncthreads();
+    i64 at = before;
+    for (int w = 0; w < kThreads / 32; ++w) {
+      at += w < warp ? s.select.warps[w] : 0;
+      before += s.select.warps[w];
+    }
+    if (mine) a.order[at + __popc(votes & ((1u << lane) - 1))] = (i32)i;
     __syncthreads();
   }
-  c.top = l[c.id(0)];
-  float* const sums = reinterpret_cast<float*>(other);
-  // Step 4.
+  sort_some(a.l, kept, a.order, a.order + n, s.sort);
+  c.sorted = a.order;
+  __syncthreads();
+  return c;
+}
+
+__device__ i64 draw_large(const SampleArgs& a, const Settings& set, float top, float u, Shared& s) {
+  Candidates c = candidates(a, whole(set.top_k), top, reach(set), s);
+  float* const sums = reinterpret_cast<float*>(a.order + a.logits.ne[0]);
   const auto plain = [&c](i64 i) { return exp32(c.below(i)); };
   if (set.top_p < 1.0f) {
     c.count = 1 + find(c, sums, s, plain,
                        [&set](float sum, float total) { return sum >= gf_mul(set.top_p, total); });
   }
-  // Step 5.
   if (set.min_p > 0.0f) {
     __syncthreads();
     if (threadIdx.x == 0) s.kept = 0;
@@ -174,10 +307,55 @@ __global__ void __launch_bounds__(1024) sample(const __grid_constant__ SampleArg
     __syncthreads();
     c.count = s.kept > 1 ? s.kept : 1;
   }
-  // Step 6.
-  const float u = uniform(rng[0], rng[1]);
   const auto tempered = [&](i64 i) { return exp32(gf_div(c.below(i), set.temp)); };
-  const i64 chosen =
-      find(c, sums, s, tempered, [u](float sum, float total) { return sum > gf_mul(u, total); });
-  if (threadIdx.x == 0) *out = (i32)c.id(chosen);
+  return c.id(
+      find(c, sums, s, tempered, [u](float sum, float total) { return sum > gf_mul(u, total); }));
+}
+
+__global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ SampleArgs a) {
+  __shared__ Shared s;
+  launch_dependents();
+  wait_for_previous();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Settings set = read_settings(a.settings);
+  const u64* const rng = reinterpret_cast<const u64*>(a.rng.data);
+  const float u = uniform(__ldcg(rng), __ldcg(rng + 1));
+  i32* const out = reinterpret_cast<i32*>(a.dst.data);
+  const int kind = kind_of(set);
+
+  if (kind == SMALL) {
+    constexpr int kWarps = kThreads / 32, kAtOnce = 4;  // lists that are asked for together
+    TopList top = {~0ull, ~0ull};
+    for (i64 b = warp; b < a.blocks; b += kAtOnce * kWarps) {
+      u64 lo[kAtOnce], hi[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const bool there = b + i * kWarps < a.blocks;
+        const u64* const list = a.lists + (b + i * kWarps) * kList;
+        lo[i] = there ? __ldcg(list + 63 - lane) : ~0ull;  // descending
+        hi[i] = there ? __ldcg(list + 31 - lane) : ~0ull;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        top.lo = smaller(top.lo, lo[i]);
+        top.hi = smaller(top.hi, hi[i]);
+        merge_all(top);
+      }
+    }
+    merge_warps(top, kWarps, s.lists);
+    if (warp > 0) return;
+    const i64 n = a.logits.ne[0], k = whole(set.top_k);
+    const i64 chosen = draw_small(top, (int)(k < n ? k : n), set, u);
+    if (lane == 0) *out = (i32)chosen;
+    return;
+  }
+
+  u64 best = ~0ull;
+  for (i64 b = threadIdx.x; b < a.blocks; b += kThreads) {
+    best = smaller(best, __ldcg(a.lists + b * kList));
+  }
+  best = block_smallest(best, s.lists);
+  i64 chosen = index_of(best);  // step 2
+  if (kind == LARGE) chosen = draw_large(a, set, value_of(best), u, s);
+  if (threadIdx.x == 0) *out = (i32)chosen;
 }

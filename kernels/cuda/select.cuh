@@ -23,6 +23,12 @@ __device__ __forceinline__ u64 full_key(float x, i64 i) {
 
 __device__ __forceinline__ i64 index_of(u64 key) { return (i64)(u32)key; }
 
+// But for the sign of zero.
+__device__ __forceinline__ float value_of(u64 key) {
+  const u32 k = (u32)(key >> 32);
+  return gf_float_of(k & 0x80000000u ? k : 0x7FFFFFFFu - k);
+}
+
 struct SelectShared {
   u64 keys[kMaxSelect];
   int count[256];
@@ -58,6 +64,29 @@ __device__ void count_digits(const float* v, i64 n, u32 prefix, int shift, Selec
     const u32 key = descending_key(v[i]);
     const bool mine = shift == 24 || key >> (shift + 8) == prefix >> (shift + 8);
     if (mine) atomicAdd(&s.count[(key >> shift) & 255], 1);
+  }
+  __syncthreads();
+}
+
+// Sorts keys[0..n) in shared memory, which has room for the next power of two: bitonic (Batcher
+// 1968).
+__device__ void sort_keys(u64* keys, int n) {
+  int size = 1;
+  while (size < n) size *= 2;
+  for (int i = n + threadIdx.x; i < size; i += kThreads) keys[i] = ~0ull;
+  for (int run = 2; run <= size; run *= 2) {
+    for (int step = run / 2; step > 0; step /= 2) {
+      __syncthreads();
+      for (int t = threadIdx.x; t < size / 2; t += kThreads) {
+        const int i = 2 * t - (t & (step - 1)), j = i + step;
+        const u64 a = keys[i], b = keys[j];
+        const bool ascending = (i & run) == 0;
+        if ((a > b) == ascending) {
+          keys[i] = b;
+          keys[j] = a;
+        }
+      }
+    }
   }
   __syncthreads();
 }
@@ -104,54 +133,39 @@ __device__ void select_top(const float* v, i64 n, int k, SelectShared& s) {
     __syncthreads();
   }
 
-  // Bitonic sort (Batcher 1968) of the next power of two.
-  int size = 1;
-  while (size < k) size *= 2;
-  for (int i = k + threadIdx.x; i < size; i += kThreads) s.keys[i] = ~0ull;
-  for (int run = 2; run <= size; run *= 2) {
-    for (int step = run / 2; step > 0; step /= 2) {
-      __syncthreads();
-      const int i = threadIdx.x, j = i ^ step;
-      if (i < size && j > i) {
-        const u64 a = s.keys[i], b = s.keys[j];
-        const bool ascending = (i & run) == 0;
-        if ((a > b) == ascending) {
-          s.keys[i] = b;
-          s.keys[j] = a;
-        }
-      }
-    }
-  }
-  __syncthreads();
+  sort_keys(s.keys, k);
 }
 
 struct SortShared {
-  int offset[256];
+  int count[4][256];  // by pass and digit, then the places where the digits begin
   int ranks[kThreads / 32][256];
 };
 
-// order[0..n) = all indices in order, by four stable passes over 8-bit digits (LSD radix sort).
-// `other` holds n more indices.
-__device__ void sort_all(const float* v, i64 n, i32* order, i32* other, SortShared& s) {
+// Sorts order[0..n), indices into v in ascending order, by the values, in four stable passes over
+// 8-bit digits (LSD radix sort). `other` holds n more indices.
+__device__ void sort_some(const float* v, i64 n, i32* order, i32* other, SortShared& s) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   i32* from = order;
   i32* to = other;
-  for (i64 i = threadIdx.x; i < n; i += kThreads) from[i] = (i32)i;
+  __syncthreads();
+  (&s.count[0][0])[threadIdx.x] = 0;
+  __syncthreads();
+  for (i64 i = threadIdx.x; i < n; i += kThreads) {
+    const u32 key = descending_key(v[from[i]]);
+#pragma unroll
+    for (int pass = 0; pass < 4; ++pass) atomicAdd(&s.count[pass][(key >> (8 * pass)) & 255], 1);
+  }
+  __syncthreads();
+  if (threadIdx.x < 4) {
+    int before = 0;
+    for (int d = 0; d < 256; ++d) {
+      const int c = s.count[threadIdx.x][d];
+      s.count[threadIdx.x][d] = before;
+      before += c;
+    }
+  }
   for (int shift = 0; shift < 32; shift += 8) {
-    if (threadIdx.x < 256) s.offset[threadIdx.x] = 0;
-    __syncthreads();
-    for (i64 i = threadIdx.x; i < n; i += kThreads) {
-      atomicAdd(&s.offset[(descending_key(v[i]) >> shift) & 255], 1);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      int before = 0;
-      for (int d = 0; d < 256; ++d) {
-        const int c = s.offset[d];
-        s.offset[d] = before;
-        before += c;
-      }
-    }
+    int* const offset = s.count[shift / 8];
     for (i64 base = 0; base < n; base += kThreads) {
       for (int d = threadIdx.x; d < kThreads / 32 * 256; d += kThreads) (&s.ranks[0][0])[d] = 0;
       __syncthreads();
@@ -168,13 +182,13 @@ __device__ void sort_all(const float* v, i64 n, i32* order, i32* other, SortShar
       }
       __syncthreads();
       if (threadIdx.x < 256) {
-        int at = s.offset[threadIdx.x];
+        int at = offset[threadIdx.x];
         for (int w = 0; w < kThreads / 32; ++w) {
           const int c = s.ranks[w][threadIdx.x];
           s.ranks[w][threadIdx.x] = at;
           at += c;
         }
-        s.offset[threadIdx.x] = at;
+        offset[threadIdx.x] = at;
       }
       __syncthreads();
       if (there) to[s.ranks[warp][digit] + __popc(peers & ((1u << lane) - 1))] = index;
@@ -184,4 +198,10 @@ __device__ void sort_all(const float* v, i64 n, i32* order, i32* other, SortShar
     from = to;
     to = swap;
   }
+}
+
+// order[0..n) = all indices in order; `other` holds n more.
+__device__ void sort_all(const float* v, i64 n, i32* order, i32* other, SortShared& s) {
+  for (i64 i = threadIdx.x; i < n; i += kThreads) order[i] = (i32)i;
+  sort_some(v, n, order, other, s);
 }

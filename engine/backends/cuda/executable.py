@@ -3,35 +3,57 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gguflow.engine import env
 from gguflow.engine.backends.base import Memory
 from gguflow.engine.graph import Role, Tensor
+from gguflow.kernels.cuda.decode import join_steps
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
+from gguflow.kernels.cuda.mirror import mirror
 from gguflow.kernels.cuda.timestamp import timestamp
 
 from .cublas import BoundGemm
 from .memory import CudaBuffer, MirroredBuffer
 from .modules import BoundLaunch
+from .token_loop import CudaTokenLoop
 
 if TYPE_CHECKING:
     from .backend import CudaBackend
 
+MIRROR_BYTES = 64 << 10  # larger inputs and outputs go by the copy engine
+
+
+def _names(ops: Sequence[Sequence[Launch | Gemm]]) -> list[str]:
+    """What runs each op; those without launches of their own are done by the one before."""
+    names: list[str] = []
+    for op in ops:
+        steps = [s.kernel.entry if isinstance(s, Launch) else s.name for s in op]
+        names.append("+".join(dict.fromkeys(steps)) or names[-1])
+    return names
+
 
 class CudaExecutable:
     """Ready to run. A run ends when the device has finished, so the host may read and write its
-    copies of inputs and outputs at once."""
+    copies of inputs and outputs at once.
 
-    def __init__(self, backend: CudaBackend, nodes: Sequence[Tensor], memory: Memory) -> None:
+    nodes: launches that belong to no node may stand among them.
+    """
+
+    def __init__(
+        self, backend: CudaBackend, nodes: Sequence[Tensor | list[Launch]], memory: Memory
+    ) -> None:
         self._backend = backend
         self._device = backend.device
         self.n_ops = len(nodes)
         info = self._device.info
-        self._scratch = backend.scratch(max([scratch_bytes(n, info) for n in nodes], default=0))
+        wanted = [scratch_bytes(n, info) for n in nodes if isinstance(n, Tensor)]
+        self._scratch = backend.scratch(max(wanted, default=0))
         self._keep: list[object] = [memory]
         self._uploads: dict[int, MirroredBuffer] = {}
         self._downloads: dict[int, MirroredBuffer] = {}
@@ -50,6 +72,9 @@ class CudaExecutable:
         made: list[list[Launch | Gemm]] = []
         left: Launch | Gemm | None = None  # what the start of the scratch memory holds
         for n in nodes:
+            if not isinstance(n, Tensor):
+                made.append(list(n))
+                continue
             dst = operand(n)
             assert dst is not None
             call = Call(n, dst, tuple(operand(s) for s in n.srcs), info, self._scratch.address)
@@ -60,40 +85,89 @@ class CudaExecutable:
                     del op[0]
                 left = first
             made.append(op)
+        if env.cuda_join():
+            made = join_steps(made, info)
         backend.modules.prepare(
             step.kernel for op in made for step in op if isinstance(step, Launch)
         )
         self._ops = [[backend.modules.bind(launch) for launch in op] for op in made]
-        self.kernels: Sequence[str] = [
-            "+".join(dict.fromkeys(s.kernel.entry if isinstance(s, Launch) else s.name for s in op))
-            for op in made
-        ]
+        self.kernels: Sequence[str] = _names(made)
+        self._bring = self._transfers([b.spans()[0] for b in self._uploads.values()])
+        self._take = self._transfers([b.spans()[1] for b in self._downloads.values()])
         self._runs = 0
         self._graph: Any = None
         self._timed: tuple[Any, CudaBuffer] | None = None
 
-    def _enqueue(self, clocks: Sequence[BoundLaunch | BoundGemm] = ()) -> None:
-        """Put everything into the stream; `clocks` are n_ops + 1 timestamps to put between ops."""
-        for up in self._uploads.values():
-            up.upload()
+    def _transfers(self, spans: Sequence[tuple[int, int, int]]) -> list[Callable[[], None]]:
+        """What enqueues copies between host and device: (to, from, bytes)."""
+        small = list(mirror([s for s in spans if s[2] <= MIRROR_BYTES]))
+        modules, copy = self._backend.modules, self._device.copy
+        modules.prepare(m.kernel for m in small)
+        large = [partial(copy, *s) for s in spans if s[2] > MIRROR_BYTES]
+        return [*large, *(modules.bind(m).issue for m in small)]
+
+    def _enqueue(self, clocks: Sequence[BoundLaunch | BoundGemm] = (), times: int = 0) -> None:
+        """Put everything into the stream, between inputs that come and outputs that go."""
+        for bring in self._bring:
+            bring()
+        self._issue(clocks, times)
+        for take in self._take:
+            take()
+
+    def _issue(self, clocks: Sequence[BoundLaunch | BoundGemm] = (), times: int = 0) -> None:
+        """Put the ops into the stream.
+
+        clocks: n_ops + 1 timestamps to put between ops; times: where they write, for launches that
+        do the work of several ops and note the ends of all but the last themselves.
+        """
         if clocks:
             clocks[0].issue()
+        inside = 0
         for i, op in enumerate(self._ops):
             for launch in op:
-                launch.issue()
-            if clocks:
+                if isinstance(launch, BoundLaunch) and launch.launch.steps > 1:
+                    inside = launch.launch.steps
+                    launch.issue(times + 8 * (i + 1) if times else 0)
+                else:
+                    launch.issue()
+            inside -= 1
+            if clocks and inside <= 0:
                 clocks[i + 1].issue()
-        for down in self._downloads.values():
-            down.download()
 
-    def _capture(self, clocks: Sequence[BoundLaunch | BoundGemm] = ()) -> Any:
+    def _capture(self, enqueue: Callable[[], None]) -> Any:
         stream = self._device.stream
         stream.begin_capture()
         try:
-            self._enqueue(clocks)
+            enqueue()
         finally:  # a stream left capturing could not be used again
             graph = stream.end_capture()
         return graph
+
+    def token_loop(
+        self, places: Mapping[str, tuple[CudaBuffer, int]], n_history: int
+    ) -> CudaTokenLoop:
+        """Steps of this executable, each of which makes its token the next one's input.
+
+        places: where `tokens`, `pos`, `sampler.rng`, `sampler.history` (of n_history ids) and the
+        sampled `token` are.
+        """
+
+        def begin() -> None:
+            for bring in self._bring:
+                bring()
+
+        def capture(end: BoundLaunch | BoundGemm) -> Any:
+            if self._runs == 0:
+                self._issue()  # loads what the first launch loads, outside of the capture
+                self._device.synchronize()
+
+            def step() -> None:
+                self._issue()
+                end.issue()
+
+            return self._capture(step)
+
+        return CudaTokenLoop(self._backend, places, n_history, begin, capture)
 
     def run(self, ends_ns: np.ndarray | None = None) -> None:
         device = self._device
@@ -104,7 +178,7 @@ class CudaExecutable:
             self._enqueue()
         else:
             if self._graph is None:
-                self._graph = self._capture()
+                self._graph = self._capture(self._enqueue)
             self._graph.launch(device.stream)
         self._runs += 1
         device.synchronize()
@@ -115,20 +189,29 @@ class CudaExecutable:
         ends_ns gets host time: the device's last reading is taken to be the moment the host learns
         of the end, and the others lie before it as the device's clock says.
         """
+        if self._timed is None and self._runs == 0:
+            self._enqueue()  # loads what the first launch loads, outside of the capture
+            self._device.synchronize()
+        graph, times = self._timed_graph()
+        graph.launch(self._device.stream)
+        self._device.synchronize()
+        now = time.perf_counter_ns()
+        ticks = read_ticks(times)
+        ends_ns[:] = ticks - ticks[-1] + now
+        self._runs += 1
+
+    def _timed_graph(self) -> tuple[Any, CudaBuffer]:
+        """The graph with timestamps, captured once, and where it leaves them."""
         if self._timed is None:
             times = CudaBuffer(self._device, 8 * (self.n_ops + 1))
             made = [timestamp(times.address + 8 * i) for i in range(self.n_ops + 1)]
             self._backend.modules.prepare([made[0].kernel])
             clocks = [self._backend.modules.bind(t) for t in made]
-            if self._runs == 0:
-                self._enqueue()  # loads what the first launch loads, outside of the capture
-                self._device.synchronize()
-            self._timed = self._capture(clocks), times
+            self._timed = self._capture(partial(self._enqueue, clocks, times.address)), times
             self._keep.append(clocks)
-        graph, times = self._timed
-        graph.launch(self._device.stream)
-        self._device.synchronize()
-        now = time.perf_counter_ns()
-        ticks = times.read(0, times.nbytes).view(np.uint64).astype(np.int64)
-        ends_ns[:] = ticks - ticks[-1] + now
-        self._runs += 1
+        return self._timed
+
+
+def read_ticks(times: CudaBuffer) -> np.ndarray:
+    """Readings of the device's clock: int64 nanoseconds."""
+    return times.read(0, times.nbytes).view(np.uint64).astype(np.int64)

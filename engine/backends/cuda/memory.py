@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from gguflow.kernels.cuda.mirror import ALIGN
+
 from .device import CudaDevice
 
 STAGING_BYTES = 32 << 20  # of one pinned buffer: a few milliseconds of bus time
@@ -78,6 +80,7 @@ class MirroredBuffer(CudaBuffer):
     """
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        nbytes = -(-nbytes // ALIGN) * ALIGN
         super().__init__(device, nbytes)
         self.mirror = pinned(device, nbytes)
         self.mirror[:] = 0
@@ -93,17 +96,10 @@ class MirroredBuffer(CudaBuffer):
         self.mirror[offset : offset + raw.nbytes] = raw
         super().write(offset, raw)
 
-    def upload(self) -> None:
-        """Enqueue host to device."""
-        d = self.device
-        d.runtime.memcpyAsync(self.address, self.mirror.ctypes.data, self.nbytes,
-                              d.runtime.memcpyHostToDevice, d.stream.ptr)  # fmt: skip
-
-    def download(self) -> None:
-        """Enqueue device to host."""
-        d = self.device
-        d.runtime.memcpyAsync(self.mirror.ctypes.data, self.address, self.nbytes,
-                              d.runtime.memcpyDeviceToHost, d.stream.ptr)  # fmt: skip
+    def spans(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """(to, from, bytes) of the copy to the device and of the one back."""
+        here, there = self.mirror.ctypes.data, self.address
+        return (there, here, self.nbytes), (here, there, self.nbytes)
 
 
 class Uploader:

@@ -1,0 +1,61 @@
+// axpy_sparse(w_t, h, idx?, gpu_bucket?, gpu_idx?): weighted rows of active neurons, added up.
+//
+// Every thread has columns of its own and goes through all rows.
+#include "cpu/sparse_sums.h"
+
+namespace gf {
+namespace {
+
+struct Params {
+  float threshold;
+};
+
+// The weights of a group's rows for one token, and which are not 0.
+struct Weigh {
+  const gf_tensor& h;
+  const Neurons& neurons;
+
+  uint16_t operator()(int64_t t, int64_t group, float* out) const {
+    const auto* ht = reinterpret_cast<const float*>(gf_row_ptr(h, t));
+    uint32_t mask = 0;
+    for_bits(neurons.active(t, group), [&](int i) {
+      out[i] = ht[neurons.neuron(group * kGroup + i)];
+      mask |= static_cast<uint32_t>(out[i] != 0) << i;
+    });
+    return static_cast<uint16_t>(mask);
+  }
+};
+
+void run(const gf_op* op, gf_thread* th) {
+  const gf_tensor &w = op->src[0], &h = op->src[1];
+  const RowType& type = *find_row_type(w.type);
+  const Neurons neurons(op, 2, gf_params<Params>(op).threshold, w.ne[1], h.ne[0]);
+  const gf_range columns = gf_split_units(w.ne[0], type.unit, th);
+  if (columns.begin >= columns.end) return;
+  const Weigh weigh{h, neurons};
+  if (h.ne[1] > 1) {
+    auto* masks = reinterpret_cast<uint16_t*>(th->scratch + th->ith * SparseActs::up(2 * h.ne[1]));
+    add_groups(type, w, op->dst, neurons.groups(), columns.begin, columns.end, masks, weigh);
+    return;
+  }
+  auto* y = static_cast<float*>(op->dst.data);
+  std::memset(y + columns.begin, 0, sizeof(float) * (columns.end - columns.begin));
+  RowSum sum(type, columns.begin, columns.end, y);
+  for (int64_t group = 0; group < neurons.groups(); ++group) {
+    float weights[kGroup];
+    for_bits(weigh(0, group, weights), [&](int i) {
+      sum.add(static_cast<const char*>(w.data) + (group * kGroup + i) * w.nb[1], weights[i]);
+    });
+  }
+  sum.finish();
+}
+
+}  // namespace
+}  // namespace gf
+
+GF_KERNEL_SUPPORTS(axpy_sparse) {
+  return gf::sparse_weight_ok(op->src[0]) && gf::sparse_floats_ok(op->src[1]) &&
+         gf::sparse_floats_ok(op->dst);
+}
+GF_KERNEL_SCRATCH(axpy_sparse) { return n_threads * gf::SparseActs::up(2 * op->src[1].ne[1]); }
+GF_KERNEL(axpy_sparse) { gf::run(op, th); }

@@ -1,0 +1,272 @@
+// sparse_ffn(w_gate, w_up, w_down_t, x, idx?, gpu_bucket?, gpu_idx?): a gated ReLU layer over its
+// active neurons.
+//
+// INIT computes h = relu(gate . x) * (up . x). For one token every thread takes an equal share of
+// the active neurons, in order, and keeps those whose h is not 0, with their h, at the start of its
+// share of two lists. For more, threads take groups of sixteen rows, and h is a matrix. The kernel
+// then adds up rows of w_down_t, every thread for columns of its own.
+#include <thread>
+
+#include "cpu/relax.h"
+#include "cpu/sparse_products.h"
+#include "cpu/sparse_sums.h"
+
+namespace gf {
+namespace {
+
+struct Params {
+  float threshold;
+  int32_t relu_up;
+};
+
+// One of w_gate and w_up.
+struct Product {
+  const gf_tensor& w;
+  const RowType& type;
+  int64_t column;    // bytes of a converted column of x, 0: x as it is
+  int64_t acts = 0;  // where they are in scratch
+
+  explicit Product(const gf_tensor& w_)
+      : w(w_),
+        type(*find_row_type(w_.type)),
+        column(type.x_bias < 0 ? 0 : SparseActs::up(SparseActs(w_.ne[0]).bytes())) {}
+};
+
+// A share of the active neurons of the only token.
+struct alignas(64) Share {
+  int64_t begin, count;
+};
+
+struct Plan {
+  const gf_tensor &down, &x, &dst;
+  Product gate, up;
+  const RowType& down_type;
+  bool relu_up;
+  Neurons neurons;
+  int64_t m, n_rows;
+  // Offsets in scratch. One token: shares, lists of rows and of h, each thread's columns. More:
+  // columns, h, each thread's masks.
+  int64_t lists, weights, own, own_bytes, bytes;
+
+  Plan(const gf_op* op, int nth)
+      : down(op->src[2]),
+        x(op->src[3]),
+        dst(op->dst),
+        gate(op->src[0]),
+        up(op->src[1]),
+        down_type(*find_row_type(down.type)),
+        relu_up(gf_params<Params>(op).relu_up != 0),
+        neurons(op, 4, gf_params<Params>(op).threshold, down.ne[1], INT32_MAX),
+        m(x.ne[1]),
+        n_rows(down.ne[1]) {
+    if (neurons.idx) neurons.n_ff = neurons.idx->ne[0];
+    if (op->src[6].data) neurons.n_ff = op->src[6].ne[0];
+    const bool same = up.column == 0 || up.type.x_bias == gate.type.x_bias;
+    const int64_t columns = gate.column + (same && gate.column ? 0 : up.column);
+    up.acts = same ? 0 : gate.column * (m == 1 ? 1 : m);
+    if (m == 1) {
+      lists = nth * sizeof(Share);
+      weights = lists + SparseActs::up(4 * n_rows);
+      own = weights + SparseActs::up(4 * n_rows);
+      own_bytes = columns + SparseActs::up(2 * neurons.groups());
+    } else {
+      lists = 0;
+      weights = columns * m;
+      own = weights + m * h_stride() * 4;
+      own_bytes = SparseActs::up(2 * m);
+    }
+    bytes = own + nth * own_bytes;
+  }
+
+  int64_t h_stride() const { return neurons.groups() * kGroup; }
+
+  void convert(gf_range tokens, char* acts) const {
+    for (const Product* p : {&gate, &up}) {
+      if (!p->column || (p == &up && up.acts == 0 && gate.column)) continue;
+      for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+        const auto* from = reinterpret_cast<const float*>(gf_row_ptr(x, t));
+        quantize_acts(from, x.ne[0], p->type.x_bias, acts + p->acts + t * p->column);
+      }
+    }
+  }
+  DotColumns columns(const Product& p, const char* acts) const {
+    return {&x, p.column ? acts + p.acts : nullptr, p.column};
+  }
+};
+
+// relu of a product that is not skipped; a NaN stays.
+inline float relu(float v) { return v <= 0 ? 0 : v; }
+
+// -- one token
+
+// The rows of positions [share.begin, share.end) in the list of active neurons.
+void list_active(const Neurons& neurons, const gf_thread* th, uint16_t* masks, int32_t* rows,
+                 gf_range* share) {
+  int64_t n = 0;
+  for (int64_t g = 0; g < neurons.groups(); ++g) {
+    masks[g] = static_cast<uint16_t>(neurons.active(0, g));
+    n += count_bits(masks[g]);
+  }
+  *share = gf_split(n, th);
+  int64_t at = 0;
+  for (int64_t g = 0; g < neurons.groups() && at < share->end; ++g) {
+    const int more = count_bits(masks[g]);
+    if (at + more > share->begin) {
+      for_bits(masks[g], [&](int i) {
+        if (at >= share->begin && at < share->end) rows[at] = static_cast<int32_t>(g * kGroup + i);
+        ++at;
+      });
+    } else {
+      at += more;
+    }
+  }
+}
+
+// put(i, row rows[i] . x) for i in [begin, end), in order; put may overwrite rows up to i.
+template <class Put>
+void dot_list(const Product& p, const void* x, const int32_t* rows, int64_t begin, int64_t end,
+              Put&& put) {
+  const auto row = [&](int64_t i) {
+    return i < end ? static_cast<const char*>(p.w.data) + rows[i] * p.w.nb[1] : nullptr;
+  };
+  const char* next = row(begin);
+  for (int64_t i = begin; i < end; ++i) {
+    const char* now = next;
+    next = row(i + 1);
+    float v;
+    p.type.dot(now, next, &x, 1, p.w.ne[0], &v);
+    put(i, v);
+  }
+}
+
+void hidden_of_one(const Plan& p, gf_thread* th) {
+  char* scratch = reinterpret_cast<char*>(th->scratch);
+  char* own = scratch + p.own + th->ith * p.own_bytes;
+  auto* masks = reinterpret_cast<uint16_t*>(own);
+  char* acts = own + SparseActs::up(2 * p.neurons.groups());
+  auto* rows = reinterpret_cast<int32_t*>(scratch + p.lists);
+  auto* h = reinterpret_cast<float*>(scratch + p.weights);
+  gf_range share;
+  list_active(p.neurons, th, masks, rows, &share);
+  p.convert({0, 1}, acts);
+  // Both passes keep what is not 0 at the start of the share.
+  int64_t end = share.begin;
+  const auto keep = [&](int64_t i, float v) {
+    rows[end] = rows[i];
+    h[end++] = v;
+  };
+  dot_list(p.gate, p.columns(p.gate, acts)[0], rows, share.begin, share.end,
+           [&](int64_t i, float v) {
+             if (!(v <= 0)) keep(i, v);
+           });
+  const int64_t positive = end;
+  end = share.begin;
+  dot_list(p.up, p.columns(p.up, acts)[0], rows, share.begin, positive, [&](int64_t i, float v) {
+    v = h[i] * (p.relu_up ? relu(v) : v);
+    if (v != 0) keep(i, v);
+  });
+  reinterpret_cast<Share*>(scratch)[th->ith] = {share.begin, end - share.begin};
+}
+
+void add_for_one(const Plan& p, gf_thread* th) {
+  const gf_range columns = gf_split_units(p.down.ne[0], p.down_type.unit, th);
+  if (columns.begin >= columns.end) return;
+  const char* scratch = reinterpret_cast<const char*>(th->scratch);
+  const auto* shares = reinterpret_cast<const Share*>(scratch);
+  const auto* rows = reinterpret_cast<const int32_t*>(scratch + p.lists);
+  const auto* h = reinterpret_cast<const float*>(scratch + p.weights);
+  auto* y = static_cast<float*>(p.dst.data);
+  std::memset(y + columns.begin, 0, sizeof(float) * (columns.end - columns.begin));
+  RowSum sum(p.down_type, columns.begin, columns.end, y);
+  for (int i = 0; i < th->nth; ++i) {
+    for (int64_t k = shares[i].begin; k < shares[i].begin + shares[i].count; ++k) {
+      sum.add(static_cast<const char*>(p.down.data) + rows[k] * p.down.nb[1], h[k]);
+    }
+  }
+  sum.finish();
+}
+
+// -- several tokens
+
+// Waits until all threads of the op are here. The counter that hands out work counts them in bits
+// that no work reaches; it is 0 when INIT starts.
+void meet(gf_thread* th) {
+  constexpr int kShift = 40;
+  auto* arrived = reinterpret_cast<std::atomic<int64_t>*>(th->next);
+  arrived->fetch_add(int64_t{1} << kShift, std::memory_order_acq_rel);
+  for (int turn = 0; arrived->load(std::memory_order_acquire) >> kShift < th->nth; ++turn) {
+    if (turn < 1000) {
+      gf_relax();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+int64_t steal(gf_thread* th) { return gf_steal(th) & ((int64_t{1} << 40) - 1); }
+
+void hidden_of_many(const Plan& p, gf_thread* th) {
+  char* acts = reinterpret_cast<char*>(th->scratch);
+  auto* h = reinterpret_cast<float*>(acts + p.weights);
+  auto* masks = reinterpret_cast<uint16_t*>(acts + p.own + th->ith * p.own_bytes);
+  if (p.gate.column || p.up.column) {
+    p.convert(gf_split(p.m, th), acts);
+    meet(th);
+  }
+  for (int64_t group; (group = steal(th)) < p.neurons.groups();) {
+    const auto at = [&](int64_t t) { return h + t * p.h_stride() + group * kGroup; };
+    for (int64_t t = 0; t < p.m; ++t) {
+      masks[t] = static_cast<uint16_t>(p.neurons.active(t, group));
+      std::memset(at(t), 0, sizeof(float) * kGroup);
+    }
+    dot_group(p.gate.type, p.gate.w, group, masks, p.m, p.columns(p.gate, acts),
+              [&](int64_t t, int i, float v) {
+                at(t)[i] = relu(v);
+                masks[t] &= static_cast<uint16_t>(~((v <= 0) << i));
+              });
+    dot_group(p.up.type, p.up.w, group, masks, p.m, p.columns(p.up, acts),
+              [&](int64_t t, int i, float v) { at(t)[i] *= p.relu_up ? relu(v) : v; });
+  }
+}
+
+void add_for_many(const Plan& p, gf_thread* th) {
+  const gf_range columns = gf_split_units(p.down.ne[0], p.down_type.unit, th);
+  if (columns.begin >= columns.end) return;
+  const auto* all = reinterpret_cast<const float*>(th->scratch + p.weights);
+  const auto weigh = [&](int64_t t, int64_t group, float* out) {
+    std::memcpy(out, all + t * p.h_stride() + group * kGroup, sizeof(float) * kGroup);
+    uint32_t mask = 0;
+    for (int i = 0; i < kGroup; ++i) mask |= static_cast<uint32_t>(out[i] != 0) << i;
+    return static_cast<uint16_t>(mask);
+  };
+  auto* masks = reinterpret_cast<uint16_t*>(th->scratch + p.own + th->ith * p.own_bytes);
+  add_groups(p.down_type, p.down, p.dst, p.neurons.groups(), columns.begin, columns.end, masks,
+             weigh);
+}
+
+}  // namespace
+}  // namespace gf
+
+GF_KERNEL_SUPPORTS(sparse_ffn) {
+  for (int i = 0; i < 3; ++i) {
+    if (!gf::sparse_weight_ok(op->src[i])) return 0;
+  }
+  return gf::sparse_floats_ok(op->src[3]) && gf::sparse_floats_ok(op->dst);
+}
+GF_KERNEL_SCRATCH(sparse_ffn) { return gf::Plan(op, n_threads).bytes; }
+GF_KERNEL_INIT(sparse_ffn) {
+  const gf::Plan p(op, th->nth);
+  if (p.m == 1) {
+    gf::hidden_of_one(p, th);
+  } else {
+    gf::hidden_of_many(p, th);
+  }
+}
+GF_KERNEL(sparse_ffn) {
+  const gf::Plan p(op, th->nth);
+  if (p.m == 1) {
+    gf::add_for_one(p, th);
+  } else {
+    gf::add_for_many(p, th);
+  }
+}

@@ -1,0 +1,90 @@
+// The row kernels of each type, and the columns they take.
+#include "cpu/sparse_types.h"
+
+#include "cpu/mul_mat_vec.h"
+#include "cpu/sparse_axpy.h"
+
+namespace gf {
+namespace {
+
+template <class T>
+void dot_floats(const char* row, const char* next, const void* const* x, int n, int64_t k,
+                float* out) {
+  if (n == kDotTile) return dot_floats_tile<T, kDotTile>(row, next, x, k, out);
+  for (int c = 0; c < n; ++c) dot_floats_tile<T, 1>(row, c ? nullptr : next, x + c, k, out + c);
+}
+
+template <class Block>
+void dot_blocks(const char* row, const char* next, const void* const* x, int n, int64_t k,
+                float* out) {
+  if (n == kDotTile) return dot_blocks_tile<Block, kDotTile>(row, next, x, k, out);
+  for (int c = 0; c < n; ++c) {
+    dot_blocks_tile<Block, 1>(row, c ? nullptr : next, x + c, k, out + c);
+  }
+}
+
+template <class T>
+constexpr RowType of_floats() {
+  return {-1, 64, &dot_floats<T>, &axpy_floats<T>, &expand_floats<T>};
+}
+
+template <class Block>
+constexpr RowType of_blocks() {
+  return {-1, Block::QK, &dot_blocks<Block>, &axpy_blocks<Block>, &expand_blocks<Block>};
+}
+
+#if defined(__AVX2__)
+template <class T>
+void dot_decoded(const char* row, const char* next, const void* const* x, int n, int64_t k,
+                 float* out) {
+  if (n == kDotTile) return dot_decoded_tile<T, kDotTile>(row, next, x, k, out);
+  for (int c = 0; c < n; ++c) dot_decoded_tile<T, 1>(row, c ? nullptr : next, x + c, k, out + c);
+}
+
+template <class T>
+constexpr RowType of_decoded() {
+  return {T::kBias, T::Block::QK, &dot_decoded<T>, &axpy_decoded<T>, &expand_decoded<T>};
+}
+#endif
+
+}  // namespace
+
+const RowType* find_row_type(int type) {
+  static constexpr RowType f32 = of_floats<ElemF32>(), f16 = of_floats<ElemF16>(),
+                           bf16 = of_floats<ElemBF16>();
+  if (type == GF_F32) return &f32;
+  if (type == GF_F16) return &f16;
+  if (type == GF_BF16) return &bf16;
+#if defined(__AVX2__)
+  static constexpr RowType q8_0 = of_decoded<DecodeQ8_0>(), q4_0 = of_decoded<DecodeQ4_0>(),
+                           q4_k = of_decoded<DecodeQ4_K>(), q6_k = of_decoded<DecodeQ6_K>();
+  if (type == GF_Q8_0) return &q8_0;
+  if (type == GF_Q4_0) return &q4_0;
+  if (type == GF_Q4_K) return &q4_k;
+  if (type == GF_Q6_K) return &q6_k;
+#endif
+  const RowType* found = nullptr;
+  gf_visit_block(type, [&](auto tag) {
+    static constexpr RowType t = of_blocks<typename decltype(tag)::Block>();
+    found = &t;
+  });
+  return found;
+}
+
+void quantize_acts(const float* x, int64_t k, int bias, char* out) {
+  const SparseActs at(k);
+  auto* d = reinterpret_cast<float*>(out);
+  auto* sum = reinterpret_cast<float*>(out + at.sum());
+  auto* q = reinterpret_cast<int8_t*>(out + at.q());
+  auto* start = reinterpret_cast<int32_t*>(out + at.start());
+  for (int64_t i = 0; i < at.n; ++i) {
+    int32_t sums[2];
+    d[i] = quantize_32(x + 32 * i, q + 32 * i, sums);
+    sum[i] = d[i] * static_cast<float>(sums[0] + sums[1]);
+    for (int64_t j = 8 * i; j < 8 * i + 8; ++j) {
+      start[j] = -bias * (q[4 * j] + q[4 * j + 1] + q[4 * j + 2] + q[4 * j + 3]);
+    }
+  }
+}
+
+}  // namespace gf

@@ -24,6 +24,7 @@ class Gemm:
     """d[b, j, i] = sum_k x[b, j, k] w[b, i, k] (+ c[b, j, i]), summed in float32.
 
     dtype: of w and x (f32, f16 or bf16); out: of d and c. w has n rows and x m, of k elements each.
+    w_rows: "k" where w has k rows of n elements instead: w[b, k, i].
     workspace: WORKSPACE_BYTES of device memory.
     """
 
@@ -38,6 +39,7 @@ class Gemm:
     workspace: int
     c: Matrix | None = None
     batch: int = 1
+    w_rows: str = "n"
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from .errors import CudaError
 
 _TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType
 _COMPUTE_32F = 68
-_OP_T = 1
+_OP_N, _OP_T = 0, 1
 _DESC_TRANSA = 3
 _LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_STRIDE = 5, 6
 _PREF_WORKSPACE, _PREF_ALIGNMENT_A = 1, 5  # those of B, C and D follow
@@ -75,7 +75,7 @@ class Cublas:
         """The library's first choice of algorithm: the same for equal shapes and alignments."""
         alignments = [_alignment(a) for a in addresses]
         key = (g.dtype, g.out, g.n, g.m, g.k, g.batch, g.w.ld, g.x.ld, g.d.ld, g.c is None,
-               *alignments)  # fmt: skip
+               g.w_rows, *alignments)  # fmt: skip
         if key not in self._choices:
             self._choices[key] = self._ask(g, operation, layouts, alignments)
         return self._choices[key]
@@ -110,7 +110,7 @@ class BoundGemm:
     """A matrix product that only has to be issued.
 
     cuBLAS counts columns first: rows of k elements are the columns of a k by n matrix, so D^T (n by
-    m) = w (transposed) x.
+    m) = w (transposed) x. Rows of n elements are the columns of an n by k matrix, and D^T = w x.
     """
 
     def __init__(self, cublas: Cublas, g: Gemm) -> None:
@@ -119,9 +119,10 @@ class BoundGemm:
         c = g.c or g.d
         self._operation = c_void_p()
         _call("cublasLtMatmulDescCreate", byref(self._operation), _COMPUTE_32F, _TYPES["f32"])
-        _set("MatmulDesc", self._operation, _DESC_TRANSA, c_int32(_OP_T))
+        by_k = g.w_rows == "k"
+        _set("MatmulDesc", self._operation, _DESC_TRANSA, c_int32(_OP_N if by_k else _OP_T))
         self._layouts = [
-            self._layout(g.dtype, g.k, g.n, g.w),
+            self._layout(g.dtype, *((g.n, g.k) if by_k else (g.k, g.n)), g.w),
             self._layout(g.dtype, g.k, g.m, g.x),
             self._layout(g.out, g.n, g.m, c),
             self._layout(g.out, g.n, g.m, g.d),

@@ -1,0 +1,130 @@
+// The active neurons of a layer: which rows they are, and how the blocks of a grid share them.
+//
+// Every block finds the active rows for itself: a bit a row in shared memory, then their positions
+// in one ascending list. Of the list it takes an equal share. No grid depends on how many there
+// are.
+#pragma once
+
+#include "cuda/pipeline.cuh"
+
+// Mirrored by `Neurons.pack` in sparse.py.
+struct Neurons {
+  const float* idx;   // of every token; null: all neurons are active
+  const i32* bucket;  // the neuron of each row, ascending; null: row r is neuron r
+  const i32* skip;    // of each neuron: not 0 where another device computes it; null: none
+  const u32* marks;   // a bit a row, made by `mark_rows`; null: look for yourself
+  i64 idx_step;       // floats from token to token
+  float threshold;
+  i32 n_rows, m;
+  i32 by_row;  // idx has an entry a row, not a neuron
+
+  __device__ __forceinline__ int neuron(int r) const { return bucket ? __ldg(bucket + r) : r; }
+  // Whether row r, of neuron j, has a score for token t that makes it active. NaN does. Read past
+  // L1: this block may have started before the scores were written.
+  __device__ __forceinline__ bool wants(int t, int r, int j) const {
+    return idx == nullptr || !(__ldcg(idx + t * idx_step + (by_row ? r : j)) < threshold);
+  }
+  __device__ __forceinline__ bool skips(int j) const { return skip && __ldg(skip + j) != 0; }
+  __device__ __forceinline__ int words() const { return (n_rows + 31) / 32; }
+};
+
+// Whether rows r[] are active for any token: many loads on their way at once.
+template <int B>
+__device__ __forceinline__ void any_active(const Neurons& a, const int (&r)[B], bool (&on)[B]) {
+  int j[B];
+  bool skipped[B] = {};
+#pragma unroll
+  for (int b = 0; b < B; ++b) j[b] = a.neuron(min(r[b], a.n_rows - 1));
+  if (a.skip != nullptr) {
+#pragma unroll
+    for (int b = 0; b < B; ++b) skipped[b] = a.skips(j[b]);
+  }
+#pragma unroll
+  for (int b = 0; b < B; ++b) on[b] = a.idx == nullptr;
+  for (int t = 0; a.idx != nullptr && t < a.m; ++t) {
+    const float* const scores = a.idx + t * a.idx_step;
+    float score[B];
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      score[b] = __ldcg(scores + (a.by_row ? min(r[b], a.n_rows - 1) : j[b]));
+    }
+#pragma unroll
+    for (int b = 0; b < B; ++b) on[b] |= !(score[b] < a.threshold);
+  }
+#pragma unroll
+  for (int b = 0; b < B; ++b) on[b] = on[b] && !skipped[b] && r[b] < a.n_rows;
+}
+
+// The whole block: a bit a row into shared memory.
+__device__ __forceinline__ void find_rows(const Neurons& a, u32* bits) {
+  const int words = a.words();
+  if (a.marks != nullptr) {
+    for (int i = threadIdx.x; i < words; i += blockDim.x) bits[i] = __ldcg(a.marks + i);
+  } else {
+    constexpr int B = 8;
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    for (int i = threadIdx.x / 32; i < words; i += B * warps) {
+      int r[B];
+      bool on[B];
+#pragma unroll
+      for (int b = 0; b < B; ++b) r[b] = 32 * (i + b * warps) + lane;
+      any_active(a, r, on);
+#pragma unroll
+      for (int b = 0; b < B; ++b) {
+        const u32 word = __ballot_sync(kAllLanes, on[b]);
+        if (lane == 0 && i + b * warps < words) bits[i + b * warps] = word;
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// Of n listed rows, those of one block: [begin, end).
+struct Share {
+  int n, begin, end;
+};
+
+// The whole block: calls put(i, row) for the rows of part `part` of `parts`, from any thread; i
+// counts within the part. The block meets at the end.
+template <class Put>
+__device__ __forceinline__ Share share_rows(const u32* bits, int words, int part, int parts,
+                                            Put put) {
+  __shared__ int sums[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int each = (words + blockDim.x - 1) / blockDim.x;
+  const int first = min((int)threadIdx.x * each, words), last = min(first + each, words);
+  int own = 0;
+  for (int i = first; i < last; ++i) own += __popc(bits[i]);
+  int upto = own;  // of the warp, this thread included
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, upto, step);
+    if (lane >= step) upto += other;
+  }
+  if (lane == 31) sums[warp] = upto;
+  __syncthreads();
+  int before = lane < (int)blockDim.x / 32 ? sums[lane] : 0, n = before;
+  if (lane >= warp) before = 0;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    before += __shfl_xor_sync(kAllLanes, before, step);
+    n += __shfl_xor_sync(kAllLanes, n, step);
+  }
+  const Share s = {n, (int)((i64)n * part / parts), (int)((i64)n * (part + 1) / parts)};
+  int at = before + upto - own;
+  for (int i = first; i < last && at < s.end; ++i) {
+    u32 word = bits[i];
+    const int count = __popc(word);
+    if (at + count <= s.begin) {
+      at += count;
+      continue;
+    }
+    for (; word != 0; word &= word - 1, ++at) {
+      if (at >= s.begin && at < s.end) put(at - s.begin, 32 * i + __ffs(word) - 1);
+    }
+  }
+  __syncthreads();
+  return s;
+}
+
+__device__ __forceinline__ float relu_of(float x) { return x > 0.0f ? x : 0.0f; }

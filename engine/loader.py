@@ -15,8 +15,9 @@ import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
 from gguflow.engine.graph import F16, F32, DType, Role, Tensor, dtype_by_name
 from gguflow.engine.quants import decode, dequantize_any, encode
 from gguflow.models.base import Architecture, ModelError, WeightSpec, architecture
+from gguflow.models.planted import probability
 from gguflow.models.relullama import POWERINFER_ARCHS, ReluLlama
-from gguflow.models.shapes import metadata, parse_shape, random_bytes
+from gguflow.models.shapes import metadata, parse_shape, shape_bytes
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what
 POWERINFER_MAGIC = "PWRI"
@@ -203,14 +204,19 @@ def random_model(text: str) -> ModelSource:
     Raises ModelError or MixError listing the names there are.
     """
     arch, tensors = parse_shape(text)
+    rank = next((shape[0] for name, shape, _ in tensors if name.endswith(".fc1.weight")), 0)
     weights = {
         name: WeightSource(
-            name, dtype, shape, partial(random_bytes, name, shape, dtype), lambda: None
+            name, dtype, shape, partial(shape_bytes, arch.hp, rank, name, shape, dtype),
+            lambda: None,
         )
         for name, shape, dtype in tensors
-    }
+    }  # fmt: skip
     n_bytes = sum(prod(s[:-1]) * d.row_bytes(s[-1]) for _, s, d in tensors)
-    return ModelSource(text, dict(metadata(arch)), arch, weights, [], n_bytes)
+    source = ModelSource(text, dict(metadata(arch)), arch, weights, [], n_bytes)
+    if rank:
+        source.activity = lambda: [probability(arch.hp, i) for i in range(arch.hp.n_layer)]
+    return source
 
 
 class WeightStore:

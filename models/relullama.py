@@ -5,7 +5,8 @@ three has to be read. Whether it fires is predicted by two small matrices from t
 (`fc1`, `fc2`; Liu et al. 2023, arXiv 2310.17157), or found out by computing the gate.
 
 PowerInfer's files (Song et al. 2023, arXiv 2312.12456) are this architecture: those that call it
-`llama` as it is, those that call it `bamboo` with ReLU on the up projection as well.
+`llama` as it is, those that call it `bamboo` with ReLU on the up projection as well (here the key
+`relullama.relu_up`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class ReluLlama(Llama):
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], n_vocab: int) -> ReluLlama:
         hp = read_hparams(metadata, n_vocab)
-        return cls(hp, hp.arch == "bamboo", read_threshold(metadata, hp))
+        relu_up = metadata.get(f"{hp.arch}.relu_up", hp.arch == "bamboo")
+        if not isinstance(relu_up, bool):
+            raise ModelError(f"{hp.arch}.relu_up: expected true or false, found {relu_up!r:.60}")
+        return cls(hp, relu_up, read_threshold(metadata, hp))
 
     def weights(self) -> Iterator[WeightSpec]:
         hp = self.hp

@@ -14,6 +14,8 @@ from gguflow.engine.graph import DType
 
 from .base import Architecture, HParams, ModelError, architecture
 from .mixes import find_mix, tensor_type
+from .planted import planted
+from .planted import scale as planted_scale
 
 
 def _llama(n_vocab: int, n_ctx: int, n_embd: int, n_layer: int, n_ff: int, n_head: int,
@@ -35,7 +37,11 @@ SHAPES: dict[str, tuple[HParams, bool]] = {
     "llama3-8b": (_llama(128256, 8192, 4096, 32, 14336, 32, 8, 5e5), False),
     "qwen2.5-0.5b": (_llama(151936, 32768, 896, 24, 4864, 14, 2, 1e6, "qwen2"), True),
     "qwen3-0.6b": (_llama(151936, 40960, 1024, 28, 3072, 16, 8, 1e6, "qwen3", 128), True),
+    "relu-tinyllama-1.1b": (_llama(32000, 2048, 2048, 22, 5632, 32, 4, arch="relullama"), False),
+    "relullama-7b": (_llama(32000, 4096, 4096, 32, 11008, 32, 32, arch="relullama"), False),
 }
+# Ranks of the predictors of ReLU shapes, whose neurons fire as `planted` says.
+RANKS = {"relu-tinyllama-1.1b": 128, "relullama-7b": 256}
 
 
 def parse_shape(text: str) -> tuple[Architecture, list[tuple[str, tuple[int, ...], DType]]]:
@@ -51,28 +57,45 @@ def parse_shape(text: str) -> tuple[Architecture, list[tuple[str, tuple[int, ...
     arch = architecture(hp.arch)(hp)
     absent = {"output.weight"} if tied else set()
     group = hp.n_head // hp.n_head_kv
-    tensors = [
-        (w.name, w.shape, tensor_type(mix, w.name, w.shape, hp.n_layer, group, tied))
-        for w in arch.weights()
-        if w.name not in absent and (not w.optional or w.name == "output.weight")
-    ]
+    rank = RANKS.get(name.lower())
+    tensors = []
+    for w in arch.weights():
+        predictor = rank is not None and w.name.endswith((".fc1.weight", ".fc2.weight"))
+        if w.name in absent or (w.optional and not predictor and w.name != "output.weight"):
+            continue
+        shape = tuple(rank if n == -1 and rank else n for n in w.shape)
+        dtype = tensor_type(mix, w.name, shape, hp.n_layer, group, tied)
+        tensors.append((w.name, shape, dtype))
     return arch, tensors
 
 
-def random_bytes(name: str, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
-    """uint8 bytes of a tensor with small random values; the same for the same name and shape."""
-    block = random_rows(name, shape, dtype)
+def shape_bytes(
+    hp: HParams, rank: int, name: str, shape: tuple[int, ...], dtype: DType
+) -> np.ndarray:
+    """uint8 bytes of a tensor of a named shape. rank: of the predictors, 0 where there are none."""
+    found = planted(hp, rank, name, shape, dtype) if rank else None
+    if found is not None:
+        return found
+    return random_bytes(name, shape, dtype, planted_scale(name) if rank else 1.0)
+
+
+def random_bytes(name: str, shape: tuple[int, ...], dtype: DType, gain: float = 1.0) -> np.ndarray:
+    """uint8 bytes of a tensor with small random values; the same for the same name and shape.
+
+    gain: of matrices; 1 keeps activations of the size of their inputs.
+    """
+    block = random_rows(name, shape, dtype, gain)
     return np.resize(block, prod(shape[:-1]) * block.shape[1])
 
 
-def random_rows(name: str, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+def random_rows(name: str, shape: tuple[int, ...], dtype: DType, gain: float = 1.0) -> np.ndarray:
     """The first rows of `random_bytes`, uint8 [n, bytes of a row]; the others repeat them, which is
     fast and changes no timing."""
     from gguflow.engine.quants import encode
 
     rng = np.random.default_rng([*name.encode(), *shape])
     drawn = min(prod(shape[:-1]), 64)
-    scale = 1.0 if len(shape) == 1 else shape[-1] ** -0.5
+    scale = 1.0 if len(shape) == 1 else gain * shape[-1] ** -0.5
     x = rng.standard_normal((drawn, shape[-1]), np.float32) * np.float32(scale)
     if len(shape) == 1:
         x = np.ones_like(x)

@@ -35,6 +35,7 @@ examples:
 
 GROUPINGS = ("op", "module", "layer")
 SPARSE = "sparse"
+ACTIVITY_TOKENS = 256  # enough for shares; every gate is computed for them
 PHASES = ("prefill", "decode")
 
 
@@ -100,6 +101,10 @@ def run(args: Namespace) -> int:
             session.prefill(prompt, None, "last")
         for token in generated[: 1 if recorder is None else None]:
             session.step((token,), "last")
+    if model.sparse is not None:
+        from gguflow.engine.sparse.activity import measure_activity
+
+        profile.activity += measure_activity(model, [*prompt, *generated][:ACTIVITY_TOKENS])
     show(profile, args)
     if path is not None:
         save_profile(profile, path)

@@ -17,11 +17,6 @@ from gguflow.engine.graph import Role, Tensor
 from .solve import Choice
 from .split import NeuronSplit
 
-# Left of a budget for what no plan counts (the kernels' code, captured graphs, the allocator's
-# rounding): this share of it, at most so many bytes.
-MARGIN_SHARE = 1 / 32
-MAX_MARGIN = 64 << 20
-
 PlanFor = Callable[[NeuronSplit], Plan]  # the largest plan of a model with this split
 ScratchFor = Callable[[list[Tensor]], int]  # temporary bytes the device needs for these nodes
 
@@ -92,19 +87,17 @@ def fit(
     choose: the best choice for so many bytes of neurons. Raises BudgetError with the figures when
     there is no room even without any.
     """
-    usable = budget - min(MAX_MARGIN, int(budget * MARGIN_SHARE))
     least = device_bytes(plan_for(no_neurons(n_layer, n_ff)), space, scratch)
-    if least.total > usable:
+    if least.total > budget:
         raise BudgetError(
-            f"--vram-budget {budget / 2**30:.3g} GiB: {space} needs {human_bytes(least.total)} "
-            f"before the first neuron ({least.describe()}) and {human_bytes(budget - usable)} for "
-            "kernels; raise it or lower -c or -ub"
+            f"{human_bytes(budget)} for {space}: {human_bytes(least.total)} are needed before the "
+            f"first neuron ({least.describe()})"
         )
-    room = usable - least.total
+    room = budget - least.total
     while True:
         choice = choose(room)
         used = device_bytes(plan_for(choice.split), space, scratch)
-        if used.total <= usable or room == 0:
+        if used.total <= budget or room == 0:
             return choice, used
         # Halves take work memory of their own, for what they exchange.
-        room = max(0, room - (used.total - usable))
+        room = max(0, room - (used.total - budget))

@@ -6,7 +6,6 @@ takes more work off the host, so a layer's choice is a single number, the groups
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,13 +93,11 @@ def layer_costs(
     speeds: Speeds,
     group: int = 128,
     exact: bool = False,
-    device_bytes: Callable[[int, int], int] | None = None,
 ) -> LayerCosts:
     """Tabulate one layer.
 
     probability: [n_ff], the share of tokens for which each neuron is active. group: neurons that
-    move together. exact: activity is found by the gate, not predicted. device_bytes: (n, n_ff) ->
-    bytes there, when they are not `neuron.on_device`.
+    move together. exact: activity is found by the gate, not predicted.
 
     The two sides work at the same time: a token takes the longer of them, plus `speeds.sync_s`
     where the host has neurons.
@@ -110,8 +107,7 @@ def layer_costs(
     order = np.argsort(-p, kind="stable").astype(np.int32)
     cuts = np.unique(np.append(np.arange(0, n_ff, group), n_ff))
     read = np.append(0.0, np.cumsum(neuron.read(p[order], exact)))[cuts]
-    count_bytes = device_bytes or neuron.on_device
-    n_bytes = np.array([count_bytes(int(n), n_ff) for n in cuts], np.int64)
+    n_bytes = np.array([neuron.on_device(int(n), n_ff) for n in cuts], np.int64)
     # Differences of a running sum may come out a hair below zero.
     host_s = np.where(cuts < n_ff, speeds.host.seconds(np.maximum(read[-1] - read, 0)), 0.0)
     device_s = np.where(cuts > 0, speeds.device.seconds(read), 0.0)

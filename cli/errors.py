@@ -9,6 +9,7 @@ INTERNAL = 1
 BAD_ARGUMENT = 2
 BAD_FILE = 3
 NO_RESOURCES = 4
+CHECK_FAILED = 5
 INTERRUPTED = 130
 
 EXIT_CODES = {
@@ -17,6 +18,7 @@ EXIT_CODES = {
     BAD_ARGUMENT: "bad argument",
     BAD_FILE: "bad or unsupported file or model",
     NO_RESOURCES: "out of resources: memory, disk, no usable GPU, a prompt beyond the context",
+    CHECK_FAILED: "a check came out outside its tolerance; the report is complete",
     INTERRUPTED: "interrupted (Ctrl-C)",
 }
 

@@ -20,16 +20,15 @@ import numpy as np
 import sentencepiece as spm
 import torch
 from gguf.quants import dequantize, quantize
+from torch import Tensor
+
 from gguflow.engine.sparse.train import (
     Predictor,
     Settings,
-    contributions,
     predict,
     table,
     train_layer,
 )
-from torch import Tensor
-
 from training.checkpoint import load_model
 from training.corpus import read_stories, split, token_stream
 from training.evaluate import mean_loss
@@ -63,7 +62,12 @@ class Recorder:
     def _hidden(self, i: int, block: Block):
         def keep(module, args) -> None:
             reach = block.ffn_down.weight.norm(dim=0)
-            self.shares[i].append(contributions(args[0].flatten(0, 1), reach))
+            hidden = args[0].flatten(0, 1)
+            fires = hidden != 0
+            share = hidden.float().abs() * reach
+            mean = share.sum(-1, keepdim=True) / fires.sum(-1, keepdim=True).clamp_min(1)
+            share = (share / mean.clamp_min(1e-30)).clamp(1e-4, 1e4)
+            self.shares[i].append(torch.where(fires, share, 0.0).half())
 
         return keep
 
@@ -134,7 +138,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1 << 20, help="to record")
     parser.add_argument("--rank", type=int, nargs="+", default=[96])
     parser.add_argument("--recall", type=float, nargs="+", default=[0.95],
-                        help="the first of all is written into the model, others beside it")  # fmt: skip
+                        help="the first is written into the model, others beside it")  # fmt: skip
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=4096, help="tokens a step")
     parser.add_argument("--seed", type=int, default=1)

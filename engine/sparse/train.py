@@ -7,7 +7,8 @@ threshold 0 only the direction of x counts, so predictors are trained for that t
 
 How many firing neurons a predictor may miss is set by the weight of the positives in its
 loss; each layer's weight is steered until the layer's recall on held-out tokens is the one asked
-for. So one threshold fits all layers. Needs torch (the `train` extra).
+for. So 0 nearly fits all layers, and each layer's exact threshold is near it. Needs torch (the
+`train` extra).
 """
 
 from __future__ import annotations
@@ -58,23 +59,15 @@ class Quality:
 
 @dataclass(frozen=True)
 class Predictor:
-    """fc1 f32 [rank, n_embd], fc2 f32 [n_ff, rank], on the CPU; quality at threshold 0."""
+    """fc1 f32 [rank, n_embd], fc2 f32 [n_ff, rank], on the CPU.
+
+    threshold: at which the recall on held-out tokens is the one asked for; quality: there.
+    """
 
     fc1: Tensor
     fc2: Tensor
+    threshold: float
     quality: Quality
-
-
-def contributions(hidden: Tensor, reach: Tensor) -> Tensor:
-    """What each neuron adds to the layer's output: float16 [n, n_ff], 0 where it does not fire.
-
-    hidden: [n, n_ff] relu(gate) * up; reach: [n_ff] norms of the rows of the transposed down
-    projection. In units of the mean over the firing ones, so that float16 holds any model's.
-    """
-    share = hidden.float().abs() * reach.float()
-    fires = hidden != 0
-    share = share / share.sum().clamp_min(1e-30) * fires.sum()
-    return torch.where(fires, share.clamp(1e-4, 1e4), 0.0).half()
 
 
 def predict(x: Tensor, fc1: Tensor, fc2: Tensor) -> Tensor:
@@ -90,9 +83,9 @@ def train_layer(
 ) -> Predictor:
     """Train one layer's predictor on the device where the tensors are.
 
-    x: float [n, n_embd] inputs; share: [n, n_ff] `contributions`. each: called at every look at
-    the held-out tokens with the step, the loss and the recall. Raises ValueError when there are
-    too few tokens to hold some out.
+    x: float [n, n_embd] inputs; share: [n, n_ff] contributions as `collect` has them, 0 for
+    neurons that did not fire. each: called at every look at the held-out tokens with the step, the
+    loss and the recall. Raises ValueError when there are too few tokens to hold some out.
     """
     n_held = int(len(x) * settings.held_out)
     n = len(x) - n_held
@@ -118,7 +111,9 @@ def train_layer(
                 each(step + 1, float(loss.detach()), recall)
     # From inputs of unit scale back to the layer's, so that idx stays of about unit size.
     fc1, fc2 = fc1.detach() / float(_scale(x[:HELD_OUT_ROWS]).mean()), fc2.detach()
-    return Predictor(fc1.cpu(), fc2.cpu(), measure(x[n:], share[n:], fc1, fc2))
+    threshold = _threshold(x[n:], share[n:], fc1, fc2, settings.recall)
+    quality = measure(x[n:], share[n:], fc1, fc2, threshold)
+    return Predictor(fc1.cpu(), fc2.cpu(), threshold, quality)
 
 
 def _scale(x: Tensor) -> Tensor:
@@ -151,6 +146,19 @@ def _loss(logits: Tensor, share: Tensor, weight: float) -> Tensor:
     positive = weight * (EVEN + (1 - EVEN) * share.clamp(max=MAX_SHARE))
     sign = torch.where(fires, -1.0, 1.0)
     return (F.softplus(sign * logits) * torch.where(fires, positive, 1.0)).mean()
+
+
+@torch.no_grad()
+def _threshold(x: Tensor, share: Tensor, fc1: Tensor, fc2: Tensor, recall: float) -> float:
+    """The score that this share of the firing neurons reach; 0 when none fires."""
+    scores = torch.cat(
+        [
+            predict(part.float(), fc1, fc2)[truth > 0]
+            for part, truth in zip(x.split(8192), share.split(8192), strict=True)
+        ]
+    )
+    missed = int(len(scores) * (1 - recall))
+    return float(scores.kthvalue(missed + 1).values) if missed < len(scores) else 0.0
 
 
 @torch.no_grad()

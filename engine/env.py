@@ -6,8 +6,9 @@
 | GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library, not the best one |
 | GGUFLOW_CPU_PIN | 0, 1 | pin worker threads to processors (default 1) |
 | GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 1000) |
-| GGUFLOW_CUDA_JOIN | 0, 1 | run a decode step's layers as one GPU kernel where possible (default 1) |
+| GGUFLOW_CUDA_JOIN | 0, 1 | run a decode step as one GPU kernel where possible (default 1) |
 | GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |
+| GGUFLOW_LINK | 0, 1 | run the host's and the device's part of a plan side by side (default 1) |
 """
 
 from __future__ import annotations
@@ -64,3 +65,8 @@ def cuda_join() -> bool:
 def debug() -> bool:
     """Whether errors should show a traceback."""
     return bool(_int("GGUFLOW_DEBUG", 0, 0, 1))
+
+
+def link() -> bool:
+    """Whether plans over the host and a device are linked."""
+    return bool(_int("GGUFLOW_LINK", 1, 0, 1))

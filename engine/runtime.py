@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import overload
+from functools import cached_property, partial
+from typing import Any, overload
 
 import numpy as np
 
+from gguflow.engine import env
 from gguflow.engine.backends.base import Backend, Buffer, Executable, TokenLoop
-from gguflow.engine.compile import Copy, Plan, round_up
+from gguflow.engine.compile import Copy, Plan, UnlinkableError, round_up
 from gguflow.engine.graph import Role, Tensor, op_spec
+from gguflow.engine.linked import LinkedPlan, Sides, cut
 from gguflow.engine.profile import PlanRow, PlanRows
 
 Place = tuple[Buffer, int]  # a buffer and a byte offset into it
@@ -26,6 +28,7 @@ class BoundMemory:
 
     shared: inputs and small outputs, which host and device both reach.
     copies: values brought to a space other than their own, by (owner, space).
+    sent: what the host makes for a device it is linked with, in pinned memory.
     """
 
     plan: Plan
@@ -35,9 +38,12 @@ class BoundMemory:
     shared: Mapping[Tensor, Place]
     arenas: Mapping[str, Buffer]
     copies: Mapping[tuple[Tensor, str], Place] = field(default_factory=dict)
+    sent: Mapping[Tensor, Place] = field(default_factory=dict)
 
     def locate(self, owner: Tensor) -> Place:
         """Where a tensor lives at home."""
+        if owner in self.sent:
+            return self.sent[owner]
         if owner in self.shared:
             return self.shared[owner]
         if owner.role is Role.WEIGHT:
@@ -73,6 +79,14 @@ class BoundCopy:
     source: Place
     target: Place
     nbytes: int
+    of_input: bool
+
+    def to_mirror(self) -> None:
+        """The same for an input whose target is shared: the run itself brings it to the device."""
+        (source, at), (target, to) = self.source, self.target
+        mirror = target.host()
+        assert mirror is not None
+        mirror[to : to + self.nbytes] = source.read(at, self.nbytes)
 
     def run(self) -> None:
         (source, at), (target, to) = self.source, self.target
@@ -103,7 +117,11 @@ class Outputs(Sequence[np.ndarray]):
 
 @dataclass
 class BoundPlan:
-    """A lowered plan. Inputs are numpy arrays to write before `run`; outputs are arrays to read."""
+    """A lowered plan. Inputs are numpy arrays to write before `run`; outputs are arrays to read.
+
+    make_linked: what makes the linked form of a plan over two devices; None when it has none.
+    unlinked: why a plan of several segments has none.
+    """
 
     plan: Plan
     memory: BoundMemory
@@ -111,14 +129,46 @@ class BoundPlan:
     copies: list[list[BoundCopy]]  # by segment, before it runs
     inputs: dict[str, np.ndarray]
     outputs: Outputs
+    make_linked: Callable[[], LinkedPlan] | None = field(default=None, repr=False)
+    unlinked: str | None = None
     _rows: PlanRows | None = field(default=None, repr=False)
+    _runs: int = 0
 
-    def run(self, ends_ns: np.ndarray | None = None) -> None:
-        """Run every segment once, one native call each.
+    def run(self) -> None:
+        """Run the plan once: every segment with one native call, or linked from the second run on
+        (many plans run once, and the first run loads kernels)."""
+        self._runs += 1
+        if self.make_linked is not None and self._runs > 1:
+            self._bring_inputs()
+            self.linked.run()
+        else:
+            self._run_segments(None)
 
-        ends_ns: int64 [n_ops + 1] for the clock, when profiling: the start, then each op's end.
-        Copies before a segment count to its first op.
-        """
+    def run_timed(self) -> tuple[PlanRows, np.ndarray]:
+        """The same with clock readings: the rows of what ran, and for each its start and end, int64
+        [n_rows, 2] nanoseconds."""
+        self._runs += 1
+        if self.make_linked is not None and self._runs > 1:
+            self._bring_inputs()
+            return self.linked.rows, self.linked.run_timed()
+        ends = np.empty(len(self.plan.nodes) + 1, np.int64)
+        self._run_segments(ends)
+        return self.rows, np.stack([ends[:-1], ends[1:]], axis=1)
+
+    @cached_property
+    def linked(self) -> LinkedPlan:
+        """The linked form, lowered when it is first wanted."""
+        assert self.make_linked is not None
+        return self.make_linked()
+
+    def _bring_inputs(self) -> None:
+        for c in (c for copies in self.copies for c in copies):
+            if c.of_input:
+                c.to_mirror()
+
+    def _run_segments(self, ends_ns: np.ndarray | None) -> None:
+        """ends_ns: int64 [n_ops + 1], the start, then each op's end. Copies before a segment count
+        to its first op."""
         at = 0
         for s, copies in zip(self.segments, self.copies, strict=True):
             for c in copies:
@@ -175,21 +225,43 @@ def bind(
     arenas: Mapping[str, Buffer],
     n_threads: int | None = None,
 ) -> BoundPlan:
-    """Give the plan addresses and lower it. Arenas must be at least as large as it asks.
+    """Give the plan addresses and lower it. Arenas must be at least as large as it asks. A plan
+    over the host and a device is linked where that is possible, unless GGUFLOW_LINK=0.
 
     Raises ValueError for a plan that would write a state from another memory space.
     """
     shared = _alloc_shared(plan, backends)
     memory = BoundMemory(plan, weights, packed, states, shared, arenas)
-    memory.copies = _alloc_copies(plan, backends)
-    views = {space: SpaceMemory(memory, space) for space in arenas}
+    sides, unlinked = _sides(plan, backends)
+    pinned: dict[str, Callable[[int], Buffer]] = {}
+    if sides is not None:
+        device: Any = backends[sides.device]
+        pinned[plan.spaces[sides.host]] = device.alloc_pinned
+        memory.sent = _lay_out(sides.sent, device.alloc_pinned) if sides.sent else {}
+    memory.copies = _alloc_copies(plan, backends, pinned)
+    views = {b: SpaceMemory(memory, space) for b, space in plan.spaces.items()}
     copies = [_bind_copies(memory, s.copies) for s in plan.segments]
     segments = [
-        backends[s.backend].compile(s.nodes, views[plan.spaces[s.backend]], n_threads)
-        for s in plan.segments
+        backends[s.backend].compile(s.nodes, views[s.backend], n_threads) for s in plan.segments
     ]
     arrays = {t.name: host_array(memory, t) for t in plan.leaves(Role.INPUT)}
-    return BoundPlan(plan, memory, segments, copies, arrays, Outputs(memory, plan.graph.outputs))
+    bound = BoundPlan(plan, memory, segments, copies, arrays, Outputs(memory, plan.graph.outputs))
+    bound.unlinked = unlinked
+    if sides is not None:
+        bound.make_linked = partial(LinkedPlan, plan, sides, backends, views, n_threads)
+    return bound
+
+
+def _sides(plan: Plan, backends: Mapping[str, Backend]) -> tuple[Sides | None, str | None]:
+    """How to link a plan, or why not."""
+    if len(plan.segments) < 2:
+        return None, None
+    if not env.link():
+        return None, "GGUFLOW_LINK=0"
+    try:
+        return cut(plan, backends), None
+    except UnlinkableError as e:
+        return None, str(e)
 
 
 def _alloc_shared(plan: Plan, backends: Mapping[str, Backend]) -> dict[Tensor, Place]:
@@ -204,14 +276,21 @@ def _alloc_shared(plan: Plan, backends: Mapping[str, Backend]) -> dict[Tensor, P
     return placed
 
 
-def _alloc_copies(plan: Plan, backends: Mapping[str, Backend]) -> dict[tuple[Tensor, str], Place]:
-    """Room in each space for what is copied into it."""
+def _alloc_copies(
+    plan: Plan, backends: Mapping[str, Backend], alloc: Mapping[str, Callable[[int], Buffer]]
+) -> dict[tuple[Tensor, str], Place]:
+    """Room in each space for what is copied into it; alloc: by space, instead of its backend's."""
     by_space = {b.space: b for b in backends.values()}
     placed: dict[tuple[Tensor, str], Place] = {}
     for space, backend in by_space.items():
         owners = {c.owner: None for s in plan.segments for c in s.copies if c.target == space}
-        if owners:
-            laid_out = _lay_out(list(owners), backend.alloc)
+        inputs = [o for o in owners if o.role is Role.INPUT]
+        others = [o for o in owners if o.role is not Role.INPUT]
+        for group, get in (
+            (inputs, backend.alloc_shared),
+            (others, alloc.get(space, backend.alloc)),
+        ):
+            laid_out = _lay_out(group, get) if group else {}
             placed |= {(owner, space): place for owner, place in laid_out.items()}
     for s in plan.segments:
         for n in s.nodes:
@@ -245,7 +324,8 @@ def _bind_copies(memory: BoundMemory, copies: Sequence[Copy]) -> list[BoundCopy]
     bound = []
     for c in copies:
         place = memory.copies[c.owner, c.target]
-        copy = BoundCopy(memory.locate(c.owner), place, c.owner.nbytes)
+        is_input = c.owner.role is Role.INPUT
+        copy = BoundCopy(memory.locate(c.owner), place, c.owner.nbytes, is_input)
         if c.owner.role is Role.WEIGHT:
             copy.run()
         else:

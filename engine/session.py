@@ -423,13 +423,12 @@ class Session:
         if self.profile is None:
             bound.run()
         else:
-            ends = np.empty(len(bound.plan.nodes) + 1, np.int64)
-            bound.run(ends)
+            rows, spans = bound.run_timed()
             self.profile.add_step(
                 "decode" if n == 1 else "prefill",
                 n,
-                bound.rows,
-                ends,
+                rows,
+                spans,
                 time.perf_counter_ns() - began,
                 n_past,
             )

@@ -1,7 +1,8 @@
 // The thread pool and the plan executor: one call runs a segment's flat array of op records.
 //
 // Workers spin briefly between ops, because the next op is usually microseconds away, and park on a
-// condition variable when it is not. The caller is thread 0.
+// condition variable when it is not. The caller is thread 0. A program linked with another device
+// (link.cpp) waits for it in the middle, so its workers spin longer, and it can be ended early.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,16 +18,9 @@
 #endif
 
 #include "cpu/abi.h"
+#include "cpu/relax.h"
 
 namespace {
-
-inline void cpu_relax() {
-#if defined(__x86_64__) || defined(_M_X64)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
 
 int64_t now_ns() {
   using namespace std::chrono;
@@ -36,8 +30,6 @@ int64_t now_ns() {
 // Waits until `value` differs from `seen`: spins, then parks.
 class Gate {
  public:
-  explicit Gate(int spins) : spins_(spins) {}
-
   int value() const { return value_.load(std::memory_order_acquire); }
 
   void advance() {
@@ -48,10 +40,10 @@ class Gate {
     }
   }
 
-  void wait_past(int seen) {
-    for (int i = 0; i < spins_; ++i) {
+  void wait_past(int seen, int spins) {
+    for (int i = 0; i < spins; ++i) {
       if (value() != seen) return;
-      cpu_relax();
+      gf_relax();
     }
     std::unique_lock<std::mutex> lock(mutex_);
     parked_.fetch_add(1, std::memory_order_seq_cst);
@@ -62,23 +54,22 @@ class Gate {
  private:
   alignas(64) std::atomic<int> value_{0};
   alignas(64) std::atomic<int> parked_{0};
-  int spins_;
   std::mutex mutex_;
   std::condition_variable changed_;
 };
 
 class Barrier {
  public:
-  Barrier(int n, int spins) : n_(n), gate_(spins) {}
+  explicit Barrier(int n) : n_(n) {}
 
-  void wait() {
+  void wait(int spins) {
     if (n_ == 1) return;
     const int seen = gate_.value();
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_) {
       arrived_.store(0, std::memory_order_relaxed);
       gate_.advance();
     } else {
-      gate_.wait_past(seen);
+      gate_.wait_past(seen, spins);
     }
   }
 
@@ -94,6 +85,8 @@ struct Job {
   unsigned char* scratch = nullptr;
   int64_t scratch_bytes = 0;
   int64_t* ends_ns = nullptr;  // n_ops + 1 clock readings, or null when nobody profiles
+  int spins = 0;               // turns of the wait loop before a thread parks between ops
+  const std::atomic<int32_t>* stop = nullptr;  // not 0 once an op of thread 0 has ended the program
 };
 
 struct alignas(64) Counter {
@@ -103,7 +96,7 @@ struct alignas(64) Counter {
 }  // namespace
 
 struct gf_pool {
-  gf_pool(int n, int spins, bool pin) : n_threads(n), barrier(n, spins), start(spins) {
+  gf_pool(int n, int spins, bool pin) : n_threads(n), spins(spins), barrier(n) {
     try {
       for (int i = 1; i < n; ++i) workers.emplace_back([this, i, pin] { work(i, pin); });
     } catch (...) {  // the system gives no more threads: those it gave must end first
@@ -123,7 +116,7 @@ struct gf_pool {
   void work(int ith, bool pin) {
     if (pin) pin_to_allowed_cpu(ith);
     for (int seen = 0;;) {
-      start.wait_past(seen);
+      start.wait_past(seen, spins);
       ++seen;
       if (stop.load()) return;
       execute(ith);
@@ -161,20 +154,36 @@ struct gf_pool {
       const int nth = threads_for(op);
       gf_thread th{ith, nth, j.scratch, j.scratch_bytes, &counters[i % 3].value};
       if (op.init) {
-        if (ith < nth) op.init(&op, &th);
-        if (nth > 1) barrier.wait();
+        if (ith < nth && !stopped(j)) op.init(&op, &th);
+        if (nth > 1) barrier.wait(j.spins);
       }
-      if (ith < nth) op.fn(&op, &th);
+      if (ith < nth && !stopped(j)) op.fn(&op, &th);
       // Three counters in turn: the one reset here was last used two barriers ago.
       if (ith == 0) counters[(i + 1) % 3].value = 0;
       // Two single-threaded ops in a row need no meeting: thread 0 runs both.
       const bool alone = nth == 1 && i + 1 < j.n_ops && threads_for(j.ops[i + 1]) == 1;
-      if (!alone) barrier.wait();
+      if (!alone) barrier.wait(j.spins);
       if (ith == 0 && j.ends_ns) j.ends_ns[i + 1] = now_ns();
+      // Only ops that run alone stop a program, so after a barrier all threads see the same. They
+      // leave together: a new program may not start while one of them has yet to look.
+      if (!alone && i + 1 < j.n_ops && stopped(j)) return barrier.wait(j.spins);
     }
   }
 
+  static bool stopped(const Job& j) {
+    return j.stop && j.stop->load(std::memory_order_relaxed) != 0;
+  }
+
+  void run(const Job& program) {
+    std::lock_guard<std::mutex> turn(callers);
+    job = program;
+    counters[0].value = 0;
+    start.advance();
+    execute(0);
+  }
+
   const int n_threads;
+  const int spins;
   Job job;
   Counter counters[3];
   Barrier barrier;
@@ -205,9 +214,16 @@ GF_EXPORT void gf_pool_destroy(gf_pool* pool) { delete pool; }
 GF_EXPORT void gf_pool_run(gf_pool* pool, const gf_op* ops, int64_t n_ops, unsigned char* scratch,
                            int64_t scratch_bytes, int64_t* ends_ns) {
   if (n_ops <= 0) return;
-  std::lock_guard<std::mutex> turn(pool->callers);
-  pool->job = {ops, n_ops, scratch, scratch_bytes, ends_ns};
-  pool->counters[0].value = 0;
-  pool->start.advance();
-  pool->execute(0);
+  pool->run({ops, n_ops, scratch, scratch_bytes, ends_ns, pool->spins});
+}
+
+// The same for a program with waits for another device. spins: turns of the wait loop before a
+// thread parks between ops. stop: set to 0 at first; an op that one thread runs sets it to end the
+// program, and what it sets tells the caller why.
+GF_EXPORT void gf_pool_run_linked(gf_pool* pool, const gf_op* ops, int64_t n_ops,
+                                  unsigned char* scratch, int64_t scratch_bytes, int64_t* ends_ns,
+                                  int32_t spins, int32_t* stop) {
+  auto* const word = reinterpret_cast<std::atomic<int32_t>*>(stop);
+  word->store(0);
+  if (n_ops > 0) pool->run({ops, n_ops, scratch, scratch_bytes, ends_ns, spins, word});
 }

@@ -2,93 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from remote_device import RemoteBackend
 from tiny_model import write_tiny
 
 from gguflow.engine import session
-from gguflow.engine.backends.base import Backend, Memory, find_backend
-from gguflow.engine.backends.host import HostBuffer
+from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.compile import PlacementRules, layer_overrides
-from gguflow.engine.graph import F32, Tensor
+from gguflow.engine.graph import F32
 from gguflow.engine.session import Model
 
 IDS = [1, 9, 17, 33, 40, 7, 7, 60]
-
-
-class RemoteBuffer(HostBuffer):
-    """Memory that says the host cannot reach it."""
-
-    def host(self) -> Any:
-        return None
-
-
-class SharedBuffer(HostBuffer):
-    """Memory with a copy on the host, brought over when something runs."""
-
-    def __init__(self, nbytes: int) -> None:
-        super().__init__(np.zeros(nbytes, np.uint8))
-        self.mirror = np.zeros(nbytes, np.uint8)
-
-    def host(self) -> np.ndarray:
-        return self.mirror
-
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
-        return self.mirror[offset : offset + nbytes]
-
-
-class RemoteBackend(NumpyBackend):
-    """The references, on memory of their own."""
-
-    name = "remote"
-    space = "remote:0"
-
-    def alloc(self, nbytes: int) -> HostBuffer:
-        return RemoteBuffer(np.zeros(nbytes, np.uint8))
-
-    def alloc_shared(self, nbytes: int) -> HostBuffer:
-        return SharedBuffer(nbytes)
-
-    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
-        return RemoteBuffer(raw.copy())
-
-    def compile(self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None) -> Any:
-        backend = self
-
-        class Inside:
-            """The memory as code on the device sees it."""
-
-            def __init__(self) -> None:
-                self.shared: dict[int, SharedBuffer] = {}
-
-            def locate(self, owner: Tensor) -> tuple[HostBuffer, int]:
-                buffer, offset = memory.locate(owner)
-                assert isinstance(buffer, RemoteBuffer | SharedBuffer), owner.name
-                if isinstance(buffer, SharedBuffer):
-                    self.shared[id(buffer)] = buffer
-                return HostBuffer(buffer.array), offset
-
-            def is_packed(self, owner: Tensor) -> bool:
-                return False
-
-        inside = Inside()
-        executable = super(RemoteBackend, backend).compile(nodes, inside, n_threads)
-        run = executable.run
-
-        def run_with_transfers(ends_ns: np.ndarray | None = None) -> None:
-            for b in inside.shared.values():
-                b.array[:] = b.mirror
-            run(ends_ns)
-            for b in inside.shared.values():
-                b.mirror[:] = b.array
-
-        executable.run = run_with_transfers  # type: ignore[method-assign]
-        return executable
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from functools import cache
 from harness import declare_case
 
 from gguflow.engine.graph import OpSpec, Tensor, all_ops, dtype_by_name
+from gguflow.kernels.cuda import link
 from gguflow.kernels.cuda.advance import advance
 from gguflow.kernels.cuda.decode import join_steps
 from gguflow.kernels.cuda.gemm import Gemm
@@ -58,7 +59,8 @@ def entries_by_source() -> dict[str, list[str]]:
     """Source file -> its entries, sorted."""
     found: dict[str, set[str]] = {}
     of_cases = (k for s in all_ops() for k in kernels_of(s))
-    others = timestamp(0), advance(0, 0, 0, 0, 0, 0, 0, 0), *mirror([(0, 0, 64)])
+    linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
+    others = timestamp(0), advance(0, 0, 0, 0, 0, 0, 0, 0), *mirror([(0, 0, 64)]), *linked
     for kernel in (*of_cases, *(launch.kernel for launch in others), *joined_kernels()):
         found.setdefault(kernel.source, set()).add(kernel.entry)
     return {source: sorted(entries) for source, entries in found.items()}

@@ -7,12 +7,14 @@ import os
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Memory
 from gguflow.engine.backends.host import HostBuffer, HostSlab
+from gguflow.engine.backends.link import HostProgram, ProgramStep
 from gguflow.engine.graph import Tensor, op_spec
 
 from .abi import GF_PACKED, GfOp, GfTensor, tensor_record
@@ -154,21 +156,24 @@ class CpuBackend:
     ) -> CpuExecutable:
         return CpuExecutable(self, nodes, memory, n_threads or self.n_threads)
 
+    def compile_host_program(
+        self, steps: Sequence[ProgramStep], memory: Memory, n_threads: int | None = None
+    ) -> HostProgram:
+        from .linked import CpuProgram
+
+        return CpuProgram(self, steps, memory, n_threads or self.n_threads)
+
 
 class CpuExecutable:
     """A segment as op records; `run` is one native call."""
 
     def __init__(
-        self, backend: CpuBackend, nodes: Sequence[Tensor], memory: Memory, n_threads: int
+        self, backend: CpuBackend, nodes: Sequence[Any], memory: Memory, n_threads: int
     ) -> None:
         self.n_ops = len(nodes)
-        self.kernels = [f"{n.op}.{backend.lib.isa}" for n in nodes]
-        records = [backend._record(n, memory) for n in nodes]
-        scratch = 0
-        for node, record in zip(nodes, records, strict=True):
-            assert node.op is not None
-            record.scratch = backend.lib.scratch_bytes(node.op, record, n_threads)
-            scratch = max(scratch, record.scratch)
+        self.kernels = [self._kernel(backend, n) for n in nodes]
+        records = [self._record(backend, n, memory, n_threads) for n in nodes]
+        scratch = max([r.scratch for r in records], default=0)
         self._ops = (GfOp * max(len(records), 1))(*records)
         self._scratch = HostBuffer.zeros(scratch)
         self._keep = (backend, memory)
@@ -180,6 +185,14 @@ class CpuExecutable:
             ctypes.c_void_p(self._scratch.address),
             ctypes.c_int64(scratch),
         )
+
+    def _kernel(self, backend: CpuBackend, node: Any) -> str:
+        return f"{node.op}.{backend.lib.isa}"
+
+    def _record(self, backend: CpuBackend, node: Any, memory: Memory, n_threads: int) -> GfOp:
+        record = backend._record(node, memory)
+        record.scratch = backend.lib.scratch_bytes(node.op, record, n_threads)
+        return record
 
     def run(self, ends_ns: np.ndarray | None = None) -> None:
         self._run(*self._args, None if ends_ns is None else ctypes.c_void_p(ends_ns.ctypes.data))

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from gguflow.engine.backends.base import Memory
+from gguflow.engine.backends.host import HostBuffer
+from gguflow.engine.backends.link import ProgramStep
 from gguflow.engine.graph import Tensor
 from gguflow.kernels.cuda import launch
 
 from .device import CudaDevice
 from .executable import CudaExecutable
-from .memory import CudaBuffer, MirroredBuffer, Uploader
+from .linked import CudaProgram
+from .memory import CudaBuffer, MirroredBuffer, Uploader, pinned
 from .modules import Modules
 
 
@@ -59,3 +62,11 @@ class CudaBackend:
         self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
     ) -> CudaExecutable:
         return CudaExecutable(self, nodes, memory)
+
+    def alloc_pinned(self, nbytes: int) -> HostBuffer:
+        memory = pinned(self.device, nbytes)
+        memory[:] = 0
+        return HostBuffer(memory)
+
+    def compile_device_program(self, steps: Sequence[ProgramStep], memory: Memory) -> CudaProgram:
+        return CudaProgram(self, steps, memory)

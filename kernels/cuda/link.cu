@@ -1,0 +1,93 @@
+// Meeting the host in the middle of a graph: flags in pinned host memory, and the copies that go
+// with them. See engine/backends/link.py for what a flag means.
+#include "cuda/common.cuh"
+
+constexpr int kPieces = 8;  // PIECES of link.py
+
+struct Piece {
+  uint4* to;
+  const uint4* from;
+  i64 n;  // of 16 bytes
+};
+
+// A null flag: copy only. ticket counts the blocks that are done; it is 0 between launches.
+struct LinkArgs {
+  u32* flag;
+  u32* given_up;
+  u32* ticket;
+  i64 timeout_ns;
+  u32 code;
+  i32 n_pieces;
+  Piece pieces[kPieces];
+};
+
+// Loads and stores that no cache answers: the other side is another device.
+__device__ __forceinline__ u32 load_acquire(const u32* p) {
+  u32 v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_release(u32* p, u32 v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_volatile(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ i64 clock_ns() {
+  i64 now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+__device__ __forceinline__ void copy_pieces(const LinkArgs& a) {
+  for (int p = 0; p < a.n_pieces; ++p) {
+    const Piece& piece = a.pieces[p];
+    for (i64 i = global_thread(); i < piece.n; i += global_threads()) {
+      piece.to[i] = load_volatile(piece.from + i);
+    }
+  }
+}
+
+// Whether this is the last block to get here, for one thread of each block.
+__device__ __forceinline__ bool is_last(u32* ticket) {
+  return gridDim.x == 1 || atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
+}
+
+// Device to host: copy, then set the flag.
+__global__ void __launch_bounds__(1024) link_signal(const __grid_constant__ LinkArgs a) {
+  copy_pieces(a);
+  __syncthreads();
+  if (a.flag == nullptr || threadIdx.x != 0) return;
+  __threadfence_system();  // the block's copies come before its ticket, and so before the flag
+  if (is_last(a.ticket)) {
+    __threadfence_system();
+    store_release(a.flag, 1);
+  }
+}
+
+// Host to device: wait for the flag, copy, take the flag back.
+__global__ void __launch_bounds__(1024) link_wait(const __grid_constant__ LinkArgs a) {
+  if (a.flag != nullptr && threadIdx.x == 0) {
+    const i64 begin = clock_ns();
+    for (int turn = 1; load_acquire(a.flag) == 0; ++turn) {
+      if (turn % 8 != 0) continue;  // the bus is slow: look at the flag most of the time
+      if (load_acquire(a.given_up) != 0) break;
+      if (clock_ns() - begin > a.timeout_ns) {
+        store_release(a.given_up, a.code);
+        break;
+      }
+    }
+  }
+  __syncthreads();
+  copy_pieces(a);  // what was there before, after a wait that was given up
+  __syncthreads();
+  if (a.flag != nullptr && threadIdx.x == 0 && is_last(a.ticket)) store_release(a.flag, 0);
+}

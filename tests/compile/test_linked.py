@@ -1,0 +1,268 @@
+"""Linked runs: the native executor against a thread that plays the device, flag by flag."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from remote_device import LinkableBackend, RemoteProgram
+from tiny_model import write_tiny
+
+from gguflow.engine import linked, session
+from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.backends.link import FlagSignal, FlagWait
+from gguflow.engine.graph import F32, Tensor
+from gguflow.engine.linked import LinkError, clock_offset
+from gguflow.engine.profile import Profile
+from gguflow.engine.session import Model
+
+IDS = [1, 9, 17, 33, 40, 7, 7, 60, 12, 3]
+FFN = ((r".*\.ffn.*", "cpu"), (".*", "remote"))  # two layers, two meetings each
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[LinkableBackend]:
+    device = LinkableBackend()
+
+    def find(name: str, options: Any = None) -> Backend:
+        return device if name == "remote" else find_backend(name, options)
+
+    monkeypatch.setattr(session, "find_backend", find)
+    yield device
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "m.gguf", seed=2, gain=2.0)
+
+
+def load(path: Path, **options: Any) -> Model:
+    given = {"overrides": FFN, "n_threads": 2, "k_type": F32, "v_type": F32} | options
+    return Model.load(path, backends=("remote", "cpu"), **given)
+
+
+def steps(model: Model, profile: Profile | None = None) -> np.ndarray:
+    """Logits of single-token steps."""
+    s = model.new_session(profile)
+    return np.stack([s.step((t,), "last")[0][0].copy() for t in IDS])
+
+
+def unlinked(monkeypatch: pytest.MonkeyPatch, path: Path, **options: Any) -> np.ndarray:
+    with monkeypatch.context() as m:
+        m.setenv("GGUFLOW_LINK", "0")
+        return steps(load(path, **options))
+
+
+# -- the same values ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_linked_runs_give_the_same_bits(
+    remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, n_threads: int
+) -> None:
+    expected = unlinked(monkeypatch, path, n_threads=n_threads)
+    ran: list[Any] = []
+    remote.hook = ran.append  # type: ignore[assignment]
+    model = load(path, n_threads=n_threads)
+    np.testing.assert_array_equal(steps(model), expected)
+    # The first step goes segment by segment, the others as one program with two meetings a layer.
+    flags = [s for s in ran if not isinstance(s, Tensor)]
+    assert [type(s) for s in flags] == [FlagSignal, FlagWait] * 2 * (len(IDS) - 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_splits_and_timing(
+    remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    free = [
+        n.name
+        for n in load(path, overrides=()).plan(1, "last", False).nodes
+        if n.view_of is None and "qkv" not in n.name and "rope" not in n.name
+    ]
+    chosen = [n for n in free if rng.random() < 0.3]
+    overrides = [*((n.replace(".", r"\."), "cpu") for n in chosen), (".*", "remote")]
+    expected = unlinked(monkeypatch, path, overrides=overrides)
+    remote.hook = lambda step: time.sleep(rng.choice([0, 0, 0, 1e-3]))
+    model = load(path, overrides=overrides)
+    np.testing.assert_array_equal(steps(model), expected)
+
+
+@pytest.mark.parametrize("n", [3, 8])
+def test_batches_are_linked_too(
+    remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    def logits(model: Model) -> np.ndarray:
+        s = model.new_session()
+        return np.stack([s.logits(IDS[:n]).copy() for _ in range(3)])
+
+    found = logits(load(path))
+    monkeypatch.setenv("GGUFLOW_LINK", "0")
+    np.testing.assert_array_equal(found, logits(load(path)))
+
+
+def test_many_runs_leave_the_flags_clean(remote: LinkableBackend, path: Path) -> None:
+    s = load(path).new_session()
+    s.step((1,), "last")
+    for _ in range(300):
+        s.rewind(1)
+        s.step((5,), "last")
+    bound = s.bound_plan(1, "last", False)
+    assert not bound.linked._flags.array.any()
+
+
+# -- what is not linked says why ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"overrides": ((r"output.*", "cpu"), (".*", "remote"))}, "only 2 meetings"),
+        ({"backends": ("remote", "numpy"), "overrides": ((".*ffn.*", "numpy"),)},
+         "numpy and remote cannot wait for each other"),
+        ({"backends": ("remote", "cpu", "numpy"),
+          "overrides": ((r".*1\.ffn.*", "numpy"), *FFN)}, "linking takes two backends"),
+    ],
+)  # fmt: skip
+def test_the_reason_is_kept(
+    remote: LinkableBackend, path: Path, options: dict[str, Any], reason: str
+) -> None:
+    given = {"backends": ("remote", "cpu")} | options
+    bound = Model.load(path, **given).new_session().bound_plan(1, "last", False)
+    assert bound.make_linked is None
+    assert bound.unlinked is not None and reason in bound.unlinked
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def after_first(model: Model) -> Any:
+    """A session whose next step is linked."""
+    s = model.new_session()
+    s.step(IDS[:1], "last")
+    s.step(IDS[1:2], "last")
+    s.rewind(1)
+    return s
+
+
+def test_a_signal_that_never_comes_ends_the_run(
+    remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linked, "PATIENCE_S", 0.3)
+    s = after_first(load(path))
+    expected = s.step(IDS[1:2], "last")[0].copy()
+    for _ in range(2):
+        s.rewind(1)
+        remote.hook = lambda step: isinstance(step, FlagSignal)
+        began = time.monotonic()
+        with pytest.raises(LinkError, match=r"cpu waited 0.3 s for blk\.0\.\S+ from remote to"):
+            s.step(IDS[1:2], "last")
+        assert 0.3 < time.monotonic() - began < 3
+        assert len(s.tokens) == 1
+        remote.hook = lambda step: None  # and the next run is as if nothing had been
+        np.testing.assert_array_equal(s.step(IDS[1:2], "last")[0], expected)
+
+
+def test_a_host_that_is_too_slow_ends_the_run(
+    remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linked, "PATIENCE_S", 0.2)
+    s = after_first(load(path))
+    expected = s.step(IDS[1:2], "last")[0].copy()
+    s.rewind(1)
+    host = s.bound_plan(1, "last", False).linked._host
+    run = host.run
+
+    def late(ends_ns: Any = None) -> None:
+        time.sleep(0.6)
+        run(ends_ns)
+
+    monkeypatch.setattr(host, "run", late)
+    with pytest.raises(LinkError, match=r"remote waited 0.4 s for blk\.0\.\S+ from cpu"):
+        s.step(IDS[1:2], "last")
+    monkeypatch.setattr(host, "run", run)
+    np.testing.assert_array_equal(s.step(IDS[1:2], "last")[0], expected)
+
+
+@pytest.mark.parametrize("at", [1, 6, -2])
+def test_what_the_device_raises_is_raised(
+    remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    monkeypatch.setattr(linked, "PATIENCE_S", 0.2)
+    s = after_first(load(path))
+    expected = s.step(IDS[1:2], "last")[0].copy()
+    s.rewind(1)
+    program = s.bound_plan(1, "last", False).linked._device
+    assert isinstance(program, RemoteProgram)
+    bad = program._steps[at]
+
+    def fail(step: Any) -> None:
+        if step is bad:
+            raise RuntimeError("illegal address")
+
+    remote.hook = fail
+    with pytest.raises(RuntimeError, match="illegal address"):
+        s.step(IDS[1:2], "last")
+    remote.hook = lambda step: None
+    np.testing.assert_array_equal(s.step(IDS[1:2], "last")[0], expected)
+
+
+def test_an_interrupt_does_not_leave_the_device_waiting(
+    remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = after_first(load(path))
+    expected = s.step(IDS[1:2], "last")[0].copy()
+    s.rewind(1)
+    program = s.bound_plan(1, "last", False).linked._device
+    start = program.start
+
+    def interrupted(timed: bool = False) -> None:
+        start(timed)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "start", interrupted)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        s.step(IDS[1:2], "last")
+    assert time.monotonic() - began < 5  # a wait's patience is twice that
+    monkeypatch.setattr(program, "start", start)
+    np.testing.assert_array_equal(s.step(IDS[1:2], "last")[0], expected)
+
+
+# -- profiles -------------------------------------------------------------------------------------
+
+
+def test_a_profile_shows_both_sides_on_one_clock(remote: LinkableBackend, path: Path) -> None:
+    remote.hook = lambda step: time.sleep(2e-3) if isinstance(step, FlagSignal) else None
+    profile = Profile()
+    steps(load(path), profile)
+    for k, step in enumerate(profile.steps):
+        rows = [r for r in profile.rows([k]) if r.op != "host"]
+        sides = {b: [r for r in rows if r.backend == b] for b in ("cpu", "remote")}
+        assert all(r.us >= 0 and r.start_us >= step.start_us - 1 for r in rows)
+        if k == 0:  # segment by segment
+            assert not any(r.op in ("wait", "signal") for r in rows)
+            continue
+        assert sum(r.op in ("wait", "signal") for r in rows) == 8
+        for side in sides.values():  # each side's own rows follow one another
+            ends = [r.start_us + r.us for r in side]
+            assert all(a <= r.start_us + 1e-3 for a, r in zip(ends, side[1:], strict=False))
+        # The device's delay before it signals is the host's waiting.
+        waits = [r for r in sides["cpu"] if r.op == "wait"]
+        assert [r.name.split(".")[1] for r in waits] == ["0", "1"]
+        assert all(r.us > 1000 for r in waits[1:])
+        signals = [r for r in sides["remote"] if r.op == "signal"]
+        for s, w in zip(signals, waits, strict=True):
+            assert s.start_us <= w.start_us + w.us
+
+
+def test_the_offset_is_bounded_by_every_meeting() -> None:
+    ticks = np.array([100, 200, 300])
+    # Clocks 1000 apart; signals under way for 10 each.
+    meetings = [(True, 1150 + 10, 150), (False, 1240, 250)]
+    assert clock_offset(meetings, ticks, began=1000, over=1400) == pytest.approx(1000, abs=10)
+    assert clock_offset([], ticks, began=1090, over=1310) == 1000

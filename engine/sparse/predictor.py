@@ -93,6 +93,10 @@ def with_predictor(
     hp = source.arch.hp
     f = GgufFile.open(path)
     name = f.get("general.architecture", "", str)
+    for key, expected in predictor_sizes(hp).items():
+        here = f"{name}.{key.partition('.')[2]}"
+        if (found := f.get(here)) is not None and found != expected:
+            raise GgufError(f.path, f"key {here!r}", found, f"{expected} as in {source.path}")
     owner = f.get(_HASH_KEY, None, str)
     if owner is not None and model_hash is not None and owner != model_hash:
         raise GgufError(
@@ -101,10 +105,6 @@ def with_predictor(
             owner,
             f"{model_hash}: this predictor is for another model",
         )
-    for key, expected in predictor_sizes(hp).items():
-        here = f"{name}.{key.partition('.')[2]}"
-        if (found := f.get(here)) is not None and found != expected:
-            raise GgufError(f.path, f"key {here!r}", found, f"{expected} as in {source.path}")
     weights = dict(source.weights)
     shapes: dict[str, tuple[int, ...]] = {}
     for spec in source.arch.weights():

@@ -1,0 +1,523 @@
+"""ReLU models: sparse forms equal the dense one, in one memory space and over two."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_model import USUAL, write_tiny
+
+from gguflow.engine import session
+from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.gguf import GgufError, GgufFile, write_gguf
+from gguflow.engine.graph import F32, dtype_by_name
+from gguflow.engine.loader import open_model
+from gguflow.engine.options import OptionError
+from gguflow.engine.quants import decode, encode
+from gguflow.engine.session import Model
+from gguflow.engine.sparse import NeuronSplit, write_split
+from gguflow.engine.sparse.identity import model_hash
+from gguflow.engine.sparse.predictor import write_predictor
+from gguflow.models.base import ModelError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "compile"))
+from test_mixed_plan import RemoteBackend  # noqa: E402
+
+IDS = [1, 9, 17, 33, 40, 7, 7, 60]
+N_FF, N_EMBD, N_LAYER = 96, 64, 2
+RANKS = (12, 20)
+MINUS_INFINITY = float("-inf")
+
+
+def predictors(seed: int = 3) -> dict[str, np.ndarray]:
+    """Random ones, of another rank in each layer."""
+    rng = np.random.default_rng(seed)
+    w = {}
+    for i, r in enumerate(RANKS):
+        w[f"blk.{i}.fc1.weight"] = rng.standard_normal((r, N_EMBD)).astype(np.float32)
+        w[f"blk.{i}.fc2.weight"] = rng.standard_normal((N_FF, r)).astype(np.float32)
+    return w
+
+
+def write(path: Path, with_predictor: bool = True, **more: Any) -> Path:
+    weights = {**(predictors() if with_predictor else {}), **more.pop("weights", {})}
+    return write_tiny(path, "relullama", gain=2.0, weights=weights, **more)
+
+
+def write_part(
+    path: Path, source: Path, change: Mapping[str, np.ndarray | None], **keys: Any
+) -> Path:
+    """A copy of a file with some tensors left out (None) or replaced."""
+    with GgufFile.open(source) as f:
+        arrays: dict[str, Any] = {n: f.array(n) for n in f.tensors}
+        arrays.update(change)
+        tensors = {n: (F32, a.shape, a) for n, a in arrays.items() if a is not None}
+        write_gguf(path, {**f.typed_metadata(), **keys}, tensors)
+    return path
+
+
+def nmse(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(((found - expected) ** 2).sum() / (expected**2).sum())
+
+
+def run(path: Path, **options: Any) -> np.ndarray:
+    return Model.load(path, n_threads=1, **options).logits(IDS)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("relu") / "m.gguf")
+
+
+# -- one memory space ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backends", [("cpu", "numpy"), ("numpy",)])
+@pytest.mark.parametrize("fuse", [True, False])
+def test_forms_that_skip_nothing_of_worth_equal_dense(
+    path: Path, backends: tuple[str, ...], fuse: bool
+) -> None:
+    dense = run(path, sparse="off", backends=("numpy",))
+    how = {"backends": backends, "fuse": fuse}
+    assert nmse(run(path, sparse="exact", **how), dense) < 1e-6
+    assert nmse(run(path, sparse_threshold=MINUS_INFINITY, **how), dense) < 1e-6
+    assert nmse(run(path, sparse="off", **how), dense) < 1e-6
+
+
+def test_dense_is_llama_with_relu(path: Path) -> None:
+    with GgufFile.open(path) as f:
+        w = {n: f.array(n) for n in f.tensors}
+    model = Model.load(path, sparse="off", backends=("numpy",), fuse=False)
+    x = np.random.default_rng(0).standard_normal((3, N_EMBD)).astype(np.float32)
+    norm = w["blk.1.ffn_norm.weight"]
+    h = x / np.sqrt((x**2).mean(-1, keepdims=True) + model.hp.norm_eps) * norm
+    gate, up = (h @ w[f"blk.1.ffn_{p}.weight"].T for p in ("gate", "up"))
+    expected = (np.maximum(gate, 0) * up) @ w["blk.1.ffn_down_t.weight"] + x
+    assert nmse(ffn(model, 1, x, "off"), expected) < 1e-10
+    assert nmse(ffn(model, 1, x, "exact"), expected) < 1e-10
+    scores = np.maximum(x @ w["blk.1.fc1.weight"].T, 0) @ w["blk.1.fc2.weight"].T
+    hidden = np.maximum(gate, 0) * up * (scores >= 2.0)
+    expected = hidden @ w["blk.1.ffn_down_t.weight"] + x
+    assert nmse(ffn(model, 1, x, "predict", 2.0), expected) < 1e-10
+
+
+def ffn(model: Model, i: int, x: np.ndarray, mode: Any, threshold: float | None = None) -> Any:
+    """The feed-forward part of one layer, by the references."""
+    from gguflow.engine.backends.numpy import evaluate
+    from gguflow.engine.graph import Graph
+    from gguflow.engine.sparse import SparseRun
+    from gguflow.models.base import Batch
+
+    g = Graph()
+    sources = model.source.weights
+    w = {s.name: g.weight(s.name, s.dtype, s.shape) for s in sources.values()}
+    batch = Batch(len(x), 8, F32, F32, sparse=SparseRun(mode, threshold))
+    out = g.output(model.arch.ffn(g, w, batch, i, g.input("x", F32, x.shape)))  # type: ignore[attr-defined]
+    feeds = {n: sources[n].read() for n in w}
+    return evaluate(g, {**feeds, "x": x})[out.name]
+
+
+def test_the_threshold_decides(path: Path) -> None:
+    dense = run(path, sparse="off")
+    found = [run(path, sparse_threshold=t) for t in (-40.0, 0.0, 15.0)]
+    losses = [nmse(x, dense) for x in found]
+    assert losses[0] < losses[1] < losses[2] and losses[1] > 1e-3
+    assert np.array_equal(run(path), found[1])  # the file says nothing: 0
+    by_layer = run(path, sparse_threshold=(0.0, MINUS_INFINITY))
+    assert 0 < nmse(by_layer, dense) < losses[1]
+
+
+def test_the_files_threshold(path: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "t.gguf", keys={".sparse_threshold": 5.0})
+    assert np.array_equal(run(other), run(path, sparse_threshold=5.0))
+    each = write(tmp_path / "e.gguf", keys={".sparse_threshold": np.float32([5.0, 1.0])})
+    assert np.array_equal(run(each), run(path, sparse_threshold=(5.0, 1.0)))
+
+
+def test_relu_on_the_up_projection(path: Path, tmp_path: Path) -> None:
+    both = write(tmp_path / "m.gguf", keys={".relu_up": True})
+    dense = run(both, sparse="off")
+    assert nmse(dense, run(path, sparse="off")) > 1e-3
+    assert nmse(run(both, sparse="exact"), dense) < 1e-6
+    assert nmse(run(both, sparse_threshold=MINUS_INFINITY), dense) < 1e-6
+
+
+def test_a_prompt_is_its_tokens_one_by_one(path: Path) -> None:
+    for mode in ("predict", "exact"):
+        model = Model.load(path, n_threads=1, sparse=mode)
+        s = model.new_session()
+        steps = [s.step([t], "last")[0][0].copy() for t in IDS]
+        assert nmse(np.array(steps), model.logits(IDS)) < 1e-9, mode
+
+
+def test_another_mode_of_a_loaded_model(tmp_path: Path) -> None:
+    path = quantized(write(tmp_path / "f32.gguf"), tmp_path / "q.gguf", "q8_0")
+    loaded = Model.load(path, n_threads=1, sparse="off")
+    for mode in ("predict", "exact", "off"):
+        other = loaded.with_options(sparse=mode)
+        assert np.array_equal(other.logits(IDS), run(path, sparse=mode)), mode
+    assert np.array_equal(loaded.logits(IDS), run(path, sparse="off"))
+
+
+def test_auto_predicts_only_where_it_can(path: Path, tmp_path: Path) -> None:
+    bare = write(tmp_path / "bare.gguf", with_predictor=False)
+    half = {"blk.1.fc1.weight": None, "blk.1.fc2.weight": None}
+    partly = write_part(tmp_path / "part.gguf", path, half)
+    assert Model.load(path).sparse.mode == "predict"  # type: ignore[union-attr]
+    for other in (bare, partly):
+        assert Model.load(other).sparse.mode == "exact"  # type: ignore[union-attr]
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def quantized(path: Path, out: Path, dtype: str, down: bool = False) -> Path:
+    """A copy with its feed-forward matrices in another type; down: as ffn_down, not transposed."""
+    t = dtype_by_name(dtype)
+    with GgufFile.open(path) as f:
+        tensors: dict[str, Any] = {}
+        for n in f.tensors:
+            a = f.array(n)
+            if down and "ffn_down_t" in n:
+                n, a = n.replace("down_t", "down"), np.ascontiguousarray(a.T)
+            raw = encode(t, a) if ".ffn_" in n and a.ndim == 2 else a
+            tensors[n] = (t if ".ffn_" in n and a.ndim == 2 else F32, a.shape, raw.view(np.uint8))
+        write_gguf(out, f.typed_metadata(), tensors)
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+def test_a_down_matrix_the_usual_way_round(dtype: str, path: Path, tmp_path: Path) -> None:
+    usual = quantized(path, tmp_path / "d.gguf", dtype, down=True)
+    rows = quantized(path, tmp_path / "t.gguf", dtype)
+    dense = run(usual, sparse="off")
+    tolerance = 1e-3 if dtype == "q8_0" else 1e-5  # quantized twice
+    for mode in ("off", "exact", "predict"):
+        assert nmse(run(usual, sparse=mode), run(rows, sparse=mode)) < tolerance, mode
+    assert nmse(run(usual, sparse="exact"), dense) < tolerance
+    source = Model.load(usual).source
+    assert source.weights["blk.0.ffn_down_t.weight"].shape == (N_FF, N_EMBD)
+    (said,) = source.notes
+    assert said.startswith("2 tensors are converted while loading: ffn_down, transposed")
+    assert ("again quantized, as q8_0" in said) == (dtype == "q8_0")
+    assert Model.load(usual, sparse="off").source.notes == []
+    f32 = decode(dtype_by_name("f32"), open_model(path).weights["blk.0.ffn_down_t.weight"].read(),
+                 (N_FF, N_EMBD))  # fmt: skip
+    w = source.weights["blk.0.ffn_down_t.weight"]
+    assert nmse(decode(w.dtype, w.read(), w.shape), f32) < tolerance
+
+
+def test_types_without_sparse_kernels_are_converted(path: Path, tmp_path: Path) -> None:
+    other = quantized(path, tmp_path / "q.gguf", "q5_0")
+    dense = run(other, sparse="off", backends=("numpy",))
+    model = Model.load(other, sparse="exact", n_threads=1)
+    assert {s.backend for s in model.plan(1, "last", False).segments} == {"cpu"}
+    assert nmse(model.logits(IDS), dense) < 1e-3
+    assert any("q5_0 of the sparse layers (again quantized, as q8_0)" in n
+               for n in model.source.notes)  # fmt: skip
+
+
+def power_infer(path: Path, source: Path, arch: str, threshold: float) -> Path:
+    """A model as PowerInfer's converter writes it: the gguf package's writer, the magic patched."""
+    w = gguf.GGUFWriter(path, arch)
+    with GgufFile.open(source) as f:
+        for key, kind in f.types.items():
+            name = key.replace("relullama.", f"{arch}.")
+            value = f.metadata[key]
+            if kind == "u32":
+                w.add_uint32(name, value)
+            elif kind == "f32":
+                w.add_float32(name, value)
+        w.add_float32("powerinfer.sparse_threshold", threshold)
+        for n in f.tensors:
+            w.add_tensor(n, f.array(n))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    raw = path.read_bytes()
+    path.write_bytes(b"PWRI" + raw[4:])
+    return path
+
+
+@pytest.mark.parametrize("arch", ["llama", "bamboo"])
+def test_power_infers_models_are_read_as_they_are(arch: str, path: Path, tmp_path: Path) -> None:
+    theirs = power_infer(tmp_path / "m.powerinfer.gguf", path, arch, 1.5)
+    keys = {".sparse_threshold": 1.5} | ({".relu_up": True} if arch == "bamboo" else {})
+    ours = write(tmp_path / "ours.gguf", keys=keys)
+    assert Model.load(theirs).arch.name == "relullama"
+    for mode in ("predict", "exact", "off"):
+        assert np.array_equal(run(theirs, sparse=mode), run(ours, sparse=mode)), mode
+
+
+def test_power_infers_other_architectures(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="PowerInfer's 'opt' is not supported; have llama, bamboo"):
+        open_model(power_infer(tmp_path / "m.gguf", path, "opt", 0.0))
+
+
+def test_quantizing_keeps_what_it_is(path: Path, tmp_path: Path) -> None:
+    from gguflow.engine.quantize import plan_changes, quantize_file
+    from gguflow.engine.requantize import native_converter
+
+    theirs = power_infer(tmp_path / "m.gguf", path, "bamboo", 1.5)
+    out = tmp_path / "q.gguf"
+    with GgufFile.open(theirs) as f:
+        quantize_file(f, out, "Q8_0", plan_changes(f, "Q8_0"), native_converter(1))
+    with GgufFile.open(out) as f:
+        assert f.metadata["general.architecture"] == "relullama" and f.magic == "GGUF"
+        assert f.tensors["blk.0.ffn_down_t.weight"].dtype.name == "q8_0"
+        assert f.tensors["blk.0.fc1.weight"].dtype.name == "q8_0"
+        assert f.tensors["blk.0.fc2.weight"].dtype.name == "f16"  # rows of 12
+    assert nmse(run(out, sparse="exact"), run(theirs, sparse="exact")) < 1e-2
+    assert Model.load(out).arch.threshold == 1.5  # type: ignore[attr-defined]
+
+
+def test_a_predictor_in_a_file_of_its_own(path: Path, tmp_path: Path) -> None:
+    bare = write(tmp_path / "bare.gguf", with_predictor=False)
+    w = predictors()
+    layers = [(w[f"blk.{i}.fc1.weight"], w[f"blk.{i}.fc2.weight"]) for i in range(N_LAYER)]
+    source = open_model(bare)
+    side = tmp_path / "p.gguf"
+    owner = model_hash(source)
+    write_predictor(side, source.arch.hp, layers, [0.5, 1.5], owner, dtype_by_name("f32"))
+    expected = run(path, sparse_threshold=(0.5, 1.5))
+    assert np.array_equal(run(bare, predictor=str(side)), expected)
+    # A whole model serves as well, with its own threshold.
+    assert np.array_equal(run(bare, predictor=str(path)), run(path))
+    small = tmp_path / "p16.gguf"
+    write_predictor(small, source.arch.hp, layers, 0.0, owner)
+    assert GgufFile.open(small).tensors["blk.0.fc1.weight"].dtype.name == "f16"
+    assert nmse(run(bare, predictor=str(small), sparse_threshold=MINUS_INFINITY),
+                run(bare, sparse="off")) < 1e-6  # fmt: skip
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+def test_no_predictor_to_predict_with(tmp_path: Path) -> None:
+    bare = write(tmp_path / "bare.gguf", with_predictor=False)
+    with pytest.raises(ModelError, match=r"bare.gguf: tensor blk.0.fc1.weight is missing, so ther"):
+        Model.load(bare, sparse="predict")
+
+
+def broken(fc2: tuple[int, int] = (N_FF, RANKS[0]), **more: Any) -> dict[str, Any]:
+    return {"blk.0.fc2.weight": np.zeros(fc2, np.float32), **more}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"blk.1.fc2.weight": None}, "tensor blk.1.fc2.weight is missing; blk.1.fc1.weight, the"),
+        ({"blk.1.fc1.weight": None}, "tensor blk.1.fc1.weight is missing; blk.1.fc2.weight, the"),
+        (broken((95, 12)), r"blk.0.fc2.weight has shape \[95, 12\], expected \[96, any\]"),
+        (broken((96, 13)), r"blk.0.fc2.weight has shape \[96, 13\], expected \[96, 12\] for blk.0"),
+        ({"blk.0.fc1.weight": np.zeros((12, 63), np.float32)}, r"expected \[any, 64\]"),
+        ({"blk.1.ffn_down_t.weight": None}, r"ffn_down_t.weight \(or blk.1.ffn_down.weight\) is"),
+        ({"blk.0.ffn_up.bias": np.zeros(96, np.float32)}, "blk.0.ffn_up.bias: relullama has no"),
+    ],
+)
+def test_tensors_that_do_not_fit(
+    change: dict[str, Any], says: str, path: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=says):
+        open_model(write_part(tmp_path / "x.gguf", path, change))
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [("high", "expected a number"), (float("nan"), "expected a number"),
+     (np.float32([1, 2, 3]), "3 values for 2 layers")],
+)  # fmt: skip
+def test_a_bad_threshold_in_the_file(value: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"relullama.sparse_threshold: {says}"):
+        open_model(write(tmp_path / "x.gguf", keys={".sparse_threshold": value}))
+
+
+def test_a_predictor_of_another_model(path: Path, tmp_path: Path) -> None:
+    source = open_model(path)
+    hp, w = source.arch.hp, predictors()
+    layers = [(w[f"blk.{i}.fc1.weight"], w[f"blk.{i}.fc2.weight"]) for i in range(N_LAYER)]
+    side = tmp_path / "p.gguf"
+    write_predictor(side, hp, layers, 0.0, "f00d")
+    with pytest.raises(
+        GgufError, match="predictor.model_hash.*this predictor is for another model"
+    ):
+        Model.load(path, predictor=str(side))
+    with pytest.raises(GgufError, match=r"feed_forward_length.*found 96, expected 80"):
+        Model.load(write(tmp_path / "n.gguf", False, n_ff=80), predictor=str(side))
+    cut = write_part(tmp_path / "c.gguf", path, {"blk.1.fc2.weight": None})
+    with pytest.raises(ModelError, match=r"c.gguf: tensor blk.1.fc2.weight is missing"):
+        Model.load(path, predictor=str(cut))
+    wrong = write_part(tmp_path / "w.gguf", path, broken((96, 13)))
+    with pytest.raises(ModelError, match=r"w.gguf: tensor blk.0.fc2.weight has shape \[96, 13\]"):
+        Model.load(path, predictor=str(wrong))
+    plain = write_tiny(tmp_path / "llama.gguf")
+    with pytest.raises(ModelError, match="--predictor is for relullama models; this one is llama"):
+        Model.load(plain, predictor=str(side))
+    with pytest.raises(ValueError, match="1 predictors for 2 layers"):
+        write_predictor(side, hp, layers[:1], 0.0, "")
+    with pytest.raises(ValueError, match=r"layer 1: fc1 \[12, 64\] and fc2 \[96, 20\]"):
+        write_predictor(side, hp, [layers[0], (layers[0][0], layers[1][1])], 0.0, "")
+
+
+def test_options_out_of_range(path: Path) -> None:
+    for options, says in (
+        ({"sparse": "some"}, "sparse 'some': expected one of auto"),
+        ({"sparse_threshold": float("nan")}, "sparse_threshold"),
+        ({"sparse_threshold": (1.0,)}, "1 values for 2 layers"),
+        ({"vram_budget": -1}, "vram_budget -1"),
+        ({"vram_budget": 1 << 30, "n_gpu_layers": 1}, "give one"),
+        ({"vram_budget": 1 << 30, "sparse": "off"}, "they need --sparse predict or exact"),
+    ):
+        with pytest.raises(OptionError, match=says):
+            Model.load(path, **options)
+
+
+# -- two memory spaces ---------------------------------------------------------------------------
+
+
+class SmallDevice(RemoteBackend):
+    """A device with memory of its own, of which some is in use."""
+
+    name = "cuda"
+    space = "cuda:0"
+    total = 64 << 30
+    used = 100 << 20
+
+    def memory(self) -> tuple[int, int]:
+        return self.total - self.used, self.total
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> type[SmallDevice]:
+    def find(name: str, options: dict[str, Any]) -> Backend:
+        return SmallDevice() if name == "cuda" else find_backend(name, options)
+
+    monkeypatch.setattr(session, "find_backend", find)
+    return SmallDevice
+
+
+def some(rng: np.random.Generator, n: int) -> np.ndarray:
+    return np.sort(rng.choice(N_FF, n, replace=False)).astype(np.int32)
+
+
+def write_random_split(
+    path: Path, n_gpu: tuple[int, ...], owner: str, seed: int = 0
+) -> NeuronSplit:
+    rng = np.random.default_rng(seed)
+    split = NeuronSplit(N_FF, tuple(some(rng, n) for n in n_gpu))
+    write_split(path, split, owner, 1 << 30)
+    return split
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    n_gpu=st.tuples(*[st.sampled_from([0, 1, 31, 64, 95, N_FF])] * N_LAYER),
+    mode=st.sampled_from(["predict", "exact"]),
+    host=st.sampled_from([("cpu", "numpy"), ("numpy",)]),
+    fuse=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_split_is_the_whole(
+    path: Path, tmp_path_factory: pytest.TempPathFactory, device: type[SmallDevice],
+    n_gpu: tuple[int, ...], mode: Any, host: tuple[str, ...], fuse: bool, seed: int,
+) -> None:  # fmt: skip
+    file = tmp_path_factory.mktemp("split") / "s.gpuidx"
+    write_random_split(file, n_gpu, model_hash(open_model(path)), seed)
+    whole = run(path, sparse=mode, backends=host, fuse=fuse)
+    model = Model.load(path, n_threads=1, sparse=mode, backends=host, fuse=fuse, split=str(file))
+    assert nmse(model.logits(IDS), whole) < 1e-6
+    s = model.new_session()
+    steps = np.array([s.step([t], "last")[0][0].copy() for t in IDS])
+    assert nmse(steps, whole) < 1e-6
+
+
+def test_where_everything_is(path: Path, tmp_path: Path, device: type[SmallDevice]) -> None:
+    file = tmp_path / "s.gpuidx"
+    split = write_random_split(file, (40, N_FF), model_hash(open_model(path)))
+    model = Model.load(path, n_threads=1, split=str(file))
+    plan = model.plan(1, "last", sample=True)
+    where = {n: plan.placement.of[t] for n, t in plan.graph.leaves.items()}
+    on_host = {n for n, b in where.items() if b == "cpu"}
+    assert on_host == {"tokens", "token_embd.weight", "blk.0.gpu_idx", *(
+        f"blk.0.ffn_{p}.weight" for p in ("gate", "up", "down_t"))}  # fmt: skip
+    nodes = {n.name: plan.placement.of[n] for n in plan.nodes}
+    assert {n for n, b in nodes.items() if b == "cpu"} == {"embd", "blk.0.ffn.cold"}
+    parts = "norm", "predict_fc1", "predict_hidden", "predict", "hot", "cold", "merge", "residual"
+    assert [n for n in nodes if n.startswith("blk.0.ffn.")] == [f"blk.0.ffn.{p}" for p in parts]
+    hot = plan.graph.leaves["blk.0.ffn_up.hot"]
+    assert hot.shape == (40, N_EMBD)
+    stored = np.asarray(model.weights.buffers[hot.name].read(0, hot.nbytes)).view(np.float32)
+    with GgufFile.open(path) as f:
+        rows = f.array("blk.0.ffn_up.weight")[split.buckets[0]]
+    assert np.array_equal(stored.reshape(hot.shape), rows)
+    assert any("136 of 192 neurons" in n for n in model.forecast())
+
+
+def needs(model: Model) -> int:
+    from gguflow.engine.sparse.budget import device_bytes
+
+    plan = model.plan(model.options.n_ubatch, "last", sample=True)
+    return device_bytes(plan, "cuda:0").total
+
+
+def test_a_budget_is_kept_and_used(
+    path: Path, device: type[SmallDevice], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GGUFLOW_CACHE_DIR", str(tmp_path))
+    from gguflow.engine.sparse import device as placing
+
+    monkeypatch.setattr(placing, "GROWTH_BYTES", 0)
+    monkeypatch.setattr(placing, "PAGE_BYTES", 1024)
+    kept = []
+    for kib in (300, 360, 400, 600):
+        budget = SmallDevice.used + (kib << 10)
+        model = Model.load(path, n_threads=1, n_ubatch=8, n_ctx=64, vram_budget=budget)
+        assert needs(model) <= kib << 10
+        kept.append(sum(model.sparse.n_gpu))  # type: ignore[union-attr]
+        assert nmse(model.logits(IDS), run(path)) < 1e-6
+    assert kept == sorted(kept) and kept[0] < kept[-1] == N_LAYER * N_FF
+
+
+def test_a_budget_too_small_for_attention(path: Path, device: type[SmallDevice]) -> None:
+    says = (r"--vram-budget 0.01 GiB: .* are needed before the first neuron, .* more: attention "
+            r"96.50 KiB, KV cache .*lower -c or -ub")  # fmt: skip
+    with pytest.raises(MemoryError, match=says):
+        Model.load(path, vram_budget=int(0.01 * 2**30))
+
+
+def test_a_split_for_another_model(path: Path, tmp_path: Path, device: type[SmallDevice]) -> None:
+    file = tmp_path / "s.gpuidx"
+    write_random_split(file, (4, 4), "f00d")
+    with pytest.raises(GgufError, match="this split is for another model"):
+        Model.load(path, split=str(file))
+    write_random_split(file, (4, 4, 4), model_hash(open_model(path)))
+    with pytest.raises(GgufError, match="found 3, expected 2: this split is for another model"):
+        Model.load(path, split=str(file))
+
+
+def test_a_tied_head_takes_the_embeddings_along(tmp_path: Path, device: type[SmallDevice]) -> None:
+    path = write(tmp_path / "tied.gguf", optional=tuple(o for o in USUAL if o != "output.weight"))
+    file = tmp_path / "s.gpuidx"
+    write_random_split(file, (40, 40), model_hash(open_model(path)))
+    model = Model.load(path, n_threads=1, split=str(file))
+    plan = model.plan(1, "last", sample=False)
+    assert plan.placement.of[plan.graph.leaves["token_embd.weight"]] == "cuda"
+    assert nmse(model.logits(IDS), run(path)) < 1e-6
+
+
+def test_a_source_is_not_changed_by_running_it(path: Path) -> None:
+    source = open_model(path)
+    before = replace(source, weights=dict(source.weights), notes=list(source.notes))
+    Model(source, session.Options(sparse="exact"))
+    assert (source.weights, source.notes) == (before.weights, before.notes)

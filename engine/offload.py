@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gguflow.engine.compile import Plan, human_bytes, layer_overrides
+from gguflow.engine.compile import Plan, SpaceBytes, human_bytes, layer_overrides
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 
 RESERVE = 256 << 20  # left free for the driver, the kernels and what else the device shows
@@ -22,11 +22,11 @@ class Device(Protocol):
 
 
 Overrides = tuple[tuple[str, str], ...]
-PlanFor = Callable[[Overrides], Plan]  # the largest plan under given overrides
+PlansFor = Callable[[Overrides], Sequence[Plan]]  # what a generation runs, under given overrides
 
 
 def choose_layers(
-    n_gpu_layers: int, n_layer: int, device: Device, plan_for: PlanFor
+    n_gpu_layers: int, n_layer: int, device: Device, plans_for: PlansFor
 ) -> tuple[int, Overrides]:
     """The number of layers on the device and the overrides that put them there.
 
@@ -39,30 +39,31 @@ def choose_layers(
         least, most = 0, everything  # the largest number that fits, by bisection
         while least < most:
             middle = (least + most + 1) // 2
-            if needed(plan_for(layer_overrides(n_layer, middle, device.name)), device) <= free:
+            overrides = layer_overrides(n_layer, middle, device.name)
+            if needed(plans_for(overrides), device).total <= free:
                 least = middle
             else:
                 most = middle - 1
         return least, layer_overrides(n_layer, least, device.name)
     layers = everything if n_gpu_layers == ALL_LAYERS else min(n_gpu_layers, everything)
     overrides = layer_overrides(n_layer, layers, device.name)
-    check_fits(plan_for(overrides), device)
+    check_fits(plans_for(overrides), device)
     return layers, overrides
 
 
-def needed(plan: Plan, device: Device) -> int:
-    """Bytes a plan takes on the device."""
-    return plan.bytes_by_space()[device.space].total
+def needed(plans: Sequence[Plan], device: Device) -> SpaceBytes:
+    """What plans of one session take on the device."""
+    return SpaceBytes.together([p.bytes_by_space()[device.space] for p in plans])
 
 
-def check_fits(plan: Plan, device: Device) -> None:
-    """Raises MemoryError with the figures when the plan does not fit the device."""
+def check_fits(plans: Sequence[Plan], device: Device) -> None:
+    """Raises MemoryError with the figures when the plans do not fit the device."""
     free, total = device.memory()
-    b = plan.bytes_by_space()[device.space]
+    b = needed(plans, device)
     if b.total + RESERVE > free:
         raise MemoryError(
             f"{device.space}: {human_bytes(b.total)} are needed (weights {human_bytes(b.weights)}, "
-            f"KV cache {human_bytes(b.states)}, arena {human_bytes(b.arena)}) and "
+            f"KV cache {human_bytes(b.states)}, intermediate values {human_bytes(b.working)}) and "
             f"{human_bytes(RESERVE)} kept free, but only {human_bytes(free)} of "
             f"{human_bytes(total)} are; lower -ngl or -c, or use -ngl auto"
         )

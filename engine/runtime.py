@@ -12,14 +12,12 @@ import numpy as np
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend, Buffer, Executable, TokenLoop
 from gguflow.engine.compile import Copy, Plan, UnlinkableError, round_up
+from gguflow.engine.compile.memory import SHARED_OUTPUT_BYTES
 from gguflow.engine.graph import Role, Tensor, op_spec
 from gguflow.engine.linked import LinkedPlan, Sides, cut
 from gguflow.engine.profile import PlanRow, PlanRows
 
 Place = tuple[Buffer, int]  # a buffer and a byte offset into it
-
-# Outputs up to this size come back with every run; larger ones when they are asked for.
-SHARED_OUTPUT_BYTES = 16 << 10
 
 
 @dataclass

@@ -27,13 +27,14 @@ from gguflow.engine.backends.base import Backend, Buffer, find_backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph, summary
 from gguflow.engine.graph import Graph, Role, Tensor
 from gguflow.engine.loader import ModelSource, Progress, WeightStore, open_model, random_model
-from gguflow.engine.offload import choose_layers
+from gguflow.engine.offload import choose_layers, needed
 from gguflow.engine.options import Options
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
 from gguflow.engine.sparse.run import SparseRun
 from gguflow.engine.sparse.setup import prepare
+from gguflow.engine.sparse.split import NeuronSplit
 from gguflow.models.base import Batch, ModelError, append_sampler
 
 DEVICE_BACKEND = "cuda"
@@ -66,6 +67,7 @@ class Model:
         self._session: Session | None = None
         self._plans: OrderedDict[tuple[int, str, bool], Plan] = OrderedDict()
         self.n_gpu_layers = 0  # on the device, the output head counting as one
+        self.split: NeuronSplit | None = None  # of a ReLU model over the device and the host
         if options.n_gpu_layers:
             self._offload(options.n_gpu_layers)
         if options.vram_budget or options.split:
@@ -75,14 +77,14 @@ class Model:
         """Turn -ngl into placement rules. Raises MemoryError when it does not fit."""
         mine = self.options.overrides
 
-        def plan_for(overrides: tuple[tuple[str, str], ...]) -> Plan:
+        def plans_for(overrides: tuple[tuple[str, str], ...]) -> list[Plan]:
             self.options = replace(self.options, overrides=(*mine, *overrides))
             self._plans.clear()
-            return self.plan(self.options.n_ubatch, "last", sample=True)
+            return self._largest_plans()
 
         device: Any = self.backends[DEVICE_BACKEND]
-        layers, overrides = choose_layers(n_gpu_layers, self.hp.n_layer, device, plan_for)
-        plan_for(overrides)
+        layers, overrides = choose_layers(n_gpu_layers, self.hp.n_layer, device, plans_for)
+        plans_for(overrides)
         self.n_gpu_layers = layers
         self.source.notes.append(f"{layers} of {self.hp.n_layer + 1} layers on {device.space}")
 
@@ -109,7 +111,12 @@ class Model:
         fixed = None
         if options.split:
             fixed = read_split(options.split, hp.n_layer, hp.n_ff, model_hash(self.source))
-        placement.place(fixed)
+        self.split = placement.place(fixed)
+
+    def _largest_plans(self) -> list[Plan]:
+        """What a generation runs: a full ubatch, then single tokens."""
+        sizes = dict.fromkeys((self.options.n_ubatch, 1))
+        return [self.plan(n, "last", sample=True) for n in sizes]
 
     def _completed(self, options: Options) -> Options:
         n_ctx = options.n_ctx or self.hp.n_ctx_train
@@ -175,6 +182,10 @@ class Model:
 
     def load_weights(self, progress: Progress | None = None) -> None:
         """Bring the weights to their backends. Done once, by `load`."""
+        device: Any = self.backends.get(DEVICE_BACKEND)
+        if device is not None and not self.weights.buffers:
+            b = needed(self._largest_plans(), device)
+            device.reserve(b.total, b.scratch)
         plan = self.plan(1, "last", sample=False)
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), _users(plan),

@@ -71,6 +71,9 @@ class Backend(Protocol):
 
     name: str
     space: str  # memory space; tensors move between backends without a copy within one space
+    # Optional, for a device's exact forecast: `alloc_unit`, which its allocations are multiples of;
+    # `scratch_bytes(nodes)`, what a plan's kernels will share; `reserve(nbytes, scratch)`, which is
+    # told before loading what will be allocated in all, and for those kernels.
 
     def describe(self) -> str:
         """The device and its kernels in one line, for `gguflow devices`."""
@@ -78,8 +81,9 @@ class Backend(Protocol):
     def supports(self, node: Tensor) -> bool:
         """Whether this backend has a kernel for the node's op, types and layout."""
 
-    def peaks(self) -> tuple[float, float, float] | None:
-        """Measured GB/s read, float32 GFLOP/s and int8 GOP/s; None for a backend without roofs."""
+    def peaks(self) -> tuple[float, ...] | None:
+        """Measured GB/s read, float32 GFLOP/s, int8 GOP/s and, where units of their own do them,
+        float16 GFLOP/s: the fields of `Peaks`. None for a backend without roofs."""
 
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory. Raises MemoryError with the figures."""

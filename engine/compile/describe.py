@@ -32,7 +32,9 @@ def summary(plan: Plan, repacked: Mapping[str, int] | None = None) -> list[str]:
         lines.append(
             f"{space}: weights {human_bytes(b.weights)} ({b.weights} B), "
             f"KV cache and state {human_bytes(b.states)} ({b.states} B), "
-            f"inputs {b.inputs} B, total {human_bytes(b.total)} ({b.total} B)"
+            f"inputs {b.inputs} B, results {b.results} B, copies {b.copies} B, "
+            f"scratch {human_bytes(b.scratch)} ({b.scratch} B), "
+            f"total {human_bytes(b.total)} ({b.total} B)"
         )
         lines.append(
             f"{space}: arena {human_bytes(arena.nbytes)} ({arena.nbytes} B) with reuse, "

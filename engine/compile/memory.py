@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from gguflow.engine.graph import Role, Tensor, op_spec
 
 ALIGN = 64  # a cache line, and the width of the widest vector
+SHARED_OUTPUT_BYTES = 16 << 10  # up to this an output comes back with every run
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gguflow.engine.graph import Graph, Role, Tensor, op_spec
 
 from .fuse import fuse_graph
-from .memory import ArenaPlan, plan_memory, round_up
+from .memory import ALIGN, SHARED_OUTPUT_BYTES, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementRules, place
 from .prune import prune
 from .split import Segment, split
@@ -25,16 +25,36 @@ class PlanOptions:
 
 @dataclass
 class SpaceBytes:
-    """Exact bytes one memory space will need for a plan."""
+    """Exact bytes one memory space will need for a plan.
+
+    results: outputs that have memory of their own, besides the arena's. copies: of values that live
+    in another space. scratch: temporary memory that a device's kernels share.
+    """
 
     weights: int = 0
     states: int = 0
     inputs: int = 0
+    results: int = 0
+    copies: int = 0
     arena: int = 0
+    scratch: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.states + self.inputs + self.arena
+        return self.weights + self.states + self.working
+
+    @property
+    def working(self) -> int:
+        """All but weights and states."""
+        return self.inputs + self.results + self.copies + self.arena + self.scratch
+
+    @classmethod
+    def together(cls, plans: Sequence[SpaceBytes]) -> SpaceBytes:
+        """Of plans over the same weights and states, which share the arena and the scratch."""
+        shared = {f: max(getattr(p, f) for p in plans)
+                  for f in ("weights", "states", "arena", "scratch")}  # fmt: skip
+        own = {f: sum(getattr(p, f) for p in plans) for f in ("inputs", "results", "copies")}
+        return cls(**shared, **own)
 
 
 @dataclass
@@ -47,6 +67,8 @@ class Plan:
     arenas: dict[str, ArenaPlan]  # by memory space
     spaces: dict[str, str]  # backend name -> memory space
     fused: Counter[str] = field(default_factory=Counter)
+    scratch: dict[str, int] = field(default_factory=dict)  # by memory space
+    units: dict[str, int] = field(default_factory=dict)  # bytes that allocations are multiples of
 
     @property
     def nodes(self) -> Sequence[Tensor]:
@@ -63,16 +85,24 @@ class Plan:
     def bytes_by_space(self) -> dict[str, SpaceBytes]:
         """Weights count as stored in the file; a backend that repacks says so separately."""
         out = {s: SpaceBytes() for s in dict.fromkeys(self.spaces.values())}
-        for role, attribute in (
-            (Role.WEIGHT, "weights"),
-            (Role.STATE, "states"),
-            (Role.INPUT, "inputs"),
-        ):
-            for t in self.leaves(role):
-                b = out[self.space_of(t)]
-                setattr(b, attribute, getattr(b, attribute) + round_up(t.nbytes))
-        for space, arena in self.arenas.items():
-            out[space].arena += arena.nbytes
+        unit = {space: self.units.get(space, ALIGN) for space in out}
+        for t in self.leaves(Role.WEIGHT):
+            space = self.space_of(t)
+            out[space].weights += round_up(t.nbytes, unit[space])
+        for t in self.leaves(Role.STATE):
+            space = self.space_of(t)
+            out[space].states += round_up(t.nbytes, unit[space])
+        for t in self.leaves(Role.INPUT):
+            out[self.space_of(t)].inputs += round_up(t.nbytes)
+        for t in {t.owner for t in self.graph.outputs if t.owner.role is Role.NODE}:
+            if t.nbytes <= SHARED_OUTPUT_BYTES:
+                out[self.space_of(t)].results += round_up(t.nbytes)
+        for t, space in {(c.owner, c.target) for s in self.segments for c in s.copies}:
+            out[space].copies += round_up(t.nbytes)
+        for space, b in out.items():
+            b.arena, b.scratch = self.arenas[space].nbytes, self.scratch.get(space, 0)
+            for part in ("inputs", "results", "copies", "arena", "scratch"):  # one allocation each
+                setattr(b, part, round_up(getattr(b, part), unit[space]))
         return out
 
     def flops(self) -> int:
@@ -96,12 +126,18 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
     arenas: dict[str, ArenaPlan] = {}
     for space in dict.fromkeys(spaces.values()):
         arenas[space] = _plan_space(graph, placement, segments, spaces, space)
-    return Plan(graph, placement, segments, arenas, spaces, fused)
+    scratch = {}
+    for b in order:
+        if ask := getattr(b, "scratch_bytes", None):
+            scratch[b.space] = ask([n for n in graph.nodes if placement.of[n] == b.name])
+    units = {b.space: getattr(b, "alloc_unit", ALIGN) for b in order}
+    return Plan(graph, placement, segments, arenas, spaces, fused, scratch, units)
 
 
 def _supported_where_used(graph: Graph, rules: PlacementRules) -> Callable[[Tensor], bool]:
     """Whether every backend that the unfused graph runs on has a kernel for a node."""
-    names = set(place(graph.nodes, graph.leaves, rules).of[n] for n in graph.nodes)
+    placed = place(graph.nodes, graph.leaves, rules)
+    names = {placed.of[n] for n in graph.nodes}
     used = [b for b in rules.order if b.name in names]
     return lambda node: all(b.supports(node) for b in used)
 

@@ -94,7 +94,8 @@ def test_plan(call, tiny_model: str) -> None:
     assert names == [n.name for n in plan.nodes]
     space = doc["spaces"]["host"]
     assert space["arena"] < space["arena_without_reuse"]
-    assert space["total"] == sum(space[k] for k in ("weights", "states", "inputs", "arena"))
+    parts = "weights", "states", "inputs", "results", "copies", "arena", "scratch"
+    assert space["total"] == sum(space[k] for k in parts)
     unfused = json.loads(call("inspect", tiny_model, "--plan", "--json", "--no-fuse")[1])["plan"]
     assert doc["fused"] and not unfused["fused"]
     assert len(names) < sum(len(s["ops"]) for s in unfused["segments"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from gguflow.kernels.cuda import launch
 from .device import CudaDevice
 from .executable import CudaExecutable
 from .linked import CudaProgram
-from .memory import CudaBuffer, MirroredBuffer, Uploader, pinned
+from .memory import ALLOC_UNIT, CudaBuffer, MirroredBuffer, Uploader, pinned
 from .modules import Modules
 
 
@@ -23,6 +24,7 @@ class CudaBackend:
     """One GPU and its kernels. Raises CudaError when there is no GPU that can be used."""
 
     name = "cuda"
+    alloc_unit = ALLOC_UNIT
 
     def __init__(self, device: int = 0) -> None:
         self.device = CudaDevice(device)
@@ -37,6 +39,16 @@ class CudaBackend:
     def memory(self) -> tuple[int, int]:
         """(free, all) bytes of the GPU's memory."""
         return self.device.memory()
+
+    def reserve(self, nbytes: int, scratch: int) -> None:
+        """Take memory from the driver at once, out of which allocations are then cut: hundreds of
+        small ones would take long and each be rounded up to the driver's pages.
+
+        scratch: of these bytes, for the largest plan, so that it need not grow later.
+        """
+        with suppress(MemoryError):  # what is then allocated says what is missing
+            CudaBuffer(self.device, nbytes, zero=False)
+            self.scratch(scratch)
 
     def alloc(self, nbytes: int) -> CudaBuffer:
         return CudaBuffer(self.device, nbytes)
@@ -54,7 +66,7 @@ class CudaBackend:
         return 0
 
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> CudaBuffer:
-        buffer = CudaBuffer(self.device, raw.nbytes)
+        buffer = CudaBuffer(self.device, raw.nbytes, zero=False)
         self._uploader.upload(raw.reshape(-1).view(np.uint8), buffer)
         return buffer
 

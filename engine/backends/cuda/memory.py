@@ -14,13 +14,15 @@ from .device import CudaDevice
 
 STAGING_BYTES = 32 << 20  # of one pinned buffer: a few milliseconds of bus time
 STAGING_BUFFERS = 3  # one being filled, one on the bus, one waiting
+ALLOC_UNIT = 512  # CuPy's pool rounds up to it
 COPY_THREADS = 4  # that fill a staging buffer: one alone is slower than the bus
 
 
 class CudaBuffer:
-    """Zeroed device memory. Raises MemoryError with the figures when there is not enough."""
+    """Device memory, zeroed unless told otherwise. Raises MemoryError with the figures when there
+    is not enough."""
 
-    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+    def __init__(self, device: CudaDevice, nbytes: int, zero: bool = True) -> None:
         self.device = device
         self.nbytes = nbytes
         device.use()
@@ -34,7 +36,8 @@ class CudaBuffer:
                 "lower -ngl, -c or -ub"
             ) from None
         self.address = int(self._memory.ptr)
-        device.runtime.memsetAsync(self.address, 0, max(nbytes, 1), device.stream.ptr)
+        if zero:
+            device.runtime.memsetAsync(self.address, 0, max(nbytes, 1), device.stream.ptr)
 
     def host(self) -> np.ndarray | None:
         return None

@@ -10,6 +10,7 @@ import numpy as np
 from gguflow.engine.graph import Graph, Tensor
 from gguflow.engine.profile import ActivityRow
 from gguflow.engine.session import Model
+from gguflow.models.relullama import ReluLlama
 
 from .taps import TappedModel
 
@@ -43,8 +44,8 @@ def measure_activity(model: Model, ids: Sequence[int]) -> list[ActivityRow]:
     The layers run as `model` runs them, so that their inputs are those of the sparse run. Empty for
     a model that runs dense.
     """
-    run = model.sparse
-    if run is None or run.mode == "off" or not len(ids):
+    run, arch = model.sparse, model.arch
+    if not isinstance(arch, ReluLlama) or run is None or run.mode == "off" or not len(ids):
         return []
     n = model.hp.n_layer
     names = [_whole(i, part) for part in _deciding(model) for i in range(n)]
@@ -57,7 +58,7 @@ def measure_activity(model: Model, ids: Sequence[int]) -> list[ActivityRow]:
         for i in range(n):
             decide = values[i : len(values) - n * predicts : n]
             fires = np.logical_and.reduce([v > 0 for v in decide])
-            threshold = np.float32(run.layer_threshold(i, model.arch.threshold))
+            threshold = np.float32(run.layer_threshold(i, arch.threshold))
             runs = ~(values[-n + i] < threshold) if predicts else fires
             fired[i] += fires.sum()
             computed[i] += runs.sum()

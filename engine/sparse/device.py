@@ -20,12 +20,10 @@ from gguflow.engine.graph import Role, Tensor
 from gguflow.engine.loader import ModelSource
 
 from .budget import BudgetError, device_bytes, no_neurons
-from .identity import model_hash
 from .place import place_neurons
 from .run import SparseRun
 from .source import with_hot_rows
 from .split import NeuronSplit
-from .stats import Activations
 from .store import NoStatsError
 
 Overrides = tuple[tuple[str, str], ...]
@@ -34,7 +32,6 @@ PlanFor = Callable[[ModelSource, SparseRun, Overrides], Plan]  # the largest pla
 CONTEXT_BYTES = 768 << 20  # at most what a driver takes for itself when it is first used
 GROWTH_BYTES = 64 << 20  # kernels, captured graphs, library workspaces that come later
 PAGE_BYTES = 2 << 20  # allocations of half of it and more are rounded up to it by the driver
-KNOWN_TOKENS = 1 << 20  # that a known probability stands for, as a count
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,7 @@ class DevicePlacement:
             try:
                 placed = place_neurons(
                     self.source, room, self.device, self.host, plan_for,
-                    self.run.mode == "exact", self.n_threads, self._known(),
+                    self.run.mode == "exact", self.n_threads,
                 )  # fmt: skip
             except NoStatsError:
                 return self._first_that_fit(groups), (
@@ -179,13 +176,6 @@ class DevicePlacement:
                 return placed.split, f"split: {placed.path}"
             room -= excess
         return none, "no room for any"
-
-    def _known(self) -> Activations | None:
-        """Random weights come with the probabilities they were made for."""
-        if self.source.activity is None:
-            return None
-        counts = [np.rint(p * KNOWN_TOKENS).astype(np.int64) for p in self.source.activity()]
-        return Activations(tuple(counts), KNOWN_TOKENS, model_hash(self.source))
 
     def _first_that_fit(self, groups: Groups) -> NeuronSplit:
         """As many of every layer's first neurons as fit."""

@@ -18,7 +18,7 @@ from .solve import Choice, choose_split
 from .speeds import LayerShape, measure
 from .split import NeuronSplit, read_split, write_split
 from .stats import Activations
-from .store import check_stats, kept_stats, split_path
+from .store import check_stats, model_stats, split_path
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ def place_neurons(
     """The split for `budget` bytes on the device, all of the model's use there included.
 
     plan_for: compiles the largest plan of the model with a given split, needing no weights in
-    memory. stats: by default those kept for the model. speeds: measured when not given. again:
+    memory. stats: by default the model's (`store.model_stats`). speeds: measured when not given. again:
     solve even when a split for the same model, budget and statistics is kept.
 
     Raises NoStatsError naming the command that counts, BudgetError with the figures when the budget
     does not hold what comes first, SpeedError, GgufError for a kept file that was damaged.
     """
     hp = source.arch.hp
-    stats = kept_stats(source) if stats is None else check_stats(stats, source, "the statistics")
+    stats = model_stats(source) if stats is None else check_stats(stats, source, "the statistics")
     neurons, shapes = neuron_bytes(source), layer_shapes(source)
     scratch: Callable[..., int] | None = getattr(device, "scratch_bytes", None)
     least = device_bytes(plan_for(no_neurons(hp.n_layer, hp.n_ff)), device.space, scratch)

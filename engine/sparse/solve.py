@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from .costs import LayerCosts, NeuronBytes, Speeds, layer_costs
 from .greedy import solve_greedy
 from .split import NeuronSplit
 
-GROUP = 128  # neurons that move together
+GROUP = 128  # neurons that move together, fewer in small layers:
+LEAST_GROUPS = 48
 TIME_LIMIT_S = 10.0
 GAP = 1e-6  # of the time, within which an answer counts as the best
 
@@ -61,20 +63,21 @@ def choose_split(
     neurons: Sequence[NeuronBytes],
     budget: int,
     speeds: Speeds,
-    group: int = GROUP,
+    group: int = 0,
     exact: bool = False,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Choice:
     """Choose the neurons of each layer that the device keeps.
 
     probabilities: [n_ff] a layer, the share of tokens for which each neuron is active. neurons:
-    bytes of a neuron's rows by layer. budget: bytes on the device for all of them. exact: activity
-    is found by the gate, not predicted. Raises ValueError for a negative budget.
+    bytes of a neuron's rows by layer. budget: bytes on the device for all of them. group: neurons
+    that move together, 0 to choose. exact: activity is found by the gate, not predicted.
+    Raises ValueError for a negative budget.
     """
     if budget < 0:
         raise ValueError(f"a budget of {budget} bytes")
     layers = tuple(
-        layer_costs(p, n, speeds, group, exact)
+        layer_costs(p, n, speeds, group or _group(len(p)), exact)
         for p, n in zip(probabilities, neurons, strict=True)
     )  # fmt: skip
     greedy = solve_greedy(layers, budget)
@@ -129,6 +132,10 @@ def solve_milp(layers: Sequence[LayerCosts], budget: int, time_limit_s: float) -
     return [int(o[k]) for o, k in zip(options, picked, strict=True)]
 
 
+def _group(n_ff: int) -> int:
+    return max(1, min(GROUP, n_ff // LEAST_GROUPS))
+
+
 def _useful(layer: LayerCosts, budget: int) -> np.ndarray:
     """The choices within the budget that are faster than every one that takes no more bytes."""
     by_bytes = np.lexsort((layer.seconds, layer.n_bytes))
@@ -138,7 +145,8 @@ def _useful(layer: LayerCosts, budget: int) -> np.ndarray:
 
 
 def _seconds(layers: Sequence[LayerCosts], groups: Sequence[int]) -> float:
-    return float(sum(c.seconds[g] for c, g in zip(layers, groups, strict=True)))
+    # Exactly rounded: equal layers may be chosen in any order and must not differ.
+    return fsum(c.seconds[g] for c, g in zip(layers, groups, strict=True))
 
 
 def _bytes(layers: Sequence[LayerCosts], groups: Sequence[int]) -> int:

@@ -21,6 +21,7 @@ from .identity import model_hash
 from .taps import TappedModel
 
 FORMAT = "activations"
+KNOWN_TOKENS = 1 << 20  # that a known probability is turned into a count of
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class Activations:
         for c in self.counts:
             h.update(np.ascontiguousarray(c, np.int64).tobytes())
         return h.hexdigest()
+
+
+def from_probabilities(probabilities: Sequence[np.ndarray], model_hash: str) -> Activations:
+    """The counts that known probabilities stand for: those of random weights made by them."""
+    counts = tuple(np.rint(p * KNOWN_TOKENS).astype(np.int64) for p in probabilities)
+    return Activations(counts, KNOWN_TOKENS, model_hash)
 
 
 def hottest(probability: np.ndarray, share: float = 0.8) -> float:

@@ -10,7 +10,7 @@ from gguflow.engine.loader import ModelSource
 from gguflow.models.base import ModelError
 
 from .identity import model_hash
-from .stats import Activations, read_stats
+from .stats import Activations, from_probabilities, read_stats
 
 
 class NoStatsError(ModelError):
@@ -33,8 +33,11 @@ def split_path(model: str, budget: int, *depends: object) -> Path:
     return folder() / f"{model}.{budget}.{rest}.split.gguf"
 
 
-def kept_stats(source: ModelSource) -> Activations:
-    """The statistics kept for a model. Raises NoStatsError, naming the command that makes them."""
+def model_stats(source: ModelSource) -> Activations:
+    """The statistics kept for a model, or those that random weights were made by. Raises
+    NoStatsError, naming the command that counts."""
+    if source.activity is not None:
+        return from_probabilities(source.activity(), model_hash(source))
     path = stats_path(model_hash(source))
     if not path.is_file():
         raise NoStatsError(

@@ -18,7 +18,7 @@ from gguflow.engine.sparse.stats import (
     tap_names,
     write_stats,
 )
-from gguflow.engine.sparse.store import NoStatsError, check_stats, kept_stats, stats_path
+from gguflow.engine.sparse.store import NoStatsError, check_stats, model_stats, stats_path
 from gguflow.engine.sparse.taps import TappedModel
 from gguflow.models.base import ModelError
 
@@ -165,12 +165,12 @@ def test_kept_statistics_are_found_and_checked(write_relu, tmp_path, monkeypatch
     monkeypatch.setenv("GGUFLOW_CACHE_DIR", str(tmp_path / "cache"))
     model = Model.load(write_relu(), sparse="off")
     with pytest.raises(NoStatsError, match="gguflow sparse stats"):
-        kept_stats(model.source)
+        model_stats(model.source)
     stats = count_activations(TappedModel(model, tap_names(2)), CHUNKS)
     path = stats_path(stats.model_hash)
     path.parent.mkdir(parents=True)
     write_stats(path, stats)
-    assert kept_stats(model.source).hash == stats.hash
+    assert model_stats(model.source).hash == stats.hash
     other = Model.load(write_relu(name="other.gguf", seed=3)).source
     with pytest.raises(ModelError, match="statistics of another model"):
         check_stats(stats, other, "x")

@@ -156,6 +156,8 @@ def _dense(call: Call, on: Neurons) -> list[Launch | Gemm]:
         _multiply(node, to, w, x, call.device, call.scratch)
         for node, to, w in zip(products(call.node), (of_gate, of_up), (gate, up), strict=True)
     )
+    if first[0] == second[0]:  # both begin by rounding x
+        del second[0]
     made = [*first, *second]
     args = on.pack() + struct.pack("@2Pi4x", of_gate, of_up, call.node.params["relu_up"])
     runs = max(1, min(64, ceil_div(on.n_rows, 256)))

@@ -19,6 +19,7 @@ from gguflow import __version__
 from gguflow.engine.limits import MAX_THREADS
 
 from .bench_grid import BenchTest, Extend, grid, layer_counts, numbers, pair, words
+from .bench_kernels import run_kernels
 from .bench_output import OUTPUTS, Output, record
 from .errors import OK, UsageError
 from .load import bundled_model, check_context, load_weights, note, prepare, random_source
@@ -44,7 +45,14 @@ EPILOG = """\
 Lists are separated by commas, options can be given again, ranges are 1-8, 1-9+2 or 1-8*2; every
 combination is run. Results go to standard output.
 
-example: gguflow bench --random tinyllama-1.1b:Q4_0,tinyllama-1.1b:Q4_K_M -p 128 -n 32 -t 1,2"""
+--kernels times single kernels on cold caches: the median of their times, what moved and was
+computed a second, the time this machine's measured peaks allow and which peak sets it, and the time
+of cuBLAS or CuPy where they have the same operation.
+
+examples:
+  gguflow bench --random tinyllama-1.1b:Q4_0,tinyllama-1.1b:Q4_K_M -p 128 -n 32 -t 1,2
+  gguflow bench -m model.gguf -ngl 0,16,all -d 0,4096
+  gguflow bench --kernels 'mul_mat q4_0' --backend cuda"""
 
 
 def add_arguments(p: ArgumentParser) -> None:
@@ -135,10 +143,27 @@ def add_arguments(p: ArgumentParser) -> None:
     p.add_argument("--no-fuse", action="store_true", help="run every op by itself")
     p.add_argument("--no-warmup", action="store_true", help="no warmup run before a test")
     p.add_argument("--progress", action="store_true", help="say on stderr what is being run")
+    p.add_argument(
+        "--kernels",
+        nargs="?",
+        const="",
+        metavar="PATTERN",
+        help="time single kernels instead, those whose line in the table matches",
+    )
+    p.add_argument(
+        "--backend",
+        default="cpu",
+        metavar="NAME",
+        help="what --kernels runs on: see `gguflow devices` (default cpu)",
+    )
     add_profile(p)
 
 
 def run(args: Namespace) -> int:
+    if args.kernels is not None:
+        if args.output == "sql":
+            raise UsageError("-o sql: not with --kernels")
+        return run_kernels(args)
     profile_path = check_profile(args)
     from gguflow.engine.loader import open_model
     from gguflow.engine.options import Options
@@ -241,7 +266,7 @@ def measure(
         start = time.perf_counter_ns()
         run_once(session, prompt, generated)
         ns.append(time.perf_counter_ns() - start)
-    out.add(record(known, test, began, ns), test)
+    out.add(record(known, test, began, ns))
 
 
 def run_once(session: Session, prompt: Sequence[int], generated: Sequence[int]) -> None:

@@ -35,15 +35,18 @@ class BenchTest:
 
     @property
     def name(self) -> str:
-        """As llama-bench prints it: `pp512`, `tg128 @ d1024`, `pp512+tg128`."""
-        parts = (f"pp{self.n_prompt}" if self.n_prompt else "",
-                 f"tg{self.n_gen}" if self.n_gen else "")  # fmt: skip
-        return "+".join(filter(None, parts)) + (f" @ d{self.n_depth}" if self.n_depth else "")
+        return test_name(self.n_prompt, self.n_gen, self.n_depth)
 
     @property
     def n_ctx(self) -> int:
         """Rows of KV cache the test needs."""
         return self.n_depth + self.n_prompt + self.n_gen
+
+
+def test_name(n_prompt: int, n_gen: int, n_depth: int) -> str:
+    """As llama-bench prints it: `pp512`, `tg128 @ d1024`, `pp512+tg128`."""
+    parts = (f"pp{n_prompt}" if n_prompt else "", f"tg{n_gen}" if n_gen else "")
+    return "+".join(filter(None, parts)) + (f" @ d{n_depth}" if n_depth else "")
 
 
 class Extend(Action):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from .bench_grid import BenchTest
+from .bench_grid import BenchTest, test_name
 from .columns import human_count
 from .stream import write
 
@@ -43,7 +43,7 @@ class Output:
     def begin(self, tests: Sequence[BenchTest]) -> None:
         """tests: all there will be."""
 
-    def add(self, result: dict[str, Any], test: BenchTest) -> None:
+    def add(self, result: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def end(self) -> None:
@@ -56,7 +56,7 @@ class Json(Output):
     def __init__(self) -> None:
         self.results: list[dict[str, Any]] = []
 
-    def add(self, result: dict[str, Any], test: BenchTest) -> None:
+    def add(self, result: dict[str, Any]) -> None:
         self.results.append(result)
 
     def end(self) -> None:
@@ -64,7 +64,7 @@ class Json(Output):
 
 
 class JsonLines(Output):
-    def add(self, result: dict[str, Any], test: BenchTest) -> None:
+    def add(self, result: dict[str, Any]) -> None:
         write(json.dumps(result) + "\n")
 
 
@@ -72,7 +72,7 @@ class Csv(Output):
     def __init__(self) -> None:
         self.n_rows = 0
 
-    def add(self, result: dict[str, Any], test: BenchTest) -> None:
+    def add(self, result: dict[str, Any]) -> None:
         if not self.n_rows:
             self._row(_flat(result))
         self._row(_flat(result).values())
@@ -88,7 +88,7 @@ class Sql(Output):
     def __init__(self) -> None:
         self.created = False
 
-    def add(self, result: dict[str, Any], test: BenchTest) -> None:
+    def add(self, result: dict[str, Any]) -> None:
         flat = _flat(result)
         if not self.created:
             fields = ",\n".join(f"  {name} {_sql_type(name)}" for name in flat)
@@ -134,13 +134,14 @@ class Markdown(Output):
         write("| " + " | ".join(r if i in (0, 3) else r[1:] + ":"
                                 for i, r in enumerate(rules)) + " |\n")  # fmt: skip
 
-    def add(self, result: dict[str, Any], test: BenchTest) -> None:
+    def add(self, result: dict[str, Any]) -> None:
         from gguflow.engine.compile import human_bytes
 
         self._row([
             result["model_type"], human_bytes(result["model_size"]),
-            human_count(result["model_n_params"]), result["backends"], str(test.n_threads),
-            *(str(result[name]) for name in self.settings), test.name,
+            human_count(result["model_n_params"]), result["backends"], str(result["n_threads"]),
+            *(str(result[name]) for name in self.settings),
+            test_name(result["n_prompt"], result["n_gen"], result["n_depth"]),
             f"{result['avg_ts']:.2f} ± {result['stddev_ts']:.2f}",
         ])  # fmt: skip
         self.build = result["build_commit"]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gguflow.engine.profile import Peaks
 
 
 def columns(rows: Iterable[Sequence[object]], right: Iterable[int] = (), gap: str = "  ") -> str:
@@ -19,6 +23,19 @@ def columns(rows: Iterable[Sequence[object]], right: Iterable[int] = (), gap: st
         ).rstrip()
         for row in cells
     )
+
+
+def peaks_line(peaks: Peaks) -> str:
+    """`4,550 GB/s read, 60.1 TFLOP/s f32, ...`: what was measured, or that nothing was."""
+    found = [f"{peaks.read_gbs:,.0f} GB/s read"] if peaks.read_gbs else []
+    for kind, value in (
+        ("FLOP/s f32", peaks.f32_gflops),
+        ("FLOP/s f16", peaks.f16_gflops),
+        ("OP/s int8", peaks.int8_gops),
+    ):
+        if value:
+            found.append(f"{value / 1e3:,.1f} T{kind}" if value >= 1e4 else f"{value:,.0f} G{kind}")
+    return ", ".join(found) or "no measured peaks"
 
 
 def human_count(n: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from .columns import columns
+from .columns import columns, peaks_line
 from .errors import OK, message
 
 SUMMARY = "list the devices and instruction sets that can be used"
@@ -19,15 +19,20 @@ def run(args: Namespace) -> int:
     from gguflow.engine.profile.machine import machine_name
 
     print(machine_name())
-    print(columns((name, description(name)) for name in backend_names()))
+    rows = [(name, line) for name in backend_names() for line in description(name)]
+    names = [name for name, _ in rows]
+    print(columns((n if i == names.index(n) else "", line) for i, (n, line) in enumerate(rows)))
     return OK
 
 
-def description(name: str) -> str:
-    """What a backend says of itself, or why it cannot be used."""
+def description(name: str) -> list[str]:
+    """What a backend says of itself and what it reaches, or why it cannot be used."""
     from gguflow.engine.backends.base import find_backend
+    from gguflow.engine.profile import Peaks
 
     try:
-        return find_backend(name).describe()
+        backend = find_backend(name)
+        roofs = backend.peaks()
+        return [backend.describe(), *([peaks_line(Peaks(*roofs))] if roofs else [])]
     except Exception as e:  # whatever a missing driver or library raises
-        return f"not available: {message(e)}"
+        return [f"not available: {message(e)}"]

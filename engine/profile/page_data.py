@@ -36,7 +36,13 @@ def page_data(recording: Recording) -> dict[str, Any]:
             "created": header.created,
             "facts": [[str(k), str(v)] for k, v in header.facts.items()],
             "peaks": [
-                {"backend": b, "gbs": p.read_gbs, "f32": p.f32_gflops, "int8": p.int8_gops}
+                {
+                    "backend": b,
+                    "gbs": p.read_gbs,
+                    "f32": p.f32_gflops,
+                    "int8": p.int8_gops,
+                    "f16": p.f16_gflops,
+                }
                 for b, p in header.peaks.items()
             ],
         },

@@ -15,18 +15,23 @@ class Peaks:
     """Measured peaks of one backend. None where nothing measured it.
 
     read_gbs: GB/s read from main memory. f32_gflops: GFLOP/s of float32 matrix products.
-    int8_gops: giga operations a second of int8 dot products, two a multiply-add.
+    int8_gops: giga operations a second of int8 dot products, two a multiply-add. f16_gflops:
+    GFLOP/s of float16 matrix products, where units of their own do them.
     """
 
     read_gbs: float | None = None
     f32_gflops: float | None = None
     int8_gops: float | None = None
+    f16_gflops: float | None = None
 
     def compute(self, types: Sequence[str]) -> float | None:
-        """The compute roof of an op with these types (result first): int8 when it has quantized
-        operands and that roof is known, else float32."""
-        if self.int8_gops and any(is_quantized(t) for t in types):
-            return self.int8_gops
+        """The compute roof of an op with these types (result first): the highest known one that its
+        operands allow. Quantized ones can be multiplied as int8 or unpacked to float16."""
+        quantized = any(is_quantized(t) for t in types)
+        if quantized and (roofs := [r for r in (self.int8_gops, self.f16_gflops) if r]):
+            return max(roofs)
+        if self.f16_gflops and any(t in ("f16", "bf16") for t in types):
+            return self.f16_gflops
         return self.f32_gflops
 
     def share(self, gbs: float, gflops: float, types: Sequence[str]) -> float | None:

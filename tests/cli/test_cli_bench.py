@@ -129,7 +129,7 @@ def test_tokens_computed(tiny_model: str) -> None:
 
     session.step = spy  # type: ignore[method-assign]
     results = []
-    out = Namespace(add=lambda result, test: results.append(result))
+    out = Namespace(add=results.append)
     test = BenchTest(4, 2, 5, 32, 32, 1, "f16", "f16")
     args = Namespace(no_warmup=False, repetitions=2)
     measure(session, test, args, None, {}, out)  # type: ignore[arg-type]
@@ -161,6 +161,8 @@ class Gpu(CpuBackend):
 
     def memory(self) -> tuple[int, int]:
         return 1 << 40, 1 << 40
+
+    def reserve(self, nbytes: int, scratch: int) -> None: ...
 
 
 @pytest.fixture

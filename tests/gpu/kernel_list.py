@@ -21,6 +21,7 @@ from gguflow.kernels.cuda.launch import (
     supports,
 )
 from gguflow.kernels.cuda.mirror import mirror
+from gguflow.kernels.cuda.peaks import f32_peak, int8_peak, read_peak
 from gguflow.kernels.cuda.timestamp import timestamp
 
 DEVICE = DeviceInfo()
@@ -61,6 +62,7 @@ def entries_by_source() -> dict[str, list[str]]:
     of_cases = (k for s in all_ops() for k in kernels_of(s))
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
     others = timestamp(0), advance(0, 0, 0, 0, 0, 0, 0, 0), *mirror([(0, 0, 64)]), *linked
-    for kernel in (*of_cases, *(launch.kernel for launch in others), *joined_kernels()):
+    peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
+    for kernel in (*of_cases, *(s.kernel for s in (*others, *peaks)), *joined_kernels()):
         found.setdefault(kernel.source, set()).add(kernel.entry)
     return {source: sorted(entries) for source, entries in found.items()}

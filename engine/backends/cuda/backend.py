@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from gguflow.engine.backends.link import ProgramStep
 from gguflow.engine.graph import Tensor
 from gguflow.kernels.cuda import launch
 
+from . import peaks, rivals, timing
 from .device import CudaDevice
 from .executable import CudaExecutable
 from .linked import CudaProgram
@@ -32,6 +34,20 @@ class CudaBackend:
         self.modules = Modules(self.device)
         self._uploader = Uploader(self.device)
         self._scratch = CudaBuffer(self.device, 0)
+        self._peaks: tuple[float, float, float, float] | None = None
+
+    def describe(self) -> str:
+        device, (free, total) = self.device, self.memory()
+        return (
+            f"{device.name}, {device.info.arch}, {device.info.sm_count} multiprocessors, "
+            f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        )
+
+    def peaks(self) -> tuple[float, float, float, float] | None:
+        """As `peaks.measure`, once."""
+        if self._peaks is None:
+            self._peaks = peaks.measure(self)
+        return self._peaks
 
     def supports(self, node: Tensor) -> bool:
         return launch.supports(node)
@@ -74,6 +90,23 @@ class CudaBackend:
         self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
     ) -> CudaExecutable:
         return CudaExecutable(self, nodes, memory)
+
+    # -- measuring single kernels ----------------------------------------------------------------
+
+    def prepare(self, nodes: Sequence[Tensor]) -> None:
+        """Compile and load the kernels of these nodes, several at a time."""
+        self.modules.prepare(timing.kernels(nodes, self.device.info))
+
+    def time_cold(
+        self, work: CudaExecutable | Callable[[], Any], flush: CudaExecutable, repeats: int
+    ) -> list[float]:
+        """Microseconds of each of `repeats` runs of `work`, with `flush` run before each."""
+        issue = work._issue if isinstance(work, CudaExecutable) else work
+        return timing.time_cold(self.device, issue, flush._issue, repeats)
+
+    def rival(self, node: Tensor, memory: Memory) -> rivals.Rival | None:
+        """The node's operation as a library does it, or None."""
+        return rivals.find(self, node, memory)
 
     def alloc_pinned(self, nbytes: int) -> HostBuffer:
         memory = pinned(self.device, nbytes)

@@ -1,0 +1,254 @@
+"""What `gguflow bench --kernels` times: every kernel family and weight type, at the shapes of
+Llama-3-8B and Llama-3.2-1B and, for element-wise kernels, at 2^26 elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gguflow.engine.graph import Operand
+
+FLOATS = ("f32", "f16", "bf16")
+QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
+COMMON = ("q4_0", "q8_0", "q4_K", "f16")  # for shapes that not every type is timed at
+
+N_VOCAB = 128_256
+SIDE = 1 << 13  # of a square of 2^26 elements
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """An op with operands (None for an absent optional one) and parameters.
+
+    n_past: tokens in the context before, for ops whose cost depends on it. note: whose shape it is.
+    """
+
+    op: str
+    srcs: tuple[Operand | None, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    n_past: int = 0
+
+    @property
+    def name(self) -> str:
+        """`mul_mat q4_0[14336,4096] f32[1,4096] 8B ffn`: what patterns are matched with."""
+        operands = (f"{s.dtype}[{','.join(map(str, s.shape))}]" for s in self.srcs if s)
+        return " ".join(filter(None, (self.op, *operands, self.note)))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model that kernels see."""
+
+    name: str
+    d: int
+    ff: int
+    n_head: int
+    n_head_kv: int
+    hd: int
+
+    @property
+    def kv(self) -> int:
+        return self.n_head_kv * self.hd
+
+
+LARGE = Shape("8B", 4096, 14336, 32, 8, 128)
+SMALL = Shape("1B", 2048, 8192, 32, 8, 64)
+
+
+def all_cases() -> Iterator[KernelCase]:
+    """The default set, family by family."""
+    yield from products()
+    yield from fused_products()
+    yield from attention()
+    yield from rows()
+    yield from maps()
+    yield from broadcasts()
+    yield from movers()
+    yield from reductions()
+
+
+def weight(dtype: str, *shape: int) -> Operand:
+    return Operand(shape, dtype, role="weight")
+
+
+def ids(n: int, below: int) -> Operand:
+    """n different row numbers, spread over a table."""
+    return Operand((n,), "i32", (np.arange(n) * 977) % below)
+
+
+def positions(n: int, past: int = 0) -> Operand:
+    return Operand((n,), "i32", np.arange(past, past + n))
+
+
+def products() -> Iterator[KernelCase]:
+    """mul_mat: a token, a few columns, a prompt; the head; batches."""
+
+    def case(t: str, n: int, k: int, m: int, note: str) -> KernelCase:
+        return KernelCase("mul_mat", (weight(t, n, k), Operand((m, k))), note=note)
+
+    for m in (1, 8, 512):
+        for t in (*QUANTS, *FLOATS):
+            yield case(t, LARGE.ff, LARGE.d, m, "8B ffn_up")
+    for t in COMMON:
+        yield case(t, LARGE.d, LARGE.d, 1, "8B attn_q")
+        yield case(t, LARGE.d, LARGE.d, 64, "8B attn_q")
+        yield case(t, LARGE.kv, LARGE.d, 1, "8B attn_k")
+        yield case(t, SMALL.ff, SMALL.d, 1, "1B ffn_up")
+        yield case(t, SMALL.ff, SMALL.d, 512, "1B ffn_up")
+    for t in ("q6_K", "q8_0", "f16"):
+        yield case(t, N_VOCAB, LARGE.d, 1, "8B output")
+    keys = Operand((LARGE.n_head_kv, 512, LARGE.hd), "f16")
+    queries = Operand((LARGE.n_head, 512, LARGE.hd))
+    yield KernelCase("mul_mat", (keys, queries), note="8B KQ, broadcast heads")
+    apart = Operand((LARGE.n_head, 512, LARGE.hd), permute=(1, 0, 2))
+    yield KernelCase("mul_mat", (keys, apart), note="8B KQ, permuted")
+
+
+def fused_products() -> Iterator[KernelCase]:
+    """The products of a decoder block with what comes before or after them."""
+    d, ff = LARGE.d, LARGE.ff
+    norm, eps = weight("f32", d), {"eps": 1e-5}
+    for t in COMMON:
+        for m in (1, 512):
+            x, down = Operand((m, d)), Operand((m, ff))
+            pair = weight(t, ff, d), weight(t, ff, d)
+            yield KernelCase("mul_mat_add", (weight(t, d, ff), down, x), note="8B ffn_down")
+            yield KernelCase("mul_mat_swiglu", (*pair, x), note="8B ffn")
+            if m == 1:
+                yield KernelCase("norm_mul_mat_swiglu", (x, norm, *pair), eps, "8B ffn")
+        qkv = weight(t, d, d), weight(t, LARGE.kv, d), weight(t, LARGE.kv, d)
+        cache = (Operand((512, LARGE.kv), "f16", role="state") for _ in "kv")
+        rope = {"head_dim": LARGE.hd, "n_dims": LARGE.hd, "mode": "norm", "freq_base": 5e5}
+        srcs = (Operand((1, d)), norm, *qkv, positions(1, 100), *cache)
+        yield KernelCase("norm_qkv_rope", srcs, eps | rope, "8B attn")
+    for t in ("q6_K", "f16"):
+        srcs = Operand((1, d)), norm, weight(t, N_VOCAB, d)
+        yield KernelCase("norm_mul_mat", srcs, eps, "8B output")
+
+
+def attention() -> Iterator[KernelCase]:
+    """One token and 512 at several depths, every type of cache, a sliding window."""
+
+    def case(s: Shape, n: int, past: int, t: str = "f16", **params: Any) -> KernelCase:
+        cache = (Operand((past + n, s.n_head_kv, s.hd), t, role="state") for _ in "kv")
+        srcs = Operand((n, s.n_head, s.hd)), *cache, positions(n, past)
+        note = f"{s.name} after {past}" + "".join(f" {k}={v}" for k, v in params.items())
+        return KernelCase("attention", srcs, {"scale": s.hd**-0.5, **params}, note, past)
+
+    for shape in (LARGE, SMALL):
+        for n, past in ((1, 512), (1, 8191), (512, 0), (512, 7680)):
+            yield case(shape, n, past)
+    for t in ("q8_0", "bf16", "f32"):
+        yield case(LARGE, 1, 8191, t)
+        yield case(LARGE, 512, 7680, t)
+    yield case(LARGE, 8, 8184)
+    yield case(LARGE, 1, 8191, window=4096)
+
+
+def rows() -> Iterator[KernelCase]:
+    """Kernels that take a row at a time: norms, soft_max, rope."""
+    eps = {"eps": 1e-5}
+    w = weight("f32", LARGE.d)
+    for m in (1, 512, 16384):
+        x = Operand((m, LARGE.d))
+        yield KernelCase("rms_norm", (x,), eps, "8B")
+        yield KernelCase("rms_norm_mul", (x, w), eps, "8B")
+        yield KernelCase("layer_norm", (x, w, w), eps, "8B")
+    scores, mask = Operand((LARGE.n_head, 512, 2048)), Operand((512, 2048), "f16")
+    yield KernelCase("soft_max", (scores,), {"scale": 0.1}, "8B")
+    yield KernelCase("soft_max", (scores, mask), {"scale": 0.1, "max_bias": 8.0}, "8B alibi")
+    for n in (1, 4096):
+        for mode in ("norm", "neox", "2d"):
+            at = np.arange(n)
+            pos = Operand((2, n), "i32", np.stack([at, at])) if mode == "2d" else positions(n)
+            heads = Operand((n, LARGE.n_head, LARGE.hd))
+            yield KernelCase("rope", (heads, pos), {"n_dims": LARGE.hd, "mode": mode}, f"8B {mode}")
+
+
+def maps() -> Iterator[KernelCase]:
+    """Element-wise kernels."""
+
+    def square(t: str = "f32") -> Operand:
+        return Operand((SIDE, SIDE), t)
+
+    for op in ("silu", "gelu", "gelu_erf", "relu", "sigmoid", "tanh", "exp", "neg", "sqr", "sqrt",
+               "abs"):  # fmt: skip
+        yield KernelCase(op, (square(),))
+    for op in ("silu", "gelu", "neg"):
+        yield KernelCase(op, (square("f16"),))
+        yield KernelCase(op, (square("bf16"),))
+    for op in ("swiglu", "geglu", "reglu"):
+        yield KernelCase(op, (square(), square()))
+    yield KernelCase("swiglu", (Operand((SIDE // 2, 2 * SIDE)),), note="halves")
+    yield KernelCase("scale", (square(),), {"s": 0.5, "b": 1.0})
+    yield KernelCase("clamp", (square(),), {"min": -0.5, "max": 0.5})
+
+
+def broadcasts() -> Iterator[KernelCase]:
+    """bin_bcast: equal shapes, rows, columns, one number, inner and outer dimensions."""
+
+    def case(op: str, a: tuple[int, ...], b: tuple[int, ...], t: str = "f32", u: str = ""
+             ) -> KernelCase:  # fmt: skip
+        return KernelCase(op, (Operand(a, t), Operand(b, u or t)))
+
+    square = (SIDE, SIDE)
+    for t, u in (("f32", ""), ("f16", ""), ("bf16", ""), ("f32", "f16")):
+        yield case("add", square, square, t, u)
+    for op in ("sub", "mul", "div"):
+        yield case(op, square, square)
+    for b in ((SIDE,), (SIDE, 1), (1,)):
+        yield case("add", square, b)
+    yield case("add", square, (SIDE,), "f16")
+    yield case("mul", (64, 1024, 32, 32), (1024, 1, 1))
+    yield case("mul", (64, 1024, 32, 32), (64, 1, 32, 32))
+    for n, inner in ((1 << 20, 64), (1 << 20, 63), (1 << 22, 16)):
+        yield case("add", (n, inner), (inner,))
+    yield case("add", (1 << 24, 4), (1 << 24, 1))
+    yield case("div", (8, 1 << 20, 8), (1 << 20, 1))
+    yield case("add", square, (SIDE // 4, SIDE // 2))  # repeated, not broadcast
+
+
+def movers() -> Iterator[KernelCase]:
+    """Copies, conversions, joining, repeating, rows by number."""
+    x = Operand((SIDE, LARGE.d))
+    for t in ("f16", "bf16", *QUANTS):
+        yield KernelCase("cpy", (x,), {"type": _TYPE_IDS[t]}, f"to {t}")
+    yield KernelCase("cpy", (Operand((SIDE, SIDE), "f16"),), {"type": 0}, "to f32")
+    yield KernelCase("cont", (Operand((SIDE, SIDE), permute=(1, 0)),), note="transposed")
+    heads = Operand((LARGE.n_head, 2048, LARGE.hd), permute=(1, 0, 2))
+    yield KernelCase("cont", (heads,), note="8B heads")
+    for axis in (-1, -2):
+        yield KernelCase("concat", (x, x), {"axis": axis}, f"axis {axis}")
+    yield KernelCase("repeat", (x,), {"r1": 2})
+    for t in ("f32", "f16", *QUANTS):
+        yield KernelCase("get_rows", (weight(t, 32_000, LARGE.d), ids(512, 32_000)), note="8B")
+    for t in ("f16", "q8_0"):
+        cache = Operand((8192, LARGE.kv), t, role="state")
+        fresh = Operand((512, LARGE.kv)), ids(512, 8192)
+        yield KernelCase("set_rows", (cache, *fresh), note="8B cache")
+
+
+def reductions() -> Iterator[KernelCase]:
+    """Reductions over both dimensions, top-k and sampling over a vocabulary."""
+    for op in ("sum", "mean", "max", "argmax"):
+        for axis in (-1, -2):
+            square = Operand((SIDE, SIDE))
+            yield KernelCase(op, (square,), {"axis": axis}, f"axis {axis}")
+    logits = Operand((1, N_VOCAB))
+    yield KernelCase("argmax", (logits,), {"axis": -1}, "8B logits")
+    yield KernelCase("top_k", (logits,), {"k": 40}, "8B logits")
+    history = Operand((64,), "i32", np.arange(64))
+    rng = Operand((2,), "i64", np.array([1, 2]))
+    for note, values in (("greedy", (0, 40, 0.95, 0.05)), ("8B logits", (0.8, 40, 0.95, 0.05))):
+        settings = Operand((8,), "f32", np.array([*values, 1.1, 64, 0, 0], np.float32))
+        yield KernelCase("sample", (logits, settings, rng, history), note=note)
+
+
+_TYPE_IDS = {
+    "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q2_K": 10, "q3_K": 11,
+    "q4_K": 12, "q5_K": 13, "q6_K": 14, "bf16": 30,
+}  # fmt: skip

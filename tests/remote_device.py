@@ -72,6 +72,9 @@ class RemoteBackend(NumpyBackend):
     def alloc_shared(self, nbytes: int) -> HostBuffer:
         return SharedBuffer(nbytes)
 
+    def reserve(self, nbytes: int, scratch: int) -> None:
+        """Nothing is gained by it here."""
+
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
         return RemoteBuffer(raw.copy())
 

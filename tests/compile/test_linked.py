@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 from remote_device import LinkableBackend, RemoteProgram
-from tiny_model import write_tiny
+from tiny_model import tiny_hparams, write_tiny
 
 from gguflow.engine import linked, session
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.backends.link import FlagSignal, FlagWait
 from gguflow.engine.graph import F32, Tensor
 from gguflow.engine.linked import LinkError, clock_offset
+from gguflow.engine.loader import open_model
 from gguflow.engine.profile import Profile
 from gguflow.engine.session import Model
+from gguflow.engine.sparse import NeuronSplit, write_split
+from gguflow.engine.sparse.identity import model_hash
 
 IDS = [1, 9, 17, 33, 40, 7, 7, 60, 12, 3]
 FFN = ((r".*\.ffn.*", "cpu"), (".*", "remote"))  # two layers, two meetings each
@@ -113,6 +116,49 @@ def test_many_runs_leave_the_flags_clean(remote: LinkableBackend, path: Path) ->
         s.step((5,), "last")
     bound = s.bound_plan(1, "last", False)
     assert not bound.linked._flags.array.any()
+
+
+class SmallDevice(LinkableBackend):
+    """With what a placement within a budget asks of a device."""
+
+    name, space = "cuda", "cuda:0"
+
+    def memory(self) -> tuple[int, int]:
+        return 60 << 30, 64 << 30
+
+
+@pytest.mark.parametrize("mode", ["predict", "exact"])
+def test_a_layer_split_by_neurons_meets_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    monkeypatch.setattr(
+        session, "find_backend",
+        lambda name, o=None: SmallDevice() if name == "cuda" else find_backend(name, o),
+    )  # fmt: skip
+    hp = tiny_hparams("relullama")
+    rng = np.random.default_rng(4)
+    shapes = {"fc1": (12, hp.n_embd), "fc2": (hp.n_ff, 12)}
+    weights = {
+        f"blk.{i}.{fc}.weight": rng.standard_normal(shape).astype(np.float32)
+        for i in range(hp.n_layer)
+        for fc, shape in shapes.items()
+    }
+    path = write_tiny(tmp_path / "m.gguf", "relullama", gain=2.0, weights=weights)
+    buckets = [np.sort(rng.choice(hp.n_ff, n, replace=False)) for n in (40, 20)]
+    split = NeuronSplit(hp.n_ff, tuple(b.astype(np.int32) for b in buckets))
+    write_split(tmp_path / "s", split, model_hash(open_model(path)), 1 << 30)
+
+    def model() -> Model:
+        return Model.load(path, n_threads=2, sparse=mode, split=str(tmp_path / "s"))
+
+    bound = model().new_session().bound_plan(1, "last", False)
+    meetings = bound.linked._sides.link.meetings
+    inside = [m for m in meetings if ".ffn." in m.before.name]
+    assert len(inside) == 2 * hp.n_layer
+    assert len(meetings) == len(inside) + 1  # the embeddings come from the host
+    found = steps(model())
+    monkeypatch.setenv("GGUFLOW_LINK", "0")
+    np.testing.assert_array_equal(found, steps(model()))
 
 
 # -- what is not linked says why ------------------------------------------------------------------

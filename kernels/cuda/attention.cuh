@@ -80,42 +80,28 @@ __device__ __forceinline__ float* part_of(const AttentionArgs& a, int slot, int 
   return a.parts + (((i64)slot * a.n_splits + split) * rows + row) * (width + 2);
 }
 
-// The threads that compute a part together: a block, or the first warps of a larger one.
-struct WholeBlock {
-  static __device__ __forceinline__ int size() { return blockDim.x; }
-  static __device__ __forceinline__ void sync() { __syncthreads(); }
-};
-template <int WARPS>
-struct FirstWarps {
-  static __device__ __forceinline__ int size() { return 32 * WARPS; }
-  static __device__ __forceinline__ void sync() {
-    asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory");
-  }
-};
-
 // Adds one to a slot's count, which starts over at zero after the n-th; true for that one. What the
 // block wrote before is visible to the block that gets true.
-template <class Team>
 __device__ __forceinline__ bool arrives_last(int slot, int n) {
   __shared__ u32 before;
-  Team::sync();
+  __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
     before = atomicInc(tickets + slot, (u32)n - 1);
     __threadfence();
   }
-  Team::sync();
+  __syncthreads();
   return before == (u32)n - 1;
 }
 
-// Called by every thread once its team's part is written. The team that arrives last adds all of
+// Called by every thread once its block's part is written. The block that arrives last adds all of
 // them up, in the order of the splits: store(row, i, value).
-template <class Team = WholeBlock, class Store>
+template <class Store>
 __device__ __forceinline__ void join(const AttentionArgs& a, int slot, int n_active, int rows,
                                      int rows_used, int width, Store store) {
-  if (!arrives_last<Team>(slot, n_active)) return;
+  if (!arrives_last(slot, n_active)) return;
   const i64 step = (i64)rows * (width + 2);
-  for (int i = threadIdx.x; i < rows_used * width; i += Team::size()) {
+  for (int i = threadIdx.x; i < rows_used * width; i += blockDim.x) {
     const int row = i / width, d = i - row * width;
     const float* const parts = part_of(a, slot, 0, row, rows, width);
     // A batch is loaded at once and then added to what the batches before gave.

@@ -9,5 +9,5 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   launch_dependents();
   bring_near<K, V, HD, NT>(a, part);
   wait_for_previous();
-  attend<WholeBlock, K, V, HD, NT>(a, part, sums);
+  attend<K, V, HD, NT>(a, part, sums);
 }

@@ -58,17 +58,24 @@ __device__ __forceinline__ void bring_near(const AttentionArgs& a, Part p) {
   }
 }
 
-// Team: kWarps warps. sums: [kWarps][8 NT][HD + 2] floats of shared memory.
-// NT: tiles of 8 rows. HD: head size of keys and values.
-template <class Team, class K, class V, int HD, int NT>
-__device__ __forceinline__ void attend(const AttentionArgs& a, Part work, float* sums) {
+// What the warps of a block leave in shared memory: each its sums of the values, [kWarps][ROWS]
+// [PITCH], the largest score and the total weight.
+template <int HD, int NT>
+struct WarpSums {
+  static constexpr int ROWS = 8 * NT, PITCH = HD + 2;  // floats; two extra spread rows over banks
+  float* sums;
+  float (*tops)[ROWS];
+  float (*totals)[ROWS];
+};
+
+// One of kWarps warps: every kWarps-th piece of the keys. NT: tiles of 8 rows. HD: head size of
+// keys and values.
+template <class K, class V, int HD, int NT>
+__device__ __forceinline__ void attend_keys(const AttentionArgs& a, int kv_head, Rows rows,
+                                            Span all, Share keys, WarpSums<HD, NT> out) {
   typedef typename CacheRow<K>::Half T;
-  constexpr int ROWS = 8 * NT, PITCH = HD + 2;  // floats; the two extra spread rows over banks
-  __shared__ float tops[kWarps][ROWS], totals[kWarps][ROWS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int kv_head = work.kv_head, group = (int)a.group.divisor;
-  const Rows rows = rows_of<NT>(a, work.tile);
-  const int row0 = rows.first, n_rows = rows.n, last_row = rows.last;
+  const int group = (int)a.group.divisor, row0 = rows.first;
   const auto token_of = [&](int row) { return (int)a.group.div(row); };
   const auto head_of = [&](int row) { return kv_head * group + row - token_of(row) * group; };
   const char* const k_base = a.k.row(kv_head, 0, 0);
@@ -77,7 +84,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, Part work, float*
   u32 q[NT][HD / 32][4];
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
-    const int row = min(row0 + 8 * n + g, last_row);
+    const int row = min(row0 + 8 * n + g, rows.last);
     const char* const at = a.q.row(head_of(row), token_of(row), 0);
 #pragma unroll
     for (int c = 0; c < HD / 32; ++c) {
@@ -85,10 +92,6 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, Part work, float*
       q[n][c][0] = x.x, q[n][c][1] = x.y, q[n][c][2] = x.z, q[n][c][3] = x.w;
     }
   }
-  const Span all = keys_of(a, rows);
-  const Share keys = share_of(a, all, work.split);
-  if (work.split >= keys.n_active) return;
-
   // Columns of the transposed tiles a thread holds: rows 2 t and 2 t + 1 of each tile.
   int pos[NT][2];
   float slope2[NT][2], top[NT][2], total[NT][2];
@@ -96,7 +99,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, Part work, float*
   for (int n = 0; n < NT; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int row = min(row0 + 8 * n + 2 * t + e, last_row);
+      const int row = min(row0 + 8 * n + 2 * t + e, rows.last);
       pos[n][e] = position(a, token_of(row));
       slope2[n][e] = kLog2E * alibi_slope(head_of(row), (int)a.q.ne[1], a.max_bias);
       top[n][e] = -infinity();
@@ -209,11 +212,11 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, Part work, float*
         total[n][e] += __shfl_xor_sync(kAllLanes, total[n][e], step);
       }
       if (g == 0) {
-        tops[warp][row] = top[n][e];
-        totals[warp][row] = total[n][e];
+        out.tops[warp][row] = top[n][e];
+        out.totals[warp][row] = total[n][e];
       }
-      float* const to = sums + (warp * ROWS + row) * PITCH;
-      if (row < n_rows) {
+      float* const to = out.sums + (warp * out.ROWS + row) * out.PITCH;
+      if (row < rows.n) {
 #pragma unroll
         for (int m = 0; m < HD / 16; ++m) {
           *reinterpret_cast<float2*>(to + m / 4 * 64 + 8 * g + m % 4 * 2) =
@@ -222,14 +225,29 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, Part work, float*
       }
     }
   }
-  Team::sync();
+}
+
+// A block of at least kWarps warps. sums: [kWarps][8 NT][HD + 2] floats of shared memory.
+template <class K, class V, int HD, int NT>
+__device__ __forceinline__ void attend(const AttentionArgs& a, Part work, float* sums) {
+  constexpr int ROWS = WarpSums<HD, NT>::ROWS, PITCH = WarpSums<HD, NT>::PITCH;
+  __shared__ float tops[kWarps][ROWS], totals[kWarps][ROWS];
+  const Rows rows = rows_of<NT>(a, work.tile);
+  const Span all = keys_of(a, rows);
+  const Share keys = share_of(a, all, work.split);
+  if (work.split >= keys.n_active) return;
+  if (threadIdx.x < 32 * kWarps) {
+    attend_keys<K, V, HD, NT>(a, work.kv_head, rows, all, keys, {sums, tops, totals});
+  }
+  __syncthreads();
 
   const auto store = [&](int r, int d, float y) {
-    const int row = row0 + r;
-    reinterpret_cast<float*>(a.dst.row(head_of(row), token_of(row), 0))[d] = y;
+    const int row = rows.first + r, token = (int)a.group.div(row);
+    const int group = (int)a.group.divisor, head = work.kv_head * group + row - token * group;
+    reinterpret_cast<float*>(a.dst.row(head, token, 0))[d] = y;
   };
-  const int slot = work.tile * (int)a.k.ne[1] + kv_head;
-  for (int i = threadIdx.x; i < n_rows * HD; i += 32 * kWarps) {
+  const int slot = work.tile * (int)a.k.ne[1] + work.kv_head;
+  for (int i = threadIdx.x; i < rows.n * HD; i += blockDim.x) {
     const int row = i / HD, d = i % HD;
     float best = -infinity(), y = 0.0f, weights = 0.0f;
 #pragma unroll
@@ -252,5 +270,5 @@ __device__ __forceinline__ void attend(const AttentionArgs& a, Part work, float*
       }
     }
   }
-  if (keys.n_active > 1) join<Team>(a, slot, keys.n_active, ROWS, n_rows, HD, store);
+  if (keys.n_active > 1) join(a, slot, keys.n_active, ROWS, rows.n, HD, store);
 }

@@ -5,6 +5,8 @@
 // next kernel starts, while it prepares its columns. Here a warp's stages in shared memory do not
 // end with a step: as soon as one is free, the rows of the next steps are asked for, so that
 // memory stays busy through the meetings. Weights are never written, hence may be read at any time.
+// But only a few stages are on their way at a time: what the meetings themselves read would have to
+// wait behind them.
 //
 // One block a multiprocessor; all of them run at once, or they could not meet.
 #include "cuda/attention_decode.cuh"
@@ -33,7 +35,7 @@ struct DecodeArgs {
   const i32* pos;
   const float* factors;
   RopeNumbers rope;
-  i32 n_steps, head_dim, stages, work_at, ring_at;
+  i32 n_steps, head_dim, stages, in_flight, work_at, ring_at;
 };
 
 constexpr int kSlots = 4;  // steps in shared memory at a time
@@ -49,18 +51,29 @@ __device__ __forceinline__ void copy_step(Step* slots, const Step* steps, int i,
 
 // One thread of a block tells the others that its block has come, after __syncthreads.
 __device__ __forceinline__ void arrive() {
-  __threadfence();
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&arrived) : "memory");
 }
 
-// And waits for them. What any block wrote before can be read by every thread of this block after
-// the next __syncthreads.
-__device__ __forceinline__ void wait_for_all(u32 count) {
-  u32 seen;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&arrived) : "memory");
-  } while (seen < count);
-  __threadfence();
+// Blocks that have come. What they wrote before can be read by this thread, and by those that learn
+// of it from this thread.
+__device__ __forceinline__ u32 have_arrived() {
+  u32 n;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(&arrived) : "memory");
+  return n;
+}
+
+// The same within a block: the step that may begin.
+__device__ __forceinline__ void let_begin(u32* step, u32 n) {
+  asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(step)), "r"(n)
+               : "memory");
+}
+__device__ __forceinline__ u32 may_begin(const u32* step) {
+  u32 n;
+  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+               : "=r"(n)
+               : "r"(shared_address(step))
+               : "memory");
+  return n;
 }
 
 __device__ __forceinline__ u64 clock_ns() {
@@ -85,6 +98,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode(const __grid_constan
       reinterpret_cast<float2*>(shared + kSlots * sizeof(Step) + kMaxWarps * p.stages * 8);
   char* const xs = shared + p.work_at;
   char* const ring = shared + p.ring_at + warp * p.stages * STAGE;
+  __shared__ u32 begin;
+  if (threadIdx.x == 0) begin = 0;
   const int first = blockIdx.x + gridDim.x * warp, stride = gridDim.x * kMaxWarps;
   const u64 policy = read_once();
 
@@ -99,9 +114,19 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode(const __grid_constan
 
   // The rows asked for next: step, pair and chunk; the stage they go to, and how many are free.
   int ask_step = 0, ask_index = first, ask_chunk = 0, ask_stage = 0, n_free = p.stages;
+  // Those on their way: the oldest one's stage.
+  int n_flying = 0, land_stage = 0;
+  u32 land_parity = 0;
   Pair ask = {};
   const auto request = [&](int last_step) {
-    while (n_free > 0) {
+    while (n_flying > 0 && barrier_test(bars + land_stage, land_parity)) {
+      --n_flying;
+      if (++land_stage == p.stages) {
+        land_stage = 0;
+        land_parity ^= 1;
+      }
+    }
+    while (n_free > 0 && n_flying < p.in_flight) {
       while (ask_step <= last_step && (slots[ask_step % kSlots].kind == ATTENTION ||
                                        ask_index >= slots[ask_step % kSlots].total)) {
         ++ask_step;
@@ -120,6 +145,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode(const __grid_constan
            policy);
       if (++ask_stage == p.stages) ask_stage = 0;
       --n_free;
+      ++n_flying;
       if (++ask_chunk * N >= a.k) {
         ask_chunk = 0;
         ask_index += stride;
@@ -157,10 +183,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode(const __grid_constan
     if (s.kind == ATTENTION) {
       const AttentionArgs& a = s.attention;
       const int heads = (int)a.k.ne[1];
-      for (int part = blockIdx.x; part < s.total && warp < kWarps; part += gridDim.x) {
-        attend<FirstWarps<kWarps>, K, V, HD, 1>(a, {part % heads, part / heads, 0},
-                                                reinterpret_cast<float*>(xs));
-        FirstWarps<kWarps>::sync();
+      for (int part = blockIdx.x; part < s.total; part += gridDim.x) {
+        attend<K, V, HD, 1>(a, {part % heads, part / heads, 0}, reinterpret_cast<float*>(xs));
+        __syncthreads();
       }
     } else {
       const VecArgs& a = s.vec;
@@ -214,11 +239,20 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) decode(const __grid_constan
                                 {(int)blockIdx.x % heads, (int)blockIdx.x / heads, 0});
       }
     }
+    // Rows are asked for while the block waits, too.
+    const u32 next = (u32)i + 1, everyone = next * gridDim.x;
+    for (bool go = false; !go; request(ahead)) {
+      if (warp == 0) {
+        go = __shfl_sync(kAllLanes, lane == 0 ? have_arrived() : 0, 0) >= everyone;
+      } else {
+        go = __shfl_sync(kAllLanes, may_begin(&begin), 0) >= next;
+      }
+    }
     if (threadIdx.x == 0) {
-      wait_for_all((u32)(i + 1) * gridDim.x);
+      let_begin(&begin, next);
       if (p.clocks != nullptr && blockIdx.x == 0) p.clocks[i] = clock_ns();
     }
-    __syncthreads();
+    __syncwarp();
   }
   launch_dependents();
   // The block that leaves last has seen all others past their last meeting.

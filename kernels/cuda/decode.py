@@ -16,6 +16,7 @@ from .launch import DeviceInfo, Kernel, Launch, Step, ceil_div
 WARPS = 16
 LEAST_STEPS = 3  # fewer are not worth a kernel of their own
 LEAST_STAGES, MAX_STAGES = 2, 8
+IN_FLIGHT = 64 << 10  # bytes a block asks for ahead of their arrival: enough to keep memory busy
 STATIC = 1 << 10  # shared memory that the kernel declares itself, at most
 STEP_BYTES, SLOTS = 512, 4
 ATTENTION_WARPS, ATTENTION_ROWS = 8, 8
@@ -89,7 +90,8 @@ def _joined(run: Sequence[Step], device: DeviceInfo) -> Launch | None:
         return None
     entry = f"decode<{first}, {second}, {cache[0]}, {cache[1]}, {cache[2]}>"
     body = rotation[:-4] if rotation else bytes(56)
-    numbers = struct.pack("@5i", len(run), head_dim, stages, work_at, ring_at)
+    in_flight = max(1, min(stages, round(IN_FLIGHT / (WARPS * stage))))
+    numbers = struct.pack("@6i", len(run), head_dim, stages, in_flight, work_at, ring_at)
     args = bytes(16) + body + numbers
     data = b"".join(_step_bytes(s, second if second != first else None) for s in run)
     return Launch(

@@ -21,7 +21,7 @@ from gguflow.kernels.cuda.launch import Launch
 
 GREEDY = SamplerSettings(temperature=0.0)
 # More than a chunk of columns, heads of 64, a group of two and an odd number of layers.
-SIZES = {"n_embd": 2304, "n_head": 36, "n_head_kv": 18, "head_dim": 64, "n_ff": 2560,
+SIZES = {"n_embd": 2048, "n_head": 32, "n_head_kv": 16, "head_dim": 64, "n_ff": 4096,
          "n_layer": 3, "rope_dims": 64, "head_dim_v": 64}  # fmt: skip
 
 

@@ -183,7 +183,7 @@ class Model:
     def load_weights(self, progress: Progress | None = None) -> None:
         """Bring the weights to their backends. Done once, by `load`."""
         device: Any = self.backends.get(DEVICE_BACKEND)
-        if device is not None and not self.weights.buffers:
+        if hasattr(device, "reserve") and not self.weights.buffers:
             b = needed(self._largest_plans(), device)
             device.reserve(b.total, b.scratch)
         plan = self.plan(1, "last", sample=False)

@@ -42,7 +42,7 @@ def add_arguments(p: ArgumentParser) -> None:
         p.add_argument(f"--{side}-gbs", type=_above_zero, metavar="X",
                        help=f"GB/s at which the {name} reads rows (default: measured)")  # fmt: skip
     p.add_argument("--sync-us", type=_above_zero, metavar="X",
-                   help="microseconds a layer takes to meet the host (default: measured)")  # fmt: skip
+                   help="microseconds a layer takes to meet (default: measured)")  # fmt: skip
     p.add_argument("-o", "--output", metavar="FILE", help="write the split here (.gpuidx)")
     add_engine(p)
 

@@ -8,18 +8,18 @@ stay on the host, where a token reads one row of them, unless the output head is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
-from gguflow.engine.compile import Plan, human_bytes, round_up
-from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.compile import ALIGN, Plan, human_bytes, round_up
+from gguflow.engine.graph import Role
 from gguflow.engine.loader import ModelSource
 
-from .budget import BudgetError, device_bytes, no_neurons
+from .budget import BudgetError, no_neurons
 from .place import place_neurons
 from .run import SparseRun
 from .source import with_hot_rows
@@ -29,9 +29,9 @@ from .store import NoStatsError
 Overrides = tuple[tuple[str, str], ...]
 PlanFor = Callable[[ModelSource, SparseRun, Overrides], Plan]  # the largest plan of a placement
 
-CONTEXT_BYTES = 768 << 20  # at most what a driver takes for itself when it is first used
-GROWTH_BYTES = 64 << 20  # kernels, captured graphs, library workspaces that come later
-PAGE_BYTES = 2 << 20  # allocations of half of it and more are rounded up to it by the driver
+# For what no plan counts: code of kernels, captured graphs, workspaces of libraries. The driver's
+# own context is not counted: it is there before anything is placed, and other engines have it too.
+GROWTH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,8 @@ class DevicePlacement:
     n_threads: int | None = None
 
     def __post_init__(self) -> None:
-        free, every = self.device.memory()
-        taken = every - free
-        self.overhead = min(taken, CONTEXT_BYTES) + GROWTH_BYTES
-        self.limit = min(self.budget or every, free + self.overhead - GROWTH_BYTES)
+        free = self.device.memory()[0]
+        self.limit = min(self.budget or free, free)
         self.tied = "output.weight" not in self.source.weights
 
     # -- plans -----------------------------------------------------------------------------------
@@ -94,11 +92,14 @@ class DevicePlacement:
         return self.plan_for(with_hot_rows(self.source, split), run, rules)
 
     def needs(self, plan: Plan) -> int:
-        """All that a plan takes of the device: its own bytes, rounding, the driver."""
-        scratch = getattr(self.device, "scratch_bytes", None)
-        space = self.device.space
-        own = device_bytes(plan, space, scratch).total
-        return own + _rounding(plan, space) + self.overhead
+        """All that a plan takes of the device."""
+        return plan.bytes_by_space()[self.device.space].total + GROWTH_BYTES
+
+    def work(self) -> int:
+        """Bytes that the values of a run take there, whatever is placed."""
+        hp = self.source.arch.hp
+        plan = self.plan(no_neurons(hp.n_layer, hp.n_ff), Groups(hp.n_layer, True))
+        return plan.bytes_by_space()[self.device.space].working
 
     # -- what goes there -------------------------------------------------------------------------
 
@@ -124,8 +125,7 @@ class DevicePlacement:
             f"{self.device.space}: attention, {groups.predictors} of {hp.n_layer} predictors, "
             f"{'the' if groups.output else 'not the'} output head, {n} of {every} neurons "
             f"({100 * n / every:.1f} %, {min(split.n_gpu)} to {max(split.n_gpu)} a layer; {how}): "
-            f"{human_bytes(total)} of {human_bytes(self.limit)}, of it {human_bytes(self.overhead)}"
-            " for the driver and its kernels"
+            f"{human_bytes(total)} of {human_bytes(self.limit)}"
         )
         self.plan(split, groups)  # with the note
         return split
@@ -143,39 +143,32 @@ class DevicePlacement:
 
     def _predictors(self, left: int) -> int:
         """The first layers whose predictors take no more than `left` bytes."""
+        unit = getattr(self.device, "alloc_unit", ALIGN)
         for i in range(self.source.arch.hp.n_layer):
             for part in ("fc1", "fc2"):
                 w = self.source.weights[f"blk.{i}.{part}.weight"]
-                left -= _page_rounded(w.shape[0] * w.dtype.row_bytes(w.shape[1]))
+                left -= round_up(w.shape[0] * w.dtype.row_bytes(w.shape[1]), unit)
             if left < 0:
                 return i
         return self.source.arch.hp.n_layer
 
     def _choose(self, none: NeuronSplit, groups: Groups) -> tuple[NeuronSplit, str]:
-        """The solver's split, within what the driver's rounding leaves."""
+        """The solver's split for what is left."""
 
         def plan_for(split: NeuronSplit) -> Plan:
             return self.plan(split, groups)
 
-        room = self.limit - self.overhead - _rounding(plan_for(none), self.device.space)
-        for _ in range(4):
-            try:
-                placed = place_neurons(
-                    self.source, room, self.device, self.host, plan_for,
-                    self.run.mode == "exact", self.n_threads,
-                )  # fmt: skip
-            except NoStatsError:
-                return self._first_that_fit(groups), (
-                    "the first of each layer, for nobody counted how often each fires: "
-                    "`gguflow sparse stats`"
-                )
-            except BudgetError:
-                break
-            excess = self.needs(plan_for(placed.split)) - self.limit
-            if excess <= 0:
-                return placed.split, f"split: {placed.path}"
-            room -= excess
-        return none, "no room for any"
+        try:
+            placed = place_neurons(
+                self.source, self.limit - GROWTH_BYTES, self.device, self.host, plan_for,
+                self.run.mode == "exact", self.n_threads,
+            )  # fmt: skip
+        except NoStatsError:
+            return self._first_that_fit(groups), (
+                "the first of each layer, for nobody counted how often each fires: "
+                "`gguflow sparse stats`"
+            )
+        return placed.split, f"split: {placed.path}"
 
     def _first_that_fit(self, groups: Groups) -> NeuronSplit:
         """As many of every layer's first neurons as fit."""
@@ -204,23 +197,10 @@ class DevicePlacement:
         space = self.device.space
         here = [t for t in plan.leaves(Role.WEIGHT) if plan.space_of(t) == space]
         attention = sum(t.nbytes for t in here if ".attn_" in t.name)
-        b = device_bytes(plan, space, getattr(self.device, "scratch_bytes", None))
+        b = plan.bytes_by_space()[space]
         return (
             f"{self._said()}: {human_bytes(self.needs(plan))} are needed before the first neuron, "
             f"{human_bytes(missing)} more: attention {human_bytes(attention)}, KV cache "
-            f"{human_bytes(b.states)}, work memory "
-            f"{human_bytes(b.total - b.weights - b.states)}, driver and kernels "
-            f"{human_bytes(self.overhead)}; raise it or lower -c or -ub"
+            f"{human_bytes(b.states)}, work memory {human_bytes(b.working)}, kernels "
+            f"{human_bytes(GROWTH_BYTES)}; raise it or lower -c or -ub"
         )
-
-
-def _page_rounded(n: int) -> int:
-    return round_up(n, PAGE_BYTES) if n >= PAGE_BYTES // 2 else round_up(n, 512)
-
-
-def _rounding(plan: Plan, space: str) -> int:
-    """What the driver adds when it rounds up: every weight and state is an allocation of its own,
-    the arena is one."""
-    roles: Iterable[Tensor] = (*plan.leaves(Role.WEIGHT), *plan.leaves(Role.STATE))
-    sizes = [t.nbytes for t in roles if plan.space_of(t) == space] + [plan.arenas[space].nbytes]
-    return sum(_page_rounded(n) - n for n in sizes) + PAGE_BYTES

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gguflow.engine.backends.base import Backend
-from gguflow.engine.compile import human_bytes
+from gguflow.engine.compile import SpaceBytes, human_bytes
 from gguflow.engine.loader import ModelSource
 
-from .budget import DeviceBytes, PlanFor, device_bytes, fit, no_neurons
+from .budget import PlanFor, fit, no_neurons
 from .costs import NeuronBytes, Speeds
 from .solve import Choice, choose_split
 from .speeds import LayerShape, measure
@@ -28,7 +27,7 @@ class Placed:
 
     split: NeuronSplit
     path: Path
-    used: DeviceBytes
+    used: SpaceBytes
     choice: Choice | None
     speeds: Speeds | None
 
@@ -74,8 +73,8 @@ def place_neurons(
     """The split for `budget` bytes on the device, all of the model's use there included.
 
     plan_for: compiles the largest plan of the model with a given split, needing no weights in
-    memory. stats: by default the model's (`store.model_stats`). speeds: measured when not given. again:
-    solve even when a split for the same model, budget and statistics is kept.
+    memory. stats: by default the model's (`store.model_stats`). speeds: measured when not given.
+    again: solve even when a split for the same model, budget and statistics is kept.
 
     Raises NoStatsError naming the command that counts, BudgetError with the figures when the budget
     does not hold what comes first, SpeedError, GgufError for a kept file that was damaged.
@@ -83,17 +82,16 @@ def place_neurons(
     hp = source.arch.hp
     stats = model_stats(source) if stats is None else check_stats(stats, source, "the statistics")
     neurons, shapes = neuron_bytes(source), layer_shapes(source)
-    scratch: Callable[..., int] | None = getattr(device, "scratch_bytes", None)
-    least = device_bytes(plan_for(no_neurons(hp.n_layer, hp.n_ff)), device.space, scratch)
+    least = plan_for(no_neurons(hp.n_layer, hp.n_ff)).bytes_by_space()[device.space]
     depends = (stats.hash, least.total, exact, device.name, n_threads, neurons, speeds)
     path = split_path(stats.model_hash, budget, *depends)
     if path.is_file() and not again:
         split = read_split(path, hp.n_layer, hp.n_ff, stats.model_hash)
-        used = device_bytes(plan_for(split), device.space, scratch)
+        used = plan_for(split).bytes_by_space()[device.space]
         return Placed(split, path, used, None, None)
     speeds = speeds or measure(device, host, shapes[0], n_threads)
     choose = partial(_choose, stats, neurons, speeds, exact)
-    choice, used = fit(budget, device.space, hp.n_layer, hp.n_ff, plan_for, choose, scratch)
+    choice, used = fit(budget, device.space, hp.n_layer, hp.n_ff, plan_for, choose)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_split(path, choice.split, stats.model_hash, budget)
     return Placed(choice.split, path, used, choice, speeds)

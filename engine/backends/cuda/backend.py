@@ -78,6 +78,15 @@ class CudaBackend:
             self._scratch = CudaBuffer(self.device, nbytes)
         return self._scratch
 
+    def scratch_bytes(self, nodes: Sequence[Tensor]) -> int:
+        """What `scratch` will be asked for by a plan with these nodes."""
+        return max([launch.scratch_bytes(n, self.device.info) for n in nodes], default=0)
+
+    def trim(self) -> None:
+        """Give back memory that was freed, which the allocator keeps for later."""
+        self.device.use()
+        self.device.cupy.get_default_memory_pool().free_all_blocks()
+
     def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         return 0
 

@@ -14,7 +14,15 @@ from gguflow.engine.limits import MAX_THREADS
 
 from .errors import OK, UsageError
 from .load import check_context, model_path, note, warn_of_context
-from .options import add_model, add_sparse_mode, sparse_mode, whole
+from .options import (
+    add_device,
+    add_gpu_layers,
+    add_model,
+    add_sparse_mode,
+    placement,
+    sparse_mode,
+    whole,
+)
 
 if TYPE_CHECKING:
     from gguflow.engine.evaluate import Row
@@ -44,6 +52,8 @@ def add_arguments(p: ArgumentParser) -> None:
                    help="compare with this model; --types otherwise with F32")  # fmt: skip
     p.add_argument("-t", "--threads", type=whole(1, MAX_THREADS), metavar="N",
                    help="threads; default: all processors")  # fmt: skip
+    add_gpu_layers(p)
+    add_device(p)
     add_sparse_mode(p)
     p.add_argument("-o", "--output", choices=("md", "json"), default="md",
                    help="a table in Markdown (default) or JSON")  # fmt: skip
@@ -57,7 +67,13 @@ def run(args: Namespace) -> int:
     types = type_names(args.types)
     text = read_text(args.file)
     source = open_model(model_path(args))
-    options = Options(n_ctx=args.ctx_size, n_threads=args.threads or 0, **sparse_mode(args))
+    options = Options(
+        n_ctx=args.ctx_size,
+        n_threads=args.threads or 0,
+        n_gpu_layers=args.gpu_layers,
+        **placement(args),
+        **sparse_mode(args),
+    )
     check_context(source, options)
     for line in source.notes:
         note(line)

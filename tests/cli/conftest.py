@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,9 @@ from cli_helpers import ENV
 from tiny_model import write_tiny
 
 from gguflow.cli.main import main
+from gguflow.engine import session
+from gguflow.engine.backends.base import find_backend
+from gguflow.engine.backends.cpu import CpuBackend
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Call = Callable[..., tuple[int, str, str]]
@@ -55,3 +59,31 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return code, out, err
 
     return call_
+
+
+class Gpu(CpuBackend):
+    """What the command asks of a GPU, on the processor's kernels and in memory of its own."""
+
+    name = "cuda"
+    space = "cuda:0"
+    device = Namespace(name="Imaginary GPU")
+
+    def memory(self) -> tuple[int, int]:
+        return 1 << 40, 1 << 40
+
+    def reserve(self, nbytes: int, scratch: int) -> None: ...
+
+
+@pytest.fixture
+def imaginary_gpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """A GPU that is there; the options it was opened with, in turn."""
+    opened: list[dict[str, object]] = []
+
+    def find(name: str, options: dict[str, object]) -> object:
+        if name != "cuda":
+            return find_backend(name, options)
+        opened.append(options)
+        return Gpu(1)
+
+    monkeypatch.setattr(session, "find_backend", find)
+    return opened

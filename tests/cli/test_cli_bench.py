@@ -15,9 +15,6 @@ from cli_helpers import one_line_error
 from gguflow.cli.bench import measure, model_type
 from gguflow.cli.bench_grid import BenchTest, grid, layer_counts, numbers, pair
 from gguflow.cli.bench_output import record
-from gguflow.engine import session
-from gguflow.engine.backends.base import find_backend
-from gguflow.engine.backends.cpu import CpuBackend
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 from gguflow.engine.loader import open_model
 from gguflow.engine.session import Model
@@ -150,34 +147,6 @@ def test_profile_of_a_bench(call, tiny_model: str, tmp_path) -> None:
     assert code == 0 and str(path) in err
     steps = [x for x in map(json.loads, path.read_text().splitlines()) if x["kind"] == "step"]
     assert [s["phase"] for s in steps] == ["prefill"] * 2 + ["decode"] * 4  # no warmup among them
-
-
-class Gpu(CpuBackend):
-    """What the command asks of a GPU, on the processor's kernels and in memory of its own."""
-
-    name = "cuda"
-    space = "cuda:0"
-    device = Namespace(name="Imaginary GPU")
-
-    def memory(self) -> tuple[int, int]:
-        return 1 << 40, 1 << 40
-
-    def reserve(self, nbytes: int, scratch: int) -> None: ...
-
-
-@pytest.fixture
-def imaginary_gpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
-    """A GPU that is there; the options it was opened with, in turn."""
-    opened: list[dict[str, object]] = []
-
-    def find(name: str, options: dict[str, object]) -> object:
-        if name != "cuda":
-            return find_backend(name, options)
-        opened.append(options)
-        return Gpu(1)
-
-    monkeypatch.setattr(session, "find_backend", find)
-    return opened
 
 
 def test_layers_on_a_gpu(call, tiny_model: str, imaginary_gpu) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,6 +157,23 @@ def test_the_table(call: Call, model: Path) -> None:
     (row,) = ask(call, model, "--chunks", "3", "--types", "Q4_0")[1:]
     assert lines[3][3].startswith(f"{row['perplexity']:.4f}")
     assert lines[3][5] == f"{row['mean_kl']:.6f}"
+
+
+def test_on_a_gpu(call: Call, model: Path, imaginary_gpu: list[dict[str, object]]) -> None:
+    (here,) = ask(call, model)
+    (there,) = ask(call, model, "-ngl", "all", "--device", "2")
+    assert [o["device"] for o in imaginary_gpu] == [2]
+    assert there["n_tokens"] == here["n_tokens"]
+    assert there["perplexity"] == pytest.approx(here["perplexity"], rel=1e-3)
+    ask(call, model, "-ot", "ffn=cuda")
+    assert len(imaginary_gpu) == 2
+
+
+def test_no_gpu(call: Call, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    code, out, err = call("perplexity", "-m", str(model), "-f", str(model.parent / "text.txt"),
+                          "-c", "64", "-ngl", "99")  # fmt: skip
+    assert (code, out) == (4, "") and "needs CuPy" in err
 
 
 def test_windows() -> None:

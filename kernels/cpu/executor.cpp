@@ -115,11 +115,12 @@ struct gf_pool {
 
   void work(int ith, bool pin) {
     if (pin) pin_to_allowed_cpu(ith);
+    int turns = spins;  // after a linked program another one is soon to come
     for (int seen = 0;;) {
-      start.wait_past(seen, spins);
+      start.wait_past(seen, turns);
       ++seen;
       if (stop.load()) return;
-      execute(ith);
+      turns = execute(ith);
     }
   }
 
@@ -146,7 +147,8 @@ struct gf_pool {
     return op.max_threads > 0 && op.max_threads < n_threads ? op.max_threads : n_threads;
   }
 
-  void execute(int ith) {
+  // Returns the job's spins.
+  int execute(int ith) {
     const Job j = job;
     if (ith == 0 && j.ends_ns) j.ends_ns[0] = now_ns();
     for (int64_t i = 0; i < j.n_ops; ++i) {
@@ -166,8 +168,12 @@ struct gf_pool {
       if (ith == 0 && j.ends_ns) j.ends_ns[i + 1] = now_ns();
       // Only ops that run alone stop a program, so after a barrier all threads see the same. They
       // leave together: a new program may not start while one of them has yet to look.
-      if (!alone && i + 1 < j.n_ops && stopped(j)) return barrier.wait(j.spins);
+      if (!alone && i + 1 < j.n_ops && stopped(j)) {
+        barrier.wait(j.spins);
+        break;
+      }
     }
+    return j.spins;
   }
 
   static bool stopped(const Job& j) {

@@ -1,6 +1,6 @@
 // Meeting the host in the middle of a graph: flags in pinned host memory, and the copies that go
 // with them. See engine/backends/link.py for what a flag means.
-#include "cuda/common.cuh"
+#include "cuda/dependent.cuh"
 
 constexpr int kPieces = 8;  // PIECES of link.py
 
@@ -63,18 +63,20 @@ __device__ __forceinline__ bool is_last(u32* ticket) {
 
 // Device to host: copy, then set the flag.
 __global__ void __launch_bounds__(1024) link_signal(const __grid_constant__ LinkArgs a) {
+  launch_dependents();
+  wait_for_previous();
   copy_pieces(a);
   __syncthreads();
   if (a.flag == nullptr || threadIdx.x != 0) return;
-  __threadfence_system();  // the block's copies come before its ticket, and so before the flag
-  if (is_last(a.ticket)) {
-    __threadfence_system();
-    store_release(a.flag, 1);
-  }
+  // One block's copies come before its flag; those of several before their tickets first.
+  if (gridDim.x > 1) __threadfence_system();
+  if (is_last(a.ticket)) store_release(a.flag, 1);
 }
 
-// Host to device: wait for the flag, copy, take the flag back.
+// Host to device: wait for the flag, copy, take the flag back. The wait begins while the kernel
+// before this one still runs, and the kernel after it may fetch its weights meanwhile.
 __global__ void __launch_bounds__(1024) link_wait(const __grid_constant__ LinkArgs a) {
+  launch_dependents();
   if (a.flag != nullptr && threadIdx.x == 0) {
     const i64 begin = clock_ns();
     for (int turn = 1; load_acquire(a.flag) == 0; ++turn) {
@@ -87,6 +89,7 @@ __global__ void __launch_bounds__(1024) link_wait(const __grid_constant__ LinkAr
     }
   }
   __syncthreads();
+  wait_for_previous();
   copy_pieces(a);  // what was there before, after a wait that was given up
   __syncthreads();
   if (a.flag != nullptr && threadIdx.x == 0 && is_last(a.ticket)) store_release(a.flag, 0);

@@ -59,4 +59,5 @@ def _launch(
     args = pack((head + pieces).ljust(len(head) + PIECES * struct.calcsize("@PPq"), b"\0"))
     most = max(words, default=1)
     block = min(BLOCK, ceil_div(most, 32) * 32)
-    return Launch(kernel, (min(ceil_div(most, block), MAX_BLOCKS), 1, 1), (block, 1, 1), args)
+    grid = min(ceil_div(most, block), MAX_BLOCKS)
+    return Launch(kernel, (grid, 1, 1), (block, 1, 1), args, dependent=True)

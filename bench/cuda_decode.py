@@ -3,9 +3,9 @@
     python bench/cuda_decode.py [--shapes llama3-8b:Q4_0,llama3.2-1b:Q4_0] [-n 128] [--depth 0]
         [--ops]
 
-For each shape: tokens per second of steps whose token the host reads, as `gguflow bench` counts
-them; microseconds of the captured graph alone, replayed back to back; and the weights' bytes over
-that time. --ops adds the time by op, from timestamps in the graph (which keep a kernel from
+For each shape: tokens per second of a greedy generation, which runs ahead of the host; microseconds
+of the captured graph alone, replayed back to back; and the weights' bytes over that time.
+--ops adds the time by op, from timestamps in the graph (which keep a kernel from
 starting before the one before it ends).
 """
 
@@ -19,35 +19,35 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine import loader
 from gguflow.engine.graph import DType, Role
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.session import Model
+from gguflow.models import shapes
 
 REPLAYS = 50
 
 
 def quick_weights() -> None:
     """Draw weights once a shape and type: the values do not matter and drawing them takes long."""
-    draw = loader.random_bytes
+    draw = shapes.random_bytes
 
     @cache
     def once(shape: tuple[int, ...], dtype: DType) -> np.ndarray:
         return draw("w", shape, dtype)
 
-    loader.random_bytes = lambda name, shape, dtype: once(shape, dtype)
+    shapes.random_bytes = lambda name, shape, dtype, gain=1.0: once(shape, dtype)
 
 
 def replay_us(model: Model, session: Any) -> float:
     """Median microseconds of the step's captured graph."""
-    (segment,) = session.bound_plan(1, "last", True).segments
-    device = segment._device
+    bound = session.bound_plan(1, "last", True)
+    loop, device = bound.token_loop, bound.segments[0]._device
     cp, stream = device.cupy, device.stream
     events = [cp.cuda.Event() for _ in range(REPLAYS + 1)]
     events[0].record(stream)
     for e in events[1:]:
-        segment._graph.launch(stream)
+        loop._graph.launch(stream)
         e.record(stream)
     events[-1].synchronize()
     times = [cp.cuda.get_elapsed_time(a, b) * 1e3 for a, b in zip(events, events[1:], strict=False)]

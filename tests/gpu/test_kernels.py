@@ -194,14 +194,16 @@ def test_attention_does_not_read_rows_beyond_the_position(gpu: Any) -> None:
 # -- sampling --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("top_k", [0, 1, 40, 1024, 1025])
+@pytest.mark.parametrize("top_k", [0, 1, 40, 64, 65, 1024, 1025])
 @pytest.mark.parametrize(
-    "temp, top_p, min_p", [(0.8, 0.95, 0.05), (1.0, 1.0, 0.0), (100, 0.999, 0)]
+    "temp, top_p, min_p",
+    [(0.8, 0.95, 0.05), (1.0, 1.0, 0.0), (100, 0.999, 0), (0.7, 1.0, 0.02), (0, 1, 0)],
 )
+@pytest.mark.parametrize("width", [0.5, 4, 30])  # nearly all logits matter, thousands, a few
 def test_sampling_from_a_vocabulary(
-    gpu: Any, top_k: int, temp: float, top_p: float, min_p: float
+    gpu: Any, top_k: int, temp: float, top_p: float, min_p: float, width: float
 ) -> None:
-    wide = lambda rng, shape: rng.standard_normal(shape) * 4  # noqa: E731
+    wide = lambda rng, shape: rng.standard_normal(shape) * width  # noqa: E731
     for step in range(4):
         settings = [temp, top_k, top_p, min_p, 1.1, 64, 0, 0]
         history = lambda rng, shape: rng.integers(-1, 128_256, shape)  # noqa: E731

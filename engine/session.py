@@ -26,6 +26,7 @@ from gguflow.engine.ahead import Ahead
 from gguflow.engine.backends.base import Backend, Buffer, find_backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph, summary
 from gguflow.engine.graph import Graph, Role, Tensor
+from gguflow.engine.limits import MAX_TOKENS
 from gguflow.engine.loader import ModelSource, Progress, WeightStore, open_model, random_model
 from gguflow.engine.offload import choose_layers, needed
 from gguflow.engine.options import Options
@@ -39,6 +40,7 @@ from gguflow.models.base import Batch, ModelError, append_sampler
 
 DEVICE_BACKEND = "cuda"
 LEAST_AHEAD = 3  # steps left that are worth starting to run ahead
+LEAST_UBATCH = 32  # down to which prompts are cut smaller when a device's memory is short
 PLAN_CACHE = 8  # plans kept by a model, and lowered ones by a session
 
 
@@ -53,6 +55,7 @@ class Model:
         self.source, self.sparse = prepare(source, options)
         self.arch = self.source.arch
         self.hp = self.arch.hp
+        self._most_ubatch = MAX_TOKENS  # lower where memory is short
         self.options = self._completed(options)
         make = {"n_threads": options.n_threads or None, "isa": options.isa,
                 "device": options.device}  # fmt: skip
@@ -108,6 +111,15 @@ class Model:
             self.source, self.sparse, self.backends[DEVICE_BACKEND], host, plan_for,
             options.vram_budget, options.n_threads or None,
         )  # fmt: skip
+        asked = options.n_ubatch
+        while self.options.n_ubatch > LEAST_UBATCH and placement.work() > placement.limit // 16:
+            self._most_ubatch = self.options.n_ubatch // 2
+            self.options = self._completed(self.options)
+        if self.options.n_ubatch < asked:
+            self.source.notes.append(
+                f"prompts in pieces of {self.options.n_ubatch} tokens instead of {asked}, which "
+                "leaves the device's memory to weights"
+            )
         fixed = None
         if options.split:
             fixed = read_split(options.split, hp.n_layer, hp.n_ff, model_hash(self.source))
@@ -120,7 +132,7 @@ class Model:
 
     def _completed(self, options: Options) -> Options:
         n_ctx = options.n_ctx or self.hp.n_ctx_train
-        n_ubatch = max(1, min(options.n_ubatch, options.n_batch, n_ctx))
+        n_ubatch = max(1, min(options.n_ubatch, options.n_batch, n_ctx, self._most_ubatch))
         return replace(options, n_ctx=n_ctx, n_ubatch=n_ubatch)
 
     def with_options(self, **changes: Any) -> Model:

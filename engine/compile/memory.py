@@ -7,7 +7,7 @@ takes over its operand's memory when nobody else needs the operand afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gguflow.engine.graph import Role, Tensor, op_spec
@@ -38,9 +38,18 @@ class _Life:
     end: int
 
 
-def plan_memory(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> ArenaPlan:
-    """Place the results of `nodes` (execution order) that own memory; `outputs` live to the end."""
+def plan_memory(
+    nodes: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    until: Mapping[Tensor, int] | None = None,
+) -> ArenaPlan:
+    """Place the results of `nodes` (execution order) that own memory; `outputs` live to the end.
+
+    until: values that somebody else reads after so many of the nodes have run.
+    """
     lives = _lifetimes(nodes, outputs)
+    for t, n in (until or {}).items():
+        lives[t].end = max(lives[t].end, n)
     takes_over = _in_place(nodes, lives)
     plan = ArenaPlan(naive_nbytes=sum(round_up(x.nbytes) for x in lives.values()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from .memory import ALIGN, SHARED_OUTPUT_BYTES, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementRules, place
 from .prune import prune
 from .split import Segment, split
+from .types import HOST_SPACE
 
 
 @dataclass
@@ -149,13 +151,20 @@ def _plan_space(
     spaces: dict[str, str],
     space: str,
 ) -> ArenaPlan:
-    """Memory of one space: values made there; values copied in are placed by the runtime."""
+    """Memory of one space: values made there; values copied in are placed by the runtime.
+
+    What crosses to another space is copied when a segment there starts, and must last until then.
+    Of the host's values that is not enough: in a linked run a device may come for them while the
+    host is further on, so that they last to the end.
+    """
+    at = {n: i for i, n in enumerate(graph.nodes)}
     here = [n for n in graph.nodes if spaces[placement.of[n]] == space]
-    crossing = [
-        c.owner
-        for s in segments
-        for c in s.copies
-        if c.source == space and c.owner.role is Role.NODE
-    ]
+    position = [at[n] for n in here]
+    until: dict[Tensor, int] = {}
+    for s in segments:
+        for c in s.copies:
+            if c.source == space and c.owner.role is Role.NODE:
+                last = bisect_left(position, at[s.nodes[0]])  # made here before it starts
+                until[c.owner] = len(here) if space == HOST_SPACE else last
     ours = [t for t in graph.outputs if spaces[placement.of[t.owner]] == space]
-    return plan_memory(here, [*ours, *crossing])
+    return plan_memory(here, ours, until)

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from gguflow.engine.graph import Tensor
 
+HOST_SPACE = "host"  # the memory space that this process itself reads and writes
+
 
 class BackendInfo(Protocol):
     """The part of a backend that planning asks; no device is needed to provide it."""

@@ -119,3 +119,17 @@ def test_offsets_are_aligned() -> None:
     w = g.relu(y)
     plan = plan_memory(g.nodes, [z, w])
     assert all(o % ALIGN == 0 for o in plan.offsets.values())
+
+
+def test_a_value_read_from_elsewhere_lasts_as_long_as_asked() -> None:
+    g = Graph()
+    t = g.input("x", F32, (1, 16))
+    for _ in range(6):
+        t = g.relu(t)
+    made = list(g.nodes)
+    assert plan_memory(made, [t]).nbytes == ALIGN  # all in place
+    for n in range(1, 6):
+        plan = plan_memory(made, [t], {made[0]: n})
+        later = [m for m in made[1:] if plan.offsets[m] == plan.offsets[made[0]]]
+        assert all(made.index(m) >= n for m in later), n  # whole while the first n nodes run
+        assert plan.nbytes == (ALIGN if n == 1 else 2 * ALIGN)

@@ -395,6 +395,9 @@ class SmallDevice(RemoteBackend):
     def memory(self) -> tuple[int, int]:
         return self.total - self.used, self.total
 
+    def reserve(self, nbytes: int, scratch: int) -> None:
+        self.reserved = nbytes
+
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> type[SmallDevice]:
@@ -465,10 +468,8 @@ def test_where_everything_is(path: Path, tmp_path: Path, device: type[SmallDevic
 
 
 def needs(model: Model) -> int:
-    from gguflow.engine.sparse.budget import device_bytes
-
     plan = model.plan(model.options.n_ubatch, "last", sample=True)
-    return device_bytes(plan, "cuda:0").total
+    return plan.bytes_by_space()["cuda:0"].total
 
 
 def test_a_budget_is_kept_and_used(
@@ -478,15 +479,28 @@ def test_a_budget_is_kept_and_used(
     from gguflow.engine.sparse import device as placing
 
     monkeypatch.setattr(placing, "GROWTH_BYTES", 0)
-    monkeypatch.setattr(placing, "PAGE_BYTES", 1024)
     kept = []
     for kib in (300, 360, 400, 600):
-        budget = SmallDevice.used + (kib << 10)
-        model = Model.load(path, n_threads=1, n_ubatch=8, n_ctx=64, vram_budget=budget)
+        model = Model.load(path, n_threads=1, n_ubatch=8, n_ctx=64, vram_budget=kib << 10)
         assert needs(model) <= kib << 10
         kept.append(sum(model.sparse.n_gpu))  # type: ignore[union-attr]
         assert nmse(model.logits(IDS), run(path)) < 1e-6
     assert kept == sorted(kept) and kept[0] < kept[-1] == N_LAYER * N_FF
+
+
+def test_prompts_are_cut_smaller_when_memory_is_short(
+    path: Path, device: type[SmallDevice], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GGUFLOW_CACHE_DIR", str(tmp_path))
+    from gguflow.engine.sparse import device as placing
+
+    monkeypatch.setattr(placing, "GROWTH_BYTES", 0)
+    model = Model.load(path, n_threads=1, n_ctx=64, n_ubatch=64, vram_budget=600 << 10)
+    assert model.options.n_ubatch == 32
+    assert model.with_options(n_ubatch=64).options.n_ubatch == 32
+    assert any("prompts in pieces of 32 tokens instead of 64" in n for n in model.forecast())
+    roomy = Model.load(path, n_threads=1, n_ctx=64, n_ubatch=64, vram_budget=64 << 20)
+    assert roomy.options.n_ubatch == 64
 
 
 def test_a_budget_too_small_for_attention(path: Path, device: type[SmallDevice]) -> None:

@@ -8,8 +8,8 @@ function runs(ops, key) {
   const found = [];
   for (const op of ops) {
     const name = key(op), last = found.at(-1);
-    if (last && last.name === name && last.end >= op.start - 1e-6) {
-      last.end = op.start + op.us;
+    if (last && last.name === name) {
+      last.end = Math.max(last.end, op.start + op.us);
       last.count += 1;
     } else {
       found.push({ name, start: op.start, end: op.start + op.us, count: 1 });
@@ -34,6 +34,8 @@ function drawTimeline(step) {
     ({ name, op, backend, start, us, bytes, flops, share: ofPeak, end: start + us }));
   const container = byId("timeline");
   const native = ops.filter((o) => o.op !== "host");
+  // Two devices may work on a layer at the same time; one that waits works on none.
+  const working = native.filter((o) => o.op !== "wait" && o.op !== "signal").sort((a, b) => a.start - b.start);
   const backends = [...new Set(native.map((o) => o.backend))];
   const lanes = ["layer", "block", ...backends];
   const whole = [0, Math.max(step.wall_us, ...ops.map((o) => o.end))];
@@ -91,7 +93,7 @@ function drawTimeline(step) {
     };
 
     [layerOf, blockOf].forEach((key, lane) => {
-      for (const run of runs(native, key)) {
+      for (const run of runs(working, key)) {
         const label = lane ? run.name.replace(LAYER, "$2") : run.name;
         const rect = place(lane, run.start, run.end, { class: "frame" }, label, "framed");
         if (!rect) continue;

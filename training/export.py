@@ -84,11 +84,9 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: str
     writer.add_tensor(name, quantize(weight, qtype), raw_dtype=qtype)
 
 
-def add_predictors(
-    writer: gguf.GGUFWriter, predictors: Sequence[Predictor], threshold: float, kind: str
-) -> None:
-    """fc1 and fc2 of every layer, and the threshold under which a neuron is skipped."""
-    writer.add_float32("relullama.sparse_threshold", threshold)
+def add_predictors(writer: gguf.GGUFWriter, predictors: Sequence[Predictor], kind: str) -> None:
+    """fc1 and fc2 of every layer, and the thresholds under which a neuron is skipped."""
+    writer.add_array("relullama.sparse_threshold", [p.threshold for p in predictors])
     for i, p in enumerate(predictors):
         add_tensor(writer, f"blk.{i}.fc1.weight", p.fc1.numpy(), kind)
         add_tensor(writer, f"blk.{i}.fc2.weight", p.fc2.numpy(), kind)
@@ -100,7 +98,6 @@ def export(
     out: Path,
     kind: str,
     predictors: Sequence[Predictor] = (),
-    threshold: float = 0.0,
 ) -> None:
     """Writes the file. predictors: of a relu model, one a layer or none."""
     arch = ARCHITECTURES[model.config.activation]
@@ -119,7 +116,7 @@ def export(
             name, array = name.replace("ffn_down.", "ffn_down_t."), np.ascontiguousarray(array.T)
         add_tensor(writer, name, array, kind)
     if predictors:
-        add_predictors(writer, predictors, threshold, kind)
+        add_predictors(writer, predictors, kind)
     finish(writer)
     print(f"{out}: {out.stat().st_size:,} bytes, {kind}")
 

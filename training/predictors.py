@@ -99,19 +99,19 @@ def record(model: Llama, stream: np.ndarray, n_tokens: int, device: str, seed: i
 def masked_loss(
     model: Llama, predictors: Sequence[Predictor], stream: np.ndarray, device: str
 ) -> float:
-    """`mean_loss` of the model when neurons whose idx is below 0 are skipped."""
+    """`mean_loss` of the model when neurons whose idx is below their threshold are skipped."""
     inputs: dict[int, Tensor] = {}
     hooks = []
 
     def keep(i: int):
         return lambda module, args: inputs.__setitem__(i, args[0].float())
 
-    def skip(i: int, fc1: Tensor, fc2: Tensor):
-        return lambda module, args: args[0] * (predict(inputs[i], fc1, fc2) >= 0)
+    def skip(i: int, fc1: Tensor, fc2: Tensor, threshold: float):
+        return lambda module, args: args[0] * (predict(inputs[i], fc1, fc2) >= threshold)
 
     for i, (block, p) in enumerate(zip(model.blk, predictors, strict=True)):
         hooks.append(block.ffn_norm.register_forward_pre_hook(keep(i)))
-        run = skip(i, p.fc1.to(device), p.fc2.to(device))
+        run = skip(i, p.fc1.to(device), p.fc2.to(device), p.threshold)
         hooks.append(block.ffn_down.register_forward_pre_hook(run))
     loss = mean_loss(model, stream, device)
     for hook in hooks:
@@ -122,7 +122,7 @@ def masked_loss(
 def write_sidecar(path: Path, predictors: Sequence[Predictor], kind: str) -> None:
     """Predictors alone, for another model file's `--predictor`."""
     writer = gguf.GGUFWriter(path, "relullama")
-    add_predictors(writer, predictors, 0.0, kind)
+    add_predictors(writer, predictors, kind)
     finish(writer)
 
 

@@ -26,7 +26,7 @@ struct Plan {
         type(*find_row_type(w.type)),
         neurons(op, 2, gf_params<Params>(op).threshold, w.ne[1], dst.ne[0]),
         m(x.ne[1]),
-        column(type.x_bias < 0 ? 0 : SparseActs::up(SparseActs(w.ne[0]).bytes())),
+        column(column_bytes(type.x, w.ne[0])),
         own(m == 1) {}
 
   int64_t acts() const { return m * column; }  // bytes
@@ -39,7 +39,7 @@ struct Plan {
   void convert(gf_range tokens, char* acts) const {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
       const auto* from = reinterpret_cast<const float*>(gf_row_ptr(x, t));
-      quantize_acts(from, w.ne[0], type.x_bias, acts + t * column);
+      convert_column(type.x, from, w.ne[0], acts + t * column);
     }
   }
 };

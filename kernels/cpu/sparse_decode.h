@@ -117,8 +117,17 @@ struct DecodeQ4_K {
     return _mm256_and_si256(s % 2 ? _mm256_srli_epi16(q, 4) : q, _mm256_set1_epi8(15));
   }
   static GF_INLINE void values(const Block* b, int s, const Scales& at, vf (&v)[32 / VL]) {
+#if defined(__AVX512F__)
+    const __m512 table =
+        _mm512_fmsub_ps(count_up(), _mm512_set1_ps(at.scale[s]), _mm512_set1_ps(at.min[s]));
+    for (int i = 0; i < 2; ++i) {
+      const __m512i q = _mm512_cvtepu8_epi32(load_bytes16(b->qs + s / 2 * 32 + 16 * i));
+      v[i].v = _mm512_permutexvar_ps(s % 2 ? _mm512_srli_epi32(q, 4) : q, table);
+    }
+#else
     widen_bytes<false>(bytes(b, s), v);
     for (vf& x : v) x = vf_fma(x, vf_set(at.scale[s]), vf_set(-at.min[s]));
+#endif
   }
 };
 

@@ -10,6 +10,7 @@
 #include "cpu/relax.h"
 #include "cpu/sparse_products.h"
 #include "cpu/sparse_sums.h"
+#include "quants/traits.h"
 
 namespace gf {
 namespace {
@@ -27,9 +28,7 @@ struct Product {
   int64_t acts = 0;  // where they are in scratch
 
   explicit Product(const gf_tensor& w_)
-      : w(w_),
-        type(*find_row_type(w_.type)),
-        column(type.x_bias < 0 ? 0 : SparseActs::up(SparseActs(w_.ne[0]).bytes())) {}
+      : w(w_), type(*find_row_type(w_.type)), column(column_bytes(type.x, w_.ne[0])) {}
 };
 
 // A share of the active neurons of the only token.
@@ -61,7 +60,7 @@ struct Plan {
         n_rows(down.ne[1]) {
     if (neurons.idx) neurons.n_ff = neurons.idx->ne[0];
     if (op->src[6].data) neurons.n_ff = op->src[6].ne[0];
-    const bool same = up.column == 0 || up.type.x_bias == gate.type.x_bias;
+    const bool same = up.column == 0 || up.type.x == gate.type.x;
     const int64_t columns = gate.column + (same && gate.column ? 0 : up.column);
     up.acts = same ? 0 : gate.column * (m == 1 ? 1 : m);
     if (m == 1) {
@@ -85,7 +84,7 @@ struct Plan {
       if (!p->column || (p == &up && up.acts == 0 && gate.column)) continue;
       for (int64_t t = tokens.begin; t < tokens.end; ++t) {
         const auto* from = reinterpret_cast<const float*>(gf_row_ptr(x, t));
-        quantize_acts(from, x.ne[0], p->type.x_bias, acts + p->acts + t * p->column);
+        convert_column(p->type.x, from, x.ne[0], acts + p->acts + t * p->column);
       }
     }
   }
@@ -93,6 +92,8 @@ struct Plan {
     return {&x, p.column ? acts + p.acts : nullptr, p.column};
   }
 };
+
+constexpr int64_t kBytesAhead = 4096;
 
 // relu of a product that is not skipped; a NaN stays.
 inline float relu(float v) { return v <= 0 ? 0 : v; }
@@ -126,15 +127,18 @@ void list_active(const Neurons& neurons, const gf_thread* th, uint16_t* masks, i
 template <class Put>
 void dot_list(const Product& p, const void* x, const int32_t* rows, int64_t begin, int64_t end,
               Put&& put) {
+  // Rows lie anywhere in memory: enough of them are on their way to hide its latency.
+  const int64_t bytes = gf_row_bytes(p.w.type, p.w.ne[0]);
+  const int64_t ahead = 1 + kBytesAhead / bytes;
   const auto row = [&](int64_t i) {
     return i < end ? static_cast<const char*>(p.w.data) + rows[i] * p.w.nb[1] : nullptr;
   };
-  const char* next = row(begin);
+  for (int64_t i = begin; i < end && i < begin + ahead; ++i) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row(i) + at);
+  }
   for (int64_t i = begin; i < end; ++i) {
-    const char* now = next;
-    next = row(i + 1);
     float v;
-    p.type.dot(now, next, &x, 1, p.w.ne[0], &v);
+    p.type.dot(row(i), row(i + ahead), &x, 1, p.w.ne[0], &v);
     put(i, v);
   }
 }

@@ -3,6 +3,7 @@
 
 #include "cpu/mul_mat_vec.h"
 #include "cpu/sparse_axpy.h"
+#include "cpu/sparse_dot_q4_0.h"
 
 namespace gf {
 namespace {
@@ -25,12 +26,12 @@ void dot_blocks(const char* row, const char* next, const void* const* x, int n, 
 
 template <class T>
 constexpr RowType of_floats() {
-  return {-1, 64, &dot_floats<T>, &axpy_floats<T>, &expand_floats<T>};
+  return {{}, 64, &dot_floats<T>, &axpy_floats<T>, &expand_floats<T>};
 }
 
 template <class Block>
 constexpr RowType of_blocks() {
-  return {-1, Block::QK, &dot_blocks<Block>, &axpy_blocks<Block>, &expand_blocks<Block>};
+  return {{}, Block::QK, &dot_blocks<Block>, &axpy_blocks<Block>, &expand_blocks<Block>};
 }
 
 #if defined(__AVX2__)
@@ -41,9 +42,18 @@ void dot_decoded(const char* row, const char* next, const void* const* x, int n,
   for (int c = 0; c < n; ++c) dot_decoded_tile<T, 1>(row, c ? nullptr : next, x + c, k, out + c);
 }
 
+#if defined(__AVX512VNNI__)
+void dot_q4_0(const char* row, const char* next, const void* const* x, int n, int64_t k,
+              float* out) {
+  if (n == kDotTile) return dot_q4_0_tile<kDotTile>(row, next, x, k, out);
+  for (int c = 0; c < n; ++c) dot_q4_0_tile<1>(row, c ? nullptr : next, x + c, k, out + c);
+}
+#endif
+
 template <class T>
 constexpr RowType of_decoded() {
-  return {T::kBias, T::Block::QK, &dot_decoded<T>, &axpy_decoded<T>, &expand_decoded<T>};
+  return {
+      {true, T::kBias, false}, T::Block::QK, &dot_decoded<T>, &axpy_decoded<T>, &expand_decoded<T>};
 }
 #endif
 
@@ -56,8 +66,17 @@ const RowType* find_row_type(int type) {
   if (type == GF_F16) return &f16;
   if (type == GF_BF16) return &bf16;
 #if defined(__AVX2__)
-  static constexpr RowType q8_0 = of_decoded<DecodeQ8_0>(), q4_0 = of_decoded<DecodeQ4_0>(),
-                           q4_k = of_decoded<DecodeQ4_K>(), q6_k = of_decoded<DecodeQ6_K>();
+#if defined(__AVX512VNNI__)
+  static constexpr RowType q4_0 = {{true, DecodeQ4_0::kBias, true},
+                                   32,
+                                   &dot_q4_0,
+                                   &axpy_decoded<DecodeQ4_0>,
+                                   &expand_decoded<DecodeQ4_0>};
+#else
+  static constexpr RowType q4_0 = of_decoded<DecodeQ4_0>();
+#endif
+  static constexpr RowType q8_0 = of_decoded<DecodeQ8_0>(), q4_k = of_decoded<DecodeQ4_K>(),
+                           q6_k = of_decoded<DecodeQ6_K>();
   if (type == GF_Q8_0) return &q8_0;
   if (type == GF_Q4_0) return &q4_0;
   if (type == GF_Q4_K) return &q4_k;
@@ -71,18 +90,29 @@ const RowType* find_row_type(int type) {
   return found;
 }
 
-void quantize_acts(const float* x, int64_t k, int bias, char* out) {
+void convert_column(const ColumnForm& form, const float* x, int64_t k, char* out) {
   const SparseActs at(k);
+  std::memset(out, 0, at.bytes());
   auto* d = reinterpret_cast<float*>(out);
   auto* sum = reinterpret_cast<float*>(out + at.sum());
   auto* q = reinterpret_cast<int8_t*>(out + at.q());
   auto* start = reinterpret_cast<int32_t*>(out + at.start());
-  for (int64_t i = 0; i < at.n; ++i) {
-    int32_t sums[2];
-    d[i] = quantize_32(x + 32 * i, q + 32 * i, sums);
+  for (int64_t i = 0; i < k / 32; ++i) {
+    int8_t block[32];
+    int32_t sums[2], four[8];
+    d[i] = quantize_32(x + 32 * i, block, sums);
     sum[i] = d[i] * static_cast<float>(sums[0] + sums[1]);
-    for (int64_t j = 8 * i; j < 8 * i + 8; ++j) {
-      start[j] = -bias * (q[4 * j] + q[4 * j + 1] + q[4 * j + 2] + q[4 * j + 3]);
+    for (int j = 0; j < 8; ++j) {
+      four[j] = block[4 * j] + block[4 * j + 1] + block[4 * j + 2] + block[4 * j + 3];
+    }
+    if (form.quads) {
+      int8_t* quad = q + i / 4 * 128 + i % 4 * 16;
+      std::memcpy(quad, block, 16);
+      std::memcpy(quad + 64, block + 16, 16);
+      for (int j = 0; j < 4; ++j) start[4 * i + j] = -form.bias * (four[j] + four[j + 4]);
+    } else {
+      std::memcpy(q + 32 * i, block, 32);
+      for (int j = 0; j < 8; ++j) start[8 * i + j] = -form.bias * four[j];
     }
   }
 }

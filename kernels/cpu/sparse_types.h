@@ -12,9 +12,19 @@ namespace gf {
 constexpr int kDotTile = 4;   // columns of x a row is decoded once for
 constexpr int kAxpyRows = 8;  // rows added in one pass over the result
 
+// How dot takes a column of x: as the floats it is, or as SparseActs.
+struct ColumnForm {
+  bool bytes;
+  int bias;    // of the weights, which are unsigned bytes
+  bool quads;  // four blocks at a time: first their first halves, then their second
+
+  bool operator==(const ColumnForm& o) const {
+    return bytes == o.bytes && bias == o.bias && quads == o.quads;
+  }
+};
+
 struct RowType {
-  // What x must be made into, see SparseActs: -1 for dot taking floats as they are.
-  int x_bias;
+  ColumnForm x;
   // The columns of a result that different threads write start at multiples of this.
   int unit;
   // out[c] = row . x[c] over k elements, c < n. `next` is the row to bring into the cache
@@ -32,24 +42,30 @@ struct RowType {
 // Null for a type that has no values to multiply.
 const RowType* find_row_type(int type);
 
-// One column of x in steps of 127 levels a block of 32, as dot of quantized rows takes it.
-//   float d[k / 32]       steps
-//   float sum[k / 32]     d * the sum of q: what a type's minimum is multiplied by
-//   int8 q[k]
-//   int32 start[k / 4]    -bias * the sum of four q: where the product of unsigned weights starts
+// One column of x in steps of 127 levels a block of 32, padded with zeros to four blocks.
+//   float d[blocks]          steps
+//   float sum[blocks]        d * the sum of q: what a type's minimum is multiplied by
+//   int8 q[32 * blocks]
+//   int32 start[8 * blocks]  where the 32-bit sums of products with biased weights start: -bias *
+//                            the sum of the q that go into each; for quads, 16 a quad
 struct SparseActs {
-  explicit SparseActs(int64_t k) : n(k / 32) {}
+  explicit SparseActs(int64_t k) : blocks((k + 127) / 128 * 4) {}
 
-  int64_t n;  // blocks
-  int64_t sum() const { return up(4 * n); }
-  int64_t q() const { return 2 * up(4 * n); }
-  int64_t start() const { return q() + up(32 * n); }
-  int64_t bytes() const { return start() + 32 * n; }
+  int64_t blocks;
+  int64_t sum() const { return up(4 * blocks); }
+  int64_t q() const { return 2 * up(4 * blocks); }
+  int64_t start() const { return q() + 32 * blocks; }
+  int64_t bytes() const { return start() + 32 * blocks; }
 
   static int64_t up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 };
 
-// Writes SparseActs(k).bytes() bytes at `out`, which is aligned to 64.
-void quantize_acts(const float* x, int64_t k, int bias, char* out);
+// Bytes of a converted column, a multiple of 64; 0 when floats are taken.
+inline int64_t column_bytes(const ColumnForm& form, int64_t k) {
+  return form.bytes ? SparseActs(k).bytes() : 0;
+}
+
+// Writes them at `out`, which is aligned to 64.
+void convert_column(const ColumnForm& form, const float* x, int64_t k, char* out);
 
 }  // namespace gf

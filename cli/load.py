@@ -29,8 +29,9 @@ def bundled_folder() -> Path:
 
 
 def bundled_model() -> Path:
-    """The model that ships with the package. Raises UsageError when this installation has none."""
-    found = sorted(bundled_folder().glob("*.gguf"))
+    """The dense model that ships with the package. Raises UsageError when this installation has
+    none."""
+    found = sorted(p for p in bundled_folder().glob("*.gguf") if "relu" not in p.name)
     if not found:
         raise UsageError("-m/--model is needed: this installation comes without a bundled model")
     return found[0]

@@ -40,7 +40,8 @@ from gguflow.models.base import Batch, ModelError, append_sampler
 
 DEVICE_BACKEND = "cuda"
 LEAST_AHEAD = 3  # steps left that are worth starting to run ahead
-LEAST_UBATCH = 32  # down to which prompts are cut smaller when a device's memory is short
+LEAST_UBATCH = 32  # down to which prompts are cut smaller when a device has memory for little,
+WORK_SHARE = 64  # and the part of it that the values of a run may take then
 PLAN_CACHE = 8  # plans kept by a model, and lowered ones by a session
 
 
@@ -112,7 +113,10 @@ class Model:
             options.vram_budget, options.n_threads or None,
         )  # fmt: skip
         asked = options.n_ubatch
-        while self.options.n_ubatch > LEAST_UBATCH and placement.work() > placement.limit // 16:
+        while (
+            self.options.n_ubatch > LEAST_UBATCH
+            and placement.work() > placement.limit // WORK_SHARE
+        ):
             self._most_ubatch = self.options.n_ubatch // 2
             self.options = self._completed(self.options)
         if self.options.n_ubatch < asked:

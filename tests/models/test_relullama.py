@@ -499,7 +499,7 @@ def test_prompts_are_cut_smaller_when_memory_is_short(
     assert model.options.n_ubatch == 32
     assert model.with_options(n_ubatch=64).options.n_ubatch == 32
     assert any("prompts in pieces of 32 tokens instead of 64" in n for n in model.forecast())
-    roomy = Model.load(path, n_threads=1, n_ctx=64, n_ubatch=64, vram_budget=64 << 20)
+    roomy = Model.load(path, n_threads=1, n_ctx=64, n_ubatch=64, vram_budget=1 << 30)
     assert roomy.options.n_ubatch == 64
 
 

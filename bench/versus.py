@@ -126,8 +126,9 @@ def compare(path: Path, args: argparse.Namespace) -> tuple[Speeds, Speeds]:
     """All rounds of all tests on one file: ours and the peer's. Raises RunError."""
     common = ["-m", str(path), "-ngl", str(args.ngl), "-r", str(args.repetitions), "-o", "json"]
     common += ["-t", str(args.threads)] if args.threads else []
+    sample = ["--sample"] if args.sample else []
     sides: list[tuple[list[str], Speeds]] = [
-        ([sys.executable, "-m", "gguflow", "bench", *common], {}),
+        ([sys.executable, "-m", "gguflow", "bench", *common, *sample], {}),
         ([args.peer, *common, *(["-fa", "1"] if args.ngl else [])], {}),
     ]
     for _ in range(args.rounds):
@@ -145,6 +146,7 @@ def main() -> int:
     parser.add_argument("--tests", type=parse_tests, default="pp128,tg24", metavar="LIST",
                         help="ppN, tgN, ppN@dDEPTH, ... (default pp128,tg24)")  # fmt: skip
     parser.add_argument("--ngl", type=int, default=0, metavar="N", help="layers on the GPU")
+    parser.add_argument("--sample", action="store_true", help="`gguflow bench --sample`")
     parser.add_argument("-t", "--threads", type=int, help="default: each program's own")
     parser.add_argument("-r", "--repetitions", type=int, default=3, help="in each round")
     parser.add_argument("--rounds", type=int, default=3)
@@ -174,7 +176,8 @@ def main() -> int:
                             "peer": theirs[test], "ratio": a / b})  # fmt: skip
         took = time.perf_counter() - began
         print(f"{model}: written to {where} in {wrote:.1f} s, all in {took:.1f} s", file=sys.stderr)
-    print(json.dumps({"ngl": args.ngl, "threads": args.threads, "results": results}))
+    settings = {"ngl": args.ngl, "threads": args.threads, "sample": args.sample}
+    print(json.dumps({**settings, "results": results}))
     return 1 if failed else 0
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gguflow.engine.session import Model, Session
 
 SUMMARY = "measure tokens per second"
+WARMUP_SAMPLED = 8  # tokens that make a GPU run ahead of the host, as a generation does
 EPILOG = """\
 Lists are separated by commas, options can be given again, ranges are 1-8, 1-9+2 or 1-8*2; every
 combination is run. Results go to standard output.
@@ -142,6 +143,12 @@ def add_arguments(p: ArgumentParser) -> None:
     p.add_argument("-o", "--output", choices=list(OUTPUTS), default="md", help="(default md)")
     p.add_argument("--no-fuse", action="store_true", help="run every op by itself")
     p.add_argument("--no-warmup", action="store_true", help="no warmup run before a test")
+    p.add_argument(
+        "--sample",
+        action="store_true",
+        help="generate as the other commands do: the most likely token is chosen and comes next, "
+        "which a GPU does by itself; by default tokens are random and none is chosen",
+    )
     p.add_argument("--progress", action="store_true", help="say on stderr what is being run")
     p.add_argument(
         "--kernels",
@@ -257,22 +264,30 @@ def measure(
     # On a device the first run of a plan launches op by op and the second captures a graph.
     for _ in range(0 if args.no_warmup else 2 if gpu(session.model) else 1):
         session.rewind(test.n_depth)
-        run_once(session, prompt, generated[:1])
+        run_once(session, test, prompt, generated[: WARMUP_SAMPLED if test.sampled else 1])
     began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     session.profile = profile
     ns = []
     for _ in range(args.repetitions):
         session.rewind(test.n_depth)
         start = time.perf_counter_ns()
-        run_once(session, prompt, generated)
+        run_once(session, test, prompt, generated)
         ns.append(time.perf_counter_ns() - start)
     out.add(record(known, test, began, ns))
 
 
-def run_once(session: Session, prompt: Sequence[int], generated: Sequence[int]) -> None:
-    """What is timed."""
+def run_once(
+    session: Session, test: BenchTest, prompt: Sequence[int], generated: Sequence[int]
+) -> None:
+    """What is timed. generated: random tokens; of a sampled test, the first is the last given."""
     if prompt:
         session.prefill(prompt, None, "last")
+    if test.sampled and generated:
+        from gguflow.engine.sampling import GREEDY
+
+        for _ in session.generate([*session.tokens, generated[0]], len(generated), GREEDY):
+            pass
+        return
     for token in generated:
         session.step((token,), "last")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -21,6 +21,7 @@ class BenchTest:
     """One measurement of one model: a prompt, a generation, or one after the other.
 
     n_depth: tokens in the context before the clock starts. n_gpu_layers: as in `Options`.
+    sampled: each generated token is the most likely one, instead of a random one.
     """
 
     n_prompt: int
@@ -32,10 +33,11 @@ class BenchTest:
     type_k: str
     type_v: str
     n_gpu_layers: int = 0
+    sampled: bool = False
 
     @property
     def name(self) -> str:
-        return test_name(self.n_prompt, self.n_gen, self.n_depth)
+        return test_name(vars(self))
 
     @property
     def n_ctx(self) -> int:
@@ -43,10 +45,12 @@ class BenchTest:
         return self.n_depth + self.n_prompt + self.n_gen
 
 
-def test_name(n_prompt: int, n_gen: int, n_depth: int) -> str:
-    """As llama-bench prints it: `pp512`, `tg128 @ d1024`, `pp512+tg128`."""
-    parts = (f"pp{n_prompt}" if n_prompt else "", f"tg{n_gen}" if n_gen else "")
-    return "+".join(filter(None, parts)) + (f" @ d{n_depth}" if n_depth else "")
+def test_name(test: Mapping[str, Any]) -> str:
+    """As llama-bench prints it, from a test's fields: `pp512`, `tg128 @ d1024`, `pp512+tg128`."""
+    sampled = " sampled" if test["sampled"] else ""
+    parts = (f"pp{test['n_prompt']}" if test["n_prompt"] else "",
+             f"tg{test['n_gen']}{sampled}" if test["n_gen"] else "")  # fmt: skip
+    return "+".join(filter(None, parts)) + (f" @ d{test['n_depth']}" if test["n_depth"] else "")
 
 
 class Extend(Action):
@@ -128,6 +132,6 @@ def grid(args: Namespace, default_threads: int) -> list[BenchTest]:
     return [
         BenchTest(*kind, *chosen)
         for layers in args.gpu_layers
-        for chosen in product(*settings, [layers])
+        for chosen in product(*settings, [layers], [args.sample])
         for kind in kinds
     ]

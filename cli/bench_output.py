@@ -94,8 +94,13 @@ class Sql(Output):
             fields = ",\n".join(f"  {name} {_sql_type(name)}" for name in flat)
             write(f"CREATE TABLE IF NOT EXISTS llama_bench (\n{fields}\n);\n\n")
             self.created = True
-        values = ", ".join("'" + str(v).replace("'", "''") + "'" for v in flat.values())
+        values = ", ".join(map(_sql_text, flat.values()))
         write(f"INSERT INTO llama_bench ({', '.join(flat)}) VALUES ({values});\n")
+
+
+def _sql_text(value: Any) -> str:
+    text = str(int(value) if isinstance(value, bool) else value)
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _flat(result: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +146,7 @@ class Markdown(Output):
             result["model_type"], human_bytes(result["model_size"]),
             human_count(result["model_n_params"]), result["backends"], str(result["n_threads"]),
             *(str(result[name]) for name in self.settings),
-            test_name(result["n_prompt"], result["n_gen"], result["n_depth"]),
+            test_name(result),
             f"{result['avg_ts']:.2f} ± {result['stddev_ts']:.2f}",
         ])  # fmt: skip
         self.build = result["build_commit"]

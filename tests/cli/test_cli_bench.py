@@ -36,7 +36,7 @@ def test_lists_and_ranges() -> None:
 def test_grid_is_every_combination_tests_innermost() -> None:
     args = Namespace(n_prompt=[8, 0], n_gen=[2], pg=[(4, 1)], n_depth=[0], batch_size=[32],
                      ubatch_size=[16, 32], threads=[1, 2], cache_type_k=["f16"],
-                     cache_type_v=["f16"], gpu_layers=[0])  # fmt: skip
+                     cache_type_v=["f16"], gpu_layers=[0], sample=False)  # fmt: skip
     tests = grid(args, 9)
     assert [(t.name, t.n_ubatch, t.n_threads) for t in tests] == [
         (name, ub, n) for ub in (16, 32) for n in (1, 2) for name in ("pp8", "tg2", "pp4+tg1")
@@ -64,7 +64,8 @@ def test_json_is_one_document_with_llama_bench_fields(run, tiny_model: str) -> N
     r = results[0]
     assert {"build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename",
             "model_type", "model_size", "model_n_params", "n_batch", "n_ubatch", "n_threads",
-            "type_k", "type_v", "n_gpu_layers", "tensor_buft_overrides", "n_prompt", "n_gen",
+            "type_k", "type_v", "n_gpu_layers", "sampled", "tensor_buft_overrides", "n_prompt",
+            "n_gen",
             "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns",
             "samples_ts"} == set(r)  # fmt: skip
     assert [(x["n_prompt"], x["n_gen"], x["n_depth"]) for x in results] == [
@@ -138,6 +139,33 @@ def test_tokens_computed(tiny_model: str) -> None:
     args.no_warmup = True
     measure(session, BenchTest(0, 2, 0, 32, 32, 1, "f16", "f16"), args, None, {}, out)  # type: ignore[arg-type]
     assert steps == [(0, 1), (1, 1)] * 2
+
+
+def test_sampled_tokens_come_next(call, tiny_model: str) -> None:
+    """As many runs as without, the first on a random token and each other on the one before."""
+    model = Model.load(tiny_model, n_ctx=64)
+    session = model.new_session()
+    steps: list[tuple[int, ...]] = []
+    step = session.step
+
+    def spy(ids, *rest):
+        steps.append(tuple(ids))
+        result = step(ids, *rest)
+        chosen.append(int(result[-1][0]) if rest[-1] is not None else -1)
+        return result
+
+    chosen: list[int] = []
+    session.step = spy  # type: ignore[method-assign]
+    test = BenchTest(4, 3, 5, 32, 32, 1, "f16", "f16", 0, True)
+    args = Namespace(no_warmup=True, repetitions=1)
+    measure(session, test, args, None, {}, Namespace(add=lambda result: None))  # type: ignore[arg-type]
+    assert [len(ids) for ids in steps] == [5, 4, 1, 1, 1]
+    assert [ids[0] for ids in steps[3:]] == chosen[2:4] and chosen[:2] == [-1, -1]
+    code, out, err = call("bench", "-m", tiny_model, *SMALL, "--sample")
+    assert code == 0, err
+    names = [row.split("|")[6].strip() for row in out.splitlines()[2:8]]
+    assert names[:3] == ["pp6", "tg3 sampled", "pp4+tg2 sampled"]
+    assert names[4] == "tg3 sampled @ d5"
 
 
 def test_profile_of_a_bench(call, tiny_model: str, tmp_path) -> None:

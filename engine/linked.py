@@ -7,9 +7,11 @@ what crosses lies in pinned memory, which the device copies from and to.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,6 +35,11 @@ ABANDONED = 0xFFFF_FFFF  # in that word: the host has left
 LEAST_MEETINGS = 3  # fewer are cheaper than a device that waits busily
 PATIENCE_S = 10.0  # what any wait is given, beside the time the work takes on a very slow machine
 SLOW_FLOPS = 5e9
+
+
+# A device's programs run one after the other, and so do a host's. Two plans started by two threads
+# would wait for each other if the orders differed: each takes both for itself.
+_turns: WeakKeyDictionary[LinkDevice, threading.Lock] = WeakKeyDictionary()
 
 
 class LinkError(RuntimeError):
@@ -81,6 +88,7 @@ class LinkedPlan:
         host, device = backends[sides.host], backends[sides.device]
         assert isinstance(host, LinkHost) and isinstance(device, LinkDevice)
         self._sides = sides
+        self._turn = _turns.setdefault(device, threading.Lock())
         meetings = sides.link.meetings
         self._flags = device.alloc_pinned(LINE * (len(meetings) + 1))
         self._words = self._flags.array.view(np.uint32)[:: LINE // 4]
@@ -126,6 +134,10 @@ class LinkedPlan:
         return np.concatenate(spans)
 
     def _run(self, ends_ns: np.ndarray | None) -> np.ndarray | None:
+        with self._turn:
+            return self._run_alone(ends_ns)
+
+    def _run_alone(self, ends_ns: np.ndarray | None) -> np.ndarray | None:
         try:
             self._device.start(timed=ends_ns is not None)
             self._host.run(ends_ns)

@@ -160,9 +160,12 @@ class BoundPlan:
         return self.make_linked()
 
     def _bring_inputs(self) -> None:
-        for c in (c for copies in self.copies for c in copies):
-            if c.of_input:
-                c.to_mirror()
+        for c in self._input_copies:
+            c.to_mirror()
+
+    @cached_property
+    def _input_copies(self) -> list[BoundCopy]:
+        return [c for copies in self.copies for c in copies if c.of_input]
 
     def _run_segments(self, ends_ns: np.ndarray | None) -> None:
         """ends_ns: int64 [n_ops + 1], the start, then each op's end. Copies before a segment count

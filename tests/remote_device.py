@@ -102,6 +102,7 @@ class LinkableBackend(RemoteBackend):
 
     def __init__(self) -> None:
         self.hook: Callable[[ProgramStep], bool | None] = lambda step: None
+        self.last: threading.Thread | None = None
 
     def alloc_pinned(self, nbytes: int) -> HostBuffer:
         return HostBuffer.zeros(nbytes)
@@ -130,7 +131,8 @@ class RemoteProgram:
     def start(self, timed: bool = False) -> None:
         assert self._thread is None
         self._ticks = [self._now()]
-        self._thread = threading.Thread(target=self._work)
+        self._thread = threading.Thread(target=self._work, args=(self._backend.last,))
+        self._backend.last = self._thread
         self._thread.start()
 
     def finish(self) -> np.ndarray | None:
@@ -144,7 +146,9 @@ class RemoteProgram:
     def _now(self) -> int:
         return time.perf_counter_ns() + self.skew_ns
 
-    def _work(self) -> None:
+    def _work(self, before: threading.Thread | None) -> None:
+        if before is not None:  # programs run in the order in which they were started
+            before.join()
         try:
             for b in self._inside.shared.values():
                 b.array[:] = b.mirror

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,18 @@ def test_a_layer_split_by_neurons_meets_twice(
     found = steps(model())
     monkeypatch.setenv("GGUFLOW_LINK", "0")
     np.testing.assert_array_equal(found, steps(model()))
+
+
+def test_sessions_on_two_threads_take_turns(
+    remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linked, "PATIENCE_S", 2.0)
+    model = load(path)
+    expected = steps(model)
+    remote.hook = lambda step: time.sleep(2e-4)
+    with ThreadPoolExecutor(3) as threads:
+        for found in threads.map(lambda _: steps(model), range(9)):
+            np.testing.assert_array_equal(found, expected)
 
 
 # -- what is not linked says why ------------------------------------------------------------------

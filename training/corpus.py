@@ -2,10 +2,13 @@
 
 The corpus is one text file compressed with xz: a paragraph a line, an empty line between
 paragraphs, and stories separated by a line of exactly three asterisks.
+
+    python -m training.corpus --corpus fairy-tales.txt.xz --train train.txt --heldout heldout.txt
 """
 
 from __future__ import annotations
 
+import argparse
 import lzma
 from pathlib import Path
 
@@ -69,3 +72,20 @@ def token_stream(
         starts.append(n)
         n += len(pieces[-1])
     return np.concatenate(pieces), np.array(starts, np.int64)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes parts of the corpus as plain text.")
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--train", type=Path, help="all training stories")
+    parser.add_argument("--heldout", type=Path, help="the excerpt that ships")
+    args = parser.parse_args()
+    train, valid = split(read_stories(args.corpus))
+    if args.train:
+        args.train.write_text("\n\n".join(train) + "\n", encoding="utf-8")
+    if args.heldout:
+        args.heldout.write_text(heldout_text(valid), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

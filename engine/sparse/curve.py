@@ -11,7 +11,7 @@ from .evaluate import Result, total
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 70, 50, 60
 PERPLEXITY, MISSED = "#1f5fa8", "#b3541e"
-MOST = 10.0  # per cent; a point above it is outside the picture
+MOST = 3.0  # per cent; a point above it is outside the picture
 
 
 def curve_svg(results: Sequence[Result], title: str) -> str:

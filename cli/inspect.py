@@ -10,6 +10,7 @@ from typing import Any
 from .columns import columns, human_count
 from .errors import OK, UsageError
 from .inspect_plan import memory_json, memory_text, plan_json, plan_text
+from .inspect_sparse import sparse_facts, sparse_text
 from .load import model_path, open_source, prepare
 from .options import add_engine, add_model, add_random, engine_options, whole
 
@@ -59,9 +60,13 @@ def run(args: Namespace) -> int:
     if {"metadata", "tensors"} & set(wanted):
         from gguflow.engine.gguf import GgufFile
 
-        with GgufFile.open(model_path(args)) as f:
+        # A split of PowerInfer's may hold tensors without elements.
+        with GgufFile.open(model_path(args), empty_tensors=True) as f:
             parts["file"] = _file(f)
             texts.append(_file_text(parts["file"]))
+            if sparse := sparse_facts(f):
+                parts["sparse"] = sparse
+                texts.append(sparse_text(f, sparse))
             if "metadata" in wanted:
                 parts["metadata"] = {k: _value(k, f, args.full) for k in f.metadata}
                 texts.append(_metadata_text(f, parts["metadata"]))

@@ -87,6 +87,7 @@ class Plan:
     def bytes_by_space(self) -> dict[str, SpaceBytes]:
         """Weights count as stored in the file; a backend that repacks says so separately."""
         out = {s: SpaceBytes() for s in dict.fromkeys(self.spaces.values())}
+        given = Counter[str]()  # bytes of inputs that another space has too
         unit = {space: self.units.get(space, ALIGN) for space in out}
         for t in self.leaves(Role.WEIGHT):
             space = self.space_of(t)
@@ -100,11 +101,15 @@ class Plan:
             if t.nbytes <= SHARED_OUTPUT_BYTES:
                 out[self.space_of(t)].results += round_up(t.nbytes)
         for t, space in {(c.owner, c.target) for s in self.segments for c in s.copies}:
-            out[space].copies += round_up(t.nbytes)
+            if t.role is Role.INPUT:
+                given[space] += round_up(t.nbytes)
+            else:
+                out[space].copies += round_up(t.nbytes)
         for space, b in out.items():
             b.arena, b.scratch = self.arenas[space].nbytes, self.scratch.get(space, 0)
             for part in ("inputs", "results", "copies", "arena", "scratch"):  # one allocation each
                 setattr(b, part, round_up(getattr(b, part), unit[space]))
+            b.copies += round_up(given[space], unit[space])
         return out
 
     def flops(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from gguflow.kernels.cuda.advance import advance
 
+from .device import CudaDevice
 from .errors import CudaError
 from .memory import CudaBuffer, pinned
 from .modules import BoundGemm, BoundLaunch
@@ -51,6 +53,8 @@ class CudaTokenLoop:
         backend.modules.prepare([launch.kernel])
         self._end = backend.modules.bind(launch)
         self._graph: Any = None
+        # No __del__: in a cycle of garbage the stream might be gone before it.
+        weakref.finalize(self, _drain, self._device, self._ring)
 
     def start(self) -> None:
         """Take the inputs as the host has written them; what was launched before is over then."""
@@ -81,8 +85,9 @@ class CudaTokenLoop:
             time.sleep(PAUSE_S)
         return int(entry) & 0xFFFFFFFF
 
-    def __del__(self) -> None:
-        # Steps on their way still write to the ring.
-        with suppress(Exception):
-            self._device.use()
-            self._device.synchronize()
+
+def _drain(device: CudaDevice, ring: np.ndarray) -> None:
+    """Steps on their way still write to the ring, which is kept until here."""
+    with suppress(Exception):
+        device.use()
+        device.synchronize()

@@ -1,0 +1,106 @@
+"""The bytes that are forecast for a device are those that a generation allocates there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from remote_device import RemoteBackend
+from tiny_model import write_tiny
+
+from gguflow.engine import session
+from gguflow.engine.backends.base import Backend, Memory, find_backend
+from gguflow.engine.backends.host import HostBuffer
+from gguflow.engine.compile import round_up
+from gguflow.engine.graph import Tensor
+from gguflow.engine.offload import RESERVE, needed
+from gguflow.engine.sampling import GREEDY
+from gguflow.engine.session import Model
+
+
+class Counting(RemoteBackend):
+    """Counts what it allocates, and shares scratch memory among its plans."""
+
+    name = "cuda"
+    space = "cuda:0"
+    alloc_unit = 512
+    free = 1 << 40
+
+    def __init__(self) -> None:
+        self.allocated = 0
+        self.reserved: tuple[int, int] | None = None
+        self._scratch = 0
+
+    def memory(self) -> tuple[int, int]:
+        return self.free, 1 << 41
+
+    def count(self, nbytes: int) -> None:
+        self.allocated += round_up(nbytes, self.alloc_unit)
+
+    def alloc(self, nbytes: int) -> HostBuffer:
+        self.count(nbytes)
+        return super().alloc(nbytes)
+
+    def alloc_shared(self, nbytes: int) -> HostBuffer:
+        self.count(nbytes)
+        return super().alloc_shared(nbytes)
+
+    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
+        self.count(raw.nbytes)
+        return super().load_weight(weight, raw, packed)
+
+    def scratch_bytes(self, nodes: Sequence[Tensor]) -> int:
+        return max([1000 + 3 * n.nbytes for n in nodes], default=0)
+
+    def reserve(self, nbytes: int, scratch: int) -> None:
+        self.reserved = nbytes, scratch
+        self._scratch = scratch
+        self.count(scratch)
+
+    def compile(self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None) -> Any:
+        assert self.scratch_bytes(nodes) <= self._scratch
+        return super().compile(nodes, memory, n_threads)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    made = Counting()
+
+    def find(name: str, options: Any = None) -> Backend:
+        return made if name == "cuda" else find_backend(name, options)
+
+    monkeypatch.setattr(session, "find_backend", find)
+    return made
+
+
+@pytest.mark.parametrize("n_gpu_layers", [1, 2, 3])
+@pytest.mark.parametrize("n_ubatch", [1, 4, 64])
+def test_a_generation_takes_what_was_said(
+    device: Counting, tmp_path: Path, n_gpu_layers: int, n_ubatch: int
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf")
+    model = Model.load(path, n_gpu_layers=n_gpu_layers, n_ubatch=n_ubatch)
+    told = needed(model._largest_plans(), device)
+    assert device.reserved == (told.total, told.scratch)
+    # One ubatch, then single tokens: no other plans than the two that are counted.
+    ids = [1 + i % 90 for i in range(n_ubatch)]
+    found = list(model.new_session().generate(ids, 1 if n_ubatch == 64 else 5, GREEDY))
+    assert found
+    if n_ubatch == 64:  # no decode plan: its own memory is not there
+        single = model.plan(1, "last", True).bytes_by_space()["cuda:0"]
+        assert device.allocated == told.total - single.inputs - single.results - single.copies
+    else:
+        assert device.allocated == told.total
+
+
+def test_one_byte_too_many_is_refused_with_the_figures(device: Counting, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf")
+    total = needed(Model.load(path, n_gpu_layers=3)._largest_plans(), device).total
+    device.free = RESERVE + total
+    Model.load(path, n_gpu_layers=3)
+    device.free -= 1
+    with pytest.raises(MemoryError, match=r"cuda:0: .* are needed \(weights .*intermediate"):
+        Model.load(path, n_gpu_layers=3)

@@ -22,7 +22,7 @@ from .bench_grid import BenchTest, Extend, grid, layer_counts, numbers, pair, wo
 from .bench_kernels import run_kernels
 from .bench_output import OUTPUTS, Output, record
 from .errors import OK, UsageError
-from .load import bundled_model, check_context, load_weights, note, prepare, random_source
+from .load import bundled_model, check_context, gpu, load_weights, note, prepare, random_source
 from .options import (
     add_device,
     add_profile,
@@ -310,13 +310,6 @@ def facts(model: Model, args: Namespace) -> dict[str, Any]:
         "model_n_params": sum(prod(w.shape) for w in weights),
         "tensor_buft_overrides": overrides or "none",
     }
-
-
-def gpu(model: Model) -> Any:
-    """The backend of the GPU that a model uses, or None."""
-    from gguflow.engine.session import DEVICE_BACKEND
-
-    return model.backends.get(DEVICE_BACKEND)
 
 
 def model_type(source: ModelSource) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
 from .progress import Bar
@@ -109,3 +109,10 @@ def load_weights(model: Model, quiet: bool = False) -> None:
         warn_of_context(model.source, model.options.n_ctx)
     with Bar(f"loading {Path(model.source.path).name}") as bar:
         model.load_weights(bar.update)
+
+
+def gpu(model: Model) -> Any:
+    """The backend of the GPU that a model uses, or None."""
+    from gguflow.engine.session import DEVICE_BACKEND
+
+    return model.backends.get(DEVICE_BACKEND)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .load import note
+from .load import gpu, note
 
 if TYPE_CHECKING:
     from gguflow.engine.profile import Profile
@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 def new_profile(model: Model) -> Profile:
     """An empty profile of a model, with the measured peaks of its backends (a quarter second)."""
     from gguflow.engine.profile import Peaks, Profile
+    from gguflow.engine.profile.machine import machine_name
 
     measured = {name: backend.peaks() for name, backend in model.backends.items()}
     peaks = {name: Peaks(*roofs) for name, roofs in measured.items() if roofs}
-    return Profile(model=Path(model.source.path).name, threads=model.n_threads, peaks=peaks)
+    device = gpu(model)
+    machine = ", ".join([*([device.device.name] if device else []), machine_name()])
+    name = Path(model.source.path).name
+    return Profile(model=name, threads=model.n_threads, peaks=peaks, machine=machine)
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -196,6 +196,17 @@ def test_layers_on_a_gpu(call, tiny_model: str, imaginary_gpu) -> None:
     assert [row.split("|")[at].strip() for row in table[2:6]] == ["3"] * 4
 
 
+def test_profile_on_a_gpu(call, tiny_model: str, imaginary_gpu, tmp_path) -> None:
+    path = tmp_path / "p.jsonl"
+    code, _, err = call("bench", "-m", tiny_model, "-p", "4", "-n", "0", "-r", "1", "-ngl", "all",
+                        "--profile", str(path))  # fmt: skip
+    assert code == 0, err
+    header, *rows = map(json.loads, path.read_text().splitlines())
+    assert header["machine"].startswith("Imaginary GPU, ") and "cuda" in header["peaks"]
+    ops = [r for r in rows if r["kind"] == "op" and r["backend"] == "cuda"]
+    assert ops and all(r["share"] is not None for r in ops)
+
+
 def test_tensors_on_a_gpu(call, tiny_model: str, imaginary_gpu) -> None:
     code, out, _ = call("bench", "-m", tiny_model, "-p", "4", "-n", "0", "-r", "1", "-ot",
                         "ffn.*=cuda,attn_q=cpu", "-o", "jsonl")  # fmt: skip

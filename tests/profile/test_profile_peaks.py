@@ -18,6 +18,16 @@ def test_share_is_the_nearer_roof():
     assert Peaks().share(5, 20, ["f32"]) is None
 
 
+def test_the_compute_roof_is_the_highest_the_types_allow():
+    gpu = Peaks(read_gbs=10, f32_gflops=100, int8_gops=400, f16_gflops=1600)
+    assert gpu.compute(["f32", "f32"]) == 100
+    assert gpu.compute(["f32", "f16", "f32"]) == gpu.compute(["bf16"]) == 1600
+    assert gpu.compute(["f32", "q4_K", "f32"]) == 1600
+    assert Peaks(f32_gflops=100, f16_gflops=300).compute(["f32", "q4_K"]) == 300
+    assert Peaks(f32_gflops=100, int8_gops=400).compute(["f32", "f16"]) == 100
+    assert gpu.share(1, 80, ["f32", "f16"]) == 0.1
+
+
 def test_quantized_types():
     assert all(map(is_quantized, ["q4_0", "q6_K", "iq2_xxs", "tq1_0", "mxfp4", "nvfp4"]))
     assert not any(map(is_quantized, ["f32", "f16", "bf16", "i32", "i8"]))

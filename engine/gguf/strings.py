@@ -6,7 +6,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import overload
 
+import numpy as np
+
 _PREFIX = 8  # bytes of the length before each string
+_MANY = 1000  # strings that are worth decoding together
 
 
 class StringArray(Sequence[str]):
@@ -52,6 +55,20 @@ class StringArray(Sequence[str]):
     def tolist(self) -> list[str]:
         """All strings."""
         stored, bounds = self._stored, self._bounds
+        if len(self) >= _MANY:
+            # All at once: each length becomes one zero byte, where the text is cut again.
+            data = np.frombuffer(stored, np.uint8)[: bounds[-1]]
+            starts = np.frombuffer(bounds, f"i{bounds.itemsize}")[:-1]
+            is_text = np.ones(data.size, bool)
+            is_text[: bounds[0]] = False
+            for i in range(_PREFIX):
+                is_text[starts + i] = False
+            if data[is_text].all():
+                is_text[starts] = True
+                data = data.copy()
+                data[starts] = 0
+                text = data[is_text].tobytes().decode("utf-8", "surrogateescape")
+                return text.split("\0")[1:]
         return [
             stored[a + _PREFIX : b].decode("utf-8", "surrogateescape")
             for a, b in zip(bounds, bounds[1:], strict=False)

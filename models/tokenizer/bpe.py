@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from operator import methodcaller
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -91,11 +92,13 @@ def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
 def _read_merges(metadata: Metadata) -> list[tuple[str, str]]:
     """Pairs in order of rank. A pair given twice keeps its first rank."""
     lines = metadata.strings(MERGES)
-    pairs = [line.split(" ") for line in lines]
-    for i, pair in enumerate(pairs):
-        if len(pair) != 2 or not pair[0] or not pair[1]:
-            raise metadata.error(f"{MERGES}[{i}]", repr(lines[i]), "two tokens, a space between")
-    merges = [(left, right) for left, right in pairs]
+    # All lines at once is several times faster than line by line.
+    tokens = " ".join(lines).split(" ") if lines else []
+    if "" in tokens or set(map(methodcaller("count", " "), lines)) - {1}:
+        bad = next(i for i, line in enumerate(lines)
+                   if line.count(" ") != 1 or not all(line.split(" ")))  # fmt: skip
+        raise metadata.error(f"{MERGES}[{bad}]", repr(lines[bad]), "two tokens, a space between")
+    merges = list(zip(tokens[::2], tokens[1::2], strict=True))
     return merges if len(set(lines)) == len(lines) else list(dict.fromkeys(merges))
 
 

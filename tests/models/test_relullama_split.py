@@ -97,6 +97,7 @@ def test_where_everything_is(path: Path, tmp_path: Path, device: type[SmallDevic
         f"blk.0.ffn_{p}.weight" for p in ("gate", "up", "down_t"))}  # fmt: skip
     # Once to the host and once back in the layer that is divided, and the token's embedding.
     assert [s.backend for s in plan.segments] == ["cpu", "cuda", "cpu", "cuda"]
+    assert model.new_session().bound_plan(1, "last", True).unlinked is None  # side by side
     nodes = {n.name: plan.placement.of[n] for n in plan.nodes}
     assert {n for n, b in nodes.items() if b == "cpu"} == {"embd", "blk.0.ffn.cold"}
     parts = "norm", "predict_fc1", "predict_hidden", "predict", "hot", "cold", "merge", "residual"

@@ -215,6 +215,7 @@ def broadcasts() -> Iterator[KernelCase]:
 def movers() -> Iterator[KernelCase]:
     """Copies, conversions, joining, repeating, rows by number."""
     x = Operand((SIDE, LARGE.d))
+    yield KernelCase("cpy", (Operand((SIDE, SIDE)),), {"type": 0}, "to f32")
     for t in ("f16", "bf16", *QUANTS):
         yield KernelCase("cpy", (x,), {"type": _TYPE_IDS[t]}, f"to {t}")
     yield KernelCase("cpy", (Operand((SIDE, SIDE), "f16"),), {"type": 0}, "to f32")

@@ -182,6 +182,19 @@ def test_no_rival_where_the_operation_differs() -> None:
     assert rivals.cupy_call(CUPY, looked_up, [table, np.zeros(2, int)], out) is None  # converts
 
 
+def test_a_copy_is_the_drivers() -> None:
+    case = next(c for c in all_cases() if c.name == "cpy f32[8192,8192] to f32")
+    node, copied = measure.declare(case), []
+    runtime = SimpleNamespace(memcpyDeviceToDevice=3, memcpyAsync=lambda *a: copied.append(a))
+    device = SimpleNamespace(cupy=None, runtime=runtime, stream=SimpleNamespace(ptr=9))
+    at = {node: SimpleNamespace(address=1000), node.srcs[0]: SimpleNamespace(address=5000)}
+    memory = SimpleNamespace(locate=lambda owner: (at[owner], 0))
+    found = rivals.find(SimpleNamespace(device=device), node, memory)  # type: ignore[arg-type]
+    assert found is not None and found[0] == "memcpy"
+    found[1]()
+    assert copied == [(1000, 5000, 4 << 26, 3, 9)]
+
+
 # -- on a GPU --------------------------------------------------------------------------------------
 
 
@@ -197,7 +210,7 @@ def test_peaks_are_those_of_a_gpu(gpu: Any) -> None:
 @pytest.mark.parametrize(
     "pattern",
     ["add f32[8192,8192] f32[8192]", "silu f16", "mul_mat f32[14336,4096] f32[8,", "sum f32",
-     "cont f32[8192,8192]"],
+     "cont f32[8192,8192]", "cpy f32[8192,8192]"],
 )  # fmt: skip
 def test_a_rival_on_the_gpu_does_the_same(gpu: Any, pattern: str) -> None:
     case = next(c for c in all_cases() if c.name.startswith(pattern))

@@ -1,4 +1,4 @@
-"""The same operation as an op's kernel, done by cuBLAS or CuPy, to compare speeds.
+"""The same operation as an op's kernel, done by cuBLAS, CuPy or the driver, to compare speeds.
 
 Only what computes the same values counts: quantized products, attention and the fused ops have no
 rival here.
@@ -43,6 +43,8 @@ def find(backend: CudaBackend, node: Tensor, memory: Memory) -> Rival | None:
         product = _product(backend, node, memory)
         return ("cuBLAS", product) if product else None
     tensors = [node, *node.live_srcs()]
+    if node.op == "cpy" and node.dtype is tensors[1].dtype and tensors[1].is_contiguous:
+        return "memcpy", _copy(backend, node, tensors[1], memory)
     if any(t.dtype.is_quantized or t.dtype.name == "bf16" for t in tensors):
         return None
     cp, stream = backend.device.cupy, backend.device.stream
@@ -97,6 +99,14 @@ def _array(cp: Any, t: Tensor, memory: Memory) -> Any:
     owned = cp.cuda.UnownedMemory(_address(buffer), buffer.nbytes, buffer)
     pointer = cp.cuda.MemoryPointer(owned, offset + t.view_offset)
     return cp.ndarray(t.shape, t.dtype.storage, pointer, t.strides)
+
+
+def _copy(backend: CudaBackend, to: Tensor, source: Tensor, memory: Memory) -> Callable[[], Any]:
+    """The device's own copy: the bandwidth of work that writes as much as it reads."""
+    runtime, stream = backend.device.runtime, backend.device.stream
+    begin, end = (_address(memory.locate(t.owner)[0]) + t.view_offset for t in (source, to))
+    kind = runtime.memcpyDeviceToDevice
+    return lambda: runtime.memcpyAsync(end, begin, to.nbytes, kind, stream.ptr)
 
 
 def _product(backend: CudaBackend, node: Tensor, memory: Memory) -> Callable[[], Any] | None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.graph import Operand
+import gguflow.engine.quants  # noqa: F401  (registers the types)
+from gguflow.engine.graph import Operand, dtype_by_name
+from gguflow.engine.ops._common import FLOATS, QUANTS
 
-FLOATS = ("f32", "f16", "bf16")
-QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
 COMMON = ("q4_0", "q8_0", "q4_K", "f16")  # for shapes that not every type is timed at
 
 N_VOCAB = 128_256
@@ -217,7 +217,7 @@ def movers() -> Iterator[KernelCase]:
     x = Operand((SIDE, LARGE.d))
     yield KernelCase("cpy", (Operand((SIDE, SIDE)),), {"type": 0}, "to f32")
     for t in ("f16", "bf16", *QUANTS):
-        yield KernelCase("cpy", (x,), {"type": _TYPE_IDS[t]}, f"to {t}")
+        yield KernelCase("cpy", (x,), {"type": dtype_by_name(t).ggml_id}, f"to {t}")
     yield KernelCase("cpy", (Operand((SIDE, SIDE), "f16"),), {"type": 0}, "to f32")
     yield KernelCase("cont", (Operand((SIDE, SIDE), permute=(1, 0)),), note="transposed")
     heads = Operand((LARGE.n_head, 2048, LARGE.hd), permute=(1, 0, 2))
@@ -247,9 +247,3 @@ def reductions() -> Iterator[KernelCase]:
     for note, values in (("greedy", (0, 40, 0.95, 0.05)), ("8B logits", (0.8, 40, 0.95, 0.05))):
         settings = Operand((8,), "f32", np.array([*values, 1.1, 64, 0, 0], np.float32))
         yield KernelCase("sample", (logits, settings, rng, history), note=note)
-
-
-_TYPE_IDS = {
-    "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q2_K": 10, "q3_K": 11,
-    "q4_K": 12, "q5_K": 13, "q6_K": 14, "bf16": 30,
-}  # fmt: skip

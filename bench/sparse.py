@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from mul_mat import Places
 
 import gguflow.engine.ops
 import gguflow.engine.quants  # noqa: F401  (both register what they define)
 from gguflow.engine.backends.cpu import CpuBackend
 from gguflow.engine.graph import F32, Graph, Tensor, dtype_by_name
+from gguflow.engine.kernel_bench.measure import Places
 
 
 class Layers:

@@ -16,7 +16,7 @@ struct Weigh {
   const Neurons& neurons;
 
   uint16_t operator()(int64_t t, int64_t group, float* out) const {
-    const auto* ht = reinterpret_cast<const float*>(gf_row_ptr(h, t));
+    const float* ht = floats_of(h, t);
     uint32_t mask = 0;
     for_bits(neurons.active(t, group), [&](int i) {
       out[i] = ht[neurons.neuron(group * kGroup + i)];
@@ -34,8 +34,8 @@ void run(const gf_op* op, gf_thread* th) {
   if (columns.begin >= columns.end) return;
   const Weigh weigh{h, neurons};
   if (h.ne[1] > 1) {
-    auto* masks = reinterpret_cast<uint16_t*>(th->scratch + th->ith * SparseActs::up(2 * h.ne[1]));
-    add_groups(type, w, op->dst, neurons.groups(), columns.begin, columns.end, masks, weigh);
+    char* own = reinterpret_cast<char*>(th->scratch) + th->ith * ChunkSum::scratch(h.ne[1]);
+    ChunkSum(type, w, op->dst, columns.begin, columns.end, own).add(neurons.groups(), weigh);
     return;
   }
   auto* y = static_cast<float*>(op->dst.data);
@@ -43,9 +43,8 @@ void run(const gf_op* op, gf_thread* th) {
   RowSum sum(type, columns.begin, columns.end, y);
   for (int64_t group = 0; group < neurons.groups(); ++group) {
     float weights[kGroup];
-    for_bits(weigh(0, group, weights), [&](int i) {
-      sum.add(static_cast<const char*>(w.data) + (group * kGroup + i) * w.nb[1], weights[i]);
-    });
+    for_bits(weigh(0, group, weights),
+             [&](int i) { sum.add(row_of(w, group * kGroup + i), weights[i]); });
   }
   sum.finish();
 }
@@ -57,5 +56,5 @@ GF_KERNEL_SUPPORTS(axpy_sparse) {
   return gf::sparse_weight_ok(op->src[0]) && gf::sparse_floats_ok(op->src[1]) &&
          gf::sparse_floats_ok(op->dst);
 }
-GF_KERNEL_SCRATCH(axpy_sparse) { return n_threads * gf::SparseActs::up(2 * op->src[1].ne[1]); }
+GF_KERNEL_SCRATCH(axpy_sparse) { return n_threads * gf::ChunkSum::scratch(op->src[1].ne[1]); }
 GF_KERNEL(axpy_sparse) { gf::run(op, th); }

@@ -38,8 +38,7 @@ struct Plan {
 
   void convert(gf_range tokens, char* acts) const {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      const auto* from = reinterpret_cast<const float*>(gf_row_ptr(x, t));
-      convert_column(type.x, from, w.ne[0], acts + t * column);
+      convert_column(type.x, floats_of(x, t), w.ne[0], acts + t * column);
     }
   }
 };
@@ -56,13 +55,12 @@ void run(const Plan& p, gf_thread* th) {
     const int64_t r0 = group * kGroup, r1 = r0 + kGroup;
     const int64_t from = r0 == 0 ? 0 : clamped(neurons.neuron(r0 - 1) + 1);
     const int64_t to = r1 >= neurons.n_rows ? neurons.n_ff : clamped(neurons.neuron(r1 - 1) + 1);
-    const auto out = [&](int64_t t) { return reinterpret_cast<float*>(gf_row_ptr(p.dst, t)); };
     for (int64_t t = 0; t < p.m; ++t) {
-      if (to > from) std::memset(out(t) + from, 0, sizeof(float) * (to - from));
+      if (to > from) std::memset(floats_of(p.dst, t) + from, 0, sizeof(float) * (to - from));
       masks[t] = static_cast<uint16_t>(neurons.active(t, group));
     }
     dot_group(p.type, p.w, group, masks, p.m, x,
-              [&](int64_t t, int i, float v) { out(t)[neurons.neuron(r0 + i)] = v; });
+              [&](int64_t t, int i, float v) { floats_of(p.dst, t)[neurons.neuron(r0 + i)] = v; });
   }
 }
 

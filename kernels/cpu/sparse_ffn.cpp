@@ -72,7 +72,7 @@ struct Plan {
       lists = 0;
       weights = columns * m;
       own = weights + m * h_stride() * 4;
-      own_bytes = SparseActs::up(2 * m);
+      own_bytes = SparseActs::up(2 * m) + ChunkSum::scratch(m);
     }
     bytes = own + nth * own_bytes;
   }
@@ -83,8 +83,7 @@ struct Plan {
     for (const Product* p : {&gate, &up}) {
       if (!p->column || (p == &up && up.acts == 0 && gate.column)) continue;
       for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-        const auto* from = reinterpret_cast<const float*>(gf_row_ptr(x, t));
-        convert_column(p->type.x, from, x.ne[0], acts + p->acts + t * p->column);
+        convert_column(p->type.x, floats_of(x, t), x.ne[0], acts + p->acts + t * p->column);
       }
     }
   }
@@ -130,9 +129,7 @@ void dot_list(const Product& p, const void* x, const int32_t* rows, int64_t begi
   // Rows lie anywhere in memory: enough of them are on their way to hide its latency.
   const int64_t bytes = gf_row_bytes(p.w.type, p.w.ne[0]);
   const int64_t ahead = 1 + kBytesAhead / bytes;
-  const auto row = [&](int64_t i) {
-    return i < end ? static_cast<const char*>(p.w.data) + rows[i] * p.w.nb[1] : nullptr;
-  };
+  const auto row = [&](int64_t i) { return i < end ? row_of(p.w, rows[i]) : nullptr; };
   for (int64_t i = begin; i < end && i < begin + ahead; ++i) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row(i) + at);
   }
@@ -184,7 +181,7 @@ void add_for_one(const Plan& p, gf_thread* th) {
   RowSum sum(p.down_type, columns.begin, columns.end, y);
   for (int i = 0; i < th->nth; ++i) {
     for (int64_t k = shares[i].begin; k < shares[i].begin + shares[i].count; ++k) {
-      sum.add(static_cast<const char*>(p.down.data) + rows[k] * p.down.nb[1], h[k]);
+      sum.add(row_of(p.down, rows[k]), h[k]);
     }
   }
   sum.finish();
@@ -243,9 +240,9 @@ void add_for_many(const Plan& p, gf_thread* th) {
     for (int i = 0; i < kGroup; ++i) mask |= static_cast<uint32_t>(out[i] != 0) << i;
     return static_cast<uint16_t>(mask);
   };
-  auto* masks = reinterpret_cast<uint16_t*>(th->scratch + p.own + th->ith * p.own_bytes);
-  add_groups(p.down_type, p.down, p.dst, p.neurons.groups(), columns.begin, columns.end, masks,
-             weigh);
+  char* own = reinterpret_cast<char*>(th->scratch) + p.own + th->ith * p.own_bytes;
+  ChunkSum(p.down_type, p.down, p.dst, columns.begin, columns.end, own)
+      .add(p.neurons.groups(), weigh);
 }
 
 }  // namespace

@@ -7,6 +7,14 @@ namespace gf {
 
 constexpr int kGroup = 16;  // rows whose activity is one mask
 
+// Row i of a matrix.
+inline char* row_of(const gf_tensor& t, int64_t i) {
+  return static_cast<char*>(t.data) + i * t.nb[1];
+}
+inline float* floats_of(const gf_tensor& t, int64_t i) {
+  return reinterpret_cast<float*>(row_of(t, i));
+}
+
 // Row r belongs to neuron bucket[r], or r. It is active for token t unless idx[t][neuron] <
 // threshold, or there[neuron] != 0: another device computes it.
 struct Neurons {
@@ -31,7 +39,7 @@ struct Neurons {
   uint32_t active(int64_t t, int64_t group) const {
     const int64_t r0 = group * kGroup;
     const int64_t left = n_rows - r0;
-    const auto* scores = idx ? reinterpret_cast<const float*>(gf_row_ptr(*idx, t)) : nullptr;
+    const float* scores = idx ? floats_of(*idx, t) : nullptr;
 #if defined(__AVX512F__)
     auto mask = static_cast<__mmask16>(left < kGroup ? (1u << left) - 1 : 0xFFFFu);
     __m512i id = _mm512_setzero_si512();

@@ -37,7 +37,7 @@ def run_kernels(args: Namespace) -> int:
         raise UsageError(f"--backend {args.backend}: {e.args[0]}") from None
     timer = KernelTimer(backend)
     able = [c for c in cases if timer.supports(c)]
-    for op in dict.fromkeys(c.op for c in cases if c not in able):
+    for op in dict.fromkeys(c.op for c in cases if not timer.supports(c)):
         note(f"{op}: some or all of its cases have no kernel on {args.backend}")
     note(f"{args.backend}: {backend.describe()}; {peaks_line(timer.peaks)}")
     timer.prepare(able)

@@ -19,7 +19,7 @@ N_VOCAB = 128_256
 SIDE = 1 << 13  # of a square of 2^26 elements
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # data of operands may be arrays, which do not compare
 class KernelCase:
     """An op with operands (None for an absent optional one) and parameters.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from cli_helpers import one_line_error
 
-from gguflow.engine.kernel_bench import measure
+from gguflow.engine.kernel_bench import KernelTime, KernelTimer, all_cases, measure
 
 ONE = ("--kernels", r"^rms_norm(_mul)? f32\[1,", "-t", "1")
 FIELDS = {"build_commit", "cpu_info", "backend", "device", "name", "op", "kernel", "us", "bytes",
@@ -42,6 +43,18 @@ def test_outputs_hold_the_same(call) -> None:
     assert len({len(line) for line in (header, rule, *body)}) == 1
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in body]
     assert [c[0] for c in cells] == names and all(float(c[1]) > 0 for c in cells)
+
+
+def test_all_of_them(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole set goes through; what a case computes is left out, as it takes minutes."""
+    done = KernelTime("name", "op", "kernel", 1.0, 1, 1)
+    monkeypatch.setattr(KernelTimer, "measure", lambda self, case: replace(done, name=case.name))
+    code, out, err = call("bench", "--kernels", "-t", "1", "-o", "jsonl")
+    assert code == 0, err
+    named = [json.loads(line)["name"] for line in out.splitlines()]
+    lacking = {line.partition(":")[0] for line in err.splitlines() if "no kernel" in line}
+    assert named == [c.name for c in all_cases() if c.op not in lacking]
+    assert lacking == {"norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope"}
 
 
 def test_a_backend_without_peaks_leaves_the_roof_out(call) -> None:

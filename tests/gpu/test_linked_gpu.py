@@ -103,8 +103,6 @@ def test_linked_runs_give_the_same_bits(
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(6))
 def test_random_splits(gpu: Any, path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Kernels that run by themselves: which launches are joined depends on where a plan is cut."""
-    monkeypatch.setenv("GGUFLOW_CUDA_JOIN", "0")
     rng = np.random.default_rng(seed)
     free = [
         n.name

@@ -6,7 +6,6 @@
 | GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library, not the best one |
 | GGUFLOW_CPU_PIN | 0, 1 | pin worker threads to processors (default 1) |
 | GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 1000) |
-| GGUFLOW_CUDA_JOIN | 0, 1 | run a decode step as one GPU kernel where possible (default 1) |
 | GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |
 | GGUFLOW_LINK | 0, 1 | run the host's and the device's part of a plan side by side (default 1) |
 """
@@ -55,11 +54,6 @@ def cpu_pin() -> bool:
 def cpu_spin() -> int:
     """Turns of the wait loop before an idle worker parks."""
     return _int("GGUFLOW_CPU_SPIN", 1_000, 0, 1_000_000_000)
-
-
-def cuda_join() -> bool:
-    """Whether the launches of a decode step are joined into one."""
-    return bool(_int("GGUFLOW_CUDA_JOIN", 1, 0, 1))
 
 
 def debug() -> bool:

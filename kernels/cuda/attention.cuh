@@ -14,8 +14,8 @@ struct AttentionArgs {
 };
 
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kKeyChunk = 128;  // splits share the visible keys in such pieces
-constexpr int kAlone = 2;  // chunks that one block does sooner than several can join their parts
+constexpr int kChunk = 128;  // splits share the visible keys in such pieces
+constexpr int kAlone = 2;    // chunks that one block does sooner than several can join their parts
 
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
@@ -64,10 +64,10 @@ struct Share {
 
 __device__ __forceinline__ Share share_of(const AttentionArgs& a, Span s, int split) {
   const int n = s.last - s.first + 1;
-  const int chunks = n > kKeyChunk ? (n + kKeyChunk - 1) / kKeyChunk : 1;
+  const int chunks = n > kChunk ? (n + kChunk - 1) / kChunk : 1;
   const int each = chunks <= kAlone ? kAlone : (chunks + a.n_splits - 1) / a.n_splits;
-  const int begin = s.first + split * each * kKeyChunk;
-  return {(chunks + each - 1) / each, begin, min(begin + each * kKeyChunk, s.last + 1)};
+  const int begin = s.first + split * each * kChunk;
+  return {(chunks + each - 1) / each, begin, min(begin + each * kChunk, s.last + 1)};
 }
 
 // -- joining -------------------------------------------------------------------------------------

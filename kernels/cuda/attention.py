@@ -20,7 +20,6 @@ from .launch import (
     Kernel,
     Launch,
     Operand,
-    Step,
     ceil_div,
     cpp_type,
     fast_div,
@@ -124,9 +123,4 @@ def launches(call: Call) -> list[Launch]:
     numbers += struct.pack("@i", plan.splits)
     args = pack(call.dst, q, k, v, pos, numbers)
     code = Kernel(f"{plan.name}.cu", plan.entry)
-    step = None
-    if plan.name == "attention_decode" and plan.grid[2] == 1 and plan.rows == 8 and q.ne[2] == 1:
-        cache = cpp_type(k.dtype), cpp_type(v.dtype), k.ne[0]
-        step = Step("ATTENTION", args, plan.grid[0] * plan.grid[1], cache=cache)
-    block = plan.threads, 1, 1
-    return [Launch(code, plan.grid, block, args, plan.shared, dependent=True, step=step)]
+    return [Launch(code, plan.grid, (plan.threads, 1, 1), args, plan.shared, dependent=True)]

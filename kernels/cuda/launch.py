@@ -44,27 +44,6 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A launch as a part of decode.cu, which decode.py may join it into.
-
-    kind, args: of decode.cu. total: pairs of weight rows, or parts of the attention.
-    weights: types of the main weights and of the last ones; stage_bytes, column_bytes: the shared
-    memory that a stage and the columns take. cache: types of keys and values, head size.
-    rotation: the rotary embedding's part of the arguments, equal for steps that can be joined.
-    """
-
-    kind: str
-    args: bytes
-    total: int
-    weights: tuple[str, ...] = ()
-    quantized: bool = False
-    stage_bytes: int = 0
-    column_bytes: int = 0
-    cache: tuple[str, str, int] | None = None
-    rotation: bytes = b""
-
-
-@dataclass(frozen=True)
 class Launch:
     """One kernel launch. args: the bytes of its argument struct. shared: dynamic shared memory.
 
@@ -72,10 +51,6 @@ class Launch:
     (programmatic dependent launch; ignored below sm_90).
     leaves: the value of which it leaves another form at the start of the scratch memory; it is then
     the first launch of its op. The next op to start with the same launch finds it there.
-    step: the same work as a part of decode.cu, where that is possible.
-    data: bytes the kernel reads from device memory; their address goes to the start of args.
-    steps: of how many ops it does the work; the address of a clock for the end of each but the
-    last goes to byte 8 of args.
     """
 
     kernel: Kernel
@@ -85,15 +60,6 @@ class Launch:
     shared: int = 0
     dependent: bool = False
     leaves: Tensor | None = None
-    step: Step | None = None
-    data: bytes = b""
-    steps: int = 1
-
-    def at(self, address: int, clocks: int = 0) -> bytes:
-        """args with the addresses of `data` and of the clocks."""
-        if not self.data:
-            return self.args
-        return struct.pack("@2P", address, clocks) + self.args[16:]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gguflow.engine.graph import F32, Tensor
 
-from .launch import Call, DeviceInfo, Kernel, Launch, Operand, Step, ceil_div, cpp_type
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
 from .rope import rope_numbers
 
 OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope")
@@ -20,7 +20,7 @@ ROWS = 2  # weight rows of a stage
 FLOATS = ("f16", "bf16")
 STATES = ("f32", "f16", "bf16")
 STATIC = 1 << 10  # shared memory that the kernel declares itself, at most
-MAX_STAGES = 8
+MAX_STAGES = 4  # more on their way delay the columns, which queue behind them
 LEAST_SHARED = 99 << 10  # a block may have on any GPU of compute capability 8.0 or more
 WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
 CHUNK = {"quantized": 2048, "float": 512}  # elements of a row a stage holds
@@ -143,21 +143,13 @@ def arguments(
     return body + bytes(-len(body) % 16)
 
 
-def _launch(kind: str, weights: Sequence[Operand], x: Operand, warps: int, shared: int,
-            n_pairs: int, args: bytes, device: DeviceInfo,
-            rotation: bytes = b"") -> Launch:  # fmt: skip
-    k, m = x.ne[:2]
+def _launch(kind: str, weights: Sequence[Operand], m: int, warps: int, shared: int,
+            n_pairs: int, args: bytes, device: DeviceInfo) -> Launch:  # fmt: skip
     types = cpp_type(weights[0].dtype), cpp_type(weights[-1].dtype)
     entry = f"mul_mat_vec<{kind}, {types[0]}, {types[1]}, {columns_for(m)}>"
     grid = max(1, min(device.sm_count, ceil_div(n_pairs, 4)))
     kernel = Kernel("mul_mat_vec.cu", entry)
-    form = kind_of(weights[0])
-    step = Step(
-        kind, args, n_pairs, types, form == "quantized", stage_bytes(weights),
-        column_bytes(form, k), rotation=rotation,
-    )  # fmt: skip
-    return Launch(kernel, (grid, 1, 1), (32 * warps, 1, 1), args, shared, dependent=True,
-                  step=step if m == 1 else None)  # fmt: skip
+    return Launch(kernel, (grid, 1, 1), (32 * warps, 1, 1), args, shared, dependent=True)
 
 
 def multiply_few(
@@ -173,7 +165,7 @@ def multiply_few(
     warps, stages, shared = plan([w], x.ne[0], x.ne[1], 0, device)
     pairs = ceil_div(w.ne[1], ROWS)
     args = arguments([w], x, dst, stages, norm=norm, eps=eps, r=r, pairs=[pairs])
-    return _launch("PLAIN", [w], x, warps, shared, pairs, args, device)
+    return _launch("PLAIN", [w], x.ne[1], warps, shared, pairs, args, device)
 
 
 def swiglu_few(
@@ -188,7 +180,7 @@ def swiglu_few(
     """dst = swiglu(norm(x) gate^T, norm(x) up^T), for weights of one type."""
     warps, stages, shared = plan([gate, up], x.ne[0], x.ne[1], 0, device)
     args = arguments([gate, up], x, dst, stages, norm=norm, eps=eps, pairs=[gate.ne[1]])
-    return _launch("GLU", [gate, up], x, warps, shared, gate.ne[1], args, device)
+    return _launch("GLU", [gate, up], x.ne[1], warps, shared, gate.ne[1], args, device)
 
 
 def _supports_qkv(node: Tensor) -> bool:
@@ -240,14 +232,9 @@ def launches(call: Call) -> list[Launch]:
     warps, stages, shared = plan(weights, x.ne[0], x.ne[1], head_dim, d)
     pairs = [w.ne[1] // 2 for w in weights]
     dense = Tensor("q", F32, (x.ne[1], weights[0].ne[1]), call.node.role)
-    pos, factors = call.src(5), call.optional(8)
-    rope = rope_numbers(p, head_dim)
     args = arguments(
         weights, x, Operand.of(dense, call.dst.address), stages, norm=norm, eps=eps, pairs=pairs,
-        pos=pos, states=[call.src(6), call.src(7)], factors=factors, rope=rope,
-        head_dim=head_dim, neox=p["mode"] == "neox",
+        pos=call.src(5), states=[call.src(6), call.src(7)], factors=call.optional(8),
+        rope=rope_numbers(p, head_dim), head_dim=head_dim, neox=p["mode"] == "neox",
     )  # fmt: skip
-    # As decode.cu has it in its own arguments.
-    rotation = struct.pack("@2P", pos.address, factors.address if factors else 0) + rope
-    rotation += struct.pack("@i", head_dim)
-    return [_launch("QKV", weights, x, warps, shared, sum(pairs), args, d, rotation)]
+    return [_launch("QKV", weights, x.ne[1], warps, shared, sum(pairs), args, d)]

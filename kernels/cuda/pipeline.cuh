@@ -33,35 +33,21 @@ __device__ __forceinline__ void barriers_ready() {
   __syncwarp();
 }
 
-// Whether the bytes have come.
-__device__ __forceinline__ bool barrier_test(u64* bar, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(shared_address(bar)), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
 __device__ __forceinline__ void barrier_wait(u64* bar, u32 parity) {
-#if __CUDA_ARCH__ >= 900
   u32 done;
   do {
     asm volatile(
         "{\n.reg .pred p;\n"
+#if __CUDA_ARCH__ >= 900
         "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+#else
+        "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+#endif
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(shared_address(bar)), "r"(parity)
         : "memory");
   } while (!done);
-#else
-  while (!barrier_test(bar, parity)) {
-  }
-#endif
 }
 
 // Bytes that are read once a token: others may use the L2.

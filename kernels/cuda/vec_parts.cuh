@@ -1,4 +1,5 @@
-// The parts of a decode step's products that mul_mat_vec.cu and decode.cu share: arguments, columns
+// The parts of a decode step's products that mul_mat_vec.cu and
+// mul_mat_sparse.cu share: arguments, columns
 // brought into shared memory, which rows belong together, and what becomes of their sums.
 #pragma once
 

@@ -6,10 +6,9 @@ from functools import cache
 
 from harness import declare_case
 
-from gguflow.engine.graph import OpSpec, Tensor, all_ops, dtype_by_name
+from gguflow.engine.graph import OpSpec, Tensor, all_ops
 from gguflow.kernels.cuda import link
 from gguflow.kernels.cuda.advance import advance
-from gguflow.kernels.cuda.decode import join_steps
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
     Call,
@@ -44,17 +43,6 @@ def kernels_of(spec: OpSpec) -> tuple[Kernel, ...]:
     )
 
 
-def joined_kernels() -> list[Kernel]:
-    """Kernels that whole decode steps are joined into."""
-    from decode_plans import decode_step
-
-    q8_0 = dtype_by_name("q8_0")
-    steps = [decode_step(f"llama3-8b:{t}") for t in ("Q4_0", "Q4_K_M", "Q8_0", "F16")]
-    steps += [decode_step("llama3.2-1b:Q5_K_M"), decode_step("llama3.2-1b:Q4_0", q8_0)]
-    found = [s for ops in steps for op in join_steps(ops, DEVICE) for s in op]
-    return [s.kernel for s in found if isinstance(s, Launch) and s.steps > 1]
-
-
 @cache
 def entries_by_source() -> dict[str, list[str]]:
     """Source file -> its entries, sorted."""
@@ -63,6 +51,6 @@ def entries_by_source() -> dict[str, list[str]]:
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
     others = timestamp(0), advance(0, 0, 0, 0, 0, 0, 0, 0), *mirror([(0, 0, 64)]), *linked
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
-    for kernel in (*of_cases, *(s.kernel for s in (*others, *peaks)), *joined_kernels()):
+    for kernel in (*of_cases, *(s.kernel for s in (*others, *peaks))):
         found.setdefault(kernel.source, set()).add(kernel.entry)
     return {source: sorted(entries) for source, entries in found.items()}

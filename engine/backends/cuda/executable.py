@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.engine import env
 from gguflow.engine.backends.base import Memory
 from gguflow.engine.graph import Role, Tensor
-from gguflow.kernels.cuda.decode import join_steps
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
 from gguflow.kernels.cuda.mirror import mirror
@@ -27,15 +25,6 @@ if TYPE_CHECKING:
     from .backend import CudaBackend
 
 MIRROR_BYTES = 64 << 10  # larger inputs and outputs go by the copy engine
-
-
-def _names(ops: Sequence[Sequence[Launch | Gemm]]) -> list[str]:
-    """What runs each op; those without launches of their own are done by the one before."""
-    names: list[str] = []
-    for op in ops:
-        steps = [s.kernel.entry if isinstance(s, Launch) else s.name for s in op]
-        names.append("+".join(dict.fromkeys(steps)) or names[-1])
-    return names
 
 
 class CudaExecutable:
@@ -85,13 +74,14 @@ class CudaExecutable:
                     del op[0]
                 left = first
             made.append(op)
-        if env.cuda_join():
-            made = join_steps(made, info)
         backend.modules.prepare(
             step.kernel for op in made for step in op if isinstance(step, Launch)
         )
         self._ops = [[backend.modules.bind(launch) for launch in op] for op in made]
-        self.kernels: Sequence[str] = _names(made)
+        self.kernels: Sequence[str] = [
+            "+".join(dict.fromkeys(s.kernel.entry if isinstance(s, Launch) else s.name for s in op))
+            for op in made
+        ]
         self._bring = self._transfers([b.spans()[0] for b in self._uploads.values()])
         self._take = self._transfers([b.spans()[1] for b in self._downloads.values()])
         self._runs = 0
@@ -106,32 +96,22 @@ class CudaExecutable:
         large = [partial(copy, *s) for s in spans if s[2] > MIRROR_BYTES]
         return [*large, *(modules.bind(m).issue for m in small)]
 
-    def _enqueue(self, clocks: Sequence[BoundLaunch | BoundGemm] = (), times: int = 0) -> None:
+    def _enqueue(self, clocks: Sequence[BoundLaunch | BoundGemm] = ()) -> None:
         """Put everything into the stream, between inputs that come and outputs that go."""
         for bring in self._bring:
             bring()
-        self._issue(clocks, times)
+        self._issue(clocks)
         for take in self._take:
             take()
 
-    def _issue(self, clocks: Sequence[BoundLaunch | BoundGemm] = (), times: int = 0) -> None:
-        """Put the ops into the stream.
-
-        clocks: n_ops + 1 timestamps to put between ops; times: where they write, for launches that
-        do the work of several ops and note the ends of all but the last themselves.
-        """
+    def _issue(self, clocks: Sequence[BoundLaunch | BoundGemm] = ()) -> None:
+        """Put the ops into the stream; `clocks` are n_ops + 1 timestamps to put between them."""
         if clocks:
             clocks[0].issue()
-        inside = 0
         for i, op in enumerate(self._ops):
             for launch in op:
-                if isinstance(launch, BoundLaunch) and launch.launch.steps > 1:
-                    inside = launch.launch.steps
-                    launch.issue(times + 8 * (i + 1) if times else 0)
-                else:
-                    launch.issue()
-            inside -= 1
-            if clocks and inside <= 0:
+                launch.issue()
+            if clocks:
                 clocks[i + 1].issue()
 
     def _capture(self, enqueue: Callable[[], None]) -> Any:
@@ -207,7 +187,7 @@ class CudaExecutable:
             made = [timestamp(times.address + 8 * i) for i in range(self.n_ops + 1)]
             self._backend.modules.prepare([made[0].kernel])
             clocks = [self._backend.modules.bind(t) for t in made]
-            self._timed = self._capture(partial(self._enqueue, clocks, times.address)), times
+            self._timed = self._capture(partial(self._enqueue, clocks)), times
             self._keep.append(clocks)
         return self._timed
 

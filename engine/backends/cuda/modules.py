@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
 from gguflow.engine import env
 from gguflow.kernels.cuda import jit
 from gguflow.kernels.cuda.gemm import Gemm
@@ -17,7 +15,6 @@ from gguflow.kernels.cuda.launch import Kernel, Launch
 from .cublas import BoundGemm, Cublas
 from .device import CudaDevice
 from .errors import CudaError
-from .memory import CudaBuffer
 
 COMPILE_THREADS = 8
 SHARED_BY_DEFAULT = 48 << 10  # bytes of dynamic shared memory that need no opt-in
@@ -89,11 +86,7 @@ class BoundLaunch:
         self._modules = modules
         self._function = function
         self._launch_kernel = driver.cuLaunchKernelEx
-        self._data = CudaBuffer(modules.device, len(launch.data)) if launch.data else None
-        if self._data is not None:
-            self._data.write(0, np.frombuffer(launch.data, np.uint8))
-        address = self._data.address if self._data is not None else 0
-        self._args = ctypes.create_string_buffer(launch.at(address), len(launch.args))
+        self._args = ctypes.create_string_buffer(launch.args, len(launch.args))
         self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self._args))
         self._address = ctypes.addressof(self._params)
         config = driver.CUlaunchConfig()
@@ -111,10 +104,8 @@ class BoundLaunch:
             config.numAttrs = 1
         self._config = config
 
-    def issue(self, clocks: int = 0) -> None:
-        """Put it into the device's stream. clocks: see `Launch.steps`."""
-        if self._data is not None:  # a launch takes a copy of the arguments
-            self._args.raw = self.launch.at(self._data.address, clocks)
+    def issue(self) -> None:
+        """Put it into the device's stream."""
         self._modules._call(
             self._launch_kernel(self._config, self._function, self._address, 0), self.launch.kernel
         )

@@ -3,6 +3,7 @@
 // Threads take work items: a few groups of 16 rows times a few tiles of columns. A group times a
 // tile gives a [columns][16] block of results that one of three epilogues finishes and stores.
 #include "cpu/mul_mat_plan.h"
+#include "cpu/packed.h"
 #include "cpu/vmath.h"
 
 namespace gf {
@@ -74,8 +75,9 @@ struct Worker {
     const Weight& w = p.w[i];
     if (w.packed) {
       const int64_t n_blocks = p.k / 32 / w.packed->blocks_of_32;
-      const auto* rows =
-          static_cast<const uint8_t*>(w.t->data) + group * kRows * n_blocks * w.packed->block_bytes;
+      const auto* rows = w.packs ? reinterpret_cast<const uint8_t*>(copies[i])
+                                 : static_cast<const uint8_t*>(w.t->data) +
+                                       group * kRows * n_blocks * w.packed->block_bytes;
       const uint8_t* a = acts + w.acts + tile.first * (p.k / 32) * kActBlockBytes;
       w.packed->tile[log2_width(tile.width)](rows, a, n_blocks, out);
       return;
@@ -95,8 +97,12 @@ struct Worker {
   // Makes the group's rows ready for `product`: converted, or in the cache.
   void prepare(int i, int64_t matrix, int64_t group) const {
     const Weight& w = p.w[i];
-    if (w.packed) return;
+    if (w.packed && !w.packs) return;
     const char* rows = group_rows(*w.t, matrix, group);
+    if (w.packs) {
+      gf_pack_rows(w.t->type, rows, copies[i], rows_in_group(p, group), p.k, 0, 1);
+      return;
+    }
     for (int r = 0; r < rows_in_group(p, group); ++r, rows += w.t->nb[1]) {
       if (w.convert) {
         w.convert(w.t->type, rows, p.k, copies[i] + r * p.k * w.copy_bytes);

@@ -8,10 +8,12 @@ namespace gf {
 
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// How one weight is read: packed, or by rows, straight or converted sixteen at a time.
+// How one weight is read: packed, before or sixteen rows at a time; or by rows, straight or
+// converted sixteen at a time.
 struct Weight {
   const gf_tensor* t = nullptr;
   const PackedType* packed = nullptr;
+  bool packs = false;              // its groups are packed as they are needed
   FloatKernel kernel = nullptr;    // when not packed
   RowConverter convert = nullptr;  // to the rows kernel takes; null: as they are
   int copy_bytes = 0;              // an element of a converted row
@@ -32,6 +34,13 @@ inline Weight read_weight(const gf_tensor& t, int64_t n_cols) {
   w.t = &t;
   if (t.flags & GF_PACKED) {
     w.packed = find_packed_type(t.type);
+    return w;
+  }
+  const PackedType* packed = find_packed_type(t.type);
+  if (packed && t.ne[2] * t.ne[3] == 1 &&
+      (t.ne[1] == 1 || t.nb[1] == gf_row_bytes(t.type, t.ne[0]))) {
+    w.packed = packed;
+    w.packs = true;
     return w;
   }
   const FloatType f = float_type(t.type);
@@ -94,7 +103,10 @@ struct MulMatPlan {
     }
   }
 
-  int64_t copy_bytes(int i) const { return round_up(kRows * k * w[i].copy_bytes, 64); }
+  int64_t copy_bytes(int i) const {
+    if (w[i].packs) return round_up(kRows * gf_row_bytes(w[i].t->type, k), 64);
+    return round_up(kRows * k * w[i].copy_bytes, 64);
+  }
   int64_t bf16_column_bytes() const { return round_up(k, 32) * 2; }
 
   // Scratch: converted x, once or once a thread, then each thread's converted rows.

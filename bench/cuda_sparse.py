@@ -4,7 +4,7 @@
 
 token: one token at several active fractions, its two kernels alone, and the dense layer. lanes: the
 second kernel in its forms. hot: a bucket of rows. batch: tokens by active rows and by dense
-products, where one must overtake the other at SPARSE_TOKENS of kernels/cuda/sparse_ffn.py.
+products, where one must overtake the other at SPARSE_TOKENS of kernels/cuda/sparse.py.
 
 Each figure is that of a captured graph of many layers, which together do not fit into the
 second-level cache, divided by their number. Every active neuron fires.
@@ -22,8 +22,9 @@ import gguflow.engine.ops
 import gguflow.engine.quants  # noqa: F401  (both register what they define)
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import F32, I32, Graph, Tensor, dtype_by_name
-from gguflow.kernels.cuda import axpy_sparse, mul_mat_sparse, sparse_ffn
+from gguflow.kernels.cuda import axpy_sparse
 from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
+from gguflow.kernels.cuda.sparse import SPARSE_TOKENS
 
 N_EMBD, N_FF, RANK = 4096, 11008, 1024
 CACHE = 160 << 20  # bytes that one replay has to read, so that none is left from the one before
@@ -196,29 +197,25 @@ def token(ls: Layers) -> None:
             for i, (name, share) in enumerate((("gate and up", 2 / 3), ("down", 1 / 3))):
                 us = replay_us(ls.gpu, [s[i] for s in steps], ls.n)
                 line(ls, f"    {name} alone", us, nbytes * share)
-            whole_rows = mul_mat_sparse._copied_whole
-            mul_mat_sparse._copied_whole = lambda w: False
-            us = replay_us(ls.gpu, flat(sparse(ls, 1, scores)), ls.n)
-            line(ls, "    without bringing down's rows near", us, nbytes)
-            mul_mat_sparse._copied_whole = whole_rows
     exact = sparse(ls, 1, None)
     line(ls, "by the gate alone, all of which fires", replay_us(ls.gpu, flat(exact), ls.n), whole)
 
 
 def lanes(ls: Layers) -> None:
-    kind = "quantized" if ls.dtype.is_quantized else ls.dtype.name
-    standard = axpy_sparse.LANES[kind]
+    if ls.dtype.is_quantized:
+        return
+    standard = axpy_sparse.LANES[ls.dtype.name]
     for fraction in (0.1, 1.0):
         scores = ls.scores(1, fraction)
         for n in (4, 8, 16, 32):
-            axpy_sparse.LANES[kind] = n
+            axpy_sparse.LANES[ls.dtype.name] = n
             steps = sparse(ls, 1, scores)
-            both, alone = flat(steps), [s[1] for s in steps]
-            grid = f"{alone[0].grid[0]} x {alone[0].grid[1]} blocks"
-            us = replay_us(ls.gpu, alone, ls.n), replay_us(ls.gpu, both, ls.n)
-            what = f"down, {fraction:.0%}: {n} lanes, {grid} (layer {us[1]:.2f})"
-            line(ls, what, us[0], row_bytes(ls) * int((scores > 0).sum()))
-        axpy_sparse.LANES[kind] = standard
+            whole = replay_us(ls.gpu, flat(steps), ls.n)
+            grid = f"{steps[0][1].grid[0]} x {steps[0][1].grid[1]} blocks"
+            us = replay_us(ls.gpu, [s[1] for s in steps], ls.n)
+            what = f"down, {fraction:.0%}: {n} lanes, {grid} (layer {whole:.2f})"
+            line(ls, what, us, row_bytes(ls) * int((scores > 0).sum()))
+        axpy_sparse.LANES[ls.dtype.name] = standard
 
 
 def hot(ls: Layers) -> None:
@@ -228,12 +225,12 @@ def hot(ls: Layers) -> None:
 
 
 def batch(ls: Layers) -> None:
-    standard = dict(sparse_ffn.SPARSE_TOKENS)
+    standard = dict(SPARSE_TOKENS)
 
     def forced(limit: int, m: int, scores: np.ndarray, n: int) -> float:
-        sparse_ffn.SPARSE_TOKENS[ls.dtype.name] = limit
+        SPARSE_TOKENS[ls.dtype.name] = limit
         steps = flat(sparse(ls, m, scores, n=n))
-        sparse_ffn.SPARSE_TOKENS.update(standard)
+        SPARSE_TOKENS.update(standard)
         return replay_us(ls.gpu, steps, n)
 
     for m in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 512):

@@ -1,33 +1,126 @@
-// The sum of listed weight rows, each times its activations: axpy_sparse, and the second half of
+// The sum of active weight rows, each times its activations: axpy_sparse, and the second half of
 // sparse_ffn.
 //
-// A block has a slice of the columns and every so many-th entry of the list. LANES neighbouring
-// threads take 8 columns each of one row, and so a block has 512 / LANES rows in hand at a time and
-// several more on their way in every thread. Where blocks share a slice the last of them to arrive
-// adds their parts, in the order of the blocks.
+// A block has a slice of the columns and every so many-th row of the list, which it makes for
+// itself (sparse.cuh). Its first rows are asked for while the kernel that computes the activations
+// still runs. Where blocks share a slice the last of them to arrive adds their parts, in the order
+// of the blocks.
 #include "cuda/eight.cuh"
-#include "cuda/pipeline.cuh"
+#include "cuda/sparse.cuh"
 
-// Mirrored by `axpy_launches` in axpy_sparse.py.
+// Mirrored by `axpy_launch` in axpy_sparse.py.
 struct AxpyArgs {
+  Neurons on;
   const char* w;
   i64 row_bytes;
-  const i32* count;
-  const i32* rows;
-  const float* h;  // [count][C]
+  const float* h;  // by place in the list, [..][C], or by neuron, [m][..]
+  i64 h_step;      // floats from token to token; 0: by place
   float* dst;
-  i64 dst_step;  // floats from token to token
+  i64 dst_step;
+  const float* r;  // added to the result; null: nothing
+  i64 r_step;
   float* parts;  // [gridDim.y][C][n_embd]
-  i32 n_embd, m;
-  i32 share;  // entries of a block at most
+  i32 n_embd;
+  i32 share;  // rows of a block at most
+  i32 early;  // whether the list may be made before the kernel ahead has ended
 };
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kSlots = 1024;     // slices that blocks may share; mirrored in axpy_sparse.py
 __device__ u32 arrived[kSlots];  // blocks of a slice; zero between launches
 
-// Eight columns of a row, kept in registers while they are on their way. LOOSE: rows of any length
-// and alignment.
+__device__ __forceinline__ int rounded_up(int n) { return (n + 15) / 16 * 16; }
+
+// The block's rows in shared memory.
+struct Mine {
+  const i32* rows;
+  int n;
+};
+
+// Shared memory starts with bits and the block's rows; what else there is comes after them.
+__device__ __forceinline__ Mine list_mine(const AxpyArgs& a, char* shared, char** rest) {
+  u32* const bits = reinterpret_cast<u32*>(shared);
+  i32* const rows = reinterpret_cast<i32*>(shared + rounded_up(4 * a.on.words()));
+  *rest = reinterpret_cast<char*>(rows) + rounded_up(4 * a.share);
+  launch_dependents();
+  if (!a.early) wait_for_previous();
+  find_rows(a.on, bits);
+  const int part = blockIdx.y, parts = gridDim.y;
+  const int n = share_rows(bits, a.on.words(), part, parts, [&](int i, int r) { rows[i] = r; });
+  return {rows, share_of(n, part, parts)};
+}
+
+// The activation of the block's row number i for token t.
+__device__ __forceinline__ float activation(const AxpyArgs& a, const Mine& mine, int i, int t,
+                                            int columns) {
+  if (a.h_step == 0) return __ldcg(a.h + ((i64)i * gridDim.y + blockIdx.y) * columns + t);
+  const int r = mine.rows[i], j = a.on.neuron(r);
+  return t < a.on.m && a.on.wants(t, r, j) ? __ldcg(a.h + t * a.h_step + j) : 0.0f;
+}
+
+// Adds one to a slice's count, which starts over at zero after the last of n; true for that one.
+// What the blocks before wrote is visible to it.
+__device__ __forceinline__ bool arrives_last(int slice, u32 n) {
+  __shared__ u32 before;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    before = atomicInc(arrived + slice, n - 1);
+    __threadfence();
+  }
+  __syncthreads();
+  return before == n - 1;
+}
+
+// Sums of the block's warps for the slice's columns to the result: sums [kWarps][WIDTH] are one
+// token's, in shared memory that nobody reads any more.
+template <int WIDTH, int C, class Put>
+__device__ __forceinline__ void finish(const AxpyArgs& a, float* sums, Put put) {
+  const int slice = blockIdx.x, part = blockIdx.y, parts = gridDim.y;
+  const auto store = [&a](int c, int at, float y) {
+    a.dst[c * a.dst_step + at] = a.r ? y + __ldcg(a.r + c * a.r_step + at) : y;
+  };
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+    __syncthreads();  // the rows, or the sums of the token before, were read
+    put(c);
+    __syncthreads();
+    for (int i = threadIdx.x; i < WIDTH && c < a.on.m; i += kThreads) {
+      const int at = slice * WIDTH + i;
+      if (at >= a.n_embd) continue;
+      float y = 0.0f;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) y += sums[w * WIDTH + i];
+      if (parts == 1) {
+        store(c, at, y);
+      } else {
+        a.parts[((i64)part * C + c) * a.n_embd + at] = y;
+      }
+    }
+  }
+  if (parts == 1 || !arrives_last(slice, parts)) return;
+  for (int i = threadIdx.x; i < WIDTH * a.on.m; i += kThreads) {
+    const int c = i / WIDTH, at = slice * WIDTH + i % WIDTH;
+    if (at >= a.n_embd) continue;
+    constexpr int BATCH = 8;
+    float y = 0.0f;
+    for (int p0 = 0; p0 < parts; p0 += BATCH) {
+      float v[BATCH];
+#pragma unroll
+      for (int p = 0; p < BATCH; ++p) {
+        v[p] = __ldcg(a.parts + ((i64)min(p0 + p, parts - 1) * C + c) * a.n_embd + at);
+      }
+#pragma unroll
+      for (int p = 0; p < BATCH; ++p) y += p0 + p < parts ? v[p] : 0.0f;
+    }
+    store(c, at, y);
+  }
+}
+
+// -- rows in registers
+// -----------------------------------------------------------------------------
+
+// Eight columns of a row while they are on their way. LOOSE: rows of any length and alignment.
 template <class W, bool LOOSE>
 struct Piece {  // quantized
   typedef Eight Raw;
@@ -130,81 +223,56 @@ struct Piece<f32, false> {
   }
 };
 
-// Adds one to a slice's count, which starts over at zero after the last of n; true for that one.
-// What the blocks before wrote is visible to it.
-__device__ __forceinline__ bool arrives_last(int slice, u32 n) {
-  __shared__ u32 before;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    before = atomicInc(arrived + slice, n - 1);
-    __threadfence();
-  }
-  __syncthreads();
-  return before == n - 1;
-}
-
-// Shared memory: rows and activations of the block's entries; after them the warps' sums.
+// LANES neighbouring threads take 8 columns each of one row; every thread has AHEAD rows on their
+// way. Shared memory: the list; after it the warps' sums.
 template <class W, bool LOOSE, int LANES, int C>
-__global__ void __launch_bounds__(kThreads, 1) axpy_sparse(const __grid_constant__ AxpyArgs a) {
+__global__ void __launch_bounds__(kThreads, C <= 4 ? 2 : 1)
+    axpy_rows(const __grid_constant__ AxpyArgs a) {
   typedef Piece<W, LOOSE> P;
-  constexpr int AHEAD = C <= 2 ? 8 : 4;  // rows a thread has on their way
-  constexpr int STEP = kThreads / LANES, WIDTH = 8 * LANES, WARPS = kThreads / 32;
-  extern __shared__ __align__(16) char shared[];
-  i32* const rows = reinterpret_cast<i32*>(shared);
-  float* const h = reinterpret_cast<float*>(rows + (a.share + 3) / 4 * 4);
-  const int slice = blockIdx.x, part = blockIdx.y, parts = gridDim.y;
+  constexpr int MOST = sizeof(typename P::Raw) > 16 ? 8 : 16;
+  constexpr int AHEAD = MOST / C < 4 ? 4 : MOST / C;
+  constexpr int STEP = kThreads / LANES, WIDTH = 8 * LANES;
+  extern __shared__ __align__(128) char shared[];
+  char* rest;
+  const Mine mine = list_mine(a, shared, &rest);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int sub = threadIdx.x / LANES, column = slice * WIDTH + threadIdx.x % LANES * 8;
+  const int sub = threadIdx.x / LANES, column = blockIdx.x * WIDTH + threadIdx.x % LANES * 8;
   const bool inside = column < a.n_embd;
 
-  launch_dependents();
-  wait_for_previous();
-  // Entries past the end are rubbish and are not used. Asked for together with the count.
-  const int early = min((int)threadIdx.x, a.share - 1);
-  const i32 first_row = __ldcg(a.rows + part + (i64)early * parts);
-  float first_h[C];
-#pragma unroll
-  for (int c = 0; c < C; ++c) first_h[c] = __ldcg(a.h + (part + (i64)early * parts) * C + c);
-  const int count = __ldcg(a.count), n = (count - part + parts - 1) / parts;
-  for (int i = threadIdx.x; i < n; i += kThreads) {
-    const i64 at = part + (i64)i * parts;
-    rows[i] = i < kThreads ? first_row : __ldcg(a.rows + at);
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      h[i * C + c] = i < kThreads ? first_h[c] : __ldcg(a.h + at * C + c);
-    }
-  }
-  __syncthreads();
-
   const auto load = [&](int i) {
-    if (i >= n || !inside || (C == 1 && h[i] == 0.0f)) return P::none();
-    return P::load(a.w + rows[i] * a.row_bytes, column, a.n_embd);
+    if (i >= mine.n || !inside) return P::none();
+    return P::load(a.w + mine.rows[i] * a.row_bytes, column, a.n_embd);
   };
   typename P::Raw raw[AHEAD];
-  float acc[C][8] = {};
+  float h[AHEAD][C];
+  const auto load_h = [&](int i, float* to) {
+#pragma unroll
+    for (int c = 0; c < C; ++c) to[c] = i < mine.n ? activation(a, mine, i, c, C) : 0.0f;
+  };
 #pragma unroll
   for (int u = 0; u < AHEAD; ++u) raw[u] = load(sub + u * STEP);
-  for (int base = sub; base < n; base += AHEAD * STEP) {
+  if (a.early) wait_for_previous();
+#pragma unroll
+  for (int u = 0; u < AHEAD; ++u) load_h(sub + u * STEP, h[u]);
+
+  float acc[C][8] = {};
+  for (int base = sub; base < mine.n; base += AHEAD * STEP) {
 #pragma unroll
     for (int u = 0; u < AHEAD; ++u) {
-      const int i = base + u * STEP;
+      const int next = base + (u + AHEAD) * STEP;
       float y[8];
       P::unpack(raw[u], y);
-      raw[u] = load(i + AHEAD * STEP);
-      if (i < n) {
+      raw[u] = load(next);
 #pragma unroll
-        for (int c = 0; c < C; ++c) {
-          const float by = h[i * C + c];
+      for (int c = 0; c < C; ++c) {
 #pragma unroll
-          for (int e = 0; e < 8; ++e) acc[c][e] = fmaf(by, y[e], acc[c][e]);
-        }
+        for (int e = 0; e < 8; ++e) acc[c][e] = fmaf(h[u][c], y[e], acc[c][e]);
       }
+      load_h(next, h[u]);
     }
   }
 
-  // The rows' sums of a warp, of the block, of the blocks that share the slice.
-  float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][WIDTH]
+  float* const sums = reinterpret_cast<float*>(rest);
 #pragma unroll
   for (int c = 0; c < C; ++c) {
 #pragma unroll
@@ -214,39 +282,112 @@ __global__ void __launch_bounds__(kThreads, 1) axpy_sparse(const __grid_constant
         acc[c][e] += __shfl_xor_sync(kAllLanes, acc[c][e], step);
       }
     }
-    __syncthreads();  // the entries, or the sums of the token before, were read
-    if (lane < LANES) {
+  }
+  finish<WIDTH, C>(a, sums, [&](int c) {
+    if (lane >= LANES) return;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sums[warp * WIDTH + lane * 8 + e] = acc[c][e];
-    }
-    __syncthreads();
-    const int at = slice * WIDTH + threadIdx.x;
-    if (threadIdx.x < WIDTH && at < a.n_embd && c < a.m) {
-      float y = 0.0f;
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) y += sums[w * WIDTH + threadIdx.x];
-      if (parts == 1) {
-        a.dst[c * a.dst_step + at] = y;
-      } else {
-        a.parts[((i64)part * C + c) * a.n_embd + at] = y;
+    for (int e = 0; e < 8; ++e) sums[warp * WIDTH + lane * 8 + e] = acc[c][e];
+  });
+}
+
+// -- quantized rows in shared memory
+// ---------------------------------------------------------------
+
+__device__ __forceinline__ void copy16(char* to, const char* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void copies_end() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until all but the last N groups of this thread's copies are there.
+template <int N>
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Blocks are not cut along multiples of 16 bytes, so a warp brings slices of 256 columns, kGroup
+// rows at a time, into its stages, and its lanes read 8 columns each from there. Rows start at
+// multiples of 16 bytes. Shared memory: the list, the stages; after the list the warps' sums.
+constexpr int kSlice = 256, kGroup = 8, kStages = 3;
+
+template <class W, int C>
+__global__ void __launch_bounds__(kThreads, C <= 4 ? 2 : 1)
+    axpy_blocks(const __grid_constant__ AxpyArgs a) {
+  typedef Piece<W, false> P;
+  constexpr int BYTES = kSlice / W::QK * (int)sizeof(W);
+  constexpr int PITCH =
+      BYTES % 16 ? (BYTES + 29) / 16 * 16 : BYTES;  // `stage_pitch` in axpy_sparse.py
+  extern __shared__ __align__(128) char shared[];
+  char* rest;
+  const Mine mine = list_mine(a, shared, &rest);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int column = blockIdx.x * kSlice + lane * 8;
+  const int begin = blockIdx.x * BYTES, lead = begin % 16;
+  const int end = min(begin + BYTES, a.n_embd / W::QK * (int)sizeof(W));
+  const u32 pieces = (end - begin + lead + 15) / 16, inverse = 65536 / pieces + 1;
+  char* const stages = rest + warp * kStages * kGroup * PITCH;
+  const char* const from = a.w + begin - lead;
+
+  // Group g of the warp: rows warp + kWarps (kGroup g + 0, 1, ..).
+  const auto request = [&](int g) {
+    char* const to = stages + g % kStages * kGroup * PITCH;
+    for (u32 q = lane; q < kGroup * pieces; q += 32) {
+      const u32 row = q * inverse >> 16, piece = q - row * pieces;
+      const int i = warp + kWarps * (kGroup * g + row);
+      if (i < mine.n) {
+        copy16(to + row * PITCH + piece * 16, from + mine.rows[i] * a.row_bytes + piece * 16);
       }
     }
-  }
-  if (parts == 1 || !arrives_last(slice, parts)) return;
-  for (int i = threadIdx.x; i < WIDTH * a.m; i += kThreads) {
-    const int c = i / WIDTH, at = slice * WIDTH + i % WIDTH;
-    if (at >= a.n_embd) continue;
-    constexpr int BATCH = 8;
-    float y = 0.0f;
-    for (int p0 = 0; p0 < parts; p0 += BATCH) {
-      float v[BATCH];
+    copies_end();
+  };
+  for (int g = 0; g < kStages - 1; ++g) request(g);
+  if (a.early) wait_for_previous();
+
+  // A lane brings the activations of some rows of the next group.
+  constexpr int H = (kGroup * C + 31) / 32;
+  float h[H];
+  const auto load_h = [&](int g) {
 #pragma unroll
-      for (int p = 0; p < BATCH; ++p) {
-        v[p] = __ldcg(a.parts + ((i64)min(p0 + p, parts - 1) * C + c) * a.n_embd + at);
-      }
-#pragma unroll
-      for (int p = 0; p < BATCH; ++p) y += p0 + p < parts ? v[p] : 0.0f;
+    for (int k = 0; k < H; ++k) {
+      const int e = 32 * k + lane, i = warp + kWarps * (kGroup * g + e / C);
+      h[k] = e < kGroup * C && i < mine.n ? activation(a, mine, i, e % C, C) : 0.0f;
     }
-    a.dst[c * a.dst_step + at] = y;
+  };
+  load_h(0);
+  float acc[C][8] = {};
+  for (int g = 0; warp + kWarps * kGroup * g < mine.n; ++g) {
+    request(g + kStages - 1);
+    copies_wait<kStages - 1>();
+    __syncwarp();
+    float now[H];
+#pragma unroll
+    for (int k = 0; k < H; ++k) now[k] = h[k];
+    load_h(g + 1);
+    const char* const stage = stages + g % kStages * kGroup * PITCH + lead;
+#pragma unroll
+    for (int row = 0; row < kGroup; ++row) {
+      float by[C];
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        by[c] = __shfl_sync(kAllLanes, now[(row * C + c) / 32], (row * C + c) % 32);
+      }
+      if (column >= a.n_embd || warp + kWarps * (kGroup * g + row) >= mine.n) continue;
+      float y[8];
+      P::unpack(P::load(stage + row * PITCH, lane * 8, 0), y);
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) acc[c][e] = fmaf(by[c], y[e], acc[c][e]);
+      }
+    }
+    __syncwarp();
   }
+  copies_wait<0>();
+
+  float* const sums = reinterpret_cast<float*>(rest);
+  finish<kSlice, C>(a, sums, [&](int c) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sums[warp * kSlice + lane * 8 + e] = acc[c][e];
+  });
 }

@@ -5,91 +5,184 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import F32, Role, Tensor
 
+from .dequantize import can_dequantize, dequantize_launch
+from .gemm import WORKSPACE_BYTES, Gemm, Matrix
 from .launch import MAX_GRID_YZ, Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
+from .mul_mat_rows import finish_launch, round_launch
 from .mul_mat_sparse import neurons_of
 from .mul_mat_sparse import supports as supports  # the same limit
 from .mul_mat_vec import columns_for
-from .sparse import FEW, PADDING, List, groups, list_launch
+from .sparse import FEW, SPARSE_TOKENS, Neurons, Scratch, groups, marked, pick_launch
 
 OPS = ("axpy_sparse",)
-_THREADS, _SLOTS = 512, 1024  # as in axpy_sparse.cu
-_MOST_SHARED = 96 << 10  # bytes of a block's entries: any GPU has them
-# Threads that read a row together, 8 columns each. Few make a block's slice narrow, so that blocks
-# need not share one; blocks of quantized weights are not cut.
-LANES = {"quantized": 32, "f32": 4, "f16": 4, "bf16": 4}
+_THREADS, _SLOTS = 256, 1024  # as in axpy_sparse.cu
+_SLICE, _GROUP, _STAGES = 256, 8, 3  # of quantized rows
+_WARPS = _THREADS // 32
+_MOST_LIST = 40 << 10  # bytes of a block's list
+# More than a kernel gets without asking: the device then divides its memory as it does for
+# mul_mat_sparse, and blocks of both can be on one multiprocessor.
+_LEAST_SHARED = (48 << 10) + 16
+# Threads that read a row of floats together, 8 columns each. Few make a block's slice narrow, so
+# that blocks need not share one; many read memory in longer runs.
+LANES = {"f32": 16, "f16": 16, "bf16": 16}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """lanes: threads a row; slices and parts: the grid; share: entries of a block at most."""
+    """slices and parts: the grid; share: rows of a block at most."""
 
-    lanes: int
+    entry: str
     slices: int
     parts: int
     share: int
     shared: int
 
 
+def stage_pitch(w: Operand) -> int:
+    """`PITCH` of axpy_sparse.cu: bytes of a slice of a row, and what stands before it."""
+    nbytes = _SLICE // w.dtype.block * w.dtype.nbytes
+    return (nbytes + 29) // 16 * 16 if nbytes % 16 else nbytes
+
+
 def plan(w: Operand, columns: int, device: DeviceInfo) -> Plan:
-    """How blocks divide the columns and the list for so many activations an entry."""
+    """How blocks divide the columns and the list for so many activations a row."""
     n_embd, n_rows = w.ne[:2]
-    lanes = LANES["quantized" if w.dtype.is_quantized else w.dtype.name]
-    slices = ceil_div(n_embd, 8 * lanes)
-    entry = 4 + 4 * columns
-    parts = max(1, device.sm_count // slices, ceil_div(n_rows * entry + 16, _MOST_SHARED))
-    parts = min(parts, ceil_div(n_rows, 16), PADDING, MAX_GRID_YZ)
-    if slices > _SLOTS:
-        parts = 1
+    name, aligned = cpp_type(w.dtype), not (w.address % 16 or w.nb[1] % 16)
+    if w.dtype.is_quantized and aligned:
+        width, entry = _SLICE, f"axpy_blocks<{name}, {columns}>"
+        work = _WARPS * _STAGES * _GROUP * stage_pitch(w)
+    else:
+        lanes = 32 if w.dtype.is_quantized else LANES[w.dtype.name]
+        loose = not w.dtype.is_quantized and not (aligned and n_embd % 8 == 0)
+        width = 8 * lanes
+        entry = f"axpy_rows<{name}, {str(loose).lower()}, {lanes}, {columns}>"
+        work = 0
+    slices = ceil_div(n_embd, width)
+    parts = max(1, device.sm_count // slices, ceil_div(4 * n_rows, _MOST_LIST))
+    parts = min(parts, ceil_div(n_rows, 16), MAX_GRID_YZ) if slices <= _SLOTS else 1
     share = ceil_div(n_rows, parts)
-    sums = _THREADS // 32 * 8 * lanes * 4
-    return Plan(
-        lanes, slices, parts, share, max(sums, 4 * columns * share + ceil_div(share, 4) * 16)
-    )
+    listed = ceil_div(4 * ceil_div(n_rows, 32), 16) * 16 + ceil_div(4 * share, 16) * 16
+    shared = max(listed + max(work, 4 * _WARPS * width), _LEAST_SHARED)
+    return Plan(entry, slices, parts, share, shared)
 
 
 def parts_bytes(w: Operand, m: int, device: DeviceInfo) -> int:
     """Scratch memory for the sums of blocks that share a slice."""
     columns = columns_for(min(m, FEW))
-    p = plan(w, columns, device)
-    return 4 * p.parts * columns * w.ne[0] if p.parts > 1 else 0
+    # The address decides between kernels, of which either may divide the rows into more parts.
+    parts = max(plan(o, columns, device).parts for o in (w, w.shift(2)))
+    return 4 * parts * columns * w.ne[0] if parts > 1 else 0
 
 
 def axpy_launch(
-    w: Operand, on: List, m: int, dst: Operand, parts: int, device: DeviceInfo
+    w: Operand,
+    on: Neurons,
+    h: Operand | int,
+    dst: Operand,
+    parts: int,
+    device: DeviceInfo,
+    r: Operand | None = None,
+    early: bool = False,
 ) -> Launch:
-    """dst [m, n_embd] = the list's rows of w times its activations. parts: address of scratch."""
-    columns = columns_for(m)
-    p = plan(w, columns, device)
-    loose = not w.dtype.is_quantized and bool(w.ne[0] % 8 or w.address % 16 or w.nb[1] % 16)
-    kernel = Kernel(
-        "axpy_sparse.cu",
-        f"axpy_sparse<{cpp_type(w.dtype)}, {str(loose).lower()}, {p.lanes}, {columns}>",
-    )
-    args = struct.pack(
-        "@Pq4PqP3i4x", w.address, w.nb[1], on.count, on.rows, on.h, dst.address, dst.nb[1] // 4,
-        parts, w.ne[0], m, p.share,
+    """dst [m, n_embd] = the active rows of w times h, plus r. h: [m, n_ff], or the address of
+    activations by place in the list. parts: address of scratch memory. early: what tells the active
+    rows was there before the launch ahead of this one began."""
+    p = plan(w, columns_for(on.m), device)
+    at, step = (h, 0) if isinstance(h, int) else (h.address, max(1, h.nb[1] // 4))
+    args = on.pack() + struct.pack(
+        "@PqPqPqPqP3i4x", w.address, w.nb[1], at, step, dst.address, dst.nb[1] // 4,
+        r.address if r else 0, 0 if r is None or r.ne[1] == 1 else r.nb[1] // 4, parts, w.ne[0],
+        p.share, early,
     )  # fmt: skip
-    grid = (p.slices, p.parts, 1)
-    return Launch(kernel, grid, (_THREADS, 1, 1), args, p.shared, dependent=True)
+    kernel = Kernel("axpy_sparse.cu", p.entry)
+    return Launch(kernel, (p.slices, p.parts, 1), (_THREADS, 1, 1), args, p.shared, dependent=True)
+
+
+# -- many tokens -----------------------------------------------------------------------------------
+
+
+def product_type(w: Operand) -> str:
+    """The type in which a library multiplies by w [k, n]; "" where it cannot."""
+    if w.dtype.is_quantized:
+        return "bf16" if can_dequantize(w) else ""
+    size = w.dtype.nbytes
+    return w.dtype.name if w.nb[0] == size and w.nb[1] % size == w.address % 16 == 0 else ""
+
+
+def is_dense(w: Operand, m: int, decides: Operand) -> bool:
+    """Whether m tokens are so many that dense products are used. decides: of whose type."""
+    return m > SPARSE_TOKENS.get(decides.dtype.name, FEW) and bool(product_type(w))
+
+
+@dataclass(frozen=True)
+class Dense:
+    """h w for h [m, n_rows] with zeros where rows are not wanted.
+
+    Scratch memory: [h by the row][rounded h][a scale a row][workspace][16-bit weights]
+    """
+
+    w: Operand
+    m: int
+    address: int = 0
+
+    def _offsets(self) -> list[int]:
+        m, (n_embd, n_rows) = self.m, self.w.ne[:2]
+        rounded = 0 if product_type(self.w) == "f32" else 2 * m * n_rows
+        widened = 2 * n_embd * n_rows if self.w.dtype.is_quantized else 0
+        at = [0]
+        for nbytes in (4 * m * n_rows, rounded, 4 * m, WORKSPACE_BYTES, widened):
+            at.append(at[-1] + ceil_div(nbytes, 256) * 256)
+        return at
+
+    @property
+    def nbytes(self) -> int:
+        return self._offsets()[-1]
+
+    def launches(self, dst: Operand) -> list[Launch | Gemm]:
+        """With h by the row at the start of the scratch memory."""
+        w, kind = self.w, product_type(self.w)
+        n_embd, n_rows = w.ne[:2]
+        h, rounded, scales, workspace, widened, _ = (self.address + i for i in self._offsets())
+        size = 4 if kind == "f32" else 2
+        rows, weights = Matrix(h, n_rows), Matrix(w.address, w.nb[1] // size)
+        made: list[Launch | Gemm] = []
+        if kind != "f32":
+            whole = Operand.of(Tensor("h", F32, (self.m, n_rows), Role.NODE), h)
+            made.append(round_launch(kind, whole, rounded, scales, None))
+            rows = Matrix(rounded, n_rows)
+        if w.dtype.is_quantized:
+            made.append(dequantize_launch(w, widened, kind))
+            weights = Matrix(widened, n_embd)
+        to = Matrix(dst.address, n_embd)
+        made.append(
+            Gemm(kind, "f32", n_embd, self.m, n_rows, weights, rows, to, workspace, w_rows="k")
+        )
+        if kind == "f16":
+            made.append(finish_launch(dst, None, scales, False))
+        return made
+
+
+# -- axpy_sparse -----------------------------------------------------------------------------------
 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
-    w = Operand.of(node.live_srcs()[0], 0)
-    return List(0, w.ne[1], node.shape[0]).nbytes + parts_bytes(w, node.shape[0], device)
+    w, m = Operand.of(node.live_srcs()[0], 0), node.shape[0]
+    if is_dense(w, m, w):
+        return Dense(w, m).nbytes
+    return Scratch(0, w.ne[1], m).end + parts_bytes(w, m, device)
 
 
-def launches(call: Call) -> list[Launch]:
+def launches(call: Call) -> list[Launch | Gemm]:
     w, h, dst = call.src(0), call.src(1), call.dst
-    n_rows, m = w.ne[1], h.ne[1]
-    on, to = neurons_of(call, 2, n_rows, m), List(call.scratch, n_rows, m)
-    made = []
+    m = h.ne[1]
+    on, at = neurons_of(call, 2, w.ne[1], m), Scratch(call.scratch, w.ne[1], m)
+    if is_dense(w, m, w):
+        return [pick_launch(on, h, call.scratch), *Dense(w, m, call.scratch).launches(dst)]
+    made: list[Launch | Gemm] = []
     for t, few in groups(m):
-        made += [
-            list_launch(on.tokens(t, few), h.shift(t * h.nb[1]), to),
-            axpy_launch(
-                w, to, few, dst.shift(t * dst.nb[1]), call.scratch + to.nbytes, call.device
-            ),
-        ]
+        first, wanted = marked(on.tokens(t, few), at.marks)
+        some, to = h.shift(t * h.nb[1]), dst.shift(t * dst.nb[1])
+        made += [*first, axpy_launch(w, wanted, some, to, at.end, call.device)]
     return made

@@ -3,8 +3,8 @@
 // As mul_mat_vec.cu streams rows two at a time through its warps' stages, but the rows are those of
 // the list that every block makes for itself (sparse.cuh). What comes out:
 //
-//   GATED    h = relu(gate row . x) * (up row . x), compact, and the list
-//   TIMES    h = relu(gate) * (up row . x) with gate known; compact, and the list
+//   GATED    h = relu(gate row . x) * (up row . x), by the place in the list
+//   TIMES    h = relu(gate) * (up row . x) with gate known, by the place in the list
 //   SCATTER  row . x, where the neuron's place is
 #include "cuda/sparse.cuh"
 #include "cuda/vec_parts.cuh"
@@ -18,37 +18,23 @@ struct SparseRowsArgs {
   i64 row_bytes[2];
   const float* x;
   i64 x_step;
-  i32* count;        // of the list
-  i32* rows;         // the list
-  float* h;          // [count][columns]; of SCATTER: [m][..]
-  i64 h_step;        // of SCATTER: floats from token to token
-  const char* next;  // rows that the next kernel reads of active neurons; null: leave them
-  i64 next_bytes;
+  float* h;    // by place in the list, [..][columns]; of SCATTER by neuron, [m][..]
+  i64 h_step;  // of SCATTER: floats from token to token
   i32 k, columns, stages, relu_up;
   i32 share;  // rows of a block at most
 };
 
-// Rows of the next kernel that come into the second-level cache ahead of time, in bytes: part of
-// the cache, for what is asked for too early is lost again.
-constexpr i64 kAhead = 24 << 20;
-
-__device__ __forceinline__ void bring_near(const char* p, u32 nbytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(nbytes) : "memory");
-#endif
-}
-
-// A neuron's result for token t.
+// The result of the block's neuron number i, of row r, for token t.
 template <int KIND>
-__device__ __forceinline__ void put(const SparseRowsArgs& a, int at, int r, int t, bool wanted,
+__device__ __forceinline__ void put(const SparseRowsArgs& a, int i, int r, int t, bool wanted,
                                     float gate, float y) {
   if (KIND == SCATTER) {
     if (wanted) a.h[t * a.h_step + a.on.neuron(r)] = y;
     return;
   }
   const float up = a.relu_up ? relu_of(y) : y;
-  a.h[(i64)at * a.columns + t] = wanted ? relu_of(gate) * up : 0.0f;
-  if (t == 0) a.rows[at] = r;
+  const i64 place = blockIdx.x + (i64)i * gridDim.x;
+  a.h[place * a.columns + t] = wanted ? relu_of(gate) * up : 0.0f;
 }
 
 constexpr int kRound = 16;
@@ -73,15 +59,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
     for (int s = 0; s < a.stages; ++s) barrier_init(bars + s);
   }
   barriers_ready();
-  launch_dependents();
   const u64 policy = read_once();
   wait_for_previous();
+  // Not sooner: axpy_sparse reads what this kernel waited for before it waits itself.
+  launch_dependents();
 
   find_rows(a.on, bits);
-  const Share s =
-      share_rows(bits, a.on.words(), blockIdx.x, gridDim.x, [&](int i, int r) { mine[i] = r; });
-  const int n = s.end - s.begin;
-  if (KIND != SCATTER && blockIdx.x == 0 && threadIdx.x == 0) *a.count = s.n;
+  const int n = share_of(
+      share_rows(bits, a.on.words(), blockIdx.x, gridDim.x, [&](int i, int r) { mine[i] = r; }),
+      blockIdx.x, gridDim.x);
 
   // A unit is two weight rows: both of a neuron, or those of two neighbours in the list.
   const int units = KIND == GATED ? n : (n + 1) / 2;
@@ -119,7 +105,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   load_columns<Chunk<W>::QUANTIZED, C>(columns, xs, chunks * X_BYTES);
   __syncthreads();
 
-  const bool ahead = a.next != nullptr && s.n * a.next_bytes <= kAhead;
   int stage = 0, chunk = 0, unit = warp;
   u32 parity = 0;
   bool wanted0 = false, wanted1 = false;
@@ -149,23 +134,17 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
     if (++chunk < chunks) continue;
     chunk = 0;
     const int r0 = row0(unit), r1 = row1(unit);
-    bool fires = false;
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       const float y0 = warp_reduce(acc[0][c], Add()), y1 = warp_reduce(acc[1][c], Add());
       acc[0][c] = acc[1][c] = 0.0f;
-      fires |= KIND != GATED || y0 > 0.0f;
       if (lane != c) continue;
       if (KIND == GATED) {
-        put<KIND>(a, s.begin + unit, r0, c, wanted0, y0, y1);
+        put<KIND>(a, unit, r0, c, wanted0, y0, y1);
       } else {
-        if (2 * unit + 1 < n) put<KIND>(a, s.begin + 2 * unit + 1, r1, c, wanted1, gate1, y1);
-        put<KIND>(a, s.begin + 2 * unit, r0, c, wanted0, gate0, y0);
+        if (2 * unit + 1 < n) put<KIND>(a, 2 * unit + 1, r1, c, wanted1, gate1, y1);
+        put<KIND>(a, 2 * unit, r0, c, wanted0, gate0, y0);
       }
-    }
-    if (KIND != SCATTER && ahead && fires && lane == 0) {
-      bring_near(a.next + r0 * a.next_bytes, (u32)a.next_bytes);
-      if (KIND == TIMES && r1 != r0) bring_near(a.next + r1 * a.next_bytes, (u32)a.next_bytes);
     }
     unit += warps;
   }
@@ -182,9 +161,9 @@ __global__ void __launch_bounds__(256) sparse_rows_any(const __grid_constant__ S
   i32* const mine = reinterpret_cast<i32*>(bits + rounded_up(4 * a.on.words()) / 4);
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   find_rows(a.on, bits);
-  const Share s =
-      share_rows(bits, a.on.words(), blockIdx.x, gridDim.x, [&](int i, int r) { mine[i] = r; });
-  if (KIND != SCATTER && blockIdx.x == 0 && threadIdx.x == 0) *a.count = s.n;
+  const int n = share_of(
+      share_rows(bits, a.on.words(), blockIdx.x, gridDim.x, [&](int i, int r) { mine[i] = r; }),
+      blockIdx.x, gridDim.x);
   const auto dot = [&](const char* row, auto type, float* y) {
     typedef decltype(type) T;
     constexpr int PIECE = Row<T>::PIECE;
@@ -202,7 +181,7 @@ __global__ void __launch_bounds__(256) sparse_rows_any(const __grid_constant__ S
 #pragma unroll
     for (int c = 0; c < C; ++c) y[c] = warp_reduce(sums[c], Add());
   };
-  for (int i = warp; i < s.end - s.begin; i += warps) {
+  for (int i = warp; i < n; i += warps) {
     const int r = mine[i], j = a.on.neuron(r);
     float y0[C], y1[C] = {};
     dot(a.w[0] + r * a.row_bytes[0], W(), y0);
@@ -213,7 +192,7 @@ __global__ void __launch_bounds__(256) sparse_rows_any(const __grid_constant__ S
       const bool wanted = c < a.on.m && (KIND == TIMES || a.on.wants(c, r, j));
       float gate = y0[c];
       if (KIND == TIMES && wanted) gate = __ldcg(a.on.idx + c * a.on.idx_step + r);
-      put<KIND>(a, s.begin + i, r, c, wanted, gate, KIND == GATED ? y1[c] : y0[c]);
+      put<KIND>(a, i, r, c, wanted, gate, KIND == GATED ? y1[c] : y0[c]);
     }
   }
 }

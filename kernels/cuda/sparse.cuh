@@ -55,11 +55,46 @@ __device__ __forceinline__ void any_active(const Neurons& a, const int (&r)[B], 
   for (int b = 0; b < B; ++b) on[b] = on[b] && !skipped[b] && r[b] < a.n_rows;
 }
 
+// One token's scores of all neurons: four rows a lane and all loads at once, for this stands
+// between the scores and the first weights.
+__device__ __forceinline__ void find_rows_at_once(const Neurons& a, u32* bits) {
+  constexpr int B = 6;  // with 16 warps, 12288 rows
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  for (int i = threadIdx.x / 32; i * 128 < a.n_rows; i += B * warps) {
+    float4 score[B];
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      const int r = 128 * (i + b * warps) + 4 * lane;
+      if (r + 3 < a.n_rows) {
+        score[b] = __ldcg(reinterpret_cast<const float4*>(a.idx + r));
+      } else {
+        const auto at = [&](int k) { return __ldcg(a.idx + min(r + k, a.n_rows - 1)); };
+        score[b] = {at(0), at(1), at(2), at(3)};
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      const int r = 128 * (i + b * warps) + 4 * lane;
+      const auto on = [&](float x, int k) {
+        return (u32)(r + k < a.n_rows && !(x < a.threshold)) << k;
+      };
+      u32 word = on(score[b].x, 0) | on(score[b].y, 1) | on(score[b].z, 2) | on(score[b].w, 3);
+      word <<= lane % 8 * 4;
+#pragma unroll
+      for (int step = 1; step < 8; step *= 2) word |= __shfl_xor_sync(kAllLanes, word, step);
+      const int at = 4 * (i + b * warps) + lane / 8;
+      if (lane % 8 == 0 && at < a.words()) bits[at] = word;
+    }
+  }
+}
+
 // The whole block: a bit a row into shared memory.
 __device__ __forceinline__ void find_rows(const Neurons& a, u32* bits) {
   const int words = a.words();
   if (a.marks != nullptr) {
     for (int i = threadIdx.x; i < words; i += blockDim.x) bits[i] = __ldcg(a.marks + i);
+  } else if (a.idx && a.m == 1 && !a.bucket && !a.skip && ((u64)a.idx & 15) == 0) {
+    find_rows_at_once(a, bits);
   } else {
     constexpr int B = 8;
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -79,16 +114,12 @@ __device__ __forceinline__ void find_rows(const Neurons& a, u32* bits) {
   __syncthreads();
 }
 
-// Of n listed rows, those of one block: [begin, end).
-struct Share {
-  int n, begin, end;
-};
-
-// The whole block: calls put(i, row) for the rows of part `part` of `parts`, from any thread; i
-// counts within the part. The block meets at the end.
+// The whole block: calls put(i, row), from any thread, for the rows of part `part` of `parts`:
+// those at places part, part + parts, ... of the list, of which row is number i. Returns how many
+// rows are listed in all. The block meets at the end.
 template <class Put>
-__device__ __forceinline__ Share share_rows(const u32* bits, int words, int part, int parts,
-                                            Put put) {
+__device__ __forceinline__ int share_rows(const u32* bits, int words, int part, int parts,
+                                          Put put) {
   __shared__ int sums[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int each = (words + blockDim.x - 1) / blockDim.x;
@@ -110,21 +141,23 @@ __device__ __forceinline__ Share share_rows(const u32* bits, int words, int part
     before += __shfl_xor_sync(kAllLanes, before, step);
     n += __shfl_xor_sync(kAllLanes, n, step);
   }
-  const Share s = {n, (int)((i64)n * part / parts), (int)((i64)n * (part + 1) / parts)};
-  int at = before + upto - own;
-  for (int i = first; i < last && at < s.end; ++i) {
-    u32 word = bits[i];
-    const int count = __popc(word);
-    if (at + count <= s.begin) {
-      at += count;
-      continue;
-    }
-    for (; word != 0; word &= word - 1, ++at) {
-      if (at >= s.begin && at < s.end) put(at - s.begin, 32 * i + __ffs(word) - 1);
+  const u32 place = before + upto - own;
+  u32 i = place / parts, of = place - i * parts;  // place = i parts + of
+  for (int at = first; at < last; ++at) {
+    for (u32 word = bits[at]; word != 0; word &= word - 1) {
+      if (of == (u32)part) put((int)i, 32 * at + __ffs(word) - 1);
+      if (++of == (u32)parts) {
+        of = 0;
+        ++i;
+      }
     }
   }
   __syncthreads();
-  return s;
+  return n;
+}
+// Of n listed rows, how many a part has.
+__device__ __forceinline__ int share_of(int n, int part, int parts) {
+  return (n - part + parts - 1) / parts;
 }
 
 __device__ __forceinline__ float relu_of(float x) { return x > 0.0f ? x : 0.0f; }

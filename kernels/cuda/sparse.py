@@ -1,4 +1,4 @@
-"""What the ops over active neurons share: arguments, token groups, the list in scratch memory.
+"""What the ops over active neurons share: arguments, token groups, scratch memory.
 
 The kernels take up to `FEW` tokens at a time and read the rows that any of them wants.
 """
@@ -13,7 +13,9 @@ from .launch import Kernel, Launch, Operand, ceil_div
 from .mul_mat_vec import columns_for
 
 FEW = 8  # tokens of a group
-PADDING = 1024  # entries past the end of the list that may be read, not used
+# Tokens up to which rows of this type are read as they are wanted; beyond, dense products are
+# faster. From bench/cuda_sparse.py.
+SPARSE_TOKENS = {"f32": 6, "f16": 6, "bf16": 6, "q8_0": 12, "q4_0": 12, "q4_K": 12, "q6_K": 12}
 _SOURCE = "sparse_list.cu"
 
 
@@ -51,45 +53,25 @@ class Neurons:
 
 
 @dataclass(frozen=True)
-class List:
-    """The list of active rows in scratch memory, for up to `FEW` tokens at a time."""
+class Scratch:
+    """Scratch memory of a group of tokens: [activations by place in the list][marks]."""
 
     address: int
     n_rows: int
     m: int
 
     @property
-    def columns(self) -> int:
-        """Activations an entry has."""
-        return columns_for(min(self.m, FEW))
-
-    def _offsets(self) -> tuple[int, int, int, int]:
-        entries = self.n_rows + PADDING
-        sizes = 4, 4 * entries, 4 * self.columns * entries, 4 * ceil_div(self.n_rows, 32)
-        at = [0]
-        for nbytes in sizes:
-            at.append(at[-1] + ceil_div(nbytes, 256) * 256)
-        return at[1], at[2], at[3], at[4]
-
-    @property
-    def count(self) -> int:
+    def h(self) -> int:
         return self.address
 
     @property
-    def rows(self) -> int:
-        return self.address + self._offsets()[0]
-
-    @property
-    def h(self) -> int:
-        return self.address + self._offsets()[1]
-
-    @property
     def marks(self) -> int:
-        return self.address + self._offsets()[2]
+        columns = columns_for(min(self.m, FEW))
+        return self.address + ceil_div(4 * columns * self.n_rows, 256) * 256
 
     @property
-    def nbytes(self) -> int:
-        return self._offsets()[3]
+    def end(self) -> int:
+        return self.marks + ceil_div(4 * ceil_div(self.n_rows, 32), 256) * 256
 
 
 def groups(m: int) -> Iterator[tuple[int, int]]:
@@ -109,13 +91,11 @@ def marked(on: Neurons, at: int) -> tuple[list[Launch], Neurons]:
     return [launch], replace(on, marks=at)
 
 
-def list_launch(on: Neurons, h: Operand, to: List) -> Launch:
-    """The list of active rows with their activations in h [m, n_ff]."""
-    args = on.pack() + struct.pack(
-        "@Pq3Pi4x", h.address, h.nb[1] // 4, to.count, to.rows, to.h, columns_for(on.m)
-    )
-    kernel = Kernel(_SOURCE, "list_rows")
-    return Launch(kernel, (1, 1, 1), (1024, 1, 1), args, 4 * on.words, dependent=True)
+def pick_launch(on: Neurons, h: Operand, to: int) -> Launch:
+    """h [m, n_ff] as [m, n_rows] at address `to`, zero where a token does not want a row."""
+    args = on.pack() + struct.pack("@PqP", h.address, h.nb[1] // 4, to)
+    grid = (on.m, max(1, min(64, ceil_div(on.n_rows, 256))), 1)
+    return Launch(Kernel(_SOURCE, "pick_rows"), grid, (256, 1, 1), args)
 
 
 def zero_launch(dst: Operand, sm_count: int) -> Launch:

@@ -1,5 +1,5 @@
 // What stands before and beside the products over active neurons: marks of rows that some token
-// wants, the compact list for axpy_sparse, results that nobody computes.
+// wants, the dense form of axpy_sparse, results that nobody computes.
 #include "cuda/sparse.cuh"
 
 struct MarkArgs {
@@ -18,29 +18,20 @@ __global__ void __launch_bounds__(256) mark_rows(const __grid_constant__ MarkArg
   if (threadIdx.x % 32 == 0 && r[0] < a.on.n_rows) a.marks[r[0] / 32] = word;
 }
 
-struct ListArgs {
+struct PickArgs {
   Neurons on;
   const float* from;  // by neuron
   i64 step;           // floats from token to token
-  i32* count;
-  i32* rows;
-  float* h;  // [count][columns]
-  i32 columns;
+  float* to;          // [m][n_rows]
 };
 
-// Active rows in ascending order and what is to be multiplied by each. One block.
-__global__ void __launch_bounds__(1024) list_rows(const __grid_constant__ ListArgs a) {
-  extern __shared__ u32 bits[];
-  launch_dependents();
-  wait_for_previous();
-  find_rows(a.on, bits);
-  const Share s = share_rows(bits, a.on.words(), 0, 1, [&a](int i, int r) { a.rows[i] = r; });
-  if (threadIdx.x == 0) *a.count = s.n;
-  for (int i = threadIdx.x; i < s.n * a.columns; i += blockDim.x) {
-    const int p = i / a.columns, t = i - p * a.columns;
-    const int r = a.rows[p], j = a.on.neuron(r);
-    const bool used = t < a.on.m && a.on.wants(t, r, j);
-    a.h[i] = used ? __ldcg(a.from + t * a.step + j) : 0.0f;
+// What belongs to each row, zero where a token does not want it. blockIdx.x counts tokens.
+__global__ void __launch_bounds__(256) pick_rows(const __grid_constant__ PickArgs a) {
+  const int t = blockIdx.x;
+  for (int r = blockIdx.y * 256 + threadIdx.x; r < a.on.n_rows; r += gridDim.y * 256) {
+    const int j = a.on.neuron(r);
+    const bool active = !a.on.skips(j) && a.on.wants(t, r, j);
+    a.to[(i64)t * a.on.n_rows + r] = active ? a.from[t * a.step + j] : 0.0f;
   }
 }
 

@@ -15,6 +15,8 @@ from ..options import whole
 from .common import add_relu_model, open_relu
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gguflow.engine.graph import DType
     from gguflow.engine.loader import ModelSource
     from gguflow.engine.sparse.train import Predictor, Settings
@@ -40,6 +42,8 @@ def add_arguments(p: ArgumentParser) -> None:
                    help="windows to use, spread over the text (default 256)")  # fmt: skip
     p.add_argument("-r", "--rank", type=whole(1), default=128, metavar="R",
                    help="rank of the predictors (default 128)")  # fmt: skip
+    p.add_argument("--resume", metavar="FILE",
+                   help="go on from this file's predictors, whose rank counts")  # fmt: skip
     p.add_argument("--recall", type=_share, default=0.95, metavar="SHARE",
                    help="of the firing neurons, the share to find (default 0.95)")  # fmt: skip
     p.add_argument("--steps", type=whole(1), default=1500, metavar="N",
@@ -109,6 +113,7 @@ def train(args: Namespace, source: ModelSource, settings: Settings) -> list[Pred
         raise UsageError(f"--device {device}: {str(e).splitlines()[0]}") from None
     if args.threads:
         torch.set_num_threads(args.threads)
+    starts = resumed(args, source)
     chunks = spread(args, source)
     n_layer = source.arch.hp.n_layer
     note(f"{sum(map(len, chunks))} tokens, {n_layer} layers, on {device}")
@@ -119,12 +124,35 @@ def train(args: Namespace, source: ModelSource, settings: Settings) -> list[Pred
     for x, share in record(model, chunks, progress(sum(map(len, chunks)))):
         found.append(
             train_layer(
-                torch.from_numpy(x).to(device), torch.from_numpy(share).to(device), settings
+                torch.from_numpy(x).to(device),
+                torch.from_numpy(share).to(device),
+                settings,
+                start=starts[len(found)] if starts else None,
             )
         )
         q = found[-1].quality
         note(f"layer {len(found) - 1}: {q.active:.1%} active, {q.predicted:.1%} computed")
     return found
+
+
+def resumed(args: Namespace, source: ModelSource) -> list[tuple[Tensor, Tensor]]:
+    """--resume's matrices by layer; none without the flag."""
+    import torch
+
+    from gguflow.engine.quants import decode
+    from gguflow.engine.sparse.identity import model_hash
+    from gguflow.engine.sparse.predictor import with_predictor
+
+    if not args.resume:
+        return []
+    weights = with_predictor(source, args.resume, model_hash(source)).weights
+
+    def matrix(name: str) -> Tensor:
+        w = weights[name]
+        return torch.from_numpy(decode(w.dtype, w.read(), w.shape))
+
+    layers = range(source.arch.hp.n_layer)
+    return [(matrix(f"blk.{i}.fc1.weight"), matrix(f"blk.{i}.fc2.weight")) for i in layers]
 
 
 def spread(args: Namespace, source: ModelSource) -> list[list[int]]:

@@ -24,7 +24,10 @@ from torch import Tensor
 STEER_EVERY = 20  # steps between two looks at the held-out recall
 STEER_GAIN = 4.0  # e-folds of the positives' weight for each unit of recall that is missing
 EVEN = 0.5  # of a positive's weight: what all get alike; the rest is by contribution
-MAX_SHARE = 8.0  # a contribution counts as at most this many mean ones
+MAX_SHARE = 64.0  # a contribution counts as at most this many mean ones
+# Of a batch, the part 1/RARE is drawn by the square of a token's largest contribution: the few
+# tokens whose output hangs on one neuron (BOS above all) must not lose it.
+RARE = 8
 HELD_OUT_ROWS = 4096  # looked at while steering
 
 
@@ -80,24 +83,31 @@ def train_layer(
     share: Tensor,
     settings: Settings,
     each: Callable[[int, float, float], None] | None = None,
+    start: tuple[Tensor, Tensor] | None = None,
 ) -> Predictor:
     """Train one layer's predictor on the device where the tensors are.
 
     x: float [n, n_embd] inputs; share: [n, n_ff] contributions as `collect` has them, 0 for
     neurons that did not fire. each: called at every look at the held-out tokens with the step, the
-    loss and the recall. Raises ValueError when there are too few tokens to hold some out.
+    loss and the recall. start: fc1 and fc2 to go on from, instead of random ones. Raises ValueError
+    when there are too few tokens to hold some out.
     """
     n_held = int(len(x) * settings.held_out)
     n = len(x) - n_held
     if n_held < 1 or n < 1:
         raise ValueError(f"{len(x)} tokens are too few to train a predictor and to measure it")
     rng = torch.Generator().manual_seed(settings.seed)
-    fc1, fc2 = _start(x.shape[1], share.shape[1], settings.rank, rng, x.device)
+    scale = float(_scale(x[:HELD_OUT_ROWS]).mean())
+    fc1, fc2 = start or _random(x.shape[1], share.shape[1], settings.rank, rng)
+    if start:
+        fc1 = fc1 * scale
+    fc1, fc2 = (m.detach().clone().to(x.device).requires_grad_() for m in (fc1, fc2))
     opt = torch.optim.Adam([fc1, fc2], lr=settings.rate, betas=(0.9, 0.98))
     held = torch.randperm(n_held, generator=rng)[:HELD_OUT_ROWS].to(x.device) + n
+    peaks = share[:n].amax(1).double().square().cumsum(0).cpu()
     weight = 1.0
     for step in range(settings.steps):
-        rows = torch.randint(n, (settings.batch,), generator=rng).to(x.device)
+        rows = _rows(peaks, settings.batch, rng).to(x.device)
         opt.param_groups[0]["lr"] = settings.rate * _schedule(step / settings.steps)
         loss = _loss(predict(_unit(x[rows]), fc1, fc2), share[rows].float(), weight)
         opt.zero_grad(set_to_none=True)
@@ -110,7 +120,7 @@ def train_layer(
             if each:
                 each(step + 1, float(loss.detach()), recall)
     # From inputs of unit scale back to the layer's, so that idx stays of about unit size.
-    fc1, fc2 = fc1.detach() / float(_scale(x[:HELD_OUT_ROWS]).mean()), fc2.detach()
+    fc1, fc2 = fc1.detach() / scale, fc2.detach()
     threshold = _threshold(x[n:], share[n:], fc1, fc2, settings.recall)
     quality = measure(x[n:], share[n:], fc1, fc2, threshold)
     return Predictor(fc1.cpu(), fc2.cpu(), threshold, quality)
@@ -126,13 +136,19 @@ def _unit(x: Tensor) -> Tensor:
     return x.float() / _scale(x)
 
 
-def _start(
-    n_embd: int, n_ff: int, rank: int, rng: torch.Generator, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _random(n_embd: int, n_ff: int, rank: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Random matrices that make hidden values and logits of about one from unit inputs."""
     fc1 = torch.randn(rank, n_embd, generator=rng) / math.sqrt(n_embd)
     fc2 = torch.randn(n_ff, rank, generator=rng) / math.sqrt(rank)
-    return fc1.to(device).requires_grad_(), fc2.to(device).requires_grad_()
+    return fc1, fc2
+
+
+def _rows(peaks: Tensor, n: int, rng: torch.Generator) -> Tensor:
+    """n tokens of a batch. peaks: running sum of the weights that the RARE part is drawn by."""
+    even = torch.randint(len(peaks), (n - n // RARE,), generator=rng)
+    at = torch.rand(n // RARE, generator=rng, dtype=torch.float64) * peaks[-1]
+    rare = torch.searchsorted(peaks, at, right=True).clamp_max(len(peaks) - 1)
+    return torch.cat([even, rare])
 
 
 def _schedule(progress: float) -> float:

@@ -107,6 +107,13 @@ def norm_then_project(node: Tensor) -> Rewrite | None:
     return Rewrite(f"norm_{node.op}", (*norm.srcs, *weights), (norm,), dict(norm.params))
 
 
+@rule
+def project_then_relu(node: Tensor) -> Rewrite | None:
+    """relu(mul_mat(w, x)) -> mul_mat_relu(w, x)"""
+    product = _made_by(node.srcs[0], "mul_mat") if node.op == "relu" else None
+    return None if product is None else Rewrite("mul_mat_relu", product.srcs, (product,))
+
+
 def _whole(t: Tensor | None) -> Tensor | None:
     """The node behind views that show all of it in its own order."""
     while t is not None and t.role is Role.VIEW:
@@ -194,6 +201,21 @@ def sparse_layer(node: Tensor) -> Rewrite | None:
     srcs = (gate.srcs[0], up.srcs[0], node.srcs[0], gate.srcs[1], *which)
     params = {"threshold": threshold, "relu_up": int(relu is not None)}
     return Rewrite("sparse_ffn", srcs, (gate, up, h, *([relu] if relu is not None else [])), params)
+
+
+@rule
+def around_sparse_layer(node: Tensor) -> Rewrite | None:
+    """add(sparse_ffn(.., rms_norm_mul(x, norm), ..), r) or add(r, ..) -> norm_sparse_ffn"""
+    if node.op != "add":
+        return None
+    a, b = node.srcs
+    for layer, r in ((_made_by(a, "sparse_ffn"), b), (_made_by(b, "sparse_ffn"), a)):
+        norm = _made_by(layer.srcs[3], "rms_norm_mul") if layer is not None else None
+        if norm is None or layer is None or r is None or r.shape != node.shape:
+            continue
+        srcs = (*norm.srcs, *layer.srcs[:3], r, *layer.srcs[4:])
+        return Rewrite("norm_sparse_ffn", srcs, (norm, layer), {**norm.params, **layer.params})
+    return None
 
 
 def fuse(

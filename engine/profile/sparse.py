@@ -13,6 +13,8 @@ from .record import PHASES, ActivityRow, OpRow, Recording
 
 # `blk.3.ffn.hot`, and its parts where they are not fused: `blk.3.ffn.hot_gate`.
 _OP = re.compile(r"^(?P<layer>blk\.\d+)\.ffn\.(?P<half>hot|cold|sparse|predict)(?:_\w+)?$")
+# With its norm and residual a layer of a device has the residual's name.
+_WHOLE = re.compile(r"^(?P<layer>blk\.\d+)\.ffn\.(?P<half>residual)$")
 
 Span = tuple[float, float]
 
@@ -53,6 +55,11 @@ class _Halves:
         return LayerTime(layer, predict, hot, cold, overlap)
 
 
+def _match(row: OpRow) -> re.Match[str] | None:
+    """`layer` and `half` of what belongs to a sparse layer."""
+    return (_WHOLE if row.op == "norm_sparse_ffn" else _OP).match(row.name)
+
+
 def _length(spans: Iterable[Span]) -> float:
     return sum(end - start for start, end in spans)
 
@@ -72,8 +79,8 @@ def layer_times(recording: Recording, phase: str) -> list[LayerTime]:
         if row.step != number:
             finish()
             number = row.step
-        if row.phase == phase and (m := _OP.match(row.name)):
-            half = "cold" if m["half"] == "sparse" else m["half"]
+        if row.phase == phase and (m := _match(row)):
+            half = {"sparse": "cold", "residual": "hot"}.get(m["half"], m["half"])
             getattr(step.setdefault(m["layer"], _Halves()), half).append(_span(row))
     finish()
     return [t for t in totals.values() if t.hot or t.cold]
@@ -85,7 +92,7 @@ def _span(row: OpRow) -> Span:
 
 def is_sparse(recording: Recording) -> bool:
     """Whether there is anything to show."""
-    return bool(recording.activity) or any(_OP.match(r.name) for r in recording.rows({0}))
+    return bool(recording.activity) or any(_match(r) for r in recording.rows({0}))
 
 
 def print_sparse_table(recording: Recording, console: Console, phase: str | None = None) -> None:

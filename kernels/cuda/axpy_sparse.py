@@ -140,17 +140,18 @@ class Dense:
     def nbytes(self) -> int:
         return self._offsets()[-1]
 
-    def launches(self, dst: Operand) -> list[Launch | Gemm]:
-        """With h by the row at the start of the scratch memory."""
+    def launches(self, dst: Operand, h: Operand | None = None) -> list[Launch | Gemm]:
+        """h: [m, n_rows], or None where it lies at the start of the scratch memory."""
         w, kind = self.w, product_type(self.w)
         n_embd, n_rows = w.ne[:2]
-        h, rounded, scales, workspace, widened, _ = (self.address + i for i in self._offsets())
+        at, rounded, scales, workspace, widened, _ = (self.address + i for i in self._offsets())
+        if h is None:
+            h = Operand.of(Tensor("h", F32, (self.m, n_rows), Role.NODE), at)
         size = 4 if kind == "f32" else 2
-        rows, weights = Matrix(h, n_rows), Matrix(w.address, w.nb[1] // size)
+        rows, weights = Matrix(h.address, h.nb[1] // 4), Matrix(w.address, w.nb[1] // size)
         made: list[Launch | Gemm] = []
         if kind != "f32":
-            whole = Operand.of(Tensor("h", F32, (self.m, n_rows), Role.NODE), h)
-            made.append(round_launch(kind, whole, rounded, scales, None))
+            made.append(round_launch(kind, h, rounded, scales, None))
             rows = Matrix(rounded, n_rows)
         if w.dtype.is_quantized:
             made.append(dequantize_launch(w, widened, kind))
@@ -179,7 +180,10 @@ def launches(call: Call) -> list[Launch | Gemm]:
     m = h.ne[1]
     on, at = neurons_of(call, 2, w.ne[1], m), Scratch(call.scratch, w.ne[1], m)
     if is_dense(w, m, w):
-        return [pick_launch(on, h, call.scratch), *Dense(w, m, call.scratch).launches(dst)]
+        many = Dense(w, m, call.scratch)
+        if on.idx is on.bucket is on.gpu_idx is None and h.is_dense and h.address % 16 == 0:
+            return many.launches(dst, h)
+        return [pick_launch(on, h, call.scratch), *many.launches(dst)]
     made: list[Launch | Gemm] = []
     for t, few in groups(m):
         first, wanted = marked(on.tokens(t, few), at.marks)

@@ -18,10 +18,12 @@ struct SparseRowsArgs {
   i64 row_bytes[2];
   const float* x;
   i64 x_step;
-  float* h;    // by place in the list, [..][columns]; of SCATTER by neuron, [m][..]
-  i64 h_step;  // of SCATTER: floats from token to token
+  const float* norm;  // null: x as it is
+  float* h;           // by place in the list, [..][columns]; of SCATTER by neuron, [m][..]
+  i64 h_step;         // of SCATTER: floats from token to token
   i32 k, columns, stages, relu_up;
   i32 share;  // rows of a block at most
+  float eps;
 };
 
 // The result of the block's neuron number i, of row r, for token t.
@@ -102,7 +104,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   columns.x_step = a.x_step;
   columns.k = a.k;
   columns.m = a.on.m;
-  load_columns<Chunk<W>::QUANTIZED, C>(columns, xs, chunks * X_BYTES);
+  columns.norm = a.norm;
+  columns.eps = a.eps;
+  if (a.norm != nullptr) {
+    float4 by[kPieces];
+    ask_pieces(a.norm, 0, a.k, by);
+    load_normed<Chunk<W>::QUANTIZED, C>(columns, xs, chunks * X_BYTES, by);
+  } else {
+    load_columns<Chunk<W>::QUANTIZED, C>(columns, xs, chunks * X_BYTES);
+  }
   __syncthreads();
 
   int stage = 0, chunk = 0, unit = warp;

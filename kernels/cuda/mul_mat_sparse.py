@@ -20,11 +20,23 @@ _ANY_BLOCKS = 4  # of a multiprocessor, where rows of any layout are read
 
 
 def supports(node: Tensor) -> bool:
-    return node.live_srcs()[0].shape[0] <= _MOST_ROWS
+    return max(s.shape[0] for s in node.live_srcs()) <= _MOST_ROWS
 
 
 def _round(n: int) -> int:
     return ceil_div(n, 16) * 16
+
+
+def _own_bytes(n_rows: int, grid: int) -> int:
+    """Shared memory of the bits and the block's rows."""
+    return _round(4 * ceil_div(n_rows, 32)) + _round(4 * ceil_div(n_rows, grid))
+
+
+def streams(weights: Sequence[Operand], x: Operand, n_rows: int, device: DeviceInfo) -> bool:
+    """Whether the rows are streamed through shared memory, and not read by any layout."""
+    own = _own_bytes(n_rows, max(1, min(device.sm_count, n_rows)))
+    room = replace(device, shared_per_block=device.shared_per_block - own)
+    return weights[0].dtype is weights[-1].dtype and takes(x, weights, x, room)
 
 
 def rows_launch(
@@ -37,19 +49,21 @@ def rows_launch(
     h: int = 0,
     dst: Operand | None = None,
     relu_up: bool = False,
+    norm: Operand | None = None,
+    eps: float = 0.0,
 ) -> Launch:
     """kind GATED: weights gate and up, activations by place in the list go to address h. TIMES:
-    weight up, the gate is `on.idx`. SCATTER: one weight, results to `dst`."""
+    weight up, the gate is `on.idx`. SCATTER: one weight, results to `dst`. norm: of x, only where
+    `streams` says so."""
     first, last = weights[0], weights[-1]
     grid = max(1, min(device.sm_count, on.n_rows))
     share, c = ceil_div(on.n_rows, grid), columns_for(on.m)
-    own = _round(4 * on.words) + _round(4 * share)
+    own = _own_bytes(on.n_rows, grid)
     most = min(device.shared_per_block, _MOST_SHARED)
     if not takes(x, weights, x, replace(device, shared_per_block=most - own)):
         most = device.shared_per_block
     room = replace(device, shared_per_block=most - own)
-    result = dst if dst is not None else x
-    fast = first.dtype is last.dtype and takes(result, weights, x, room)
+    fast = streams(weights, x, on.n_rows, device)
     threads, stages, shared = 256, 0, own
     if fast:
         warps, stages, shared = plan(weights, x.ne[0], on.m, 0, room)
@@ -59,12 +73,11 @@ def rows_launch(
         types = f"{cpp_type(first.dtype)}, {cpp_type(last.dtype)}"
         entry = f"sparse_rows_any<{kind}, {types}, {1 if c == 1 else FEW}>"
         grid = max(1, min(_ANY_BLOCKS * device.sm_count, ceil_div(on.n_rows, 8)))
-        share = ceil_div(on.n_rows, grid)
-        shared = _round(4 * on.words) + _round(4 * share)
+        share, shared = ceil_div(on.n_rows, grid), _own_bytes(on.n_rows, grid)
     args = on.pack() + struct.pack(
-        "@2P2qPqPq5i4x", first.address, last.address, first.nb[1], last.nb[1], x.address,
-        x.nb[1] // 4, dst.address if dst else h, dst.nb[1] // 4 if dst else 0, x.ne[0], c, stages,
-        relu_up, share,
+        "@2P2qPqPPq5if", first.address, last.address, first.nb[1], last.nb[1], x.address,
+        x.nb[1] // 4, norm.address if norm else 0, dst.address if dst else h,
+        dst.nb[1] // 4 if dst else 0, x.ne[0], c, stages, relu_up, share, eps,
     )  # fmt: skip
     kernel = Kernel(_SOURCE, entry)
     return Launch(kernel, (grid, 1, 1), (threads, 1, 1), args, shared, dependent=fast)

@@ -14,7 +14,7 @@ from gguflow.engine.graph import F32, Tensor
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
 from .rope import rope_numbers
 
-OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope")
+OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope", "mul_mat_relu")
 FEW = 8  # columns
 ROWS = 2  # weight rows of a stage
 FLOATS = ("f16", "bf16")
@@ -160,12 +160,13 @@ def multiply_few(
     r: Operand | None = None,
     norm: Operand | None = None,
     eps: float = 0.0,
+    relu: bool = False,
 ) -> Launch:
-    """dst = norm(x) w^T + r, for operands that `takes` takes."""
+    """dst = norm(x) w^T + r, or relu of that without r, for operands that `takes` takes."""
     warps, stages, shared = plan([w], x.ne[0], x.ne[1], 0, device)
     pairs = ceil_div(w.ne[1], ROWS)
     args = arguments([w], x, dst, stages, norm=norm, eps=eps, r=r, pairs=[pairs])
-    return _launch("PLAIN", [w], x.ne[1], warps, shared, pairs, args, device)
+    return _launch("RELU" if relu else "PLAIN", [w], x.ne[1], warps, shared, pairs, args, device)
 
 
 def swiglu_few(
@@ -201,6 +202,9 @@ def supports(node: Tensor) -> bool:
     """Only what the kernel takes, on every device: there is no other for these ops."""
     device = DeviceInfo(shared_per_block=LEAST_SHARED)
     operands = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
+    if node.op == "mul_mat_relu":
+        w, x = operands
+        return w is not None and x is not None and takes(Operand.of(node, 0), [w], x, device)
     weights = [o for s, o in zip(node.srcs, operands, strict=True)
                if s is not None and o is not None and _is_weight(node, s)]  # fmt: skip
     x, norm = operands[:2]
@@ -222,6 +226,8 @@ def _is_weight(node: Tensor, s: Tensor) -> bool:
 
 def launches(call: Call) -> list[Launch]:
     op, p, d = call.node.op, dict(call.node.params), call.device
+    if op == "mul_mat_relu":
+        return [multiply_few(d, call.dst, call.src(0), call.src(1), relu=True)]
     x, norm, eps = call.src(0), call.src(1), p["eps"]
     if op == "norm_mul_mat":
         return [multiply_few(d, call.dst, call.src(2), x, norm=norm, eps=eps)]

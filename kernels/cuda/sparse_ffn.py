@@ -1,4 +1,5 @@
-"""Launches sparse_ffn: a gated ReLU layer of which the active neurons are read.
+"""Launches sparse_ffn: a gated ReLU layer of which the active neurons are read; norm_sparse_ffn is
+that with what stands around it in a decode step.
 
 Few tokens, in groups: (1) gate and up of the listed rows, (2) the sum of the listed rows of down.
 Without idx the gate is computed whole, and what it leaves positive is the list. Many tokens: dense
@@ -13,20 +14,42 @@ from types import ModuleType
 
 from gguflow.engine.graph import F32, Role, Tensor
 
-from . import mul_mat, mul_mat_gemm
+from . import mul_mat, mul_mat_gemm, mul_mat_sparse
 from .axpy_sparse import Dense, axpy_launch, is_dense, parts_bytes
 from .gemm import Gemm
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div
-from .mul_mat_sparse import neurons_of, rows_launch
-from .mul_mat_sparse import supports as supports  # the same limit
-from .sparse import Neurons, Scratch, groups, marked
+from .mul_mat_sparse import neurons_of, rows_launch, streams
+from .mul_mat_vec import LEAST_SHARED, multiply_few
+from .sparse import FEW, Neurons, Scratch, groups, marked
 
-OPS = ("sparse_ffn",)
+OPS = ("sparse_ffn", "norm_sparse_ffn")
 _POSITIVE = 1.4e-45  # the least float32 above zero
+# Where the operands are: the first of the three weights, x, the first of idx and what follows it.
+_PLACES = {"sparse_ffn": (0, 3, 4), "norm_sparse_ffn": (2, 0, 6)}
+_NORM, _R = 1, 5  # of norm_sparse_ffn
 
 
 def _weights(node: Tensor) -> list[Operand]:
-    return [Operand.of(s, 0) for s in node.srcs[:3] if s is not None]
+    first = _PLACES[node.op or ""][0]
+    return [Operand.of(s, s.view_offset) for s in node.srcs[first : first + 3] if s is not None]
+
+
+def supports(node: Tensor) -> bool:
+    """norm_sparse_ffn only for few tokens, on every device: there is no other form of it."""
+    if not mul_mat_sparse.supports(node):
+        return False
+    if node.op == "sparse_ffn":
+        return True
+    gate, up, down = _weights(node)
+    device = DeviceInfo(shared_per_block=LEAST_SHARED, sm_count=16)
+    norm, x, r = (node.srcs[i] for i in (_NORM, 0, _R))
+    assert norm is not None and x is not None and r is not None
+    return (
+        not is_dense(down, node.shape[0], gate)
+        and node.shape[0] <= FEW
+        and norm.view_offset % 16 == 0
+        and streams([gate, up], Operand.of(x, x.view_offset), gate.ne[1], device)
+    )
 
 
 @dataclass(frozen=True)
@@ -53,12 +76,13 @@ class _Dense:
 
     @property
     def end(self) -> int:
-        return self.up + 4 * self.node.shape[0] * self.node.live_srcs()[0].shape[0]
+        return self.up + 4 * self.node.shape[0] * _weights(self.node)[0].ne[1]
 
 
 def products(node: Tensor, first: int = 0, m: int = 0) -> list[Tensor]:
     """gate and up of m tokens from `first` on (0: all) as nodes of their own."""
-    *weights, x = (s for s in (node.srcs[0], node.srcs[1], node.srcs[3]) if s is not None)
+    w, at, _ = _PLACES[node.op or ""]
+    *weights, x = (s for s in (node.srcs[w], node.srcs[w + 1], node.srcs[at]) if s is not None)
     m = m or x.shape[0]
     some = Tensor("x", F32, (m, x.shape[1]), Role.INPUT, x.strides)
     return [
@@ -87,18 +111,24 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     m, n_rows = node.shape[0], gate.ne[1]
     if is_dense(down, m, gate):
         return _Dense(node, device).end
-    whole_gate = 4 * min(m, 8) * n_rows if node.srcs[4:5] in ((), (None,)) else 0
+    at = _PLACES[node.op or ""][2]
+    whole_gate = 4 * min(m, FEW) * n_rows if node.srcs[at : at + 1] in ((), (None,)) else 0
     return Scratch(0, n_rows, m).end + parts_bytes(down, m, device) + whole_gate
 
 
 def launches(call: Call) -> list[Launch | Gemm]:
-    on = neurons_of(call, 4, call.src(0).ne[1], call.dst.ne[1])
-    many = is_dense(call.src(2), on.m, call.src(0))
+    w, _, which = _PLACES[call.node.op or ""]
+    on = neurons_of(call, which, call.src(w).ne[1], call.dst.ne[1])
+    many = is_dense(call.src(w + 2), on.m, call.src(w))
     return _dense(call, on) if many else _sparse(call, on)
 
 
 def _sparse(call: Call, on: Neurons) -> list[Launch | Gemm]:
-    gate, up, down, x = (call.src(i) for i in range(4))
+    w, of_x, _ = _PLACES[call.node.op or ""]
+    gate, up, down, x = (call.src(i) for i in (w, w + 1, w + 2, of_x))
+    around = call.node.op == "norm_sparse_ffn"
+    norm, r = (call.src(_NORM), call.src(_R)) if around else (None, None)
+    eps = call.node.params.get("eps", 0.0)
     device, at = call.device, Scratch(call.scratch, on.n_rows, on.m)
     parts = at.end
     whole = parts + parts_bytes(down, on.m, device)
@@ -108,7 +138,11 @@ def _sparse(call: Call, on: Neurons) -> list[Launch | Gemm]:
         some = x.shift(t * x.nb[1], (x.ne[0], few, 1, 1))
         if on.idx is None:
             node = products(call.node, t, few)[0]
-            made += _multiply(node, whole, gate, some, device, 0)
+            if norm is not None:
+                to = Operand.of(node, whole)
+                made.append(multiply_few(device, to, gate, some, norm=norm, eps=eps))
+            else:
+                made += _multiply(node, whole, gate, some, device, 0)
             known = Neurons(
                 Operand.of(node, whole), on.bucket, on.gpu_idx, _POSITIVE, on.n_rows, few, True
             )
@@ -117,9 +151,11 @@ def _sparse(call: Call, on: Neurons) -> list[Launch | Gemm]:
         else:
             first, wanted = marked(on.tokens(t, few), at.marks)
             kind, weights = "GATED", [gate, up]
-        rows = rows_launch(kind, weights, some, wanted, device, h=at.h, relu_up=both)
+        rows = rows_launch(
+            kind, weights, some, wanted, device, h=at.h, relu_up=both, norm=norm, eps=eps
+        )
         dst = call.dst.shift(t * call.dst.nb[1])
-        last = axpy_launch(down, wanted, at.h, dst, parts, device, early=True)
+        last = axpy_launch(down, wanted, at.h, dst, parts, device, r, early=True)
         made += [*first, rows, last]
     return made
 

@@ -7,7 +7,7 @@
 #include "cuda/pipeline.cuh"
 #include "cuda/rope.cuh"
 
-enum { PLAIN, GLU, QKV };
+enum { PLAIN, GLU, QKV, RELU };
 
 // Mirrored by `arguments` in mul_mat_vec.py. Rows go by twos, called pairs: neighbours of one
 // matrix; for GLU the same row of gate and up; for QKV two dimensions that are rotated together.
@@ -210,6 +210,11 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
   float* const dst = a.dst + c * a.dst_step;
   if (kind == GLU) {
     dst[p.row0] = y0 / (1.0f + expf(-y0)) * y1;
+    return;
+  }
+  if (kind == RELU) {
+    dst[p.row0] = y0 > 0.0f ? y0 : 0.0f;
+    dst[p.row1] = y1 > 0.0f ? y1 : 0.0f;
     return;
   }
   if (kind == PLAIN) {

@@ -86,3 +86,36 @@ def test_other_neurons_or_inputs_are_left_alone() -> None:
         gate, up = g.mul_mat_sparse(w, x, p), g.mul_mat_sparse(w, x_up, idx_up)
         g.output(g.axpy_sparse(w, g.reglu(gate, up), idx_down))
     assert "sparse_ffn" not in [n.op for n in fuse_graph(g, lambda n: True).nodes]
+
+
+def whole(kind: str, residual_first: bool = False) -> Graph:
+    """A layer with its norm, residual and predictor."""
+    g = Graph()
+    x = g.input("x", F32, (3, K))
+    h = g.rms_norm_mul(x, g.weight("norm", F32, (K,)), eps=1e-5, name="norm_x")
+    w = {n: g.weight(n, F32, (N_FF, K)) for n in ("gate", "up", "down")}
+    idx = None
+    if kind == "predict":
+        hidden = g.relu(g.mul_mat(g.weight("fc1", F32, (5, K)), x), name="hidden")
+        idx = g.mul_mat(g.weight("fc2", F32, (N_FF, 5)), hidden, name="predict")
+    out = g.sparse_ffn(w["gate"], w["up"], w["down"], h, idx, threshold=0.1, name="sparse")
+    if kind == "read twice":
+        g.output(g.neg(h, name="also"))
+    g.output(g.add(x, out, name="y") if residual_first else g.add(out, x, name="y"))
+    return g
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("kind", ["predict", "exact"])
+def test_norm_and_residual_join_the_layer(kind: str, first: bool) -> None:
+    plain, fused = whole(kind, first), fuse_graph(whole(kind, first), lambda n: True)
+    before = ["mul_mat_relu", "mul_mat"] if kind == "predict" else []
+    assert [n.op for n in fused.nodes] == [*before, "norm_sparse_ffn"]
+    want, got = (evaluate(g, feed(g))["y"] for g in (plain, fused))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_that_others_read_stays() -> None:
+    assert "norm_sparse_ffn" not in [
+        n.op for n in fuse_graph(whole("read twice"), lambda n: True).nodes
+    ]

@@ -34,7 +34,7 @@ def two_layers() -> Graph:
     for i in range(2):
         with g.scope(f"blk.{i}"):
             x = g.mul_mat(g.weight(f"blk.{i}.w", F32, (8, 8)), x, name="mm")
-            x = g.relu(x, name="act")
+            x = g.tanh(x, name="act")
     g.output(x)
     return g
 
@@ -47,7 +47,7 @@ def test_unused_nodes_are_pruned_and_state_writes_are_not() -> None:
     g = Graph()
     x = g.input("x", F32, (2, 8))
     ids = g.input("ids", I32, (2,))
-    g.set_rows(g.state("kv", F16, (4, 8)), g.relu(x, name="used"), ids, name="write")
+    g.set_rows(g.state("kv", F16, (4, 8)), g.tanh(x, name="used"), ids, name="write")
     g.exp(x, name="unused")
     p = plan(g, Fake("a", "host"))
     assert [n.name for n in p.nodes] == ["used", "write"]
@@ -72,22 +72,22 @@ def test_override_moves_a_weight_and_the_work_with_it() -> None:
 
 
 def test_backends_in_one_space_need_no_copies() -> None:
-    p = plan(two_layers(), Fake("a", "host", lacks=["relu"]), Fake("b", "host"))
+    p = plan(two_layers(), Fake("a", "host", lacks=["tanh"]), Fake("b", "host"))
     assert len(p.segments) == 4
     assert all(not s.copies for s in p.segments)
 
 
 def test_fallbacks_are_reported() -> None:
-    p = plan(two_layers(), Fake("a", "host", lacks=["relu"]), Fake("b", "host"))
+    p = plan(two_layers(), Fake("a", "host", lacks=["tanh"]), Fake("b", "host"))
     assert [(n.name, w, got) for n, w, got in p.placement.fallbacks] == [
         ("blk.0.act", "a", "b"), ("blk.1.act", "a", "b"),
     ]  # fmt: skip
-    assert "fallback: 2 x relu run on b, not on a, which has no kernel for it" in summary(p)
+    assert "fallback: 2 x tanh run on b, not on a, which has no kernel for it" in summary(p)
 
 
 def test_op_without_any_kernel_is_an_error_naming_it() -> None:
-    with pytest.raises(PlacementError, match=r"blk\.0\.act: no backend runs relu\(f32\[2, 8\]\)"):
-        plan(two_layers(), Fake("a", "host", lacks=["relu"]))
+    with pytest.raises(PlacementError, match=r"blk\.0\.act: no backend runs tanh\(f32\[2, 8\]\)"):
+        plan(two_layers(), Fake("a", "host", lacks=["tanh"]))
 
 
 def test_bad_overrides_are_errors_naming_them() -> None:

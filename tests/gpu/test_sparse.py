@@ -75,6 +75,23 @@ CASES = [
 ]
 
 
+def around(c: Case) -> Case:
+    """The layer of `c` with its norm and a residual: norm_sparse_ffn."""
+    gate, up, down, x, *which = c.srcs
+    assert x is not None
+    norm = Operand(x.shape[-1:], data=lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
+    r = Operand(x.shape, data=lambda rng, s: rng.standard_normal(s) / 10)
+    return Case((x, norm, gate, up, down, r, *which), {"eps": 1e-5, **c.params})
+
+
+AROUND = [
+    *(case(t, 2048, 300, m) for t in TYPES[1:] for m in (1, 5)),
+    *(case(t, 2048, 300, 1, idx=False) for t in ("f16", "q8_0")),
+    case("q4_0", 4096, 200, 2, bucket=123, relu_up=1),
+    case("f16", 4096, 1001, 1, 0.0),
+]
+
+
 def name_of(c: Case) -> str:
     w, x = c.srcs[0], c.srcs[3]
     assert w is not None and x is not None
@@ -92,6 +109,14 @@ def test_sparse_ffn(gpu: Any, c: Case) -> None:
     few = x.shape[0] <= SPARSE_TOKENS[w.dtype] and not c.srcs[2].dtype.startswith("q")  # type: ignore[union-attr]
     tolerance = EXACT.get(w.dtype, built.tolerance) if few else built.tolerance
     assert nmse(run_on(gpu, built), built.expected) <= tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("c", AROUND, ids=name_of)
+def test_with_norm_and_residual(gpu: Any, c: Case) -> None:
+    built = build_case(op_spec("norm_sparse_ffn"), around(c), np.random.default_rng(1))
+    assert gpu.supports(built.node)
+    assert nmse(run_on(gpu, built), built.expected) <= built.tolerance
 
 
 @pytest.mark.gpu

@@ -38,7 +38,8 @@ def choose_layers(
         free = device.memory()[0] - RESERVE
         least, most = 0, everything  # the largest number that fits, by bisection
         while least < most:
-            middle = (least + most + 1) // 2
+            # All of them first: mostly they fit.
+            middle = most if most == everything else (least + most + 1) // 2
             overrides = layer_overrides(n_layer, middle, device.name)
             if needed(plans_for(overrides), device).total <= free:
                 least = middle

@@ -41,17 +41,16 @@ SAMPLERS = {
 
 
 def replay_us(device: Any, graph: Any) -> float:
-    """Median microseconds of a graph, one right after another."""
-    stream, event = device.stream, device.cupy.cuda.Event
-    events = [event() for _ in range(REPLAYS + 1)]
-    events[0].record(stream)
-    for e in events[1:]:
+    """Microseconds of a graph, one right after another: events between them would cost."""
+    stream = device.stream
+    begin, end = device.cupy.cuda.Event(), device.cupy.cuda.Event()
+    graph.launch(stream)
+    begin.record(stream)
+    for _ in range(REPLAYS):
         graph.launch(stream)
-        e.record(stream)
-    events[-1].synchronize()
-    between = device.cupy.cuda.get_elapsed_time
-    return float(np.median([between(a, b) * 1e3
-                            for a, b in zip(events, events[1:], strict=False)]))  # fmt: skip
+    end.record(stream)
+    end.synchronize()
+    return float(device.cupy.cuda.get_elapsed_time(begin, end)) * 1e3 / REPLAYS
 
 
 def generation_us(session: Session, n: int, settings: SamplerSettings) -> float:
@@ -66,7 +65,7 @@ def generation_us(session: Session, n: int, settings: SamplerSettings) -> float:
 
 
 def stepwise_us(session: Session, n: int, settings: SamplerSettings) -> float:
-    """The same, every token read before the next step."""
+    """The same in a new session, every token read before the next step."""
     ahead, BoundPlan.token_loop = BoundPlan.token_loop, None  # type: ignore[method-assign,assignment]
     try:
         return generation_us(session, n, settings)
@@ -116,6 +115,7 @@ def tokens(shape: str, n: int) -> None:
         say(f"ahead, {name}", generation_us(session, n, SAMPLERS[name]))
         loop: Any = session.bound_plan(1, "last", True).token_loop
         say(f"  its graph, {name}", replay_us(device, loop._graph))
+    session = model.new_session()
     say("step by step, greedy", stepwise_us(session, n, SAMPLERS["greedy"]))
     (segment,) = session.bound_plan(1, "last", True).segments
     say("  its graph", replay_us(device, segment._graph))  # type: ignore[attr-defined]

@@ -2,21 +2,23 @@
 // operation is defined in engine/ops/sample.py, whose step numbers this file uses.
 //
 // Two kernels. `sample_scan`, a block for every 1024 logits: step 1, and what `sample` needs of the
-// block, which is its largest value, or its 64 largest in order. `sample`, one block: steps 2 to 6
-// over those; without a small top_k over the logits that can matter.
+// block, which is its largest value, its 64 largest in order, or all of them in order. `sample`:
+// steps 2 to 6 in one block; without a small top_k all of its blocks first find the rank of every
+// logit that can matter, and the one that ends last goes on.
 #include "cuda/pipeline.cuh"
 #include "cuda/sample_math.cuh"
 #include "cuda/top_list.cuh"
 
 constexpr int kScanThreads = 512;
 constexpr int kScan = 2 * kScanThreads;  // logits of a block
-constexpr int kSorted = 2048;            // candidates that are sorted in shared memory
+static_assert(kScan == kThreads, "sample has a thread for each key of a run");
 
 struct SampleArgs {
   gf_tensor dst, logits, settings, rng, history;
-  float* l;    // n penalized logits, without a small top_k
-  i32* order;  // 2 n indices
-  u64* lists;  // of kList keys a block of the scan
+  u64* runs;    // kScan keys a block of the scan, as many as are needed from the start
+  u64* sorted;  // n keys
+  float* sums;  // n
+  i32* counts;  // of keys that matter, and of blocks that are done with theirs
   i64 blocks;
 };
 
@@ -38,7 +40,7 @@ __device__ __forceinline__ float sound(float x) { return x == x ? x : -infinity(
 
 __global__ void __launch_bounds__(kScanThreads) sample_scan(const __grid_constant__ SampleArgs a) {
   __shared__ float part[kScan];
-  __shared__ u64 lists[kScanThreads / 64 * kList];
+  __shared__ u64 keys[kScan];
   // After the wait: what comes next must not bring memory near that is written here.
   wait_for_previous();
   launch_dependents();
@@ -74,11 +76,13 @@ __global__ void __launch_bounds__(kScanThreads) sample_scan(const __grid_constan
   TopList top;
   top.lo = base + at < n ? full_key(x[0], base + at) : ~0ull;
   top.hi = base + at + 32 < n ? full_key(x[1], base + at + 32) : ~0ull;
-  u64* const out = a.lists + blockIdx.x * kList;
+  u64* const out = a.runs + base;
   const int kind = kind_of(set);
+  if (blockIdx.x == 0 && threadIdx.x < 2) a.counts[threadIdx.x] = 0;
   if (kind == SMALL) {
+    static_assert(kScanThreads / 64 * kList <= kScan, "room for half of the warps' lists");
     sort_list(top);
-    merge_warps(top, kScanThreads / 32, lists);
+    merge_warps(top, kScanThreads / 32, keys);
     if (warp == 0) {
       out[lane] = top.lo;
       out[lane + 32] = top.hi;
@@ -86,13 +90,14 @@ __global__ void __launch_bounds__(kScanThreads) sample_scan(const __grid_constan
     return;
   }
   if (kind == LARGE) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const i64 i = base + at + 32 * r;
-      if (i < n) a.l[i] = x[r];
-    }
+    keys[at] = top.lo;
+    keys[at + 32] = top.hi;
+    sort_keys(keys, kScan);
+    out[threadIdx.x] = keys[threadIdx.x];
+    out[threadIdx.x + kScanThreads] = keys[threadIdx.x + kScanThreads];
+    return;
   }
-  const u64 best = block_smallest(smaller(top.lo, top.hi), lists);
+  const u64 best = block_smallest(smaller(top.lo, top.hi), keys);
   if (threadIdx.x == 0) out[0] = best;
 }
 
@@ -146,15 +151,10 @@ __device__ __forceinline__ i64 draw_small(const TopList& t, int count, const Set
   return index_of(__shfl_sync(kAllLanes, chosen < 32 ? t.lo : t.hi, chosen % 32));
 }
 
-// -- any top_k: one block -------------------------------------------------------------------------
+// -- any top_k ------------------------------------------------------------------------------------
 
 struct Shared {
-  union {
-    SelectShared select;
-    SortShared sort;
-    u64 keys[kSorted];
-    u64 lists[kThreads / 64 * kList];
-  };
+  u64 keys[2][kScan];
   alignas(16) float weights[kThreads];
   float sum;
   int added;  // weights added so far, or where adding stopped
@@ -162,16 +162,13 @@ struct Shared {
   int first, kept;
 };
 
-// The candidates in order: keys in shared memory, or sorted indices.
+// The candidates in order.
 struct Candidates {
-  const float* l;
-  const i32* sorted;  // null: in shared memory
   const u64* keys;
   i64 count;
   float top;  // the largest value
 
-  __device__ i64 id(i64 i) const { return sorted ? sorted[i] : index_of(keys[i]); }
-  __device__ float below(i64 i) const { return gf_add(l[id(i)], -top); }
+  __device__ float below(i64 i) const { return gf_add(value_of(__ldcg(keys + i)), -top); }
 };
 
 // A weight below 2^-26 of a sum changes neither it nor any later sum of falling weights (give or
@@ -235,63 +232,58 @@ __device__ float reach(const Settings& set) {
   return set.min_p > 0.0f ? fminf(drawn, fmaxf(0.01f - __logf(set.min_p), 0.01f)) : drawn;
 }
 
-// The candidates that can matter, all of them but at most k (0: any number), in order.
-__device__ Candidates candidates(const SampleArgs& a, i64 k, float top, float far, Shared& s) {
-  const i64 n = a.logits.ne[0];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  Candidates c{a.l, nullptr, s.keys, 0, top};
+// Writes the keys of this block's run that can matter to their places among all; k: places that are
+// wanted, 0 for all. `best` is the smallest of all keys.
+__device__ void rank_run(const SampleArgs& a, i64 k, u64 best, float far, Shared& s) {
+  const int t = threadIdx.x;
+  const float top = value_of(best);
+  const u64 key = __ldcg(a.runs + (i64)blockIdx.x * kScan + t);
+  const float x = value_of(key);
+  // Those that matter come first; NaN, which comes last, does not.
+  bool mine = key == best || (key != ~0ull && !(gf_add(x, -top) < -far) && x == x);
   __syncthreads();
-  if (threadIdx.x == 0) s.kept = 0;
+  if (t == 0) s.kept = 0;
   __syncthreads();
-  // A top that is not finite keeps everything.
-  const auto matters = [&](i64 i) { return !(gf_add(a.l[i], -top) < -far); };
-  for (i64 base = 0; base < n; base += kThreads) {
-    const i64 i = base + threadIdx.x;
-    const bool mine = i < n && matters(i);
-    const u32 votes = __ballot_sync(kAllLanes, mine);
-    if (votes == 0) continue;
-    int at = 0;
-    if (lane == 0) at = atomicAdd(&s.kept, __popc(votes));
-    at = __shfl_sync(kAllLanes, at, 0) + __popc(votes & ((1u << lane) - 1));
-    if (mine && at < kSorted) s.keys[at] = full_key(a.l[i], i);
-  }
+  const u32 votes = __ballot_sync(kAllLanes, mine);
+  if (t % 32 == 0 && votes != 0) atomicAdd(&s.kept, __popc(votes));
   __syncthreads();
-  const int kept = s.kept;
-  c.count = k > 0 && k < kept ? k : kept;
-  __syncthreads();
-  if (kept <= kSorted) {
-    sort_keys(s.keys, kept);
-    return c;
-  }
-  if (c.count <= kMaxSelect) {
-    select_top(a.l, n, (int)c.count, s.select);
-    return c;
-  }
-  // In ascending order of their indices, as the sort wants them.
-  i64 before = 0;
-  for (i64 base = 0; base < n; base += kThreads) {
-    const i64 i = base + threadIdx.x;
-    const bool mine = i < n && matters(i);
-    const u32 votes = __ballot_sync(kAllLanes, mine);
-    if (lane == 0) s.select.warps[warp] = __popc(votes);
+  if (s.kept == 0) return;
+  if (t == 0) atomicAdd(a.counts, s.kept);
+
+  i64 rank = 0;
+  u64 next = __ldcg(a.runs + t);
+  for (i64 r = 0; r < a.blocks; ++r) {
+    u64* const run = s.keys[r & 1];
+    run[t] = next;
     __syncthreads();
-    i64 at = before;
-    for (int w = 0; w < kThreads / 32; ++w) {
-      at += w < warp ? s.select.warps[w] : 0;
-      before += s.select.warps[w];
+    if (r + 1 < a.blocks) next = __ldcg(a.runs + (r + 1) * kScan + t);
+    if (!mine) continue;
+    int smaller_ones = 0;  // of the run
+#pragma unroll
+    for (int step = kScan / 2; step > 0; step /= 2) {
+      smaller_ones += run[smaller_ones + step - 1] < key ? step : 0;
     }
-    if (mine) a.order[at + __popc(votes & ((1u << lane) - 1))] = (i32)i;
-    __syncthreads();
+    rank += smaller_ones + (run[smaller_ones] < key);
+    if (k > 0 && rank >= k) mine = false;
   }
-  sort_some(a.l, kept, a.order, a.order + n, s.sort);
-  c.sorted = a.order;
+  if (mine) a.sorted[rank] = key;
+}
+
+// Whether this block is the last to come here; it sees what the others have written.
+__device__ bool is_last(i32* count, Shared& s) {
+  __threadfence();
   __syncthreads();
-  return c;
+  if (threadIdx.x == 0) s.done = atomicAdd(count, 1) == (int)gridDim.x - 1;
+  __syncthreads();
+  const bool last = s.done;
+  __threadfence();
+  return last;
 }
 
 __device__ i64 draw_large(const SampleArgs& a, const Settings& set, float top, float u, Shared& s) {
-  Candidates c = candidates(a, whole(set.top_k), top, reach(set), s);
-  float* const sums = reinterpret_cast<float*>(a.order + a.logits.ne[0]);
+  const i64 k = whole(set.top_k), kept = __ldcg(a.counts);
+  Candidates c{a.sorted, k > 0 && k < kept ? k : kept, top};
+  float* const sums = a.sums;
   const auto plain = [&c](i64 i) { return exp32(c.below(i)); };
   if (set.top_p < 1.0f) {
     c.count = 1 + find(c, sums, s, plain,
@@ -308,8 +300,9 @@ __device__ i64 draw_large(const SampleArgs& a, const Settings& set, float top, f
     c.count = s.kept > 1 ? s.kept : 1;
   }
   const auto tempered = [&](i64 i) { return exp32(gf_div(c.below(i), set.temp)); };
-  return c.id(
-      find(c, sums, s, tempered, [u](float sum, float total) { return sum > gf_mul(u, total); }));
+  const i64 i =
+      find(c, sums, s, tempered, [u](float sum, float total) { return sum > gf_mul(u, total); });
+  return index_of(__ldcg(c.keys + i));
 }
 
 __global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ SampleArgs a) {
@@ -322,6 +315,7 @@ __global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ Sampl
   const float u = uniform(__ldcg(rng), __ldcg(rng + 1));
   i32* const out = reinterpret_cast<i32*>(a.dst.data);
   const int kind = kind_of(set);
+  if (kind != LARGE && blockIdx.x > 0) return;
 
   if (kind == SMALL) {
     constexpr int kWarps = kThreads / 32, kAtOnce = 4;  // lists that are asked for together
@@ -331,7 +325,7 @@ __global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ Sampl
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const bool there = b + i * kWarps < a.blocks;
-        const u64* const list = a.lists + (b + i * kWarps) * kList;
+        const u64* const list = a.runs + (b + i * kWarps) * kScan;
         lo[i] = there ? __ldcg(list + 63 - lane) : ~0ull;  // descending
         hi[i] = there ? __ldcg(list + 31 - lane) : ~0ull;
       }
@@ -342,7 +336,8 @@ __global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ Sampl
         merge_all(top);
       }
     }
-    merge_warps(top, kWarps, s.lists);
+    static_assert(kWarps / 2 * kList <= 2 * kScan, "room for half of the warps' lists");
+    merge_warps(top, kWarps, s.keys[0]);
     if (warp > 0) return;
     const i64 n = a.logits.ne[0], k = whole(set.top_k);
     const i64 chosen = draw_small(top, (int)(k < n ? k : n), set, u);
@@ -352,10 +347,14 @@ __global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ Sampl
 
   u64 best = ~0ull;
   for (i64 b = threadIdx.x; b < a.blocks; b += kThreads) {
-    best = smaller(best, __ldcg(a.lists + b * kList));
+    best = smaller(best, __ldcg(a.runs + b * kScan));
   }
-  best = block_smallest(best, s.lists);
+  best = block_smallest(best, s.keys[0]);
   i64 chosen = index_of(best);  // step 2
-  if (kind == LARGE) chosen = draw_large(a, set, value_of(best), u, s);
+  if (kind == LARGE) {
+    rank_run(a, whole(set.top_k), best, reach(set), s);
+    if (!is_last(a.counts + 1, s)) return;
+    chosen = draw_large(a, set, value_of(best), u, s);
+  }
   if (threadIdx.x == 0) *out = (i32)chosen;
 }

@@ -141,17 +141,17 @@ struct SortShared {
   int ranks[kThreads / 32][256];
 };
 
-// Sorts order[0..n), indices into v in ascending order, by the values, in four stable passes over
-// 8-bit digits (LSD radix sort). `other` holds n more indices.
-__device__ void sort_some(const float* v, i64 n, i32* order, i32* other, SortShared& s) {
+// order[0..n) = all indices in order, by four stable passes over 8-bit digits (LSD radix sort).
+// `other` holds n more indices.
+__device__ void sort_all(const float* v, i64 n, i32* order, i32* other, SortShared& s) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   i32* from = order;
   i32* to = other;
-  __syncthreads();
+  for (i64 i = threadIdx.x; i < n; i += kThreads) from[i] = (i32)i;
   (&s.count[0][0])[threadIdx.x] = 0;
   __syncthreads();
   for (i64 i = threadIdx.x; i < n; i += kThreads) {
-    const u32 key = descending_key(v[from[i]]);
+    const u32 key = descending_key(v[i]);
 #pragma unroll
     for (int pass = 0; pass < 4; ++pass) atomicAdd(&s.count[pass][(key >> (8 * pass)) & 255], 1);
   }
@@ -198,10 +198,4 @@ __device__ void sort_some(const float* v, i64 n, i32* order, i32* other, SortSha
     from = to;
     to = swap;
   }
-}
-
-// order[0..n) = all indices in order; `other` holds n more.
-__device__ void sort_all(const float* v, i64 n, i32* order, i32* other, SortShared& s) {
-  for (i64 i = threadIdx.x; i < n; i += kThreads) order[i] = (i32)i;
-  sort_some(v, n, order, other, s);
 }

@@ -20,13 +20,13 @@ def test_a_block_scans_1024_logits(n: int) -> None:
                 g.input("r", I64, (2,)), g.input("h", I32, (256,)))  # fmt: skip
     scan, draw = (x for x in launches_of(node) if isinstance(x, Launch))
     blocks = -(-n // 1024)
-    assert (scan.grid, draw.grid) == ((blocks, 1, 1), (1, 1, 1))
+    assert scan.grid == draw.grid == (blocks, 1, 1)
     assert scan.args == draw.args and scan.dependent and draw.dependent
-    # After five tensors of 72 bytes: logits, indices, lists and their number.
-    logits, order, lists, number = struct.unpack_from("@3Pq", scan.args, 5 * 72)
-    assert (order - logits, number, lists % 16) == (4 * n, blocks, 0)
-    assert lists >= order + 8 * n
-    assert lists + blocks * 64 * 8 - logits == scratch_bytes(node, DEVICE)
+    # After five tensors of 72 bytes: runs of keys, sorted keys, sums, counts, blocks.
+    runs, keys, sums, counts, number = struct.unpack_from("@4Pq", scan.args, 5 * 72)
+    assert (keys - runs, sums - keys, number) == (blocks * 1024 * 8, n * 8, blocks)
+    assert counts >= sums + 4 * n and counts % 16 == 0
+    assert counts + 8 <= runs + scratch_bytes(node, DEVICE)
 
 
 def test_every_buffer_is_brought_once() -> None:

@@ -139,8 +139,8 @@ def markdown(results: Sequence[Result]) -> str:
     head = ["layer", "active", "computed", "skipped", "recall", "precision"]
     lines = [head, ["---:"] * len(head)]
     for name, c in [*enumerate(own.counts), ("all", total(own.counts))]:
-        shares = [c.active_share, 1 - c.skipped_share, c.skipped_share, c.recall, c.precision]
-        lines.append([str(name), *(f"{s:.2%}" for s in shares)])
+        values = (c.active_share, 1 - c.skipped_share, c.skipped_share, c.recall, c.precision)
+        lines.append([str(name), *(f"{v:.2%}" for v in values)])
     return f"{text}\n\nAt the file's threshold:\n\n{_table(lines)}"
 
 

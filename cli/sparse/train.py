@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 SUMMARY = "train activity predictors on a text"
 EPILOG = """\
 The model is run densely over the text; each layer's two small matrices (rank R) then learn from
-its inputs which neurons fire. The last tenth of the text only measures. A layer's threshold is the
+its inputs which neurons fire. A tenth of its windows only measures. A layer's threshold is the
 one at which the share --recall of the firing neurons is found there. The text must not be the one
 that the result is judged by. Needs torch: pip install 'gguflow[train]'.
 
@@ -156,13 +157,15 @@ def resumed(args: Namespace, source: ModelSource) -> list[tuple[Tensor, Tensor]]
 
 
 def spread(args: Namespace, source: ModelSource) -> list[list[int]]:
-    """At most --chunks windows at equal distances, so that all of a text has a say."""
+    """At most --chunks windows at equal distances, so that all of a text has a say; in a random
+    order, so that it has one in the tenth that measures."""
     from .stats import token_windows
 
     most, args.chunks = args.chunks, None
     chunks = token_windows(args, source)
     if len(chunks) > most:
         chunks = [chunks[i * len(chunks) // most] for i in range(most)]
+    random.Random(args.seed).shuffle(chunks)
     return chunks
 
 

@@ -157,19 +157,19 @@ def compare(
     hp = source.arch.hp
     n_ubatch = max(1, min(options.n_ubatch, WATCHED_BYTES // (8 * hp.n_layer * hp.n_ff)))
     options = replace(options, n_ubatch=n_ubatch, sparse_threshold=None)
-    exact = Model(source, replace(options, sparse="exact", predictor=""))
-    exact.load_weights()
-    dense = exact.with_options(sparse="off")
+    predicts = bool(options.predictor) or not missing_predictor(source)
+    model = Model(source, replace(options, sparse="predict" if predicts else "exact"))
+    model.load_weights()
     names: list[tuple[str, float | None]] = [("dense", None), ("exact", None)]
-    sessions: list[Session] = [dense.session, exact.session]
-    if options.predictor or not missing_predictor(source):
-        loaded = Model(source, replace(options, sparse="predict"))
-        loaded.load_weights()
-        own = WatchedModel(loaded)
+    sessions: list[Session] = [
+        model.with_options(sparse=mode).new_session() for mode in ("off", "exact")
+    ]
+    if predicts:
+        own = WatchedModel(model)
         wanted = sorted({*thresholds, *(_sweep(own, chunks[0]) if sweep else ())})
         names += [("file's", None), *((f"{t:g}", t) for t in wanted)]
         sessions += [own.new_session()]
-        sessions += [WatchedModel(loaded, sparse_threshold=t).new_session() for t in wanted]
+        sessions += [WatchedModel(model, sparse_threshold=t).new_session() for t in wanted]
     scores = evaluate(sessions, chunks, each)
     return [
         Result(name, t, score, s.counts if isinstance(s, WatchedSession) else ())

@@ -51,6 +51,8 @@ void run(const Plan& p, gf_thread* th) {
   const DotColumns x{&p.x, p.column ? acts : nullptr, p.column};
   const Neurons& neurons = p.neurons;
   const auto clamped = [&](int64_t j) { return j < 0 ? 0 : j < neurons.n_ff ? j : neurons.n_ff; };
+  const auto put = [&](int64_t j, float v) { floats_of(p.dst, 0)[j] = v; };
+  RowProducts<decltype(put)> alone(p.type, p.w, p.m == 1 ? x[0] : nullptr, put);
   for (int64_t group; (group = gf_steal(th)) < neurons.groups();) {
     const int64_t r0 = group * kGroup, r1 = r0 + kGroup;
     const int64_t from = r0 == 0 ? 0 : clamped(neurons.neuron(r0 - 1) + 1);
@@ -59,9 +61,14 @@ void run(const Plan& p, gf_thread* th) {
       if (to > from) std::memset(floats_of(p.dst, t) + from, 0, sizeof(float) * (to - from));
       masks[t] = static_cast<uint16_t>(neurons.active(t, group));
     }
+    if (p.m == 1) {
+      for_bits(masks[0], [&](int i) { alone.add(row_of(p.w, r0 + i), neurons.neuron(r0 + i)); });
+      continue;
+    }
     dot_group(p.type, p.w, group, masks, p.m, x,
               [&](int64_t t, int i, float v) { floats_of(p.dst, t)[neurons.neuron(r0 + i)] = v; });
   }
+  alone.finish();
 }
 
 }  // namespace

@@ -6,16 +6,14 @@
 namespace gf {
 
 template <class T>
-void axpy_floats(const char* const* rows, const float* h, int n, const char* const* next,
-                 int n_next, int64_t begin, int64_t end, float* y) {
+void axpy_floats(const char* const* rows, const float* h, int n, const RowsAhead& ahead,
+                 int64_t begin, int64_t end, float* y) {
   using Elem = typename T::Elem;
   constexpr int kVecs = 4;
   constexpr int64_t kStep = kVecs * VL;
   int64_t i = begin;
   for (; i + kStep <= end; i += kStep) {
-    for (int r = 0; r < n_next; ++r) {
-      prefetch_lines(next[r], i * sizeof(Elem), (i + kStep) * sizeof(Elem));
-    }
+    ahead.bring(i * sizeof(Elem), (i + kStep) * sizeof(Elem));
     vf acc[kVecs];
     for (int v = 0; v < kVecs; ++v) acc[v] = vf_load(y + i + v * VL);
     for (int r = 0; r < n; ++r) {
@@ -48,13 +46,11 @@ void expand_floats(const char* row, int64_t begin, int64_t end, float* out) {
 
 // A block type by its scalar decoder. begin and end are multiples of the block.
 template <class Block>
-void axpy_blocks(const char* const* rows, const float* h, int n, const char* const* next,
-                 int n_next, int64_t begin, int64_t end, float* y) {
+void axpy_blocks(const char* const* rows, const float* h, int n, const RowsAhead& ahead,
+                 int64_t begin, int64_t end, float* y) {
   float w[Block::QK];
   for (int64_t ib = begin / Block::QK; ib < end / Block::QK; ++ib) {
-    for (int r = 0; r < n_next; ++r) {
-      prefetch_lines(next[r], ib * sizeof(Block), (ib + 1) * sizeof(Block));
-    }
+    ahead.bring(ib * sizeof(Block), (ib + 1) * sizeof(Block));
     float* yb = y + ib * Block::QK;
     for (int r = 0; r < n; ++r) {
       dequantize_block(reinterpret_cast<const Block*>(rows[r]) + ib, w);
@@ -77,15 +73,13 @@ void expand_blocks(const char* row, int64_t begin, int64_t end, float* out) {
 #if defined(__AVX2__)
 // The same for the tuned block types, 32 columns in registers at a time.
 template <class T>
-void axpy_decoded(const char* const* rows, const float* h, int n, const char* const* next,
-                  int n_next, int64_t begin, int64_t end, float* y) {
+void axpy_decoded(const char* const* rows, const float* h, int n, const RowsAhead& ahead,
+                  int64_t begin, int64_t end, float* y) {
   using Block = typename T::Block;
   constexpr int kVecs = 32 / VL;
-  typename T::Scales scales[kAxpyRows];
+  typename T::Scales scales[kRowsAtOnce];
   for (int64_t ib = begin / Block::QK; ib < end / Block::QK; ++ib) {
-    for (int r = 0; r < n_next; ++r) {
-      prefetch_lines(next[r], ib * sizeof(Block), (ib + 1) * sizeof(Block));
-    }
+    ahead.bring(ib * sizeof(Block), (ib + 1) * sizeof(Block));
     for (int r = 0; r < n; ++r) {
       scales[r] = T::scales(reinterpret_cast<const Block*>(rows[r]) + ib);
     }

@@ -1,19 +1,13 @@
-// Dot products of one row with up to kDotTile columns.
+// Dot products of R rows with C columns: out[r * C + c]. Each has accumulators of its own.
 #pragma once
 
+#include "cpu/mul_mat_util.h"
 #include "cpu/simd.h"
 #include "cpu/sparse_decode.h"
 #include "cpu/sparse_types.h"
 #include "quants/traits.h"
 
 namespace gf {
-
-GF_INLINE void prefetch(const char* p) { __builtin_prefetch(p); }
-
-// The lines that bytes [begin, end) of a row start.
-GF_INLINE void prefetch_lines(const char* row, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i += 64) prefetch(row + i);
-}
 
 // -- rows of plain floats
 
@@ -38,61 +32,77 @@ GF_INLINE vf load_some(const typename T::Elem* p, int64_t n) {
   return T::load(padded);
 }
 
-template <class T, int C>
-GF_INLINE void dot_floats_tile(const char* row, const char* next, const void* const* x, int64_t k,
-                               float* out) {
-  using Elem = typename T::Elem;
-  const auto* w = reinterpret_cast<const Elem*>(row);
-  const float* xc[C];
-  vf acc[C][2];
-  for (int c = 0; c < C; ++c) {
-    xc[c] = static_cast<const float*>(x[c]);
-    acc[c][0] = acc[c][1] = vf_zero();
-  }
-  constexpr int64_t kStep = 2 * VL;
-  int64_t i = 0;
-  for (; i + kStep <= k; i += kStep) {
-    if (next && i * sizeof(Elem) % 64 == 0) {
-      prefetch_lines(next, i * sizeof(Elem), (i + kStep) * sizeof(Elem));
+template <class T>
+struct DotFloats {
+  template <int R, int C>
+  static GF_INLINE void tile(const char* const* rows, const RowsAhead& ahead, const void* const* x,
+                             int64_t k, float* out) {
+    using Elem = typename T::Elem;
+    constexpr int64_t kStep = 2 * VL;
+    const Elem* w[R];
+    const float* xc[C];
+    vf acc[R][C][2];
+    for (int c = 0; c < C; ++c) xc[c] = static_cast<const float*>(x[c]);
+    for (int r = 0; r < R; ++r) {
+      w[r] = reinterpret_cast<const Elem*>(rows[r]);
+      for (auto& a : acc[r]) a[0] = a[1] = vf_zero();
     }
-    const vf w0 = T::load(w + i), w1 = T::load(w + i + VL);
-    for (int c = 0; c < C; ++c) {
-      acc[c][0] = vf_fma(w0, vf_load(xc[c] + i), acc[c][0]);
-      acc[c][1] = vf_fma(w1, vf_load(xc[c] + i + VL), acc[c][1]);
+    int64_t i = 0;
+    for (; i + kStep <= k; i += kStep) {
+      ahead.bring(i * sizeof(Elem), (i + kStep) * sizeof(Elem));
+      static_for<R>([&](auto r) GF_LAMBDA_INLINE {
+        const vf w0 = T::load(w[r] + i), w1 = T::load(w[r] + i + VL);
+        static_for<C>([&](auto c) GF_LAMBDA_INLINE {
+          acc[r][c][0] = vf_fma(w0, vf_load(xc[c] + i), acc[r][c][0]);
+          acc[r][c][1] = vf_fma(w1, vf_load(xc[c] + i + VL), acc[r][c][1]);
+        });
+      });
+    }
+    for (; i < k; i += VL) {
+      const int64_t left = k - i;
+      for (int r = 0; r < R; ++r) {
+        const vf w0 = left >= VL ? T::load(w[r] + i) : load_some<T>(w[r] + i, left);
+        for (int c = 0; c < C; ++c) {
+          acc[r][c][0] = vf_fma(w0, vf_load_to(xc[c] + i, left), acc[r][c][0]);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int c = 0; c < C; ++c) out[r * C + c] = vf_sum(acc[r][c][0] + acc[r][c][1]);
     }
   }
-  for (; i < k; i += VL) {
-    const int64_t left = k - i;
-    const vf w0 = left >= VL ? T::load(w + i) : load_some<T>(w + i, left);
-    for (int c = 0; c < C; ++c) {
-      acc[c][0] = vf_fma(w0, vf_load_to(xc[c] + i, left), acc[c][0]);
-    }
-  }
-  for (int c = 0; c < C; ++c) out[c] = vf_sum(acc[c][0] + acc[c][1]);
-}
+};
 
 // -- rows of any block type, through floats
 
-template <class Block, int C>
-GF_INLINE void dot_blocks_tile(const char* row, const char* next, const void* const* x, int64_t k,
-                               float* out) {
-  const auto* b = reinterpret_cast<const Block*>(row);
-  float w[Block::QK];
-  vf acc[C][2];
-  for (auto& a : acc) a[0] = a[1] = vf_zero();
-  for (int64_t ib = 0; ib < k / Block::QK; ++ib) {
-    if (next) prefetch_lines(next, ib * sizeof(Block), (ib + 1) * sizeof(Block));
-    dequantize_block(b + ib, w);
-    for (int c = 0; c < C; ++c) {
-      const float* xc = static_cast<const float*>(x[c]) + ib * Block::QK;
-      for (int i = 0; i < Block::QK; i += 2 * VL) {
-        acc[c][0] = vf_fma(vf_load(w + i), vf_load(xc + i), acc[c][0]);
-        acc[c][1] = vf_fma(vf_load(w + i + VL), vf_load(xc + i + VL), acc[c][1]);
+template <class Block>
+struct DotBlocks {
+  template <int R, int C>
+  static GF_INLINE void tile(const char* const* rows, const RowsAhead& ahead, const void* const* x,
+                             int64_t k, float* out) {
+    float w[Block::QK];
+    vf acc[R][C][2];
+    for (auto& row : acc) {
+      for (auto& a : row) a[0] = a[1] = vf_zero();
+    }
+    for (int64_t ib = 0; ib < k / Block::QK; ++ib) {
+      ahead.bring(ib * sizeof(Block), (ib + 1) * sizeof(Block));
+      for (int r = 0; r < R; ++r) {
+        dequantize_block(reinterpret_cast<const Block*>(rows[r]) + ib, w);
+        for (int c = 0; c < C; ++c) {
+          const float* xc = static_cast<const float*>(x[c]) + ib * Block::QK;
+          for (int i = 0; i < Block::QK; i += 2 * VL) {
+            acc[r][c][0] = vf_fma(vf_load(w + i), vf_load(xc + i), acc[r][c][0]);
+            acc[r][c][1] = vf_fma(vf_load(w + i + VL), vf_load(xc + i + VL), acc[r][c][1]);
+          }
+        }
       }
     }
+    for (int r = 0; r < R; ++r) {
+      for (int c = 0; c < C; ++c) out[r * C + c] = vf_sum(acc[r][c][0] + acc[r][c][1]);
+    }
   }
-  for (int c = 0; c < C; ++c) out[c] = vf_sum(acc[c][0] + acc[c][1]);
-}
+};
 
 #if defined(__AVX2__)
 // -- rows of the tuned block types: integer products of 32 elements, scaled and added up as floats
@@ -159,66 +169,81 @@ GF_INLINE void scale_products(const DecodeQ6_K::Scales& s, const float* d, __m25
   p[1] = _mm256_mul_ps(_mm256_loadu_ps(s.scale + 8), high);
 }
 
-template <class T, int C>
-GF_INLINE void dot_decoded_tile(const char* row, const char* next, const void* const* x, int64_t k,
-                                float* out) {
+template <class T>
+struct DotDecoded {
   using Block = typename T::Block;
-  const auto* b = reinterpret_cast<const Block*>(row);
-  const int64_t n_blocks = k / Block::QK;
-  ActColumn xc[C];
-  __m256 acc[C][2], mins[C];
-  for (int c = 0; c < C; ++c) {
-    xc[c] = ActColumn(x[c], SparseActs(k));
-    acc[c][0] = acc[c][1] = mins[c] = _mm256_setzero_ps();
-  }
-  const auto ahead = [&](int64_t ib) GF_LAMBDA_INLINE {
-    if (next) prefetch_lines(next, ib * sizeof(Block), (ib + 1) * sizeof(Block));
-  };
-  if constexpr (Block::QK == 32) {
-    const auto add = [&](int64_t ib, auto chain) GF_LAMBDA_INLINE {
-      const __m256i w = T::bytes(b + ib, 0);
-      const float d = T::scales(b + ib).d;
-      for (int c = 0; c < C; ++c) {
-        const __m256 scale = _mm256_set1_ps(d * xc[c].d[ib]);
-        acc[c][chain] = _mm256_fmadd_ps(xc[c].template products<T>(w, ib), scale, acc[c][chain]);
-      }
+
+  template <int R, int C>
+  static GF_INLINE void tile(const char* const* rows, const RowsAhead& ahead, const void* const* x,
+                             int64_t k, float* out) {
+    const int64_t n_blocks = k / Block::QK;
+    ActColumn xc[C];
+    __m256 acc[R][C][2], mins[R][C];
+    for (int c = 0; c < C; ++c) xc[c] = ActColumn(x[c], SparseActs(k));
+    for (int r = 0; r < R; ++r) {
+      for (int c = 0; c < C; ++c) acc[r][c][0] = acc[r][c][1] = mins[r][c] = _mm256_setzero_ps();
+    }
+    const auto block = [&](int r, int64_t ib) GF_LAMBDA_INLINE {
+      return reinterpret_cast<const Block*>(rows[r]) + ib;
     };
-    int64_t ib = 0;
-    for (; ib + 2 <= n_blocks; ib += 2) {
-      ahead(ib);
-      add(ib, std::integral_constant<int, 0>{});
-      add(ib + 1, std::integral_constant<int, 1>{});
-    }
-    if (ib < n_blocks) add(ib, std::integral_constant<int, 0>{});
-  } else {
-    for (int64_t ib = 0; ib < n_blocks; ++ib) {
-      ahead(ib);
-      const auto s = T::scales(b + ib);
-      __m256 p[C][sizeof(s.scale) / 32];
-      for (int c = 0; c < C; ++c) {
-        scale_products(s, xc[c].d + 8 * ib, p[c]);
-        if constexpr (sizeof(s.scale) != sizeof s) {
-          mins[c] =
-              _mm256_fmadd_ps(_mm256_loadu_ps(s.min), _mm256_loadu_ps(xc[c].sum + 8 * ib), mins[c]);
-        }
+    if constexpr (Block::QK == 32) {
+      const auto add = [&](int64_t ib, auto chain) GF_LAMBDA_INLINE {
+        static_for<R>([&](auto r) GF_LAMBDA_INLINE {
+          const __m256i w = T::bytes(block(r, ib), 0);
+          const float d = T::scales(block(r, ib)).d;
+          static_for<C>([&](auto c) GF_LAMBDA_INLINE {
+            const __m256 scale = _mm256_set1_ps(d * xc[c].d[ib]);
+            __m256& a = acc[r][c][chain];
+            a = _mm256_fmadd_ps(xc[c].template products<T>(w, ib), scale, a);
+          });
+        });
+      };
+      int64_t ib = 0;
+      for (; ib + 2 <= n_blocks; ib += 2) {
+        ahead.bring(ib * sizeof(Block), (ib + 2) * sizeof(Block));
+        add(ib, std::integral_constant<int, 0>{});
+        add(ib + 1, std::integral_constant<int, 1>{});
       }
-      static_for<8>([&](auto sub) GF_LAMBDA_INLINE {
-        const __m256i w = T::bytes(b + ib, sub);
-        for (int c = 0; c < C; ++c) {
-          __m256& a = acc[c][sub % 2];
-          const __m256 products = xc[c].template products<T>(w, 8 * ib + sub);
-          a = _mm256_fmadd_ps(products, scale_of<sub>(p[c]), a);
-        }
-      });
+      if (ib < n_blocks) add(ib, std::integral_constant<int, 0>{});
+    } else {
+      for (int64_t ib = 0; ib < n_blocks; ++ib) {
+        ahead.bring(ib * sizeof(Block), (ib + 1) * sizeof(Block));
+        for (int r = 0; r < R; ++r) add_super_block<C>(block(r, ib), ib, xc, acc[r], mins[r]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int c = 0; c < C; ++c) {
+        const __m256 sum = _mm256_sub_ps(_mm256_add_ps(acc[r][c][0], acc[r][c][1]), mins[r][c]);
+        __m128 v = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
+        v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        out[r * C + c] = _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)));
+      }
     }
   }
-  for (int c = 0; c < C; ++c) {
-    const __m256 sum = _mm256_sub_ps(_mm256_add_ps(acc[c][0], acc[c][1]), mins[c]);
-    __m128 v = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
-    v = _mm_add_ps(v, _mm_movehl_ps(v, v));
-    out[c] = _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)));
+
+ private:
+  template <int C>
+  static GF_INLINE void add_super_block(const Block* b, int64_t ib, const ActColumn* xc,
+                                        __m256 (*acc)[2], __m256* mins) {
+    const auto s = T::scales(b);
+    __m256 p[C][sizeof(s.scale) / 32];
+    for (int c = 0; c < C; ++c) {
+      scale_products(s, xc[c].d + 8 * ib, p[c]);
+      if constexpr (sizeof(s.scale) != sizeof s) {
+        mins[c] =
+            _mm256_fmadd_ps(_mm256_loadu_ps(s.min), _mm256_loadu_ps(xc[c].sum + 8 * ib), mins[c]);
+      }
+    }
+    static_for<8>([&](auto sub) GF_LAMBDA_INLINE {
+      const __m256i w = T::bytes(b, sub);
+      for (int c = 0; c < C; ++c) {
+        __m256& a = acc[c][sub % 2];
+        const __m256 products = xc[c].template products<T>(w, 8 * ib + sub);
+        a = _mm256_fmadd_ps(products, scale_of<sub>(p[c]), a);
+      }
+    });
   }
-}
+};
 #endif
 
 }  // namespace gf

@@ -10,7 +10,6 @@
 #include "cpu/relax.h"
 #include "cpu/sparse_products.h"
 #include "cpu/sparse_sums.h"
-#include "quants/traits.h"
 
 namespace gf {
 namespace {
@@ -92,8 +91,6 @@ struct Plan {
   }
 };
 
-constexpr int64_t kBytesAhead = 4096;
-
 // relu of a product that is not skipped; a NaN stays.
 inline float relu(float v) { return v <= 0 ? 0 : v; }
 
@@ -125,19 +122,10 @@ void list_active(const Neurons& neurons, const gf_thread* th, uint16_t* masks, i
 // put(i, row rows[i] . x) for i in [begin, end), in order; put may overwrite rows up to i.
 template <class Put>
 void dot_list(const Product& p, const void* x, const int32_t* rows, int64_t begin, int64_t end,
-              Put&& put) {
-  // Rows lie anywhere in memory: enough of them are on their way to hide its latency.
-  const int64_t bytes = gf_row_bytes(p.w.type, p.w.ne[0]);
-  const int64_t ahead = 1 + kBytesAhead / bytes;
-  const auto row = [&](int64_t i) { return i < end ? row_of(p.w, rows[i]) : nullptr; };
-  for (int64_t i = begin; i < end && i < begin + ahead; ++i) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row(i) + at);
-  }
-  for (int64_t i = begin; i < end; ++i) {
-    float v;
-    p.type.dot(row(i), row(i + ahead), &x, 1, p.w.ne[0], &v);
-    put(i, v);
-  }
+              Put put) {
+  RowProducts<Put> products(p.type, p.w, x, put);
+  for (int64_t i = begin; i < end; ++i) products.add(row_of(p.w, rows[i]), i);
+  products.finish();
 }
 
 void hidden_of_one(const Plan& p, gf_thread* th) {

@@ -1,8 +1,9 @@
-// Rows of sixteen times the tokens that have them active.
+// Rows times the tokens that have them active.
 #pragma once
 
 #include "cpu/mul_mat_util.h"
 #include "cpu/sparse_neurons.h"
+#include "quants/traits.h"
 
 namespace gf {
 
@@ -31,8 +32,6 @@ void dot_group(const RowType& type, const gf_tensor& w, int64_t group, const uin
     }
     for_bits(any, [&](int i) {
       const char* row = row_of(w, group * kGroup + i);
-      const uint32_t later = any >> i >> 1;
-      const char* next = later ? row + (1 + __builtin_ctz(later)) * w.nb[1] : nullptr;
       for (uint32_t left = tokens[i]; left;) {
         int64_t t[kDotTile];
         const void* columns[kDotTile];
@@ -42,12 +41,56 @@ void dot_group(const RowType& type, const gf_tensor& w, int64_t group, const uin
           t[n] = begin + __builtin_ctz(left);
           columns[n] = x[t[n]];
         }
-        type.dot(row, next, columns, n, w.ne[0], out);
-        next = nullptr;
+        type.dot(row, columns, n, w.ne[0], out);
         for (int c = 0; c < n; ++c) put(t[c], i, out[c]);
       }
     });
   }
 }
+
+// Single rows times one column, in the order they come: put(tag, row . x) some rows later.
+template <class Put>
+class RowProducts {
+ public:
+  RowProducts(const RowType& type, const gf_tensor& w, const void* x, Put put)
+      : type_(type), k_(w.ne[0]), bytes_(gf_row_bytes(w.type, w.ne[0])), x_(x), put_(put) {}
+
+  void add(const char* row, int64_t tag) {
+    rows_[n_] = row;
+    tags_[n_++] = tag;
+    if (n_ <= kAhead) {
+      // The first ones are not brought by any before them.
+      if (n_ % kRowsAtOnce == 0) RowsAhead{rows_ + n_ - kRowsAtOnce, kRowsAtOnce}.bring(0, bytes_);
+      return;
+    }
+    if (n_ < kAhead + kRowsAtOnce) return;
+    multiply(kRowsAtOnce);
+  }
+
+  void finish() {
+    while (n_ > 0) multiply(n_ < kRowsAtOnce ? n_ : kRowsAtOnce);
+  }
+
+ private:
+  static constexpr int kAhead = 2 * kRowsAtOnce;
+
+  void multiply(int n) {
+    float v[kRowsAtOnce];
+    const RowsAhead ahead{rows_ + kAhead, n_ > kAhead ? n_ - kAhead : 0};
+    type_.dot_rows(rows_, n, ahead, x_, k_, v);
+    for (int i = 0; i < n; ++i) put_(tags_[i], v[i]);
+    n_ -= n;
+    std::memmove(rows_, rows_ + n, n_ * sizeof rows_[0]);
+    std::memmove(tags_, tags_ + n, n_ * sizeof tags_[0]);
+  }
+
+  const RowType& type_;
+  const int64_t k_, bytes_;
+  const void* const x_;
+  Put put_;
+  int n_ = 0;
+  const char* rows_[kAhead + kRowsAtOnce];
+  int64_t tags_[kAhead + kRowsAtOnce];
+};
 
 }  // namespace gf

@@ -15,29 +15,37 @@ class RowSum {
 
   void add(const char* row, float h) {
     rows_[n_] = row;
-    h_[n_] = h;
-    if (++n_ < 2 * kAxpyRows) return;
-    // The second half comes into the cache while the first is added.
-    type_.axpy(rows_, h_, kAxpyRows, rows_ + kAxpyRows, kAxpyRows, begin_, end_, y_);
-    std::memcpy(rows_, rows_ + kAxpyRows, sizeof rows_ / 2);
-    std::memcpy(h_, h_ + kAxpyRows, sizeof h_ / 2);
-    n_ = kAxpyRows;
+    h_[n_++] = h;
+    if (n_ <= kAhead) {
+      // The first ones are not brought by any before them.
+      if (n_ % kRowsAtOnce == 0)
+        type_.axpy(nullptr, nullptr, 0, {rows_ + n_ - kRowsAtOnce, kRowsAtOnce}, begin_, end_, y_);
+      return;
+    }
+    if (n_ == kAhead + kRowsAtOnce) add_rows(kRowsAtOnce);
   }
 
   void finish() {
-    const int first = n_ < kAxpyRows ? n_ : kAxpyRows, rest = n_ - first;
-    type_.axpy(rows_, h_, first, rows_ + first, rest, begin_, end_, y_);
-    if (rest > 0) type_.axpy(rows_ + first, h_ + first, rest, nullptr, 0, begin_, end_, y_);
-    n_ = 0;
+    while (n_ > 0) add_rows(n_ < kRowsAtOnce ? n_ : kRowsAtOnce);
   }
 
  private:
+  static constexpr int kAhead = 2 * kRowsAtOnce;
+
+  void add_rows(int n) {
+    const int next = n_ > kAhead ? n_ - kAhead : 0;
+    type_.axpy(rows_, h_, n, {rows_ + kAhead, next}, begin_, end_, y_);
+    n_ -= n;
+    std::memmove(rows_, rows_ + n, n_ * sizeof rows_[0]);
+    std::memmove(h_, h_ + n, n_ * sizeof h_[0]);
+  }
+
   const RowType& type_;
   const int64_t begin_, end_;
   float* const y_;
   int n_ = 0;
-  const char* rows_[2 * kAxpyRows];
-  float h_[2 * kAxpyRows];
+  const char* rows_[kAhead + kRowsAtOnce];
+  float h_[kAhead + kRowsAtOnce];
 };
 
 // Columns [begin, end) of the sums for several tokens. Rows are decoded in chunks, once for all

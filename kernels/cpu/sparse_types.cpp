@@ -8,52 +8,44 @@
 namespace gf {
 namespace {
 
-template <class T>
-void dot_floats(const char* row, const char* next, const void* const* x, int n, int64_t k,
-                float* out) {
-  if (n == kDotTile) return dot_floats_tile<T, kDotTile>(row, next, x, k, out);
-  for (int c = 0; c < n; ++c) dot_floats_tile<T, 1>(row, c ? nullptr : next, x + c, k, out + c);
+// Rows whose accumulators fit the registers.
+constexpr int kDotRows = VL >= 16 ? kRowsAtOnce : kRowsAtOnce / 2;
+
+template <class Dot>
+void dot(const char* row, const void* const* x, int n, int64_t k, float* out) {
+  if (n == kDotTile) return Dot::template tile<1, kDotTile>(&row, {}, x, k, out);
+  for (int c = 0; c < n; ++c) Dot::template tile<1, 1>(&row, {}, x + c, k, out + c);
 }
 
-template <class Block>
-void dot_blocks(const char* row, const char* next, const void* const* x, int n, int64_t k,
-                float* out) {
-  if (n == kDotTile) return dot_blocks_tile<Block, kDotTile>(row, next, x, k, out);
-  for (int c = 0; c < n; ++c) {
-    dot_blocks_tile<Block, 1>(row, c ? nullptr : next, x + c, k, out + c);
+template <class Dot>
+void dot_rows(const char* const* rows, int n, const RowsAhead& ahead, const void* x, int64_t k,
+              float* out) {
+  int r = 0;
+  for (; r + kDotRows <= n; r += kDotRows) {
+    Dot::template tile<kDotRows, 1>(rows + r, r == 0 ? ahead : RowsAhead{}, &x, k, out + r);
+  }
+  for (; r < n; ++r) {
+    Dot::template tile<1, 1>(rows + r, r == 0 ? ahead : RowsAhead{}, &x, k, out + r);
   }
 }
 
 template <class T>
 constexpr RowType of_floats() {
-  return {{}, 64, &dot_floats<T>, &axpy_floats<T>, &expand_floats<T>};
+  using D = DotFloats<T>;
+  return {{}, 64, &dot<D>, &dot_rows<D>, &axpy_floats<T>, &expand_floats<T>};
 }
 
 template <class Block>
 constexpr RowType of_blocks() {
-  return {{}, Block::QK, &dot_blocks<Block>, &axpy_blocks<Block>, &expand_blocks<Block>};
+  using D = DotBlocks<Block>;
+  return {{}, Block::QK, &dot<D>, &dot_rows<D>, &axpy_blocks<Block>, &expand_blocks<Block>};
 }
 
 #if defined(__AVX2__)
-template <class T>
-void dot_decoded(const char* row, const char* next, const void* const* x, int n, int64_t k,
-                 float* out) {
-  if (n == kDotTile) return dot_decoded_tile<T, kDotTile>(row, next, x, k, out);
-  for (int c = 0; c < n; ++c) dot_decoded_tile<T, 1>(row, c ? nullptr : next, x + c, k, out + c);
-}
-
-#if defined(__AVX512VNNI__)
-void dot_q4_0(const char* row, const char* next, const void* const* x, int n, int64_t k,
-              float* out) {
-  if (n == kDotTile) return dot_q4_0_tile<kDotTile>(row, next, x, k, out);
-  for (int c = 0; c < n; ++c) dot_q4_0_tile<1>(row, c ? nullptr : next, x + c, k, out + c);
-}
-#endif
-
-template <class T>
-constexpr RowType of_decoded() {
-  return {
-      {true, T::kBias, false}, T::Block::QK, &dot_decoded<T>, &axpy_decoded<T>, &expand_decoded<T>};
+template <class T, class D = DotDecoded<T>>
+constexpr RowType of_decoded(bool quads = false) {
+  const ColumnForm x{true, T::kBias, quads};
+  return {x, T::Block::QK, &dot<D>, &dot_rows<D>, &axpy_decoded<T>, &expand_decoded<T>};
 }
 #endif
 
@@ -67,11 +59,7 @@ const RowType* find_row_type(int type) {
   if (type == GF_BF16) return &bf16;
 #if defined(__AVX2__)
 #if defined(__AVX512VNNI__)
-  static constexpr RowType q4_0 = {{true, DecodeQ4_0::kBias, true},
-                                   32,
-                                   &dot_q4_0,
-                                   &axpy_decoded<DecodeQ4_0>,
-                                   &expand_decoded<DecodeQ4_0>};
+  static constexpr RowType q4_0 = of_decoded<DecodeQ4_0, DotQ4_0>(true);
 #else
   static constexpr RowType q4_0 = of_decoded<DecodeQ4_0>();
 #endif

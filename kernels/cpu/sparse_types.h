@@ -9,8 +9,23 @@
 
 namespace gf {
 
-constexpr int kDotTile = 4;   // columns of x a row is decoded once for
-constexpr int kAxpyRows = 8;  // rows added in one pass over the result
+constexpr int kDotTile = 4;     // columns of x a row is decoded once for
+constexpr int kRowsAtOnce = 8;  // that are handled in a row, or added in one pass over the result
+
+// Rows of which to bring a part into the second-level cache while others are computed: a line of
+// each in turn. Rows lie anywhere in memory, and lines of several come much faster than those of
+// one, for which it is also why rows are computed side by side.
+struct RowsAhead {
+  const char* const* rows = nullptr;
+  int n = 0;
+
+  // The lines that bytes [begin, end) of each row start.
+  GF_INLINE void bring(int64_t begin, int64_t end) const {
+    for (int64_t at = begin; at < end; at += 64) {
+      for (int r = 0; r < n; ++r) __builtin_prefetch(rows[r] + at, 0, 2);
+    }
+  }
+};
 
 // How dot takes a column of x: as the floats it is, or as SparseActs.
 struct ColumnForm {
@@ -27,13 +42,14 @@ struct RowType {
   ColumnForm x;
   // The columns of a result that different threads write start at multiples of this.
   int unit;
-  // out[c] = row . x[c] over k elements, c < n. `next` is the row to bring into the cache
-  // meanwhile, or null.
-  void (*dot)(const char* row, const char* next, const void* const* x, int n, int64_t k,
-              float* out);
-  // y[i] += h[0] rows[0][i] + h[1] rows[1][i] + ..., n <= kAxpyRows rows, for begin <= i < end.
-  // `next`: n_next rows to bring into the cache meanwhile.
-  void (*axpy)(const char* const* rows, const float* h, int n, const char* const* next, int n_next,
+  // out[c] = row . x[c] over k elements, c < n.
+  void (*dot)(const char* row, const void* const* x, int n, int64_t k, float* out);
+  // out[r] = rows[r] . x, n <= kRowsAtOnce rows. `ahead` comes into the cache meanwhile, whole.
+  void (*dot_rows)(const char* const* rows, int n, const RowsAhead& ahead, const void* x, int64_t k,
+                   float* out);
+  // y[i] += h[0] rows[0][i] + h[1] rows[1][i] + ..., n <= kRowsAtOnce rows, for begin <= i < end;
+  // of `ahead` those columns come into the cache.
+  void (*axpy)(const char* const* rows, const float* h, int n, const RowsAhead& ahead,
                int64_t begin, int64_t end, float* y);
   // out[i - begin] = row[i], the values axpy multiplies.
   void (*expand)(const char* row, int64_t begin, int64_t end, float* out);

@@ -60,6 +60,8 @@ class _BinBcast(OpSpec):
         yield Case((Operand((3, 2, 5, 31)), b(1)), note="scalar")
         yield Case((Operand((3, 31)), b(3, 1)), note="column")
         yield Case((Operand((4, 6, 3, 8)), b(2, 3, 1, 4)), note="modulo")
+        yield Case((Operand((12, 16)), b(6, 4)), note="modulo, 2d")
+        yield Case((Operand((5, 63)), b(9)), note="odd row, modulo")
         yield Case((Operand((4, 6, 3, 8)), b(6, 3, 8)), note="fewer dims")
         yield Case((Operand((2, 3, 31), pad=(1, 2, 5)), b(3, 31, pad=(1, 7))), note="views")
         yield Case((Operand((2, 5, 3), permute=(0, 2, 1)), b(5, 3, permute=(1, 0))),

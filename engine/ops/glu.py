@@ -44,7 +44,7 @@ class _Glu(OpSpec):
         return self.per_element * out.size
 
     def cases(self) -> Iterator[Case]:
-        for shape in ((1,), (3, 31), (5, 172), (2, 3, 5, 31)):
+        for shape in ((1,), (3, 31), (5, 172), (2, 3, 5, 31), (3, 64)):
             yield Case((Operand(shape), Operand(shape)), note="two")
             both = (*shape[:-1], 2 * shape[-1])
             yield Case((Operand(both),), note="one")

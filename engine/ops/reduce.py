@@ -41,6 +41,9 @@ class _Reduce(OpSpec):
         yield Case((Operand((3, 31), pad=(2, 5)),), {"axis": -1}, "view")
         yield Case((Operand((3, 31), pad=(2, 5)),), {"axis": -2}, "view, outer")
         yield Case((Operand((5, 3), permute=(1, 0)),), {"axis": -1}, "transposed")
+        for n in (8, 1001, 2600):
+            yield Case((Operand((3, n)),), {"axis": -1}, f"rows of {n}")
+            yield Case((Operand((n, 3)),), {"axis": -2}, f"columns of {n}")
         ties = Operand((4, 5), data=[[1, 3, 3, 2, 3], [-0.0, 0, -0.0, 0, 0], [-2, -2, -3, -3, -2],
                                      [-np.inf, -np.inf, 7, 7, 1]])  # fmt: skip
         if self.name in ("max", "argmax"):

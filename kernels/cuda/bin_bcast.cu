@@ -1,9 +1,10 @@
 // add, sub, mul, div with the second operand repeated: index i of a dimension reads element
 // i % ne of it.
 //
-// The launch collapses dimensions that lie one behind the other and gives dimensions of length one
-// of the second operand a stride of zero. V elements of a row are taken at a time where the rows
-// allow it; SCALAR: the second operand is one value a row.
+// The launch collapses dimensions that lie one behind the other and gives those the second operand
+// is repeated along a stride of zero; modulo is left for shapes that would take more dimensions. V
+// elements of a row are taken at a time where the rows allow it; SCALAR: the second operand is one
+// value a row.
 #include "cuda/elementwise.cuh"
 
 struct add : Functor {
@@ -24,7 +25,6 @@ struct BinArgs {
   i64 n;          // packs in all
   i64 row_packs;  // packs a row
   FastDiv by[3];  // row_packs, ne[1], ne[2]
-  u32 one_row;    // b is the same in every row
 };
 
 // Lengths that are equal, the usual case, spare the division.
@@ -86,8 +86,41 @@ __global__ void __launch_bounds__(128) bin_bcast_unravel(const __grid_constant__
                               g.dst.row(at.i1, at.i2, at.i3), at.i0);
 }
 
-// V elements a thread of dense a and dst whose rows are no whole number of packs: a pack may reach
-// into the next row, and b is read one by one. Packs begin at multiples of V; n counts elements.
+// Elements [i, i + V) of dense a and dst, or those before n.
+template <class F, class A, class B, int V>
+__device__ __forceinline__ void flat(const BinArgs& g, i64 i, int count, const Pack<B, V>& y) {
+  const A* const a = reinterpret_cast<const A*>(g.a.data) + i;
+  A* const dst = reinterpret_cast<A*>(g.dst.data) + i;
+  if (count == V) {
+    const Pack<A, V> x = *reinterpret_cast<const Pack<A, V>*>(a);
+    *reinterpret_cast<Pack<A, V>*>(dst) = map_pack<A>(F(), x, y);
+  } else {
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      if (k < count) dst[k] = Float<A>::from(F()(to_f32(a[k]), to_f32(y.v[k])));
+    }
+  }
+}
+
+// Dense a and dst, and one row b that is repeated whole: element i takes b's i modulo its length,
+// by[0]. V elements a thread from a multiple of V on; n counts elements.
+template <bool WIDE, class F, class A, class B, int V>
+__global__ void __launch_bounds__(128) bin_bcast_cycle(const __grid_constant__ BinArgs g) {
+  const i64 i = global_thread() * V;
+  if (i >= g.n) return;
+  const u32 cycle = g.by[0].divisor, step = (u32)g.b.nb[0];
+  u32 j = WIDE ? (u32)(i % cycle) : (u32)i - g.by[0].div((u32)i) * cycle;
+  Pack<B, V> y;
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    y.v[k] = *reinterpret_cast<const B*>(g.b.data + (u64)j * step);
+    j = j + 1 == cycle ? 0 : j + 1;
+  }
+  flat<F, A, B, V>(g, i, g.n - i < V ? (int)(g.n - i) : V, y);
+}
+
+// As before with a b of more dimensions, whose rows are no whole number of packs: a pack may reach
+// into the next row.
 template <bool WIDE, class F, class A, class B, int V>
 __global__ void __launch_bounds__(128) bin_bcast_flat(const __grid_constant__ BinArgs g) {
   const i64 i = global_thread() * V;
@@ -103,27 +136,15 @@ __global__ void __launch_bounds__(128) bin_bcast_flat(const __grid_constant__ Bi
     b += g.b.nb[0];
     if (++at.i0 == g.dst.ne[0]) {
       at.i0 = 0;
-      if (!g.one_row) {
-        if (++at.i1 == g.dst.ne[1]) {
-          at.i1 = 0;
-          if (++at.i2 == g.dst.ne[2]) at.i2 = 0, ++at.i3;
-        }
-        row = b_row(g, at.i1, at.i2, at.i3);  // past the end after the last element: not read
+      if (++at.i1 == g.dst.ne[1]) {
+        at.i1 = 0;
+        if (++at.i2 == g.dst.ne[2]) at.i2 = 0, ++at.i3;
       }
+      row = b_row(g, at.i1, at.i2, at.i3);  // past the end after the last element: not read
       b = row;
     } else if (g.b.ne[0] != g.dst.ne[0] && at.i0 % g.b.ne[0] == 0) {
       b = row;
     }
   }
-  const A* const a = reinterpret_cast<const A*>(g.a.data) + i;
-  A* const dst = reinterpret_cast<A*>(g.dst.data) + i;
-  if (count == V) {
-    const Pack<A, V> x = *reinterpret_cast<const Pack<A, V>*>(a);
-    *reinterpret_cast<Pack<A, V>*>(dst) = map_pack<A>(F(), x, y);
-  } else {
-#pragma unroll
-    for (int k = 0; k < V; ++k) {
-      if (k < count) dst[k] = Float<A>::from(F()(to_f32(a[k]), to_f32(y.v[k])));
-    }
-  }
+  flat<F, A, B, V>(g, i, count, y);
 }

@@ -81,6 +81,37 @@ struct alignas(sizeof(T) * N) Pack {
   T v[N];
 };
 
+// A pack from memory in one instruction. The compiler makes V of `*p` where the elements are then
+// used one by one.
+template <class T, int V>
+__device__ __forceinline__ Pack<T, V> load_pack(const Pack<T, V>* p) {
+  if constexpr (sizeof(Pack<T, V>) == 16) {
+    union {
+      uint4 words;
+      Pack<T, V> pack;
+    } u = {*reinterpret_cast<const uint4*>(p)};
+    return u.pack;
+  } else if constexpr (sizeof(Pack<T, V>) == 8) {
+    union {
+      uint2 words;
+      Pack<T, V> pack;
+    } u = {*reinterpret_cast<const uint2*>(p)};
+    return u.pack;
+  } else {
+    return *p;
+  }
+}
+
+template <class T, int V>
+__device__ __forceinline__ float element_f32(const Pack<T, V>& p, int k) {
+  if constexpr (is_same<T, bf16>::value && V % 2 == 0) {  // of a whole word: one instruction
+    const u32 word = reinterpret_cast<const u32*>(&p)[k / 2];
+    return gf_float_of(k % 2 ? word & 0xFFFF0000u : word << 16);
+  } else {
+    return to_f32(p.v[k]);
+  }
+}
+
 // -- indices -------------------------------------------------------------------------------------
 
 // Division of n < 2^31 by a constant of the launch; built by `fast_div` in launch.py.

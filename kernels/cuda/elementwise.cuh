@@ -1,23 +1,35 @@
 // The element-wise template: a functor of any number of operands mapped over tensors of one shape.
 //
 // Dense tensors are one run of elements: each thread takes packs of up to 16 bytes an operand, the
-// grid strides over them, and the elements that fill no pack are done one by one. Everything else
-// goes element by element through the strides. A functor is `float operator()(float...)`; one with
-// PAIRED also maps two 16-bit elements in one word with `pair<T>`.
+// grid strides over them, and the elements that fill no pack are done one by one. Other tensors go
+// through the strides, by packs where rows are whole packs and by elements where not. A functor is
+// `float operator()(float...)`; one with PAIRED also maps two 16-bit elements in one word with
+// `pair<T>`, one with ROUGH computes 16-bit results by `float rough(float...)`.
 #pragma once
 
 #include "cuda/common.cuh"
 
 struct Functor {
   static constexpr bool PAIRED = false;
+  static constexpr bool ROUGH = false;
 };
+
+// f for a result of type D.
+template <class D, class F, class... X>
+__device__ __forceinline__ float apply(const F& f, X... x) {
+  if constexpr (F::ROUGH && sizeof(D) == 2) {
+    return f.rough(x...);
+  } else {
+    return f(x...);
+  }
+}
 
 template <int N, class F>
 struct MapArgs {
   gf_tensor dst;
   gf_tensor src[N];
-  i64 n;  // elements
-  FastDiv by[3];
+  i64 n;          // elements; packs of map_strided
+  FastDiv by[3];  // packs a row, ne[1], ne[2]
   u32 unused;
   F f;
 };
@@ -45,12 +57,13 @@ __device__ __forceinline__ Pack<D, V> map_pack(const F& f, const Pack<S, V>&... 
     } else {
 #pragma unroll
       for (int k = 0; k < V; k += 2) {
-        words[k / 2] = Float<D>::pair(f(to_f32(p.v[k])...), f(to_f32(p.v[k + 1])...));
+        words[k / 2] = Float<D>::pair(apply<D>(f, element_f32(p, k)...),
+                                      apply<D>(f, element_f32(p, k + 1)...));
       }
     }
   } else {
 #pragma unroll
-    for (int k = 0; k < V; ++k) out.v[k] = Float<D>::from(f(to_f32(p.v[k])...));
+    for (int k = 0; k < V; ++k) out.v[k] = Float<D>::from(apply<D>(f, element_f32(p, k)...));
   }
   return out;
 }
@@ -64,10 +77,10 @@ __device__ __forceinline__ void map_runs(const F& f, i64 n, D* __restrict__ dst,
 #pragma unroll 4
   for (i64 i = global_thread(); i < packs; i += global_threads()) {
     reinterpret_cast<Pack<D, V>*>(dst)[i] =
-        map_pack<D>(f, reinterpret_cast<const Pack<S, V>*>(src)[i]...);
+        map_pack<D>(f, load_pack(reinterpret_cast<const Pack<S, V>*>(src) + i)...);
   }
   for (i64 i = packs * V + global_thread(); i < n; i += global_threads()) {
-    dst[i] = Float<D>::from(f(to_f32(src[i])...));
+    dst[i] = Float<D>::from(apply<D>(f, to_f32(src[i])...));
   }
 }
 
@@ -83,21 +96,22 @@ __global__ void __launch_bounds__(256)
   map_dense_at<V, F, D, S...>(a, typename MakeSequence<sizeof...(S)>::type());
 }
 
-__device__ __forceinline__ const char* element(const gf_tensor& t, const Index& at) {
-  return t.row(at.i1, at.i2, at.i3) + at.i0 * t.nb[0];
+template <class T, int V>
+__device__ __forceinline__ Pack<T, V>* pack_at(const gf_tensor& t, const Index& at) {
+  return reinterpret_cast<Pack<T, V>*>(t.row(at.i1, at.i2, at.i3) + at.i0 * V * t.nb[0]);
 }
 
-template <bool WIDE, class F, class D, class... S, int... I>
+template <bool WIDE, int V, class F, class D, class... S, int... I>
 __device__ __forceinline__ void map_strided_at(const MapArgs<sizeof...(S), F>& a, Sequence<I...>) {
+  const i64 ne[3] = {a.dst.ne[0] / V, a.dst.ne[1], a.dst.ne[2]};
   for (i64 i = global_thread(); i < a.n; i += global_threads()) {
-    const Index at = unravel<WIDE>(i, a.dst.ne, a.by);
-    const float y = a.f(to_f32(*reinterpret_cast<const S*>(element(a.src[I], at)))...);
-    *reinterpret_cast<D*>(const_cast<char*>(element(a.dst, at))) = Float<D>::from(y);
+    const Index at = unravel<WIDE>(i, ne, a.by);
+    *pack_at<D, V>(a.dst, at) = map_pack<D>(a.f, load_pack(pack_at<S, V>(a.src[I], at))...);
   }
 }
 
-template <bool WIDE, class F, class D, class... S>
+template <bool WIDE, int V, class F, class D, class... S>
 __global__ void __launch_bounds__(256)
     map_strided(const __grid_constant__ MapArgs<sizeof...(S), F> a) {
-  map_strided_at<WIDE, F, D, S...>(a, typename MakeSequence<sizeof...(S)>::type());
+  map_strided_at<WIDE, V, F, D, S...>(a, typename MakeSequence<sizeof...(S)>::type());
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from .collapse import collapse
 from .launch import DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, fast_div, pack
 
 BLOCK = 256
-WAVES = 32  # blocks may fill the device so many times over before threads loop instead
+WAVES = 64  # blocks may fill the device so many times over before threads loop instead
 PACK_BYTES = 16  # the widest load there is
 
 
@@ -24,6 +25,14 @@ def pack_size(operands: Sequence[Operand]) -> int:
     return v if all(o.address % (v * o.dtype.nbytes) == 0 for o in operands) else 1
 
 
+def row_pack(operands: Sequence[Operand]) -> int:
+    """Elements a load of operands whose rows are whole packs; 1 where they are not."""
+    v = pack_size(operands)
+    rows = all(o.nb[0] == o.dtype.nbytes and o.ne[0] % v == 0 for o in operands)
+    steps = (s % (v * o.dtype.nbytes) for o in operands for s in o.nb[1:])
+    return v if rows and not any(steps) else 1
+
+
 def divisors(ne: Sequence[int]) -> bytes:
     """`FastDiv by[3]` for unravelling an index over these extents."""
     return b"".join(fast_div(n) for n in ne[:3])
@@ -32,6 +41,10 @@ def divisors(ne: Sequence[int]) -> bytes:
 def is_wide(n: int) -> bool:
     """Whether indices of n elements need 64 bits."""
     return n >= 1 << 31
+
+
+def cpp_bool(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def map_launch(
@@ -45,13 +58,15 @@ def map_launch(
 ) -> list[Launch]:
     """One launch that maps `functor`, whose members are `params`, over tensors of one shape."""
     types = ", ".join([functor, *(cpp_type(o.dtype) for o in (dst, *srcs))])
-    n = dst.size
-    args = pack(dst, *srcs, struct.pack("@q", n) + divisors(dst.ne) + bytes(4) + params)
-    if all(o.is_dense for o in (dst, *srcs)):
-        v = pack_size((dst, *srcs))
-        kernel = Kernel(source, f"map_dense<{v}, {types}>")
-        grid = n_blocks(ceil_div(n, v), device, waves)
-    else:
-        kernel = Kernel(source, f"map_strided<{'true' if is_wide(n) else 'false'}, {types}>")
-        grid = n_blocks(n, device)
-    return [Launch(kernel, (grid, 1, 1), (BLOCK, 1, 1), args)]
+    dst, *srcs = collapse(dst, *srcs)
+    dense = all(o.is_dense for o in (dst, *srcs))
+    v = pack_size((dst, *srcs)) if dense else row_pack((dst, *srcs))
+    packs = ceil_div(dst.size, v)
+    n = dst.size if dense else packs
+    by = divisors((dst.ne[0] // v, *dst.ne[1:]))
+    args = pack(dst, *srcs, struct.pack("@q", n) + by + bytes(4) + params)
+    entry = f"map_dense<{v}, {types}>" if dense else (
+        f"map_strided<{cpp_bool(is_wide(n))}, {v}, {types}>"
+    )  # fmt: skip
+    grid = n_blocks(packs, device, waves)
+    return [Launch(Kernel(source, entry), (grid, 1, 1), (BLOCK, 1, 1), args)]

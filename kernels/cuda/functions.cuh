@@ -1,4 +1,8 @@
 // Functions of one float, shared by the element-wise and the gated kernels.
+//
+// `operator()` is good to a few units in the last place. `rough`, for results of 16 bits, errs by
+// less than 1e-4 of the result, a fraction of their rounding, in half the instructions: at two
+// bytes an element the arithmetic would otherwise take as long as the memory.
 #pragma once
 
 #include "cuda/elementwise.cuh"
@@ -11,13 +15,39 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
+// 1 / x and 2^x in one instruction each; subnormal operands and results count as zero.
+__device__ __forceinline__ float reciprocal_normal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float exp2_normal(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+// 1 / (1 + 2^x).
+__device__ __forceinline__ float rough_logistic2(float x) {
+  return reciprocal_normal(1.0f + exp2_normal(x));
+}
+
 struct silu : Functor {
+  static constexpr bool ROUGH = true;
   __device__ float operator()(float x) const { return x * reciprocal(1.0f + expf(-x)); }
+  __device__ float rough(float x) const { return x * rough_logistic2(-kLog2e * x); }
 };
+// 0.5 x (1 + tanh(inner)) = x / (1 + exp(-2 inner)), which does not cancel where x is negative.
 struct gelu : Functor {
+  static constexpr bool ROUGH = true;
+  static constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
   __device__ float operator()(float x) const {
-    const float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    return 0.5f * x * (1.0f + tanhf(inner));
+    return x * reciprocal(1.0f + expf(-x * fmaf(B * x, x, A)));
+  }
+  __device__ float rough(float x) const {
+    return x * rough_logistic2(x * fmaf(-kLog2e * B * x, x, -kLog2e * A));
   }
 };
 struct relu : Functor {

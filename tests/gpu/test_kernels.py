@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -104,13 +105,30 @@ def test_dense_maps_do_every_element(gpu: Any, dtype: str, n: int) -> None:
         ((5, 1, 1, 4096), (1, 1, 1, 4096)),
         ((1000, 1000), (1000, 1)),
         ((64, 30, 30), (64, 1, 1)),
+        ((64, 2048), (16, 512)),
+        ((300, 63), (100, 21)),
+        ((3, 4_000_000), (4_000_000,)),  # b is more than the cache keeps
+        ((2, 1100, 4096), (550, 2048)),
     ],
 )
 def test_bin_bcast_on_awkward_shapes(gpu: Any, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     check(gpu, "mul", [Operand(a), Operand(b)])
 
 
-@pytest.mark.parametrize("shape", [(3, 8193), (700, 5, 33), (1, 200_000)])
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("shape", [(130, 67), (64, 128), (3, 1000, 65), (2, 17, 3, 16)])
+def test_copies_in_any_order_of_dimensions(gpu: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    for axes in permutations(range(len(shape))):
+        x = Operand(tuple(shape[a] for a in axes), dtype, permute=axes)
+        check(gpu, "cont", [x])
+        check(gpu, "sqr", [x])
+    check(gpu, "repeat", [Operand(shape, dtype)], r0=3, r1=2)
+    check(gpu, "repeat", [Operand((3_000_000,), dtype)], r1=2)  # more than the cache keeps
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 8193), (700, 5, 33), (1, 200_000), (2, 8192), (3, 40_000), (9001, 37), (5000, 7)]
+)
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "argmax"])
 def test_reductions_of_many(gpu: Any, op: str, shape: tuple[int, ...]) -> None:
     for axis in range(-len(shape), 0):
@@ -166,6 +184,40 @@ def test_functions_are_accurate_everywhere(gpu: Any, op: str) -> None:
     scale = np.abs(x) if op.startswith("gelu") else np.abs(expected)
     error = np.abs(actual - expected) / np.maximum(scale, np.finfo(np.float32).tiny)
     assert error.max() < 6e-7, f"at x = {x[error.argmax()]}"
+
+
+@pytest.mark.parametrize("dtype, ulp, tiny", [("f16", 2**-10, 6e-8), ("bf16", 2**-7, 1e-13)])
+@pytest.mark.parametrize("op", ["exp", "sigmoid", "silu", "tanh", "gelu", "gelu_erf"])
+def test_functions_of_every_16_bit_value(
+    gpu: Any, op: str, dtype: str, ulp: float, tiny: float
+) -> None:
+    """At most the neighbour of the correctly rounded value, where the result is not tiny."""
+    codes = np.arange(1 << 16, dtype=np.uint16)
+    if dtype == "f16":
+        x = codes.view(np.float16).astype(np.float32)
+    else:
+        x = (codes.astype(np.uint32) << 16).view(np.float32)
+    x = np.where(np.isfinite(x), x, 0)
+    built = build_case(
+        op_spec(op), Case((Operand(x.shape, dtype, x),), {}), np.random.default_rng(0)
+    )
+    actual, expected = (a.astype(np.float64) for a in (run_on(gpu, built), built.expected))
+    finite = np.isfinite(expected)
+    assert np.array_equal(actual[~finite], expected[~finite])
+    error = np.abs(actual[finite] - expected[finite])
+    excess = error - ulp * np.abs(expected[finite]) - tiny
+    assert excess.max() <= 0, f"at x = {x[finite][excess.argmax()]}"
+
+
+@pytest.mark.parametrize("op", ["sum", "argmax"])
+def test_a_reduction_does_not_depend_on_the_others(gpu: Any, op: str) -> None:
+    x = np.random.default_rng(1).standard_normal((5, 150_001)).astype(np.float32)
+    together = run(gpu, op, [f32(x)], axis=-1)
+    alone = [run(gpu, op, [f32(row[None])], axis=-1) for row in x]
+    assert same_bits(together, np.concatenate(alone))
+    columns = run(gpu, op, [f32(np.ascontiguousarray(x.T))], axis=-2)
+    few = run(gpu, op, [f32(np.ascontiguousarray(x.T[:, :2]))], axis=-2)
+    assert same_bits(columns[:, :2], few)
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "soft_max"])

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.graph import DType, Role
+from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.session import Model
 from gguflow.models import shapes
 
 REPLAYS = 50

@@ -18,8 +18,8 @@ import numpy as np
 
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import F32, Graph, dtype_by_name
+from gguflow.engine.model import Model
 from gguflow.engine.profile.record import Profile
-from gguflow.engine.session import Model
 from gguflow.kernels.cuda import launch
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.models import shapes

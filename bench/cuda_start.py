@@ -52,9 +52,9 @@ def start(path: str, device: str) -> None:
 
     phases.end("import numpy")
     from gguflow.engine.loader import open_model
+    from gguflow.engine.model import Model
     from gguflow.engine.options import Options
     from gguflow.engine.sampling import SamplerSettings
-    from gguflow.engine.session import Model
 
     phases.end("import gguflow")
     source = open_model(path)

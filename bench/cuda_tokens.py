@@ -21,9 +21,10 @@ from cuda_decode import quick_weights
 
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import F32, I32, I64, Graph
+from gguflow.engine.model import Model
 from gguflow.engine.runtime import BoundPlan
 from gguflow.engine.sampling import SamplerSettings, SamplerState
-from gguflow.engine.session import Model, Session
+from gguflow.engine.session import Session
 from gguflow.kernels.cuda import launch
 
 REPLAYS = 100

@@ -37,8 +37,9 @@ from .profiling import new_profile, save_profile
 
 if TYPE_CHECKING:
     from gguflow.engine.loader import ModelSource
+    from gguflow.engine.model import Model
     from gguflow.engine.profile import Profile
-    from gguflow.engine.session import Model, Session
+    from gguflow.engine.session import Session
 
 SUMMARY = "measure tokens per second"
 WARMUP_SAMPLED = 8  # tokens that make a GPU run ahead of the host, as a generation does

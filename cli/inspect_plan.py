@@ -8,7 +8,7 @@ from .columns import columns
 
 if TYPE_CHECKING:
     from gguflow.engine.compile import Plan
-    from gguflow.engine.session import Model
+    from gguflow.engine.model import Model
 
 
 def plan_text(plan: Plan, n_tokens: int, repacked: dict[str, int]) -> str:

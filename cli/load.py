@@ -12,8 +12,8 @@ from .progress import Bar
 
 if TYPE_CHECKING:
     from gguflow.engine.loader import ModelSource
+    from gguflow.engine.model import Model
     from gguflow.engine.options import Options
-    from gguflow.engine.session import Model
 
 
 def note(text: str) -> None:
@@ -89,7 +89,7 @@ def warn_of_context(source: ModelSource, n_ctx: int) -> None:
 
 def prepare(source: ModelSource, options: Options) -> Model:
     """A model whose weights are not loaded yet."""
-    from gguflow.engine.session import Model
+    from gguflow.engine.model import Model
 
     check_context(source, options)
     return Model(source, options)
@@ -113,6 +113,6 @@ def load_weights(model: Model, quiet: bool = False) -> None:
 
 def gpu(model: Model) -> Any:
     """The backend of the GPU that a model uses, or None."""
-    from gguflow.engine.session import DEVICE_BACKEND
+    from gguflow.engine.model import DEVICE_BACKEND
 
     return model.backends.get(DEVICE_BACKEND)

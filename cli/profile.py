@@ -21,8 +21,8 @@ from .profiling import new_profile, save_profile
 from .prompt import unescape
 
 if TYPE_CHECKING:
+    from gguflow.engine.model import Model
     from gguflow.engine.profile import Recording
-    from gguflow.engine.session import Model
 
 SUMMARY = "show where the time goes, by op, module or layer"
 EPILOG = """\

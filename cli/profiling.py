@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from .load import gpu, note
 
 if TYPE_CHECKING:
+    from gguflow.engine.model import Model
     from gguflow.engine.profile import Profile
-    from gguflow.engine.session import Model
 
 
 def new_profile(model: Model) -> Profile:

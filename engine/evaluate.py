@@ -15,8 +15,9 @@ from math import prod
 import numpy as np
 
 from gguflow.engine.loader import ModelSource
+from gguflow.engine.model import Model
 from gguflow.engine.options import Options
-from gguflow.engine.session import Model, Session
+from gguflow.engine.session import Session
 
 BLOCK_BYTES = 16 << 20  # of logits in memory at a time, for each model
 # Models in memory at once, besides the reference: enough for every type of a small model in one

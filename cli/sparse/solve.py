@@ -83,7 +83,7 @@ def run(args: Namespace) -> int:
 
 def solve_whole(args: Namespace) -> Solved:
     """--vram-budget: as a run with it does."""
-    from gguflow.engine.session import DEVICE_BACKEND, Model
+    from gguflow.engine.model import DEVICE_BACKEND, Model
     from gguflow.engine.sparse.place import layer_shapes, neuron_bytes
     from gguflow.engine.sparse.speeds import measure
     from gguflow.engine.sparse.store import model_stats

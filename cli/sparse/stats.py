@@ -40,8 +40,8 @@ def add_arguments(p: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    from gguflow.engine.model import Model
     from gguflow.engine.options import Options
-    from gguflow.engine.session import Model
     from gguflow.engine.sparse.stats import count_activations, tap_names, write_stats
     from gguflow.engine.sparse.store import stats_path
     from gguflow.engine.sparse.taps import TappedModel

@@ -98,8 +98,8 @@ def train(args: Namespace, source: ModelSource, settings: Settings) -> list[Pred
     """Record the text's activity and learn it, layer by layer."""
     import torch
 
+    from gguflow.engine.model import Model
     from gguflow.engine.options import Options
-    from gguflow.engine.session import Model
     from gguflow.engine.sparse.collect import record
     from gguflow.engine.sparse.train import train_layer
 

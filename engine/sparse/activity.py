@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gguflow.engine.graph import Graph, Tensor
+from gguflow.engine.model import Model
 from gguflow.engine.profile import ActivityRow
-from gguflow.engine.session import Model
 from gguflow.models.relullama import ReluLlama
 
 from .taps import TappedModel

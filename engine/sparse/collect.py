@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from gguflow.engine.loader import ModelSource
+from gguflow.engine.model import Model
 from gguflow.engine.quants import decode
-from gguflow.engine.session import Model
 
 from .taps import TappedModel
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.graph import Graph, Tensor
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 from gguflow.models.base import ModelError
 
 

@@ -13,7 +13,7 @@ from cli_helpers import ENV
 from tiny_model import write_tiny
 
 from gguflow.cli.main import main
-from gguflow.engine import session
+from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.backends.cpu import CpuBackend
 
@@ -85,5 +85,5 @@ def imaginary_gpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
         opened.append(options)
         return Gpu(1)
 
-    monkeypatch.setattr(session, "find_backend", find)
+    monkeypatch.setattr(model_module, "find_backend", find)
     return opened

@@ -17,7 +17,7 @@ from gguflow.cli.bench_grid import BenchTest, grid, layer_counts, numbers, pair
 from gguflow.cli.bench_output import record
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 from gguflow.engine.loader import open_model
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 
 SMALL = ("-p", "6", "-n", "3", "-pg", "4,2", "-d", "0,5", "-r", "2", "-t", "1")
 NAMES = ["pp6", "tg3", "pp4+tg2", "pp6 @ d5", "tg3 @ d5", "pp4+tg2 @ d5"]

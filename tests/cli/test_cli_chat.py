@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gguflow.cli.chat import Conversation
+from gguflow.engine.model import Model
 from gguflow.engine.sampling import GREEDY
-from gguflow.engine.session import Model
 from gguflow.models.chat import ChatTemplate
 
 ARGS = ("--temp", "0", "-n", "6", "--ignore-eos", "-c", "2000")

@@ -13,7 +13,7 @@ from tiny_model import write_tiny
 from gguflow.engine.gguf import GgufFile, Typed, write_gguf
 from gguflow.engine.graph import F16, Role
 from gguflow.engine.loader import WeightStore
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 
 
 @pytest.fixture(autouse=True)

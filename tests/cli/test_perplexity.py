@@ -15,9 +15,9 @@ from tiny_model import write_tiny
 from gguflow.engine import evaluate
 from gguflow.engine.evaluate import log_softmax, windows
 from gguflow.engine.loader import open_model
+from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.requantize import native_converter, requantize
-from gguflow.engine.session import Model
 from gguflow.models.mixes import MIXES, find_mix
 
 Call = Callable[..., tuple[int, str, str]]

@@ -17,8 +17,8 @@ from tiny_model import write_tiny
 from gguflow.cli.quantize import derived_name
 from gguflow.engine.gguf import GgufFile, Typed, write_gguf
 from gguflow.engine.graph import F32
+from gguflow.engine.model import Model
 from gguflow.engine.quantize import plan_changes
-from gguflow.engine.session import Model
 from gguflow.models.mixes import MIXES
 
 Call = Callable[..., tuple[int, str, str]]

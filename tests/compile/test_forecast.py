@@ -11,14 +11,14 @@ import pytest
 from remote_device import RemoteBackend
 from tiny_model import write_tiny
 
-from gguflow.engine import session
+from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, Memory, find_backend
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import round_up
 from gguflow.engine.graph import Tensor
+from gguflow.engine.model import Model
 from gguflow.engine.offload import RESERVE, needed
 from gguflow.engine.sampling import GREEDY
-from gguflow.engine.session import Model
 
 
 class Counting(RemoteBackend):
@@ -72,7 +72,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Counting:
     def find(name: str, options: Any = None) -> Backend:
         return made if name == "cuda" else find_backend(name, options)
 
-    monkeypatch.setattr(session, "find_backend", find)
+    monkeypatch.setattr(model_module, "find_backend", find)
     return made
 
 

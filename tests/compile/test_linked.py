@@ -13,14 +13,15 @@ import pytest
 from remote_device import LinkableBackend, RemoteProgram
 from tiny_model import tiny_hparams, write_tiny
 
-from gguflow.engine import linked, session
+from gguflow.engine import linked
+from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.backends.link import FlagSignal, FlagWait
 from gguflow.engine.graph import F32, Tensor
 from gguflow.engine.linked import LinkError, clock_offset
 from gguflow.engine.loader import open_model
+from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
-from gguflow.engine.session import Model
 from gguflow.engine.sparse import NeuronSplit, write_split
 from gguflow.engine.sparse.identity import model_hash
 
@@ -35,7 +36,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[LinkableBackend]:
     def find(name: str, options: Any = None) -> Backend:
         return device if name == "remote" else find_backend(name, options)
 
-    monkeypatch.setattr(session, "find_backend", find)
+    monkeypatch.setattr(model_module, "find_backend", find)
     yield device
 
 
@@ -133,7 +134,7 @@ def test_a_layer_split_by_neurons_meets_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
     monkeypatch.setattr(
-        session, "find_backend",
+        model_module, "find_backend",
         lambda name, o=None: SmallDevice() if name == "cuda" else find_backend(name, o),
     )  # fmt: skip
     hp = tiny_hparams("relullama")

@@ -10,12 +10,12 @@ import pytest
 from remote_device import RemoteBackend
 from tiny_model import write_tiny
 
-from gguflow.engine import session
+from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.compile import PlacementRules, layer_overrides
 from gguflow.engine.graph import F32
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 
 IDS = [1, 9, 17, 33, 40, 7, 7, 60]
 
@@ -25,7 +25,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> None:
     def find(name: str, options: Any = None) -> Backend:
         return RemoteBackend() if name == "remote" else find_backend(name, options)
 
-    monkeypatch.setattr(session, "find_backend", find)
+    monkeypatch.setattr(model_module, "find_backend", find)
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def test_nothing_imports_cupy_unless_asked() -> None:
     import subprocess
 
     code = (
-        "import sys, gguflow.engine.session, gguflow.kernels.cuda.launch as l; l.launch_files();"
+        "import sys, gguflow.engine.model, gguflow.kernels.cuda.launch as l; l.launch_files();"
         "sys.exit('cupy' in sys.modules or 'cuda' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,9 +13,9 @@ from tiny_model import write_tiny
 from gguflow.engine import linked
 from gguflow.engine.graph import F32
 from gguflow.engine.linked import LinkError
+from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import GREEDY
-from gguflow.engine.session import Model
 from gguflow.kernels.cuda import link
 
 IDS = [1, 9, 17, 33, 40, 7, 7, 60, 12, 3]

@@ -12,9 +12,9 @@ from tiny_model import write_tiny
 
 from gguflow.engine.compile.place import layer_overrides
 from gguflow.engine.graph import F16, F32, dtype_by_name
+from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.session import Model
 
 pytestmark = pytest.mark.gpu
 

@@ -11,9 +11,9 @@ import pytest
 from tiny_model import write_tiny
 
 from gguflow.engine.backends.cuda.token_loop import CAPACITY, CudaTokenLoop
+from gguflow.engine.model import Model
 from gguflow.engine.runtime import BoundPlan
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.session import Model
 
 pytestmark = pytest.mark.gpu
 

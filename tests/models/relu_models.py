@@ -11,7 +11,7 @@ from tiny_model import write_tiny
 
 from gguflow.engine.gguf import GgufFile, write_gguf
 from gguflow.engine.graph import F32
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 
 IDS = [1, 9, 17, 33, 40, 7, 7, 60]
 N_FF, N_EMBD, N_LAYER = 96, 64, 2

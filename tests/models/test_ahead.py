@@ -11,10 +11,11 @@ import pytest
 from tiny_model import write_tiny
 
 from gguflow.engine.ahead import DEPTH
+from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.session import Model, Session
+from gguflow.engine.session import Session
 
 GREEDY = SamplerSettings(temperature=0.0)
 HOT = SamplerSettings(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.2, seed=4)

@@ -10,8 +10,8 @@ import pytest
 from tiny_model import USUAL, write_tiny
 
 from gguflow.engine.graph import dtype_by_name
+from gguflow.engine.model import Model
 from gguflow.engine.options import Options
-from gguflow.engine.session import Model
 from gguflow.models.base import architectures
 
 TOLERANCE = 1e-3  # NMSE of a whole model's logits

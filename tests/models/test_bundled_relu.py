@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gguflow.cli.main import main
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 
 PATH = Path(__file__).parents[2] / "models" / "bundled" / "tales-relu.gguf"
 

@@ -13,9 +13,9 @@ import pytest
 
 from gguflow.engine.backends.cpu.library import runnable_isas
 from gguflow.engine.graph import dtype_by_name
+from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.session import Model
 
 GREEDY = SamplerSettings(temperature=0.0)
 N_NEW = 160

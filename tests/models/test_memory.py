@@ -28,7 +28,7 @@ print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
 """
 GENERATE = """
 import sys
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 from gguflow.engine.sampling import SamplerSettings
 
 model = Model.load(sys.argv[1], n_threads=2, n_ctx=int(sys.argv[2]))

@@ -15,9 +15,9 @@ from tiny_model import write_tiny
 from gguflow.engine.gguf import GgufError, GgufFile, write_gguf
 from gguflow.engine.graph import F32, dtype_by_name
 from gguflow.engine.loader import open_model
+from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.quants import decode, encode
-from gguflow.engine.session import Model
 from gguflow.engine.sparse.identity import model_hash
 from gguflow.engine.sparse.predictor import write_predictor
 from gguflow.models.base import ModelError

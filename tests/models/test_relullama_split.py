@@ -13,11 +13,11 @@ from relu_models import IDS, N_EMBD, N_FF, N_LAYER, nmse, run, write
 from remote_device import LinkableBackend
 from tiny_model import USUAL
 
-from gguflow.engine import session
+from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.loader import open_model
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 from gguflow.engine.sparse import NeuronSplit, write_split
 from gguflow.engine.sparse import device as placing
 from gguflow.engine.sparse.identity import model_hash
@@ -45,7 +45,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> type[SmallDevice]:
     def find(name: str, options: dict[str, Any]) -> Backend:
         return SmallDevice() if name == "cuda" else find_backend(name, options)
 
-    monkeypatch.setattr(session, "find_backend", find)
+    monkeypatch.setattr(model_module, "find_backend", find)
     return SmallDevice
 
 

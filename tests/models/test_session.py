@@ -11,9 +11,10 @@ import pytest
 from tiny_model import write_tiny
 
 from gguflow.engine.gguf import GgufError
+from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.session import PLAN_CACHE, ContextError, Model, Session
+from gguflow.engine.session import PLAN_CACHE, ContextError, Session
 from gguflow.models.base import ModelError
 
 GREEDY = SamplerSettings(temperature=0.0)

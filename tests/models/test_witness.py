@@ -19,7 +19,7 @@ from tiny_model import write_tiny
 
 from gguflow.engine.evaluate import evaluate, windows
 from gguflow.engine.graph import F32
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 
 TEXT = (
     'the fox and the 2 crows met at the well; "who drank it?" asked the fox. [nobody!] said they, '

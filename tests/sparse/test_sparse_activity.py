@@ -7,7 +7,7 @@ import pytest
 from relu_model import predictors
 
 from gguflow.engine.graph import F32
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 from gguflow.engine.sparse.activity import measure_activity
 from gguflow.engine.sparse.stats import count_activations, tap_names
 from gguflow.engine.sparse.taps import TappedModel

@@ -13,7 +13,7 @@ from relu_model import predictors
 
 from gguflow.cli.main import main
 from gguflow.engine.evaluate import windows
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 from gguflow.engine.sparse.taps import TappedModel
 
 TEXT = "the quick brown fox jumps over the lazy dog, 12 times; " * 6

@@ -15,8 +15,8 @@ from gguflow.engine.backends.base import find_backend
 from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.compile import Plan
 from gguflow.engine.graph import F32
+from gguflow.engine.model import Model
 from gguflow.engine.options import Options
-from gguflow.engine.session import Model
 from gguflow.engine.sparse import NeuronSplit, place
 from gguflow.engine.sparse.budget import BudgetError, fit, no_neurons
 from gguflow.engine.sparse.costs import NeuronBytes, Side, Speeds

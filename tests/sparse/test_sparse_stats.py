@@ -8,7 +8,7 @@ import pytest
 from gguflow.cli.main import main
 from gguflow.engine.gguf import GgufError, write_gguf
 from gguflow.engine.graph import F32, I64
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 from gguflow.engine.sparse.identity import model_hash
 from gguflow.engine.sparse.stats import (
     Activations,

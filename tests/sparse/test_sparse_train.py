@@ -10,7 +10,7 @@ import pytest
 from gguflow.cli.main import main
 from gguflow.engine.evaluate import windows
 from gguflow.engine.gguf import GgufError, GgufFile
-from gguflow.engine.session import Model
+from gguflow.engine.model import Model
 from gguflow.engine.sparse import collect
 from gguflow.engine.sparse.collect import contributions, down_norms, record
 from gguflow.engine.sparse.embed import embed_predictor

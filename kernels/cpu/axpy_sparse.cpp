@@ -33,20 +33,20 @@ void run(const gf_op* op, gf_thread* th) {
   const gf_range columns = gf_split_units(w.ne[0], type.unit, th);
   if (columns.begin >= columns.end) return;
   const Weigh weigh{h, neurons};
-  if (h.ne[1] > 1) {
+  if (h.ne[1] > kFewTokens) {
     char* own = reinterpret_cast<char*>(th->scratch) + th->ith * ChunkSum::scratch(h.ne[1]);
     ChunkSum(type, w, op->dst, columns.begin, columns.end, own).add(neurons.groups(), weigh);
     return;
   }
-  auto* y = static_cast<float*>(op->dst.data);
-  std::memset(y + columns.begin, 0, sizeof(float) * (columns.end - columns.begin));
-  RowSum sum(type, columns.begin, columns.end, y);
-  for (int64_t group = 0; group < neurons.groups(); ++group) {
-    float weights[kGroup];
-    for_bits(weigh(0, group, weights),
-             [&](int i) { sum.add(row_of(w, group * kGroup + i), weights[i]); });
+  for (int64_t t = 0; t < h.ne[1]; ++t) {
+    RowSum sum(type, columns.begin, columns.end, floats_of(op->dst, t));
+    for (int64_t group = 0; group < neurons.groups(); ++group) {
+      float weights[kGroup];
+      for_bits(weigh(t, group, weights),
+               [&](int i) { sum.add(row_of(w, group * kGroup + i), weights[i]); });
+    }
+    sum.finish();
   }
-  sum.finish();
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // sparse_ffn(w_gate, w_up, w_down_t, x, idx?, gpu_bucket?, gpu_idx?): a gated ReLU layer over its
 // active neurons.
 //
-// INIT computes h = relu(gate . x) * (up . x). For one token every thread takes an equal share of
-// the active neurons, in order, and keeps those whose h is not 0, with their h, at the start of its
-// share of two lists. For more, threads take groups of sixteen rows, and h is a matrix. The kernel
-// then adds up rows of w_down_t, every thread for columns of its own.
+// INIT computes h = relu(gate . x) * (up . x). For few tokens every thread takes an equal share of
+// each one's active neurons, in order, and keeps those whose h is not 0, with their h, at the start
+// of its share of two lists. For more, threads take groups of sixteen rows, and h is a matrix. The
+// kernel then adds up rows of w_down_t, every thread for columns of its own.
 #include <thread>
 
 #include "cpu/relax.h"
@@ -30,7 +30,7 @@ struct Product {
       : w(w_), type(*find_row_type(w_.type)), column(column_bytes(type.x, w_.ne[0])) {}
 };
 
-// A share of the active neurons of the only token.
+// A share of one token's active neurons.
 struct alignas(64) Share {
   int64_t begin, count;
 };
@@ -42,8 +42,9 @@ struct Plan {
   bool relu_up;
   Neurons neurons;
   int64_t m, n_rows;
-  // Offsets in scratch. One token: shares, lists of rows and of h, each thread's columns. More:
-  // columns, h, each thread's masks.
+  bool few;  // tokens
+  // Offsets in scratch. Few tokens: for each the shares, the rows and their h; each thread's masks
+  // and columns. More: columns, h, each thread's masks.
   int64_t lists, weights, own, own_bytes, bytes;
 
   Plan(const gf_op* op, int nth)
@@ -56,16 +57,17 @@ struct Plan {
         relu_up(gf_params<Params>(op).relu_up != 0),
         neurons(op, 4, gf_params<Params>(op).threshold, down.ne[1], INT32_MAX),
         m(x.ne[1]),
-        n_rows(down.ne[1]) {
+        n_rows(down.ne[1]),
+        few(m <= kFewTokens) {
     if (neurons.idx) neurons.n_ff = neurons.idx->ne[0];
     if (op->src[6].data) neurons.n_ff = op->src[6].ne[0];
     const bool same = up.column == 0 || up.type.x == gate.type.x;
     const int64_t columns = gate.column + (same && gate.column ? 0 : up.column);
-    up.acts = same ? 0 : gate.column * (m == 1 ? 1 : m);
-    if (m == 1) {
-      lists = nth * sizeof(Share);
-      weights = lists + SparseActs::up(4 * n_rows);
-      own = weights + SparseActs::up(4 * n_rows);
+    up.acts = same ? 0 : gate.column * (few ? 1 : m);
+    if (few) {
+      lists = m * nth * sizeof(Share);
+      weights = lists + m * list_bytes();
+      own = weights + m * list_bytes();
       own_bytes = columns + SparseActs::up(2 * neurons.groups());
     } else {
       lists = 0;
@@ -76,14 +78,14 @@ struct Plan {
     bytes = own + nth * own_bytes;
   }
 
+  int64_t list_bytes() const { return SparseActs::up(4 * n_rows); }
   int64_t h_stride() const { return neurons.groups() * kGroup; }
 
-  void convert(gf_range tokens, char* acts) const {
+  // Token t as column `at` of those at `acts`.
+  void convert(int64_t t, char* acts, int64_t at) const {
     for (const Product* p : {&gate, &up}) {
       if (!p->column || (p == &up && up.acts == 0 && gate.column)) continue;
-      for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-        convert_column(p->type.x, floats_of(x, t), x.ne[0], acts + p->acts + t * p->column);
-      }
+      convert_column(p->type.x, floats_of(x, t), x.ne[0], acts + p->acts + at * p->column);
     }
   }
   DotColumns columns(const Product& p, const char* acts) const {
@@ -94,14 +96,14 @@ struct Plan {
 // relu of a product that is not skipped; a NaN stays.
 inline float relu(float v) { return v <= 0 ? 0 : v; }
 
-// -- one token
+// -- few tokens
 
-// The rows of positions [share.begin, share.end) in the list of active neurons.
-void list_active(const Neurons& neurons, const gf_thread* th, uint16_t* masks, int32_t* rows,
-                 gf_range* share) {
+// The rows of positions [share.begin, share.end) in the list of token t's active neurons.
+void list_active(const Neurons& neurons, int64_t t, const gf_thread* th, uint16_t* masks,
+                 int32_t* rows, gf_range* share) {
   int64_t n = 0;
   for (int64_t g = 0; g < neurons.groups(); ++g) {
-    masks[g] = static_cast<uint16_t>(neurons.active(0, g));
+    masks[g] = static_cast<uint16_t>(neurons.active(t, g));
     n += count_bits(masks[g]);
   }
   *share = gf_split(n, th);
@@ -128,45 +130,45 @@ void dot_list(const Product& p, const void* x, const int32_t* rows, int64_t begi
   products.finish();
 }
 
-void hidden_of_one(const Plan& p, gf_thread* th) {
+void hidden_of_one(const Plan& p, int64_t t, gf_thread* th) {
   char* scratch = reinterpret_cast<char*>(th->scratch);
   char* own = scratch + p.own + th->ith * p.own_bytes;
   auto* masks = reinterpret_cast<uint16_t*>(own);
   char* acts = own + SparseActs::up(2 * p.neurons.groups());
-  auto* rows = reinterpret_cast<int32_t*>(scratch + p.lists);
-  auto* h = reinterpret_cast<float*>(scratch + p.weights);
+  auto* rows = reinterpret_cast<int32_t*>(scratch + p.lists + t * p.list_bytes());
+  auto* h = reinterpret_cast<float*>(scratch + p.weights + t * p.list_bytes());
   gf_range share;
-  list_active(p.neurons, th, masks, rows, &share);
-  p.convert({0, 1}, acts);
+  list_active(p.neurons, t, th, masks, rows, &share);
+  p.convert(t, acts, 0);
+  const auto column = [&](const Product& w) {
+    return w.column ? static_cast<const void*>(acts + w.acts) : floats_of(p.x, t);
+  };
   // Both passes keep what is not 0 at the start of the share.
   int64_t end = share.begin;
   const auto keep = [&](int64_t i, float v) {
     rows[end] = rows[i];
     h[end++] = v;
   };
-  dot_list(p.gate, p.columns(p.gate, acts)[0], rows, share.begin, share.end,
-           [&](int64_t i, float v) {
-             if (!(v <= 0)) keep(i, v);
-           });
+  dot_list(p.gate, column(p.gate), rows, share.begin, share.end, [&](int64_t i, float v) {
+    if (!(v <= 0)) keep(i, v);
+  });
   const int64_t positive = end;
   end = share.begin;
-  dot_list(p.up, p.columns(p.up, acts)[0], rows, share.begin, positive, [&](int64_t i, float v) {
+  dot_list(p.up, column(p.up), rows, share.begin, positive, [&](int64_t i, float v) {
     v = h[i] * (p.relu_up ? relu(v) : v);
     if (v != 0) keep(i, v);
   });
-  reinterpret_cast<Share*>(scratch)[th->ith] = {share.begin, end - share.begin};
+  reinterpret_cast<Share*>(scratch)[t * th->nth + th->ith] = {share.begin, end - share.begin};
 }
 
-void add_for_one(const Plan& p, gf_thread* th) {
+void add_for_one(const Plan& p, int64_t t, gf_thread* th) {
   const gf_range columns = gf_split_units(p.down.ne[0], p.down_type.unit, th);
   if (columns.begin >= columns.end) return;
   const char* scratch = reinterpret_cast<const char*>(th->scratch);
-  const auto* shares = reinterpret_cast<const Share*>(scratch);
-  const auto* rows = reinterpret_cast<const int32_t*>(scratch + p.lists);
-  const auto* h = reinterpret_cast<const float*>(scratch + p.weights);
-  auto* y = static_cast<float*>(p.dst.data);
-  std::memset(y + columns.begin, 0, sizeof(float) * (columns.end - columns.begin));
-  RowSum sum(p.down_type, columns.begin, columns.end, y);
+  const auto* shares = reinterpret_cast<const Share*>(scratch) + t * th->nth;
+  const auto* rows = reinterpret_cast<const int32_t*>(scratch + p.lists + t * p.list_bytes());
+  const auto* h = reinterpret_cast<const float*>(scratch + p.weights + t * p.list_bytes());
+  RowSum sum(p.down_type, columns.begin, columns.end, floats_of(p.dst, t));
   for (int i = 0; i < th->nth; ++i) {
     for (int64_t k = shares[i].begin; k < shares[i].begin + shares[i].count; ++k) {
       sum.add(row_of(p.down, rows[k]), h[k]);
@@ -175,7 +177,7 @@ void add_for_one(const Plan& p, gf_thread* th) {
   sum.finish();
 }
 
-// -- several tokens
+// -- more tokens
 
 // Waits until all threads of the op are here. The counter that hands out work counts them in bits
 // that no work reaches; it is 0 when INIT starts.
@@ -199,7 +201,8 @@ void hidden_of_many(const Plan& p, gf_thread* th) {
   auto* h = reinterpret_cast<float*>(acts + p.weights);
   auto* masks = reinterpret_cast<uint16_t*>(acts + p.own + th->ith * p.own_bytes);
   if (p.gate.column || p.up.column) {
-    p.convert(gf_split(p.m, th), acts);
+    const gf_range mine = gf_split(p.m, th);
+    for (int64_t t = mine.begin; t < mine.end; ++t) p.convert(t, acts, t);
     meet(th);
   }
   for (int64_t group; (group = steal(th)) < p.neurons.groups();) {
@@ -245,17 +248,11 @@ GF_KERNEL_SUPPORTS(sparse_ffn) {
 GF_KERNEL_SCRATCH(sparse_ffn) { return gf::Plan(op, n_threads).bytes; }
 GF_KERNEL_INIT(sparse_ffn) {
   const gf::Plan p(op, th->nth);
-  if (p.m == 1) {
-    gf::hidden_of_one(p, th);
-  } else {
-    gf::hidden_of_many(p, th);
-  }
+  if (!p.few) return gf::hidden_of_many(p, th);
+  for (int64_t t = 0; t < p.m; ++t) gf::hidden_of_one(p, t, th);
 }
 GF_KERNEL(sparse_ffn) {
   const gf::Plan p(op, th->nth);
-  if (p.m == 1) {
-    gf::add_for_one(p, th);
-  } else {
-    gf::add_for_many(p, th);
-  }
+  if (!p.few) return gf::add_for_many(p, th);
+  for (int64_t t = 0; t < p.m; ++t) gf::add_for_one(p, t, th);
 }

@@ -7,11 +7,13 @@
 
 namespace gf {
 
-// Rows and their weights in order, added to columns [begin, end) of y some at a time.
+// Rows and their weights in order, added up some at a time: columns [begin, end) of y.
 class RowSum {
  public:
   RowSum(const RowType& type, int64_t begin, int64_t end, float* y)
-      : type_(type), begin_(begin), end_(end), y_(y) {}
+      : type_(type), begin_(begin), end_(end), y_(y) {
+    std::memset(y + begin, 0, sizeof(float) * (end - begin));
+  }
 
   void add(const char* row, float h) {
     rows_[n_] = row;
@@ -47,6 +49,8 @@ class RowSum {
   const char* rows_[kAhead + kRowsAtOnce];
   float h_[kAhead + kRowsAtOnce];
 };
+
+constexpr int64_t kFewTokens = 32;  // up to here each is faster by itself, a tenth being active
 
 // Columns [begin, end) of the sums for several tokens. Rows are decoded in chunks, once for all
 // tokens; each token then goes through those of a chunk that it has.

@@ -81,5 +81,5 @@ struct gf_thread {
   int32_t nth;
   unsigned char* scratch;  // 64-byte aligned, shared by all threads of the op
   int64_t scratch_bytes;
-  int64_t* next;  // shared counter, 0 when fn starts: for work stealing (see gf_steal)
+  int64_t* next;  // shared counter, 0 when the op starts: for work stealing (see gf_steal)
 };

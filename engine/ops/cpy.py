@@ -88,6 +88,6 @@ class Cont(OpSpec):
             yield Case((Operand((172, 3), t, data, permute=(1, 0)),), note=f"{t} transposed")
             yield Case((Operand((2, 3, 5, 31), t, data, permute=(3, 1, 0, 2)),), note=f"{t} 4d")
             yield Case((Operand((3, 31), t, data, pad=(2, 5)),), note=f"{t} view")
-            swap = {"permute": (0, 2, 1), "pad": (0, 3, 1)}
-            yield Case((Operand((2, 67, 35), t, data, **swap),), note=f"{t} transposed batches")
+            batches = Operand((2, 67, 35), t, data, permute=(0, 2, 1), pad=(0, 3, 1))
+            yield Case((batches,), note=f"{t} transposed batches")
             yield Case((Operand((5, 3, 64), t, data, permute=(1, 0, 2)),), note=f"{t} heads")

@@ -32,10 +32,6 @@ class DType:
         return self.block > 1
 
     @property
-    def is_float(self) -> bool:
-        return self.name in ("f32", "f16", "bf16", "f64")
-
-    @property
     def is_integer(self) -> bool:
         return self.storage.kind == "i" and not self.is_quantized
 

@@ -42,18 +42,6 @@ class GfOp(ctypes.Structure):
     ]
 
 
-class GfThread(ctypes.Structure):
-    """What a kernel knows of the thread that runs it."""
-
-    _fields_ = [
-        ("ith", ctypes.c_int32),
-        ("nth", ctypes.c_int32),
-        ("scratch", ctypes.c_void_p),
-        ("scratch_bytes", ctypes.c_int64),
-        ("next", ctypes.POINTER(ctypes.c_int64)),
-    ]
-
-
 def tensor_record(tensor: Tensor, address: int, flags: int = 0) -> GfTensor:
     """The operand record of `tensor`, whose first byte lies at `address`."""
     ne, nb = tensor.ne_nb()

@@ -31,8 +31,6 @@ class CudaTokenLoop:
     """A step's graph without the host: it ends by making its token the next step's input and by
     storing it in a ring in pinned memory, with its position."""
 
-    capacity = CAPACITY
-
     def __init__(
         self,
         backend: CudaBackend,

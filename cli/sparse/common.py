@@ -32,8 +32,9 @@ def bundled_relu_model() -> Path:
 
 
 def open_relu(args: Namespace) -> ModelSource:
-    """The model of -m, --random or the bundled one. Raises UsageError when it is not of ReLU."""
+    """The model of -m, --random or the bundled one. Raises ModelError when it is not of ReLU."""
     from gguflow.engine.loader import open_model
+    from gguflow.models.base import ModelError
 
     if args.random is not None:
         if args.model is not None:
@@ -42,8 +43,19 @@ def open_relu(args: Namespace) -> ModelSource:
     else:
         source = open_model(args.model if args.model is not None else bundled_relu_model())
     if not hasattr(source.arch, "relu_up"):
-        raise UsageError(
+        raise ModelError(
             f"{source.path}: architecture {source.arch.name} has no ReLU in its feed-forward "
             "layers: all of its neurons are always active"
         )
     return source
+
+
+def check_output(flag: str, path: str | None) -> None:
+    """Raises UsageError when a file cannot be written there: before the work, not after it."""
+    if path is None:
+        return
+    if Path(path).is_dir():
+        raise UsageError(f"{flag} {path}: Is a directory")
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise UsageError(f"{flag} {path}: no directory {folder}")

@@ -13,8 +13,8 @@ from gguflow.engine.limits import MAX_THREADS
 
 from ..errors import CHECK_FAILED, OK, UsageError
 from ..load import note
-from ..options import whole
-from .common import add_relu_model, open_relu
+from ..options import real, whole
+from .common import add_relu_model, check_output, open_relu
 
 if TYPE_CHECKING:
     from gguflow.engine.sparse.evaluate import Result
@@ -43,7 +43,7 @@ def add_arguments(p: ArgumentParser) -> None:
     p.add_argument("--sweep", action="store_true",
                    help="try thresholds that skip 30 to 95 %% of the neurons")  # fmt: skip
     p.add_argument("--curve", metavar="FILE.svg", help="draw the sweep (which it implies)")
-    p.add_argument("--tolerance", type=float, default=0.01, metavar="SHARE",
+    p.add_argument("--tolerance", type=real, default=0.01, metavar="SHARE",
                    help="by how much perplexity may rise at the default (0.01)")  # fmt: skip
     p.add_argument("-t", "--threads", type=whole(1, MAX_THREADS), metavar="N",
                    help="threads; default: all processors")  # fmt: skip
@@ -65,13 +65,18 @@ def run(args: Namespace) -> int:
     from gguflow.engine.options import Options
     from gguflow.engine.sparse.curve import curve_svg
     from gguflow.engine.sparse.evaluate import compare
+    from gguflow.engine.sparse.source import missing_predictor
+    from gguflow.models.base import ModelError
 
     from ..perplexity import Progress
     from .stats import token_windows
 
     if args.curve and not args.curve.endswith(".svg"):
         raise UsageError(f"--curve {args.curve}: draws SVG, the name must end in .svg")
+    check_output("--curve", args.curve)
     source = open_relu(args)
+    if args.curve and not args.predictor and missing_predictor(source):
+        raise ModelError(f"{source.path} has no predictors, so there is no threshold to draw")
     chunks = token_windows(args, source)
     note(f"{Path(source.path).name}: {len(chunks)} windows of {args.ctx_size} tokens")
     options = Options(
@@ -83,13 +88,11 @@ def run(args: Namespace) -> int:
         lambda done, value: progress.update("dense", done, value),
     )  # fmt: skip
     progress.clear()
+    print(markdown(results) if args.output == "md" else as_json(results))
     if args.curve:
-        if not any(r.counts for r in results):
-            raise UsageError(f"--curve: {source.path} has no predictors, so there is no threshold")
         title = f"{Path(source.path).name}: what skipping neurons costs"
         Path(args.curve).write_text(curve_svg(results, title), encoding="utf-8")
         note(f"wrote {args.curve}")
-    print(markdown(results) if args.output == "md" else as_json(results))
     return verdict(results, args.tolerance)
 
 

@@ -10,7 +10,7 @@ from ..columns import columns
 from ..errors import OK, UsageError
 from ..load import note
 from ..options import add_engine, engine_options, gib, real
-from .common import add_relu_model, open_relu
+from .common import add_relu_model, check_output, open_relu
 
 if TYPE_CHECKING:
     from gguflow.engine.backends.base import Backend
@@ -72,6 +72,9 @@ def run(args: Namespace) -> int:
         raise UsageError("one of --vram-budget and --ffn-budget is needed")
     if args.vram_budget and (args.stats or args.gpu_gbs or args.host_gbs or args.sync_us):
         raise UsageError("--stats, --gpu-gbs, --host-gbs and --sync-us go with --ffn-budget")
+    if args.split:
+        raise UsageError("--split says which neurons go where; `gguflow sparse show` shows it")
+    check_output("-o", args.output)
     solved = solve_whole(args) if args.vram_budget else solve_rows(args)
     print(report(solved))
     if args.output:

@@ -13,7 +13,7 @@ from ..columns import columns
 from ..errors import OK
 from ..load import load_weights, note
 from ..options import whole
-from .common import add_relu_model, open_relu
+from .common import add_relu_model, check_output, open_relu
 
 if TYPE_CHECKING:
     from gguflow.engine.loader import ModelSource
@@ -46,6 +46,7 @@ def run(args: Namespace) -> int:
     from gguflow.engine.sparse.store import stats_path
     from gguflow.engine.sparse.taps import TappedModel
 
+    check_output("-o", args.output)
     source = open_relu(args)
     chunks = token_windows(args, source)
     options = Options(n_ctx=args.ctx_size, n_ubatch=64, n_threads=args.threads or 0, sparse="off")
@@ -57,8 +58,8 @@ def run(args: Namespace) -> int:
     path = Path(args.output) if args.output else stats_path(stats.model_hash)
     if not args.output:
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_stats(path, stats)
     print(report(stats))
+    write_stats(path, stats)
     note(f"counts: {path}")
     return OK
 

@@ -13,7 +13,7 @@ from gguflow.engine.limits import MAX_THREADS
 from ..errors import OK, UsageError
 from ..load import note
 from ..options import whole
-from .common import add_relu_model, open_relu
+from .common import add_relu_model, check_output, open_relu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +77,8 @@ def run(args: Namespace) -> int:
         raise UsageError("give -o FILE or --embed FILE, or nothing is kept")
     if args.embed and args.random is not None:
         raise UsageError("--embed puts predictors into a file; --random has none")
+    check_output("-o", args.output)
+    check_output("--embed", args.embed)
     if find_spec("torch") is None:
         raise UsageError("training needs torch: pip install 'gguflow[train]'")
     from gguflow.engine.quantize import writable_type

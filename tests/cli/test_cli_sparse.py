@@ -96,7 +96,10 @@ def test_random_weights_are_placed_by_what_they_were_made_by(call, cache: Path) 
         (("solve", "--ffn-budget", "1", "--gpu-gbs", "0"), 2, "above 0"),
         (("solve", "--ffn-budget", "-1"), 2, "more than 0"),
         (("stats", "-m", "x.gguf", "--random", "relullama-7b"), 2, "exclude each other"),
-        (("stats", "--random", "tinyllama-1.1b:Q4_0"), 2, "has no ReLU"),
+        (("stats", "--random", "tinyllama-1.1b:Q4_0"), 3, "has no ReLU"),
+        (("stats", "-o", "/nowhere/c.gguf"), 2, "-o /nowhere/c.gguf: no directory /nowhere"),
+        (("solve", "--ffn-budget", "1", "-o", "/"), 2, "-o /: Is a directory"),
+        (("solve", "--ffn-budget", "1", "--split", "x.gpuidx"), 2, "--split says which neurons"),
         (("show", "nothing.gguf"), 3, "nothing.gguf"),
     ],
 )

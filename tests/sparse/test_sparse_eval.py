@@ -137,7 +137,7 @@ def test_without_predictors_only_the_exact_mode_is_compared(write_relu, ask) -> 
     code, rows, _ = ask(path, "-o", "json")
     assert code == 0 and list(rows) == ["dense", "exact"]
     code, _, err = ask(path, "--curve", str(path.parent / "c.svg"))
-    assert code == 2 and "has no predictors" in err
+    assert code == 3 and "has no predictors" in err
 
 
 def test_the_curve(write_relu, ask, tmp_path: Path) -> None:
@@ -187,6 +187,8 @@ def test_the_tables(write_relu, ask) -> None:
     [(["--thresholds", "1,x"], 2, "--thresholds"),
      (["--thresholds", "nan"], 2, "cannot be NaN"),
      (["--curve", "c.png"], 2, "must end in .svg"),
+     (["--curve", "/nowhere/c.svg"], 2, "--curve /nowhere/c.svg: no directory /nowhere"),
+     (["--tolerance", "nan"], 2, "--tolerance: nan: expected a finite number"),
      (["--predictor", "/nowhere/p.gguf"], 3, "/nowhere/p.gguf"),
      (["-m", "/nowhere/m.gguf"], 3, "/nowhere/m.gguf")],
 )  # fmt: skip

@@ -2,12 +2,13 @@
 
 | variable | values | meaning |
 |---|---|---|
-| GGUFLOW_CACHE_DIR | directory | GPU kernels, counts and splits (default ~/.cache/gguflow) |
+| GGUFLOW_CACHE_DIR | directory | GPU kernels, and what was measured of ReLU models |
 | GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library, not the best one |
 | GGUFLOW_CPU_PIN | 0, 1 | pin worker threads to processors (default 1) |
 | GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 1000) |
 | GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |
 | GGUFLOW_LINK | 0, 1 | run the host's and the device's part of a plan side by side (default 1) |
+| XDG_CACHE_HOME | directory | where caches are, gguflow's too unless told otherwise (~/.cache) |
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def sparse_text(f: GgufFile, facts: dict[str, Any]) -> str:
 
     layers, threshold = facts["predictor_layers"], facts["threshold"]
     if not layers:
-        return "sparse: no predictors, so that --sparse exact is what --sparse auto takes"
+        return "sparse: no predictors, so that --sparse auto takes exact or off"
     ranks = facts["predictor_rank"]
     rank = f"{min(ranks)}" if min(ranks) == max(ranks) else f"{min(ranks)} to {max(ranks)}"
     said = threshold if not isinstance(threshold, list) else (

@@ -179,7 +179,7 @@ def add_sparse_mode(p: ArgumentParser | _ArgumentGroup) -> None:
         choices=SPARSE_MODES,
         default="auto",
         help="ReLU models: skip neurons by a predictor (predict), by the gate (exact) or not at "
-        "all (off); auto: predict where every layer has a predictor, else exact",
+        "all (off); auto: what measures fastest on the backend that runs the layers",
     )
     p.add_argument(
         "--sparse-threshold",

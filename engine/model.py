@@ -64,6 +64,23 @@ class Model:
             self._offload(options.n_gpu_layers)
         if options.vram_budget or options.split:
             self._place_neurons()
+        elif self.sparse is not None and options.sparse == "auto":
+            self._choose_form(source, options)
+
+    def _choose_form(self, source: ModelSource, options: Options) -> None:
+        """Settle --sparse auto by measurement, once it is known where the layers run."""
+        from gguflow.engine.sparse.form import choose_form
+
+        form = choose_form(self, source, options)
+        if form is None:
+            return
+        assert self.sparse is not None
+        if form.mode != self.sparse.mode:
+            self.source, self.sparse = prepare(source, replace(options, sparse=form.mode))
+            if self.n_gpu_layers:
+                self._note_offload()
+            self._plans.clear()
+        self.source.notes.append(form.describe())
 
     def _offload(self, n_gpu_layers: int) -> None:
         """Turn -ngl into placement rules. Raises MemoryError when it does not fit."""
@@ -78,7 +95,11 @@ class Model:
         layers, overrides = choose_layers(n_gpu_layers, self.hp.n_layer, device, plans_for)
         plans_for(overrides)
         self.n_gpu_layers = layers
-        self.source.notes.append(f"{layers} of {self.hp.n_layer + 1} layers on {device.space}")
+        self._note_offload()
+
+    def _note_offload(self) -> None:
+        space = self.backends[DEVICE_BACKEND].space
+        self.source.notes.append(f"{self.n_gpu_layers} of {self.hp.n_layer + 1} layers on {space}")
 
     def _place_neurons(self) -> None:
         """Divide a ReLU model between the device and the host by --vram-budget or --split."""
@@ -192,14 +213,14 @@ class Model:
             device.reserve(b.total, b.scratch)
         plan = self.plan(1, "last", sample=False)
         self.weights.load(
-            self.source.weights, plan.leaves(Role.WEIGHT), _users(plan),
+            self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress,
         )  # fmt: skip
 
     def repacked_bytes(self) -> dict[str, int]:
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""
         plan = self.plan(1, "last", sample=False)
-        users = _users(plan)
+        users = weight_users(plan)
         out: dict[str, int] = {}
         for t in plan.leaves(Role.WEIGHT):
             backend = self.backends[plan.placement.of[t]]
@@ -326,7 +347,7 @@ class Model:
         return self.session.logits(token_ids)
 
 
-def _users(plan: Plan) -> dict[Tensor, list[Tensor]]:
+def weight_users(plan: Plan) -> dict[Tensor, list[Tensor]]:
     """The nodes that read each tensor."""
     users: dict[Tensor, list[Tensor]] = {}
     for n in plan.nodes:

@@ -24,7 +24,8 @@ class Options:
         ALL_LAYERS of `engine.limits` for what fits or everything. device: which one, by number.
     overrides: (regular expression, backend) pairs that place tensors, before n_gpu_layers does.
     sparse: how a ReLU model's layers run: "predict" and "exact" as in `sparse.SparseRun`, "off" for
-        densely, "auto" for predicting when every layer has a predictor, else exactly.
+        densely, "auto" for the fastest, by measurement, where one backend runs all layers
+        (`sparse.form`); else for predicting when every layer has a predictor, else exactly.
     sparse_threshold: of the predictor's scores, one or one a layer; None for the file's.
     predictor: a file with predictors to use in place of the model's.
     vram_budget: bytes of device memory to use in all, 0 for no limit: a ReLU model's attention goes

@@ -11,7 +11,7 @@ from pathlib import Path
 @cache
 def machine_name() -> str:
     """E.g. "AMD EPYC 9654, 16 cores". Never raises; says "unknown processor" if nothing does."""
-    return f"{_processor()}, {_cores()} cores"
+    return f"{_processor()}, {cores()} cores"
 
 
 def _processor() -> str:
@@ -25,7 +25,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine() or "unknown processor"
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores this process may run on, which containers and taskset make fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -55,9 +55,8 @@ def test_inspect_shows_a_split(call, tmp_path: Path, tiny_model: str) -> None:
 def test_inspect_shows_the_sparse_plan(call, model: Path) -> None:
     by_mode = {
         mode: call("inspect", str(model), "--plan", "--sparse", mode)[1]
-        for mode in ("auto", "predict", "exact", "off")
+        for mode in ("predict", "exact", "off")
     }
-    assert by_mode["auto"] == by_mode["predict"]
     assert "blk.1.ffn.predict_fc1" in by_mode["predict"] and "sparse_ffn" in by_mode["predict"]
     assert "predict" not in by_mode["exact"] and "sparse_ffn" in by_mode["exact"]
     assert "sparse_ffn" not in by_mode["off"]

@@ -13,10 +13,9 @@ from gguflow.engine.model import Model
 PATH = Path(__file__).parents[2] / "models" / "bundled" / "tales-relu.gguf"
 
 
-def test_it_fits_ten_megabytes_and_predicts_by_default() -> None:
+def test_it_fits_ten_megabytes_and_predicts() -> None:
     assert PATH.stat().st_size <= 10_000_000
-    model = Model.load(PATH)
-    assert model.sparse is not None and model.sparse.mode == "predict"
+    model = Model.load(PATH, sparse="predict")
     assert "".join(model.generate("Once upon a time", max_tokens=8, temperature=0)).strip()
 
 

@@ -20,6 +20,7 @@ from gguflow.engine.options import OptionError, Options
 from gguflow.engine.quants import decode, encode
 from gguflow.engine.sparse.identity import model_hash
 from gguflow.engine.sparse.predictor import write_predictor
+from gguflow.engine.sparse.setup import prepare
 from gguflow.models.base import ModelError
 
 MINUS_INFINITY = float("-inf")
@@ -118,12 +119,12 @@ def test_another_mode_of_a_loaded_model(tmp_path: Path) -> None:
 
 
 def test_auto_predicts_only_where_it_can(path: Path, tmp_path: Path) -> None:
+    """Before anything is measured, and where nothing is."""
     bare = write(tmp_path / "bare.gguf", with_predictor=False)
     half = {"blk.1.fc1.weight": None, "blk.1.fc2.weight": None}
     partly = write_part(tmp_path / "part.gguf", path, half)
-    assert Model.load(path).sparse.mode == "predict"  # type: ignore[union-attr]
-    for other in (bare, partly):
-        assert Model.load(other).sparse.mode == "exact"  # type: ignore[union-attr]
+    for file, mode in ((path, "predict"), (bare, "exact"), (partly, "exact")):
+        assert prepare(open_model(file), Options())[1].mode == mode  # type: ignore[union-attr]
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ def test_a_down_matrix_the_usual_way_round(dtype: str, path: Path, tmp_path: Pat
     for mode in ("off", "exact", "predict"):
         assert nmse(run(usual, sparse=mode), run(rows, sparse=mode)) < tolerance, mode
     assert nmse(run(usual, sparse="exact"), dense) < tolerance
-    source = Model.load(usual).source
+    source = Model.load(usual, sparse="predict").source
     assert source.weights["blk.0.ffn_down_t.weight"].shape == (N_FF, N_EMBD)
     (said,) = source.notes
     assert said.startswith("2 tensors are converted while loading: ffn_down, transposed")

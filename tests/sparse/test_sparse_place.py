@@ -40,7 +40,9 @@ class Hybrid:
     """A tiny model over a device with memory of its own; compiles plans for any split."""
 
     def __init__(self, path: Path) -> None:
-        self.model = Model.load(path, k_type=F32, v_type=F32, backends=("cpu", "numpy"))
+        self.model = Model.load(
+            path, k_type=F32, v_type=F32, backends=("cpu", "numpy"), sparse="predict"
+        )
         self.source = self.model.source
         self.device, self.host = RemoteBackend(), find_backend("cpu", {"n_threads": 1})
         self.model.backends = {"remote": self.device, "cpu": self.host, "numpy": NumpyBackend()}

@@ -1,0 +1,203 @@
+"""How long a layer of a ReLU model takes a token, in the form that the model would run.
+
+The layers have the model's sizes and types and made-up weights, in which as many neurons fire as
+are wanted, and other ones from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from gguflow.engine.backends.base import Backend
+from gguflow.engine.compile import PlacementRules, PlanOptions, compile_graph
+from gguflow.engine.graph import F16, F32, DType, Graph, Role
+from gguflow.engine.loader import ModelSource, WeightSource, WeightStore
+from gguflow.engine.model import weight_users
+from gguflow.engine.profile.machine import cores
+from gguflow.engine.quants import encode
+from gguflow.engine.runtime import bind
+from gguflow.models.base import Batch
+
+from .run import SparseRun
+
+CACHES = (
+    48 << 20
+)  # bytes of a form's layers: past most caches with the other forms', soon allocated
+PATTERNS = 8  # sets of neurons that fire in turn
+ROUNDS, LEAST_ROUNDS, SECONDS = 34, 10, 0.4  # runs of a form, and after how long fewer are enough
+VALUE = 0.01  # of weights, or its negative
+Shares = Sequence[float] | np.ndarray  # by layer
+
+
+def form_seconds(
+    backend: Backend,
+    forms: Mapping[str, tuple[ModelSource, SparseRun]],
+    fired: Shares,
+    computed: Shares,
+    fuse: bool = True,
+) -> dict[str, float]:
+    """Seconds that a token takes for a layer, by form.
+
+    fired, computed: shares of the neurons, by layer, that fire and that the predictor lets through.
+    The forms run in turn, so that what else the machine does is the same for all of them and each
+    finds the caches full of the others' weights.
+    """
+    layers = {
+        name: _Layers(backend, *prepared, fired, computed, fuse) for name, prepared in forms.items()
+    }
+    taken: dict[str, list[float]] = {name: [] for name in forms}
+    began = perf_counter()
+    for k in range(ROUNDS):
+        for name, form in layers.items():
+            taken[name].append(form.seconds(k))
+        if k + 1 >= LEAST_ROUNDS and perf_counter() - began > SECONDS:
+            break
+    # What a quarter of the runs stay below, without the first two, which load kernels.
+    return {name: sorted(t[2:])[len(t[2:]) // 4] for name, t in taken.items()}
+
+
+class _Layers:
+    """Layers of one form, ready to run."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        source: ModelSource,
+        run: SparseRun,
+        fired: Shares,
+        computed: Shares,
+        fuse: bool,
+    ) -> None:
+        arch: Any = source.arch
+        hp = arch.hp
+        mine = {n: w for n, w in source.weights.items() if is_of_layer(n)}
+        n_bytes = (
+            sum(w.dtype.row_bytes(w.shape[-1]) * prod(w.shape[:-1]) for w in mine.values())
+            // hp.n_layer
+        )
+        self.n = min(hp.n_layer, max(1, CACHES // max(n_bytes, 1)))
+        layers = [k * hp.n_layer // self.n for k in range(self.n)]
+        g = Graph()
+        leaves = {w.name: g.weight(w.name, w.dtype, w.shape) for w in mine.values()}
+        x = g.input("x", F32, (1, hp.n_embd))
+        batch = Batch(1, 1, F16, F16, "none", False, run)
+        for i in layers:
+            with g.scope(f"blk.{i}"):
+                x = arch.ffn(g, leaves, batch, i, x)
+        g.output(x)
+        used = {s.owner for node in g.nodes for s in node.live_srcs()}
+        for t in [t for t in leaves.values() if t not in used]:
+            del g.leaves[t.name]
+        plan = compile_graph(g, PlanOptions(PlacementRules((backend,), ()), fuse))
+        self.patterns, weights = _made_up(mine, layers, hp.n_embd, fired, computed)
+        store = WeightStore()
+        store.load(weights, plan.leaves(Role.WEIGHT), weight_users(plan), lambda _: backend)
+        arenas = {s: backend.alloc(max(a.nbytes, 1)) for s, a in plan.arenas.items()}
+        self.plan = bind(
+            plan,
+            {backend.name: backend},
+            store.buffers,
+            store.packed,
+            {},
+            arenas,
+            cores(),
+        )
+
+    def seconds(self, k: int) -> float:
+        """Of a layer in the k-th run."""
+        self.plan.inputs["x"][:] = self.patterns[k % len(self.patterns)]
+        began = perf_counter()
+        self.plan.run()
+        return (perf_counter() - began) / self.n
+
+
+def is_of_layer(name: str) -> bool:
+    """Whether a weight is of a feed-forward layer or its predictor."""
+    return name.startswith("blk.") and (".ffn_" in name or ".fc" in name)
+
+
+def _made_up(
+    mine: Mapping[str, WeightSource],
+    layers: Sequence[int],
+    n_embd: int,
+    fired: Shares,
+    computed: Shares,
+) -> tuple[np.ndarray, dict[str, WeightSource]]:
+    """Inputs [patterns, n_embd] and weights under which the k-th input makes the k-th set fire.
+
+    Input k is one on the k-th part of the columns and zero elsewhere. The gate's row of a neuron is
+    positive on the parts of the sets it is in, else negative; fc1 and fc2 hold the same in factors.
+    The down matrix is zero, so that every layer has the same input.
+    """
+    parts = ("ffn_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_down_t", "fc1", "fc2")
+    by_layer = {i: {p: mine[name] for p in parts if (name := f"blk.{i}.{p}.weight") in mine}
+                for i in layers}  # fmt: skip
+    every = [(p, w) for ws in by_layer.values() for p, w in ws.items()]
+    unit = max(w.dtype.block for p, w in every if p in ("ffn_gate", "fc1"))
+    ranks = [w.shape[1] // w.dtype.block for p, w in every if p == "fc2"]
+    n = min([PATTERNS, n_embd // unit, *ranks])
+    columns = _bounds(n_embd, unit, n)
+    inputs = _members(columns).T.astype(np.float32)
+    rng = np.random.default_rng(0)
+    made: dict[str, WeightSource] = {}
+    for i, ws in by_layer.items():
+        n_ff = ws["ffn_gate"].shape[0]
+        order = np.stack([rng.permutation(n_ff) for _ in range(n)], axis=1)
+        reads: dict[str, Callable[[], np.ndarray]] = {
+            part: partial(_constant, w.dtype, w.shape, value)
+            for part, value in (("ffn_norm", 1.0), ("ffn_up", VALUE), ("ffn_down", 0.0),
+                                ("ffn_down_t", 0.0))
+            if (w := ws.get(part)) is not None
+        }  # fmt: skip
+        gate = ws["ffn_gate"].dtype
+        reads["ffn_gate"] = partial(_signed, gate, columns, order < round(fired[i] * n_ff))
+        if "fc2" in ws:
+            fc1, fc2 = ws["fc1"], ws["fc2"]
+            hidden = _bounds(fc2.shape[1], fc2.dtype.block, n)
+            passes = order < round(computed[i] * n_ff)
+            reads["fc1"] = partial(_signed, fc1.dtype, columns, _members(hidden))
+            reads["fc2"] = partial(_signed, fc2.dtype, hidden, passes)
+        for part, read in reads.items():
+            made[ws[part].name] = replace(ws[part], read=read, release=_nothing)
+    return inputs, made
+
+
+def _nothing() -> None:
+    """Made-up weights have no pages to let go."""
+
+
+def _members(bounds: Sequence[tuple[int, int]]) -> np.ndarray:
+    """bool [size, parts]: which part each place is in."""
+    out = np.zeros((bounds[-1][1], len(bounds)), bool)
+    for k, (a, b) in enumerate(bounds):
+        out[a:b, k] = True
+    return out
+
+
+def _bounds(size: int, unit: int, n: int) -> list[tuple[int, int]]:
+    """n parts of about the same size, of whole units."""
+    at = [k * (size // unit) // n * unit for k in range(n)] + [size]
+    return list(zip(at, at[1:], strict=False))
+
+
+def _constant(dtype: DType, shape: tuple[int, ...], value: float) -> np.ndarray:
+    row = encode(dtype, np.full((1, shape[-1]), value, np.float32)).view(np.uint8).reshape(-1)
+    return np.resize(row, row.size * prod(shape[:-1]))
+
+
+def _signed(dtype: DType, bounds: Sequence[tuple[int, int]], positive: np.ndarray) -> np.ndarray:
+    """uint8 bytes of a matrix: row j is VALUE where positive[j, part], else -VALUE."""
+    size = bounds[-1][1]
+    plus, minus = (_constant(dtype, (1, size), v) for v in (VALUE, -VALUE))
+    out = np.tile(minus, (len(positive), 1))
+    for k, (a, b) in enumerate(bounds):
+        columns = slice(dtype.row_bytes(a), dtype.row_bytes(b))
+        out[positive[:, k], columns] = plus[columns]
+    return out.reshape(-1)

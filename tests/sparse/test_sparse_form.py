@@ -1,0 +1,167 @@
+"""--sparse auto: the fastest form is taken, kept, and measured with as much firing as there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from relu_model import predictors
+from tiny_model import write_tiny
+
+from gguflow.cli.main import main
+from gguflow.engine.backends.numpy import NumpyBackend
+from gguflow.engine.loader import open_model
+from gguflow.engine.model import Model
+from gguflow.engine.quants import decode
+from gguflow.engine.sparse import layer_time
+from gguflow.engine.sparse.form import fastest
+from gguflow.engine.sparse.layer_time import is_of_layer
+
+BUNDLED = Path(__file__).parents[2] / "models" / "bundled" / "tales-relu.gguf"
+FAST, SLOW, WASTED = (
+    {"predict": 0.4, "exact": 0.6, "off": 0.5},
+    {"predict": 0.49, "exact": 0.6, "off": 0.5},
+    {"predict": 0.7, "exact": 0.6, "off": 0.9},
+)
+
+
+class Clocked(NumpyBackend):
+    """A processor whose layers take what they are told to, in milliseconds by form."""
+
+    now = 0.0
+
+    def __init__(self, ms: dict[str, float], name: str = "one") -> None:
+        super().__init__()
+        self.ms, self.device, self.n_compiled = ms, type("Device", (), {"name": name}), 0
+
+    def compile(self, nodes: Any, memory: Any, n_threads: int | None = None) -> Any:
+        executable = super().compile(nodes, memory, n_threads)
+        names = " ".join(n.name for n in nodes)
+        mode = "predict" if ".predict" in names else "off" if ".ffn.gate" in names else "exact"
+        n_layers, run = names.count(".ffn.residual"), executable.run
+        self.n_compiled += 1
+
+        def timed(ends_ns: Any = None) -> None:
+            run(ends_ns)
+            Clocked.now += n_layers * self.ms[mode] / 1e3
+
+        executable.run = timed
+        return executable
+
+
+@pytest.fixture
+def load(write_relu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """load(backend, predict=True, **options) -> Model, not loaded."""
+    monkeypatch.setenv("GGUFLOW_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(layer_time, "perf_counter", lambda: Clocked.now)
+    files = {p: write_relu(p, name=f"{p}.gguf") for p in (True, False)}
+
+    def make(backend: NumpyBackend, predict: bool = True, **options: Any) -> Model:
+        monkeypatch.setattr("gguflow.engine.model.find_backend", lambda name, make: backend)
+        return Model.load(files[predict], backends=("numpy",), n_ctx=64, **options)
+
+    return make
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache").rglob("*.form.json"))
+
+
+@pytest.mark.parametrize(("ms", "mode"), [(FAST, "predict"), (SLOW, "off"), (WASTED, "exact")])
+def test_the_fastest_is_taken(load, ms: dict[str, float], mode: str) -> None:
+    model = load(Clocked(ms))
+    assert model.sparse.mode == mode == fastest(ms)
+    assert model.source.notes[-1].startswith(f"sparse: {mode} (layer {ms[mode]:.3g} ms; ")
+    expected = load(Clocked(ms), sparse=mode).logits([1, 9, 17])
+    assert np.array_equal(model.logits([1, 9, 17]), expected)
+
+
+def test_the_note_has_every_figure(load) -> None:
+    note = load(Clocked(FAST)).source.notes[-1]
+    assert note.startswith("sparse: predict (layer 0.4 ms; exact 0.6, dense 0.5 at ")
+    assert 5 < float(note.split(" at ")[1].split(" %")[0]) < 95  # random gates: about half
+
+
+def test_without_predictors_there_are_two(load) -> None:
+    model = load(Clocked(FAST), predict=False)
+    assert model.sparse.mode == "off" and "predict" not in model.source.notes[-1]
+
+
+def test_the_choice_is_kept_by_device(load, tmp_path: Path) -> None:
+    load(Clocked(FAST))
+    again = Clocked(WASTED)
+    model = load(again)
+    assert model.sparse.mode == "predict" and again.n_compiled == 0  # nothing was run
+    assert load(Clocked(WASTED, "another")).sparse.mode == "exact"
+    assert load(Clocked(WASTED), n_threads=1).sparse.mode == "predict"  # texts do not depend on -t
+    assert len(kept(tmp_path)) == 2
+
+
+def test_a_damaged_file_is_measured_again(load, tmp_path: Path) -> None:
+    load(Clocked(FAST))
+    (file,) = kept(tmp_path)
+    for text in ("", "{}", "[1]", '{"mode": "predict", "ms": {}}', '{"mode": "x", "ms": {"x": 1}}'):
+        file.write_text(text)
+        assert load(Clocked(WASTED)).sparse.mode == "exact"
+
+
+def test_what_cannot_be_measured_predicts_and_says_so(load, tmp_path: Path) -> None:
+    class Full(Clocked):
+        def alloc(self, nbytes: int) -> Any:
+            raise MemoryError("no room")
+
+    model = load(Full(WASTED))
+    assert model.sparse.mode == "predict"
+    assert model.source.notes[-1] == "sparse: predict, not measured (no room)"
+    assert load(Clocked(WASTED)).sparse.mode == "predict"  # as before: the same text
+
+
+@pytest.mark.parametrize("options", [{"sparse": "predict"}, {"sparse_threshold": 0.5}])
+def test_what_is_asked_for_is_not_measured(load, tmp_path: Path, options: dict[str, Any]) -> None:
+    model = load(Clocked(WASTED), **options)
+    assert model.sparse.mode == "predict" and model.source.notes == [] and not kept(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+def test_as_many_fire_as_are_said_to(tmp_path: Path, dtype: str) -> None:
+    weights = predictors(rank=64)
+    source = open_model(write_tiny(tmp_path / "m.gguf", "relullama", weights=weights, dtype=dtype))
+    mine = {n: w for n, w in source.weights.items() if is_of_layer(n)}
+    inputs, made = layer_time._made_up(mine, [0, 1], 64, (0.25, 0.5), (0.5, 0.75))
+
+    def matrix(name: str) -> np.ndarray:
+        w = made[name]
+        return decode(w.dtype, w.read(), w.shape)
+
+    for i, fired, computed in ((0, 24, 48), (1, 48, 72)):
+        gate = inputs @ matrix(f"blk.{i}.ffn_gate.weight").T
+        hidden = np.maximum(inputs @ matrix(f"blk.{i}.fc1.weight").T, 0)
+        scores = hidden @ matrix(f"blk.{i}.fc2.weight").T
+        assert len(inputs) > 1 and (gate != 0).all() and (scores != 0).all()
+        assert ((gate > 0).sum(1) == fired).all() and ((scores > 0).sum(1) == computed).all()
+        assert (scores[gate > 0] > 0).all()
+        assert not np.array_equal(gate[0] > 0, gate[1] > 0)
+        assert not matrix(f"blk.{i}.ffn_down_t.weight").any()
+        assert (matrix(f"blk.{i}.ffn_up.weight") > 0).all()
+
+
+def test_the_bundled_model_runs_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GGUFLOW_CACHE_DIR", str(tmp_path / "cache"))
+    words = ["-m", str(BUNDLED), "-p", "Once upon a time", "-n", "8", "--temp", "0", "-t"]
+    texts, notes = [], []
+    for threads in ("1", "2"):
+        assert main(["generate", *words, threads]) == 0
+        out, err = capfd.readouterr()
+        texts.append(out)
+        notes.append([line for line in err.splitlines() if line.startswith("sparse: ")])
+    assert notes[0] == notes[1] and len(notes[0]) == 1 and texts[0] == texts[1]
+    assert " ms; " in notes[0][0] and " % active)" in notes[0][0]
+    mode = notes[0][0].split()[1]
+    assert main(["generate", *words, "1", "--sparse", mode]) == 0
+    assert capfd.readouterr()[0] == texts[0]
+    assert main(["inspect", str(BUNDLED), "--memory"]) == 0
+    assert notes[0][0] in capfd.readouterr()[0]

@@ -102,7 +102,7 @@ def rise(results: Sequence[Result], r: Result) -> float:
 
 
 def verdict(results: Sequence[Result], tolerance: float) -> int:
-    """The exit code, by the file's own threshold, or by the exact form where there is no predictor."""
+    """The exit code, by the file's own threshold, or by the exact form without a predictor."""
     own = next((r for r in results if r.counts), results[1])
     above = rise(results, own)
     if above <= tolerance:

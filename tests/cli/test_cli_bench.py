@@ -87,7 +87,8 @@ def test_markdown(call, tiny_model: str) -> None:
     names = [c.strip() for c in header.strip("|").split("|")]
     assert names == ["model", "size", "params", "backend", "threads", "test", "t/s"]
     assert [row[5] for row in cells] == NAMES
-    assert all(len(row) == len(header) for row in (rule, *rows))
+    # Columns begin together; a large spread may make the last cell wider than its column.
+    assert len({row.rindex("|", 0, -1) for row in (header, rule, *rows)}) == 1
     assert all(float(row[6].split(" ± ")[0]) > 0 for row in cells)
     out = call("bench", "-m", tiny_model, "-p", "4", "-n", "0", "-r", "1", "-ub", "2,4")[1]
     assert "n_ubatch" in out.splitlines()[0] and "tg" not in out

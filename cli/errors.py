@@ -35,7 +35,7 @@ _CODES = (
     ("gguflow.engine.compile.place", "PlacementError", BAD_ARGUMENT),
     ("gguflow.engine.profile.errors", "ProfilePathError", BAD_ARGUMENT),
     ("gguflow.models.mixes", "MixError", BAD_ARGUMENT),
-    ("gguflow.engine.backends.cpu.library", "CpuLibraryError", BAD_ARGUMENT),
+    ("gguflow.engine.backends.cpu.native", "CpuLibraryError", BAD_ARGUMENT),
     ("gguflow.engine.gguf.errors", "GgufError", BAD_FILE),
     ("gguflow.engine.profile.errors", "ProfileFileError", BAD_FILE),
     ("gguflow.models.base", "ModelError", BAD_FILE),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguflow.engine.backends.cpu.library import runnable_isas
+from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.graph import dtype_by_name
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options

@@ -14,7 +14,7 @@ from harness import Built, all_cases, build, build_case, in_place_sources, nmse,
 
 from gguflow.engine.backends.cpu import backend as cpu_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
-from gguflow.engine.backends.cpu.library import runnable_isas
+from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.graph import Case, Operand, OpSpec, all_ops, op_spec
 
 ISAS = runnable_isas()

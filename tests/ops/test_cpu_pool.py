@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import resource
 from gguflow.engine.backends.cpu.backend import CpuBackend
-from gguflow.engine.backends.cpu.library import CpuLibraryError
+from gguflow.engine.backends.cpu.native import CpuLibraryError
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), -1))  # room for a few stacks

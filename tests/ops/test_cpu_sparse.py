@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gguflow.engine.backends.cpu import backend as cpu_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
-from gguflow.engine.backends.cpu.library import runnable_isas
+from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.graph import Case, Operand, dtype_by_name, op_spec
 from gguflow.engine.ops._sparse import TYPES
 from gguflow.engine.quants import decode, encode

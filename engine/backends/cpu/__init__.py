@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .backend import CpuBackend, default_threads
-from .library import CpuLibraryError, load_library, runnable_isas
+from .native import CpuLibraryError, load_library, runnable_isas
 
 __all__ = ["CpuBackend", "CpuLibraryError", "create", "default_threads", "load_library",
            "runnable_isas"]  # fmt: skip

@@ -19,7 +19,7 @@ from gguflow.engine.graph import Tensor, op_spec
 
 from .abi import GF_PACKED, GfOp, GfTensor, tensor_record
 from .convert import NativeConverter
-from .library import CpuLibrary, CpuLibraryError, load_library, runnable_isas
+from .native import CpuLibrary, CpuLibraryError, load_library, runnable_isas
 from .peaks import measure
 
 # Ops that read packed weights as their first operands (mul_mat_swiglu: the first two).

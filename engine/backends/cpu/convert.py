@@ -9,7 +9,7 @@ import numpy as np
 
 from gguflow.engine.graph import DType
 
-from .library import CpuLibrary
+from .native import CpuLibrary
 
 CHUNK_BYTES = 4 << 20  # of float32 values a task handles
 # What gf_quantize_rows and gf_dequantize_rows return besides 0.

@@ -15,7 +15,7 @@ from gguflow.engine.backends.link import FlagSignal, FlagWait, ProgramStep
 
 from .abi import GfOp
 from .backend import CpuExecutable
-from .library import CpuLibraryError
+from .native import CpuLibraryError
 
 if TYPE_CHECKING:
     from .backend import CpuBackend

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from .library import CpuLibrary
+from .native import CpuLibrary
 
 READ_BYTES = 256 << 20  # in all: well past the last-level cache
 TURNS = 400_000  # of the arithmetic loops: a few milliseconds

@@ -17,7 +17,8 @@ EXIT_CODES = {
     INTERNAL: "unexpected internal error",
     BAD_ARGUMENT: "bad argument",
     BAD_FILE: "bad or unsupported file or model",
-    NO_RESOURCES: "out of resources: memory, disk, no usable GPU, a prompt beyond the context",
+    NO_RESOURCES: "out of resources: memory, disk, no usable GPU, a package to install, a prompt "
+    "beyond the context",
     CHECK_FAILED: "a check came out outside its tolerance; the report is complete",
     INTERRUPTED: "interrupted (Ctrl-C)",
 }
@@ -25,6 +26,10 @@ EXIT_CODES = {
 
 class UsageError(Exception):
     """An argument that cannot be used; the message names it."""
+
+
+class PackageError(Exception):
+    """An optional package is not installed; the message says how to install it."""
 
 
 # Looked up by name among the modules already imported: an error cannot be of a class whose module
@@ -51,6 +56,8 @@ def exit_code(error: BaseException) -> int:
     """The exit code of an error; INTERNAL for those nobody foresaw."""
     if isinstance(error, UsageError):
         return BAD_ARGUMENT
+    if isinstance(error, PackageError):
+        return NO_RESOURCES
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     for module, name, code in _CODES:

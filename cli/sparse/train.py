@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gguflow.engine.limits import MAX_THREADS
 
-from ..errors import OK, UsageError
+from ..errors import OK, PackageError, UsageError
 from ..load import note
 from ..options import whole
 from .common import add_relu_model, check_output, open_relu
@@ -80,7 +80,7 @@ def run(args: Namespace) -> int:
     check_output("-o", args.output)
     check_output("--embed", args.embed)
     if find_spec("torch") is None:
-        raise UsageError("training needs torch: pip install 'gguflow[train]'")
+        raise PackageError("training needs torch: pip install 'gguflow[train]'")
     from gguflow.engine.quantize import writable_type
     from gguflow.engine.sparse.train import Settings, table
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS, MAX_THREADS, MAX_TOKENS
 
+from .errors import UsageError
+
 if TYPE_CHECKING:
     from gguflow.engine.options import Options
     from gguflow.engine.sampling import SamplerSettings
@@ -322,7 +324,18 @@ def engine_options(args: Namespace) -> Options:
 
 
 def sparse_mode(args: Namespace) -> dict[str, Any]:
-    """The fields of `Options` from add_sparse_mode's arguments."""
+    """The fields of `Options` from add_sparse_mode's arguments. Raises UsageError for what the form
+    asked for has no use for."""
+    if args.sparse in ("exact", "off"):
+        for flag, given in (
+            ("--sparse-threshold", args.sparse_threshold is not None),
+            ("--predictor", args.predictor is not None),
+        ):
+            if given:
+                raise UsageError(
+                    f"--sparse {args.sparse} uses no predictor, so {flag} would do nothing: "
+                    "give one of the two"
+                )
     return {
         "sparse": args.sparse,
         "sparse_threshold": args.sparse_threshold,

@@ -80,6 +80,11 @@ def test_the_threshold_is_taken(call, model: Path) -> None:
         (["--vram-budget", "0"], 2, "0: expected GiB, more than 0"),
         (["--vram-budget", "1", "-ngl", "1"], 2, "give one"),
         (["--vram-budget", "1", "--sparse", "off"], 2, "they need --sparse predict or exact"),
+        *(
+            (["--sparse", mode, flag, value], 2, f"--sparse {mode} uses no predictor, so {flag} ")
+            for mode in ("exact", "off")
+            for flag, value in (("--sparse-threshold", "0"), ("--predictor", "p.gguf"))
+        ),
     ],
 )
 def test_what_does_not_go(call, bare: Path, words: list[str], code: int, says: str) -> None:

@@ -102,7 +102,7 @@ def load_weights(model: Model, quiet: bool = False) -> None:
     """
     from gguflow.engine.compile import fallbacks
 
-    unexpected = [*fallbacks(model.plan(1, "last", sample=False)), *model.source.notes]
+    unexpected = [*fallbacks(model.plan(1, "last", sample=True)), *model.source.notes]
     for line in unexpected if quiet else model.forecast():
         note(line)
     if not quiet:

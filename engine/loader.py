@@ -15,9 +15,7 @@ import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
 from gguflow.engine.graph import F16, F32, DType, Role, Tensor, dtype_by_name
 from gguflow.engine.quants import decode, dequantize_any, encode
 from gguflow.models.base import Architecture, ModelError, WeightSpec, architecture
-from gguflow.models.planted import probability
 from gguflow.models.relullama import POWERINFER_ARCHS, ReluLlama
-from gguflow.models.shapes import metadata, parse_shape, shape_bytes
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what
 POWERINFER_MAGIC = "PWRI"
@@ -203,6 +201,9 @@ def random_model(text: str) -> ModelSource:
 
     Raises ModelError or MixError listing the names there are.
     """
+    from gguflow.models.planted import probability
+    from gguflow.models.shapes import metadata, parse_shape, shape_bytes
+
     arch, tensors = parse_shape(text)
     rank = next((shape[0] for name, shape, _ in tensors if name.endswith(".fc1.weight")), 0)
     weights = {

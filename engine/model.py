@@ -211,7 +211,7 @@ class Model:
         if hasattr(device, "reserve") and not self.weights.buffers:
             b = needed(self._largest_plans(), device)
             device.reserve(b.total, b.scratch)
-        plan = self.plan(1, "last", sample=False)
+        plan = self.plan(1, "last", sample=True)
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress,
@@ -219,7 +219,7 @@ class Model:
 
     def repacked_bytes(self) -> dict[str, int]:
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""
-        plan = self.plan(1, "last", sample=False)
+        plan = self.plan(1, "last", sample=True)
         users = weight_users(plan)
         out: dict[str, int] = {}
         for t in plan.leaves(Role.WEIGHT):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import secrets
+import os
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,7 +66,7 @@ class SamplerState:
 
     def __post_init__(self) -> None:
         seed = self.settings.seed
-        self.seed = secrets.randbits(31) if seed is None or seed == -1 else seed
+        self.seed = int.from_bytes(os.urandom(4)) >> 1 if seed in (None, -1) else seed
         self.vector = self.settings.vector()
         self.rng = np.array([self.seed, 0], np.int64)
         self.history = np.full(N_HISTORY, -1, np.int32)  # oldest first, -1 where there is none yet

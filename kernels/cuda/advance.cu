@@ -1,7 +1,7 @@
 // advance: the end of a decode step that needs no host. The sampled token becomes the next step's
 // input, position, generator and history move on, and the token goes into a ring in the host's
 // memory. One block.
-#include "cuda/pipeline.cuh"
+#include "cuda/dependent.cuh"
 
 struct AdvanceArgs {
   const i32* token;  // sampled

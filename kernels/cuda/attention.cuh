@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/dependent.cuh"
+#include "cuda/exp2.cuh"
 
 struct AttentionArgs {
   gf_tensor dst, q, k, v, pos;
@@ -13,15 +14,8 @@ struct AttentionArgs {
   i32 n_splits;
 };
 
-constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kChunk = 128;  // splits share the visible keys in such pieces
 constexpr int kAlone = 2;    // chunks that one block does sooner than several can join their parts
-
-__device__ __forceinline__ float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 __device__ inline float alibi_slope(int h, int n_head, float max_bias) {
   if (max_bias <= 0.0f) return 0.0f;
@@ -120,12 +114,12 @@ __device__ __forceinline__ void join(const AttentionArgs& a, int slot, int n_act
 #pragma unroll
       for (int s = 0; s < BATCH; ++s) new_top = fmaxf(new_top, best[s]);
       const float base = new_top == -infinity() ? 0.0f : new_top;
-      const float keep = fast_exp2(top - base);
+      const float keep = exp2_normal(top - base);
       sum *= keep;
       total *= keep;
 #pragma unroll
       for (int s = 0; s < BATCH; ++s) {
-        const float w = fast_exp2(best[s] - base);
+        const float w = exp2_normal(best[s] - base);
         sum = fmaf(w, y[s], sum);
         total = fmaf(w, weights[s], total);
       }

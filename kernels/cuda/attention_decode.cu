@@ -146,10 +146,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
           new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, step));
         }
         const float base = new_top == -infinity() ? 0.0f : new_top;
-        const float keep = fast_exp2(top[n][e] - base);
+        const float keep = exp2_normal(top[n][e] - base);
         top[n][e] = new_top;
-        w[e] = fast_exp2(x[0] - base);
-        w[2 + e] = fast_exp2(x[1] - base);
+        w[e] = exp2_normal(x[0] - base);
+        w[2 + e] = exp2_normal(x[1] - base);
         total[n][e] = fmaf(total[n][e], keep, w[e] + w[2 + e]);
 #pragma unroll
         for (int m = 0; m < HD / 16; ++m) {
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     const float base = best == -infinity() ? 0.0f : best;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float keep = fast_exp2(tops[w][row] - base);
+      const float keep = exp2_normal(tops[w][row] - base);
       y = fmaf(keep, sums[(w * ROWS + row) * PITCH + d], y);
       weights = fmaf(keep, totals[w][row], weights);
     }

@@ -198,14 +198,14 @@ __global__ void __launch_bounds__(kThreads, 1)
         new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 1));
         new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 2));
         const float base = new_top == -infinity() ? 0.0f : new_top * factor;
-        keep[h] = fast_exp2(fmaf(top[m][h], factor, -base));
+        keep[h] = exp2_normal(fmaf(top[m][h], factor, -base));
         top[m][h] = new_top;
         float weights = 0.0f;
 #pragma unroll
         for (int n = 0; n < MINE / 8; ++n) {
           float* const x = &s[m][n][2 * h];
-          x[0] = fast_exp2(fmaf(x[0], factor, -base));
-          x[1] = fast_exp2(fmaf(x[1], factor, -base));
+          x[0] = exp2_normal(fmaf(x[0], factor, -base));
+          x[1] = exp2_normal(fmaf(x[1], factor, -base));
           weights += x[0] + x[1];
           p[m][n / 2][n % 2 * 2 + h] = Float<T>::pair(x[0], x[1]);
         }
@@ -260,8 +260,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int m = i / 2, h = i % 2, row = row0 + 32 * warp + 16 * m + g + 8 * h;
     const float other = mine[(STATS + i) * kRows], best = fmaxf(top[m][h], other);
     const float base = best == -infinity() ? 0.0f : best * factor;
-    const float keep = fast_exp2(fmaf(top[m][h], factor, -base));
-    const float take = fast_exp2(fmaf(other, factor, -base));
+    const float keep = exp2_normal(fmaf(top[m][h], factor, -base));
+    const float take = exp2_normal(fmaf(other, factor, -base));
     float weights = keep * total[m][h] + take * mine[(STATS + 4 + i) * kRows];
     weights += __shfl_xor_sync(kAllLanes, weights, 1);
     weights += __shfl_xor_sync(kAllLanes, weights, 2);

@@ -112,6 +112,16 @@ __device__ __forceinline__ float element_f32(const Pack<T, V>& p, int k) {
   }
 }
 
+// 16 bytes that another device may write: no cache answers.
+__device__ __forceinline__ uint4 load_volatile(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
 // -- indices -------------------------------------------------------------------------------------
 
 // Division of n < 2^31 by a constant of the launch; built by `fast_div` in launch.py.

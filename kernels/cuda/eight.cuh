@@ -1,6 +1,6 @@
 // Eight neighbouring elements of a quantized block as eight bytes, a scale and an offset:
-// x = scale * byte + offset. What both the tensor core kernel and the dequantizer start from; the
-// blocks lie at addresses that are multiples of two.
+// x = scale * byte + offset. What the tensor core kernel, the dequantizer and axpy_sparse start
+// from; the blocks lie at addresses that are multiples of two.
 #pragma once
 
 #include "cuda/dequant.cuh"

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/elementwise.cuh"
+#include "cuda/exp2.cuh"
 
 // 1 / x to one unit in the last place, in one instruction instead of a dozen: with a division,
 // 16-bit activations are limited by arithmetic and not by memory.
@@ -15,19 +16,12 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
-// 1 / x and 2^x in one instruction each; subnormal operands and results count as zero.
+// The same; subnormal operands and results count as zero.
 __device__ __forceinline__ float reciprocal_normal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float exp2_normal(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-constexpr float kLog2e = 1.4426950408889634f;
 
 // 1 / (1 + 2^x).
 __device__ __forceinline__ float rough_logistic2(float x) {
@@ -37,7 +31,7 @@ __device__ __forceinline__ float rough_logistic2(float x) {
 struct silu : Functor {
   static constexpr bool ROUGH = true;
   __device__ float operator()(float x) const { return x * reciprocal(1.0f + expf(-x)); }
-  __device__ float rough(float x) const { return x * rough_logistic2(-kLog2e * x); }
+  __device__ float rough(float x) const { return x * rough_logistic2(-kLog2E * x); }
 };
 // 0.5 x (1 + tanh(inner)) = x / (1 + exp(-2 inner)), which does not cancel where x is negative.
 struct gelu : Functor {
@@ -47,7 +41,7 @@ struct gelu : Functor {
     return x * reciprocal(1.0f + expf(-x * fmaf(B * x, x, A)));
   }
   __device__ float rough(float x) const {
-    return x * rough_logistic2(x * fmaf(-kLog2e * B * x, x, -kLog2e * A));
+    return x * rough_logistic2(x * fmaf(-kLog2E * B * x, x, -kLog2E * A));
   }
 };
 struct relu : Functor {

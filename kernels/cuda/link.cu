@@ -32,15 +32,6 @@ __device__ __forceinline__ void store_release(u32* p, u32 v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_volatile(const uint4* p) {
-  uint4 v;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p)
-               : "memory");
-  return v;
-}
-
 __device__ __forceinline__ i64 clock_ns() {
   i64 now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

@@ -1,6 +1,6 @@
 // mirror: a plan's inputs from the host's memory, or its small outputs to it. As a node of a
 // captured graph a kernel costs less than a copy does. One block a buffer.
-#include "cuda/pipeline.cuh"
+#include "cuda/dependent.cuh"
 
 constexpr int kBuffers = 4;
 
@@ -15,12 +15,8 @@ __global__ void __launch_bounds__(1024) mirror(const __grid_constant__ MirrorArg
   wait_for_previous();
   const int b = blockIdx.x;
   for (i64 i = threadIdx.x * 16; i < a.nbytes[b]; i += blockDim.x * 16) {
-    Pack<u32, 4> w;
     // Volatile: the host changes its memory between runs.
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3])
-                 : "l"(a.from[b] + i)
-                 : "memory");
-    *reinterpret_cast<Pack<u32, 4>*>(a.to[b] + i) = w;
+    *reinterpret_cast<uint4*>(a.to[b] + i) =
+        load_volatile(reinterpret_cast<const uint4*>(a.from[b] + i));
   }
 }

@@ -178,9 +178,6 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const __grid_constant__ Su
   const float scale = a.scales[row];
   float y = sum_of(a.parts[0], at, a) * scale;
   if (a.parts[1]) y = silu()(y) * (sum_of(a.parts[1], at, a) * scale);
-  if (a.r.data) {
-    const i64 i1 = row % a.r.ne[1], q = row / a.r.ne[1];
-    y += *reinterpret_cast<const float*>(a.r.row(i1, q % a.r.ne[2], q / a.r.ne[2]) + i * a.r.nb[0]);
-  }
+  if (a.r.data) y += *reinterpret_cast<const float*>(a.r.row(row) + i * a.r.nb[0]);
   a.dst[at] = y;
 }

@@ -1,4 +1,5 @@
-// Chunks of weight rows in shared memory times chunks of columns: the inner part of mul_mat_vec.cu.
+// Chunks of weight rows in shared memory times chunks of columns: the inner part of mul_mat_vec.cu
+// and mul_mat_sparse.cu.
 //
 // A chunk of quantized weights is 2048 elements of a row, 64 a lane. Their columns are int8 in
 // blocks of 32 with a float32 scale and the sums of both halves of the block (ggml's q8_1, sums by
@@ -22,9 +23,7 @@ struct XBlock {
   short sum[2];  // of the int8 values, by 16
 };
 
-struct alignas(16) Words4 {
-  u32 v[4];
-};
+typedef Pack<u32, 4> Words4;
 
 __device__ __forceinline__ u32 word_at(const char* p) { return *reinterpret_cast<const u32*>(p); }
 __device__ __forceinline__ Words4 words_at(const char* p) {
@@ -75,19 +74,26 @@ struct InOrder {
   static __device__ __forceinline__ int half(int, int h) { return h; }
 };
 
-template <>
-struct Vec<block_q4_0> : InOrder {
-  static constexpr int BYTES = kChunk / 32 * 18;
-  static constexpr bool SPLIT = false, MIN = true;
+// Of blocks of 32 a lane has two, which are words as they lie in memory.
+template <class W>
+struct TwoBlocks : InOrder {
+  static constexpr int BYTES = kChunk / 32 * (int)sizeof(W);
   struct Raw {
-    u32 w[9];
+    u32 w[sizeof(W) / 2];
   };
   static __device__ __forceinline__ Raw load(const char* row, int lane) {
     Raw r;
 #pragma unroll
-    for (int i = 0; i < 9; ++i) r.w[i] = word_at(row + lane * 36 + 4 * i);
+    for (int i = 0; i < (int)sizeof(W) / 2; ++i) {
+      r.w[i] = word_at(row + lane * 2 * (int)sizeof(W) + 4 * i);
+    }
     return r;
   }
+};
+
+template <>
+struct Vec<block_q4_0> : TwoBlocks<block_q4_0> {
+  static constexpr bool SPLIT = false, MIN = true;
   template <int H>
   static __device__ __forceinline__ Scales block(const Raw& r, int, u32* q) {
 #pragma unroll
@@ -102,18 +108,8 @@ struct Vec<block_q4_0> : InOrder {
 };
 
 template <>
-struct Vec<block_q4_1> : InOrder {
-  static constexpr int BYTES = kChunk / 32 * 20;
+struct Vec<block_q4_1> : TwoBlocks<block_q4_1> {
   static constexpr bool SPLIT = false, MIN = true;
-  struct Raw {
-    u32 w[10];
-  };
-  static __device__ __forceinline__ Raw load(const char* row, int lane) {
-    Raw r;
-#pragma unroll
-    for (int i = 0; i < 10; ++i) r.w[i] = word_at(row + lane * 40 + 4 * i);
-    return r;
-  }
   template <int H>
   static __device__ __forceinline__ Scales block(const Raw& r, int, u32* q) {
 #pragma unroll
@@ -133,18 +129,8 @@ __device__ __forceinline__ void five_bits(u32 v, u32 high, int i, u32* q) {
 }
 
 template <>
-struct Vec<block_q5_0> : InOrder {
-  static constexpr int BYTES = kChunk / 32 * 22;
+struct Vec<block_q5_0> : TwoBlocks<block_q5_0> {
   static constexpr bool SPLIT = false, MIN = true;
-  struct Raw {
-    u32 w[11];
-  };
-  static __device__ __forceinline__ Raw load(const char* row, int lane) {
-    Raw r;
-#pragma unroll
-    for (int i = 0; i < 11; ++i) r.w[i] = word_at(row + lane * 44 + 4 * i);
-    return r;
-  }
   template <int H>
   static __device__ __forceinline__ Scales block(const Raw& r, int, u32* q) {
     const u32 high = H == 0 ? straddle(r.w[0], r.w[1]) : r.w[6];
@@ -158,18 +144,8 @@ struct Vec<block_q5_0> : InOrder {
 };
 
 template <>
-struct Vec<block_q5_1> : InOrder {
-  static constexpr int BYTES = kChunk / 32 * 24;
+struct Vec<block_q5_1> : TwoBlocks<block_q5_1> {
   static constexpr bool SPLIT = false, MIN = true;
-  struct Raw {
-    u32 w[12];
-  };
-  static __device__ __forceinline__ Raw load(const char* row, int lane) {
-    Raw r;
-#pragma unroll
-    for (int i = 0; i < 12; ++i) r.w[i] = word_at(row + lane * 48 + 4 * i);
-    return r;
-  }
   template <int H>
   static __device__ __forceinline__ Scales block(const Raw& r, int, u32* q) {
 #pragma unroll
@@ -180,18 +156,8 @@ struct Vec<block_q5_1> : InOrder {
 };
 
 template <>
-struct Vec<block_q8_0> : InOrder {
-  static constexpr int BYTES = kChunk / 32 * 34;
+struct Vec<block_q8_0> : TwoBlocks<block_q8_0> {
   static constexpr bool SPLIT = false, MIN = false;
-  struct Raw {
-    u32 w[17];
-  };
-  static __device__ __forceinline__ Raw load(const char* row, int lane) {
-    Raw r;
-#pragma unroll
-    for (int i = 0; i < 17; ++i) r.w[i] = word_at(row + lane * 68 + 4 * i);
-    return r;
-  }
   template <int H>
   static __device__ __forceinline__ Scales block(const Raw& r, int, u32* q) {
 #pragma unroll

@@ -10,10 +10,9 @@ struct PeakArgs {
 };
 
 __global__ void read_peak(const __grid_constant__ PeakArgs a) {
-  const i64 step = i64(gridDim.x) * blockDim.x;
-  const i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+  const i64 step = global_threads();
   u32 sum = 0;
-  for (i64 i = at; i < a.n; i += 8 * step) {
+  for (i64 i = global_thread(); i < a.n; i += 8 * step) {
     uint4 v[8] = {};
 #pragma unroll
     for (int j = 0; j < 8; j++)

@@ -5,7 +5,7 @@
 // block, which is its largest value, its 64 largest in order, or all of them in order. `sample`:
 // steps 2 to 6 in one block; without a small top_k all of its blocks first find the rank of every
 // logit that can matter, and the one that ends last goes on.
-#include "cuda/pipeline.cuh"
+#include "cuda/dependent.cuh"
 #include "cuda/sample_math.cuh"
 #include "cuda/top_list.cuh"
 

@@ -1,5 +1,5 @@
-// The largest of n floats, by one block of 1024 threads: the first, the k first in order, or all in
-// order. Order is descending value, then ascending index; zeros are equal, NaN comes last.
+// The largest of n floats, by one block of 1024 threads: the k first in order, or all in order.
+// Order is descending value, then ascending index; zeros are equal, NaN comes last.
 //
 // A value and its index make one 64-bit key, all keys differ, and ascending keys are the order
 // wanted. So the algorithms need not be stable, and nothing depends on the order of the threads.
@@ -35,25 +35,6 @@ struct SelectShared {
   int warps[32];
   int found, digit, before;
 };
-
-// Index of the largest of v[0..n).
-__device__ i64 block_argmax(const float* v, i64 n, SelectShared& s) {
-  u64 best = ~0ull;
-  for (i64 i = threadIdx.x; i < n; i += kThreads) {
-    const u64 key = full_key(v[i], i);
-    best = key < best ? key : best;
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    const u64 other = __shfl_xor_sync(kAllLanes, best, step);
-    best = other < best ? other : best;
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) s.keys[threadIdx.x / 32] = best;
-  __syncthreads();
-  for (int w = 0; w < kThreads / 32; ++w) best = s.keys[w] < best ? s.keys[w] : best;
-  return index_of(best);
-}
 
 // s.count[d] = values whose 8-bit digit at `shift` is d, among those whose higher digits are
 // `prefix`.

@@ -16,7 +16,7 @@ struct gelu_erf : Functor {
     float y = c[N - 1];
 #pragma unroll
     for (int i = N - 2; i >= 0; --i) y = fmaf(y, t, c[i]);
-    y *= exp2_normal(-0.5f * kLog2e * a * a);
+    y *= exp2_normal(-0.5f * kLog2E * a * a);
     float positive;  // max.NaN: not a number stays so
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(positive) : "f"(x));
     return fmaf(-a * t, y, positive);
@@ -34,21 +34,21 @@ struct gelu_erf : Functor {
 struct sigmoid : Functor {
   static constexpr bool ROUGH = true;
   __device__ float operator()(float x) const { return reciprocal(1.0f + expf(-x)); }
-  __device__ float rough(float x) const { return rough_logistic2(-kLog2e * x); }
+  __device__ float rough(float x) const { return rough_logistic2(-kLog2E * x); }
 };
 struct tanh_ : Functor {
   static constexpr bool ROUGH = true;
   __device__ float operator()(float x) const { return tanhf(x); }
   // 1 - 2 / (1 + exp(2 x)), and near zero, where that cancels, two terms of the series.
   __device__ float rough(float x) const {
-    const float y = fmaf(-2.0f, rough_logistic2(2 * kLog2e * x), 1.0f);
+    const float y = fmaf(-2.0f, rough_logistic2(2 * kLog2E * x), 1.0f);
     return fabsf(x) < 0.0625f ? fmaf(x * x * x, -1.0f / 3, x) : y;
   }
 };
 struct exp_ : Functor {
   static constexpr bool ROUGH = true;
   __device__ float operator()(float x) const { return expf(x); }
-  __device__ float rough(float x) const { return exp2_normal(kLog2e * x); }
+  __device__ float rough(float x) const { return exp2_normal(kLog2E * x); }
 };
 struct neg : Functor {
   static constexpr bool PAIRED = true;

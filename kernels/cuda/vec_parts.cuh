@@ -1,6 +1,5 @@
-// The parts of a decode step's products that mul_mat_vec.cu and
-// mul_mat_sparse.cu share: arguments, columns
-// brought into shared memory, which rows belong together, and what becomes of their sums.
+// The parts of a decode step's products: arguments, columns brought into shared memory, which rows
+// belong together, and what becomes of their sums. mul_mat_sparse.cu uses the columns alone.
 #pragma once
 
 #include "cuda/mul_mat_vec.cuh"

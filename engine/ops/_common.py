@@ -41,6 +41,12 @@ def positive(rng: np.random.Generator, shape: Shape) -> np.ndarray:
     return rng.uniform(0.5, 1.5, shape)
 
 
+def scaled(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Test weights of 1/sqrt(k): a product of deviation one, where silu is neither linear nor
+    flat."""
+    return rng.standard_normal(shape) / np.sqrt(shape[-1])
+
+
 def rows_dense(t: Tensor) -> bool:
     """True when neighbours along the innermost dimension are neighbours in memory."""
     return not t.shape or t.shape[-1] <= t.dtype.block or t.strides[-1] == t.dtype.nbytes

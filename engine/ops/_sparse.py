@@ -84,11 +84,6 @@ def active_neurons(
 # -- cases -------------------------------------------------------------------------------------
 
 
-def scaled(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-    """Weights of 1/sqrt(k): a product of deviation one."""
-    return rng.standard_normal(shape) / np.sqrt(shape[-1])
-
-
 def _some_neurons(n_ff: int) -> Any:
     return lambda rng, shape: np.sort(rng.choice(n_ff, shape[0], replace=False))
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import F32, Case, DType, Operand, OpSpec, Param, Tensor
+from ._common import scaled
 from ._sparse import (
     NEURONS,
     active_neurons,
@@ -17,7 +18,6 @@ from ._sparse import (
     neuron_cases,
     neurons_of_rows,
     pad_srcs,
-    scaled,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import F32, Case, DType, Operand, OpSpec, Shape, Tensor, op_spec
-from ._common import FLOATS, QUANTS, block_of, positive
+from ._common import FLOATS, QUANTS, block_of, positive, scaled
 from .mul_mat import infer_mul_mat
 
 
@@ -41,10 +41,6 @@ class MulMatSwiglu(OpSpec):
         return out.size * (4 * out.live_srcs()[0].shape[-1] + 5)
 
     def cases(self) -> Iterator[Case]:
-        # Weights of 1/sqrt(k): a product of deviation one, where silu is neither linear nor flat.
-        def scaled(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-            return rng.standard_normal(shape) / np.sqrt(shape[-1])
-
         for t in FLOATS + QUANTS:
             k = 2 * block_of(t) if block_of(t) > 1 else 31
             tolerance = 1e-7 if t == "f32" else None

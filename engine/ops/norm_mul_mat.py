@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..graph import F32, Case, DType, Operand, OpSpec, Param, Shape, Tensor, op_spec
-from ._common import FLOATS, QUANTS, block_of, positive
+from ._common import FLOATS, QUANTS, block_of, positive, scaled
 from .mul_mat import infer_mul_mat
 from .rms_norm import RmsNorm
 
@@ -75,11 +75,6 @@ class NormMulMatSwiglu(NormMulMat):
 
 def norm_cases(n_weights: int, types: tuple[str, ...]) -> Iterator[Case]:
     """Every type; lengths on both sides of the pieces kernels read rows in; odd row counts."""
-
-    # A product of deviation one: where silu is neither linear nor flat.
-    def scaled(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-        return rng.standard_normal(shape) / np.sqrt(shape[-1])
-
     for t in types:
         ks = (31, 192) if block_of(t) == 1 else (block_of(t), 10 * block_of(t))
         for k in ks:

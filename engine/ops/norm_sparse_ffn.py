@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..graph import Case, DType, Operand, OpSpec, Param, Tensor, op_spec
-from ._sparse import NEURONS, check_rows, neuron_cases, pad_srcs, scaled
+from ._common import scaled
+from ._sparse import NEURONS, check_rows, neuron_cases, pad_srcs
 from .norm_mul_mat import check_norm
 from .rms_norm import RmsNorm
 from .sparse_ffn import SparseFfn

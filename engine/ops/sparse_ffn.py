@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import F32, Case, DType, Operand, OpSpec, Param, Tensor, op_spec
+from ._common import scaled
 from ._sparse import (
     NEURONS,
     check_neurons,
@@ -16,7 +17,6 @@ from ._sparse import (
     neuron_cases,
     neurons_of_rows,
     pad_srcs,
-    scaled,
 )
 
 

@@ -12,6 +12,7 @@ from gguflow.engine.model import Model
 from gguflow.engine.profile import ActivityRow
 from gguflow.models.relullama import ReluLlama
 
+from .stats import deciding
 from .taps import TappedModel
 
 N_UBATCH = 32  # tokens a run: the gates of all layers are in memory at once
@@ -21,9 +22,10 @@ class _WithGates(TappedModel):
     """A model whose sparse layers also compute gate (and up, where it decides) in full."""
 
     def extend(self, g: Graph, nodes: dict[str, Tensor]) -> None:
+        assert isinstance(self.arch, ReluLlama)
         for i in range(self.hp.n_layer):
             norm = nodes[f"blk.{i}.ffn.norm"]
-            for part in _deciding(self):
+            for part in deciding(self.arch.relu_up):
                 name, weight = _whole(i, part), g.leaves[f"blk.{i}.ffn_{part}.weight"]
                 nodes[name] = g.mul_mat(weight, norm, name=name)
 
@@ -31,11 +33,6 @@ class _WithGates(TappedModel):
 def _whole(i: int, part: str) -> str:
     # A name of the cold half, so that it is computed where the whole matrix lies.
     return f"blk.{i}.ffn.cold_whole_{part}"
-
-
-def _deciding(model: Model) -> tuple[str, ...]:
-    """The products whose sign decides whether a neuron fires."""
-    return ("gate", "up") if getattr(model.arch, "relu_up", False) else ("gate",)
 
 
 def measure_activity(model: Model, ids: Sequence[int]) -> list[ActivityRow]:
@@ -48,7 +45,7 @@ def measure_activity(model: Model, ids: Sequence[int]) -> list[ActivityRow]:
     if not isinstance(arch, ReluLlama) or run is None or run.mode == "off" or not len(ids):
         return []
     n = model.hp.n_layer
-    names = [_whole(i, part) for part in _deciding(model) for i in range(n)]
+    names = [_whole(i, part) for part in deciding(arch.relu_up) for i in range(n)]
     predicts = run.mode == "predict"
     if predicts:
         names += [f"blk.{i}.ffn.predict" for i in range(n)]

@@ -127,7 +127,6 @@ class DevicePlacement:
             f"({100 * n / every:.1f} %, {min(split.n_gpu)} to {max(split.n_gpu)} a layer; {how}): "
             f"{human_bytes(total)} of {human_bytes(self.limit)}"
         )
-        self.plan(split, groups)  # with the note
         return split
 
     def _groups(self, none: NeuronSplit) -> Groups:

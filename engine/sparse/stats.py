@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gguflow.engine.gguf import GgufError, GgufFile, write_gguf
+from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.graph import I64
 
 from .identity import model_hash
@@ -67,10 +67,14 @@ def hottest(probability: np.ndarray, share: float = 0.8) -> float:
     return float(np.searchsorted(np.cumsum(p), share * total - 1e-12 * total) + 1) / len(p)
 
 
+def deciding(relu_up: bool) -> tuple[str, ...]:
+    """The products whose sign decides whether a neuron fires."""
+    return ("gate", "up") if relu_up else ("gate",)
+
+
 def tap_names(n_layer: int, relu_up: bool = False) -> tuple[str, ...]:
     """The nodes that tell which neurons fire: every layer's gate, then every layer's up."""
-    parts = ("gate", "up") if relu_up else ("gate",)
-    return tuple(f"blk.{i}.ffn.{part}" for part in parts for i in range(n_layer))
+    return tuple(f"blk.{i}.ffn.{part}" for part in deciding(relu_up) for i in range(n_layer))
 
 
 def count_activations(
@@ -101,6 +105,8 @@ def count_activations(
 
 def write_stats(path: str | Path, stats: Activations) -> None:
     """Write a file. Raises GgufError when it cannot be written."""
+    from gguflow.engine.gguf import write_gguf
+
     write_gguf(
         path,
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,14 +68,14 @@ def run(args: Namespace) -> int:
 def token_windows(args: Namespace, source: ModelSource) -> list[list[int]]:
     """The text's windows, or random tokens for random weights."""
     from ..perplexity import read_text, text_windows
-    from ..profile import random_ids
+    from ..prompt import random_ids
 
     if args.random is not None:
         return [random_ids(args.ctx_size, source.arch.hp.n_vocab)] * (args.chunks or 1)
     return text_windows(source, read_text(args.file), args.ctx_size, args.chunks)
 
 
-def progress(n_tokens: int):  # type: ignore[no-untyped-def]
+def progress(n_tokens: int) -> Callable[[int], None] | None:
     """A callback that shows on a terminal how far the counting is."""
     if not sys.stderr.isatty():
         return None

@@ -10,8 +10,9 @@ import numpy as np
 from gguflow.engine.gguf import GgufError, GgufFile, Typed, write_gguf
 from gguflow.engine.gguf.tensors import ElementType
 from gguflow.engine.graph import F16, DType
-from gguflow.engine.quants import encode
 from gguflow.models.relullama import ReluLlama
+
+from .predictor import predictor_tensors
 
 Entry = tuple[str, tuple[ElementType, tuple[int, ...], np.ndarray]]
 
@@ -40,18 +41,10 @@ def embed_predictor(
         metadata[f"{ReluLlama.name}.sparse_threshold"] = (
             Typed("f32", float(values)) if not values.ndim else values  # type: ignore[assignment]
         )
-        write_gguf(out, metadata, [*_kept(f), *_predictors(layers, dtype)], f.alignment)
+        write_gguf(out, metadata, [*_kept(f), *predictor_tensors(layers, dtype)], f.alignment)
 
 
 def _kept(f: GgufFile) -> Iterator[Entry]:
     for info in f.tensors.values():
         if not info.name.endswith((".fc1.weight", ".fc2.weight")):
             yield info.name, (info.dtype, tuple(info.shape), f.data(info.name))
-
-
-def _predictors(layers: Sequence[tuple[np.ndarray, np.ndarray]], dtype: DType) -> Iterator[Entry]:
-    for i, matrices in enumerate(layers):
-        for part, x in zip(("fc1", "fc2"), matrices, strict=True):
-            t = dtype if x.shape[1] % dtype.block == 0 else F16
-            raw = encode(t, np.ascontiguousarray(x, np.float32)).reshape(-1).view(np.uint8)
-            yield f"blk.{i}.{part}.weight", (t, x.shape, raw)

@@ -110,13 +110,12 @@ class WatchedSession(Session):
 
     def __init__(self, model: Model, profile: Any = None) -> None:
         super().__init__(model, profile)
-        hp, arch = model.hp, model.arch
-        assert isinstance(arch, ReluLlama)
-        own = model.options.sparse_threshold
-        chosen = arch.threshold if own is None else own
-        layers = chosen if isinstance(chosen, tuple) else (chosen,) * hp.n_layer
-        self._thresholds = [np.float32(t) for t in layers]
-        self._sums = np.zeros((hp.n_layer, 4), np.int64)
+        arch, run, n_layer = model.arch, model.sparse, model.hp.n_layer
+        assert isinstance(arch, ReluLlama) and run is not None
+        self._thresholds = [
+            np.float32(run.layer_threshold(i, arch.threshold)) for i in range(n_layer)
+        ]
+        self._sums = np.zeros((n_layer, 4), np.int64)
 
     def step(self, ids: Sequence[int], outputs: str = "none", sampler: Any = None) -> Any:
         out = super().step(ids, outputs, sampler)

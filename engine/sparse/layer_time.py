@@ -21,15 +21,14 @@ from gguflow.engine.graph import F16, F32, DType, Graph, Role
 from gguflow.engine.loader import ModelSource, WeightSource, WeightStore
 from gguflow.engine.model import weight_users
 from gguflow.engine.profile.machine import cores
-from gguflow.engine.quants import encode
 from gguflow.engine.runtime import bind
 from gguflow.models.base import Batch
 
 from .run import SparseRun
+from .speeds import constant, typical
 
-CACHES = (
-    48 << 20
-)  # bytes of a form's layers: past most caches with the other forms', soon allocated
+# Bytes of a form's layers: past most caches with the other forms', soon allocated.
+CACHES = 48 << 20
 PATTERNS = 8  # sets of neurons that fire in turn
 ROUNDS, LEAST_ROUNDS, SECONDS = 34, 10, 0.4  # runs of a form, and after how long fewer are enough
 VALUE = 0.01  # of weights, or its negative
@@ -59,8 +58,7 @@ def form_seconds(
             taken[name].append(form.seconds(k))
         if k + 1 >= LEAST_ROUNDS and perf_counter() - began > SECONDS:
             break
-    # What a quarter of the runs stay below, without the first two, which load kernels.
-    return {name: sorted(t[2:])[len(t[2:]) // 4] for name, t in taken.items()}
+    return {name: typical(t) for name, t in taken.items()}
 
 
 class _Layers:
@@ -101,13 +99,7 @@ class _Layers:
         store.load(weights, plan.leaves(Role.WEIGHT), weight_users(plan), lambda _: backend)
         arenas = {s: backend.alloc(max(a.nbytes, 1)) for s, a in plan.arenas.items()}
         self.plan = bind(
-            plan,
-            {backend.name: backend},
-            store.buffers,
-            store.packed,
-            {},
-            arenas,
-            cores(),
+            plan, {backend.name: backend}, store.buffers, store.packed, {}, arenas, cores()
         )
 
     def seconds(self, k: int) -> float:
@@ -151,7 +143,7 @@ def _made_up(
         n_ff = ws["ffn_gate"].shape[0]
         order = np.stack([rng.permutation(n_ff) for _ in range(n)], axis=1)
         reads: dict[str, Callable[[], np.ndarray]] = {
-            part: partial(_constant, w.dtype, w.shape, value)
+            part: partial(constant, w.dtype, w.shape, value)
             for part, value in (("ffn_norm", 1.0), ("ffn_up", VALUE), ("ffn_down", 0.0),
                                 ("ffn_down_t", 0.0))
             if (w := ws.get(part)) is not None
@@ -187,15 +179,10 @@ def _bounds(size: int, unit: int, n: int) -> list[tuple[int, int]]:
     return list(zip(at, at[1:], strict=False))
 
 
-def _constant(dtype: DType, shape: tuple[int, ...], value: float) -> np.ndarray:
-    row = encode(dtype, np.full((1, shape[-1]), value, np.float32)).view(np.uint8).reshape(-1)
-    return np.resize(row, row.size * prod(shape[:-1]))
-
-
 def _signed(dtype: DType, bounds: Sequence[tuple[int, int]], positive: np.ndarray) -> np.ndarray:
     """uint8 bytes of a matrix: row j is VALUE where positive[j, part], else -VALUE."""
     size = bounds[-1][1]
-    plus, minus = (_constant(dtype, (1, size), v) for v in (VALUE, -VALUE))
+    plus, minus = (constant(dtype, (1, size), v) for v in (VALUE, -VALUE))
     out = np.tile(minus, (len(positive), 1))
     for k, (a, b) in enumerate(bounds):
         columns = slice(dtype.row_bytes(a), dtype.row_bytes(b))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gguflow.engine.backends.base import Backend
-from gguflow.engine.compile import SpaceBytes, human_bytes
+from gguflow.engine.compile import SpaceBytes
 from gguflow.engine.loader import ModelSource
 
 from .budget import PlanFor, fit, no_neurons
@@ -30,14 +30,6 @@ class Placed:
     used: SpaceBytes
     choice: Choice | None
     speeds: Speeds | None
-
-    def describe(self) -> str:
-        """One line for the user."""
-        n_gpu, n = sum(self.split.n_gpu), self.split.n_ff * self.split.n_layer
-        return (
-            f"{n_gpu} of {n} neurons ({n_gpu / n:.0%}) on the device, "
-            f"{human_bytes(self.used.total)} there in all; split: {self.path}"
-        )
 
 
 def layer_shapes(source: ModelSource) -> list[LayerShape]:
@@ -81,7 +73,8 @@ def place_neurons(
     """
     hp = source.arch.hp
     stats = model_stats(source) if stats is None else check_stats(stats, source, "the statistics")
-    neurons, shapes = neuron_bytes(source), layer_shapes(source)
+    shapes = layer_shapes(source)
+    neurons = [s.neuron for s in shapes]
     least = plan_for(no_neurons(hp.n_layer, hp.n_ff)).bytes_by_space()[device.space]
     depends = (stats.hash, least.total, exact, device.name, n_threads, neurons, speeds)
     path = split_path(stats.model_hash, budget, *depends)

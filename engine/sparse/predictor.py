@@ -10,7 +10,7 @@ layer) below which score a neuron is skipped. Each layer has `blk.N.fc1.weight` 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.gguf import GgufError, GgufFile
-from gguflow.engine.graph import DType, dtype_by_name
+from gguflow.engine.graph import F16, DType
 from gguflow.engine.loader import ModelSource, file_weight
 from gguflow.engine.quants import encode
 from gguflow.models.base import HParams, ModelError
@@ -35,13 +35,13 @@ def write_predictor(
     layers: Sequence[tuple[np.ndarray, np.ndarray]],
     threshold: float | Sequence[float],
     model_hash: str,
-    dtype: DType | None = None,
+    dtype: DType = F16,
 ) -> None:
     """Write the predictors of a model's layers.
 
     layers: (fc1 float32 [rank, n_embd], fc2 float32 [n_ff, rank]) each; the rank may differ.
-    threshold: for all layers or one a layer. model_hash: of `sparse.identity`. dtype: F16 unless
-    told; a row that it does not divide stays F16. Raises ValueError for what does not fit `hp`.
+    threshold: for all layers or one a layer. model_hash: of `sparse.identity`. dtype: of the
+    matrices; a row that it does not divide is F16. Raises ValueError for what does not fit `hp`.
     """
     from gguflow.engine.gguf import write_gguf
 
@@ -55,20 +55,24 @@ def write_predictor(
         f"{ReluLlama.name}.sparse_threshold": thresholds if thresholds.ndim else float(thresholds),
         _HASH_KEY: model_hash,
     }
-    tensors = {}
     for i, (fc1, fc2) in enumerate(layers):
         if fc1.shape[1:] != (hp.n_embd,) or fc2.shape != (hp.n_ff, fc1.shape[0]):
             raise ValueError(
                 f"layer {i}: fc1 {list(fc1.shape)} and fc2 {list(fc2.shape)}, expected "
                 f"[rank, {hp.n_embd}] and [{hp.n_ff}, rank]"
             )
-        for part, x in (("fc1", fc1), ("fc2", fc2)):
-            t = dtype_by_name("f16")
-            if dtype is not None and x.shape[1] % dtype.block == 0:
-                t = dtype
+    write_gguf(path, metadata, predictor_tensors(layers, dtype))
+
+
+def predictor_tensors(
+    layers: Sequence[tuple[np.ndarray, np.ndarray]], dtype: DType
+) -> Iterator[tuple[str, tuple[DType, tuple[int, ...], np.ndarray]]]:
+    """(name, (type, shape, bytes)) of every matrix; rows that `dtype` does not divide are F16."""
+    for i, matrices in enumerate(layers):
+        for part, x in zip(("fc1", "fc2"), matrices, strict=True):
+            t = dtype if x.shape[1] % dtype.block == 0 else F16
             raw = encode(t, np.ascontiguousarray(x, np.float32)).reshape(-1).view(np.uint8)
-            tensors[f"blk.{i}.{part}.weight"] = (t, x.shape, raw)
-    write_gguf(path, metadata, tensors)
+            yield f"blk.{i}.{part}.weight", (t, x.shape, raw)
 
 
 def predictor_sizes(hp: HParams) -> dict[str, int]:

@@ -79,7 +79,7 @@ def choose_split(
     layers = tuple(
         layer_costs(p, n, speeds, group or _group(len(p)), exact)
         for p, n in zip(probabilities, neurons, strict=True)
-    )  # fmt: skip
+    )
     greedy = solve_greedy(layers, budget)
     greedy_s = _seconds(layers, greedy)
     try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from time import perf_counter
 
 import numpy as np
@@ -111,8 +112,7 @@ def _bound(
     plan = compile_graph(g, PlanOptions(PlacementRules(tuple(backends.values()), overrides)))
     weights = {}
     for t in plan.leaves(Role.WEIGHT):
-        row = encode(t.dtype, np.full((1, t.shape[-1]), 0.01, np.float32)).view(np.uint8)
-        raw = np.resize(row.reshape(-1), t.nbytes)
+        raw = constant(t.dtype, t.shape, 0.01)
         weights[t.name] = backends[plan.placement.of[t]].load_weight(t, raw, False)
     by_space = {b.space: b for b in backends.values()}
     arenas = {s: by_space[s].alloc(max(a.nbytes, 1)) for s, a in plan.arenas.items()}
@@ -128,7 +128,7 @@ def _seconds(plan: BoundPlan, n_active: int, n_rows: int) -> float:
         plan.inputs["idx"][0, rng.choice(n_rows, n_active, replace=False)] = 1.0
         _, spans = plan.run_timed()
         taken.append(max(int(spans[:, 1].max() - spans[:, 0].min()), 1) / 1e9)
-    return _typical(taken)
+    return typical(taken)
 
 
 def _wall(plan: BoundPlan) -> float:
@@ -138,9 +138,15 @@ def _wall(plan: BoundPlan) -> float:
         began = perf_counter()
         plan.run()
         taken.append(perf_counter() - began)
-    return _typical(taken)
+    return typical(taken)
 
 
-def _typical(taken: list[float]) -> float:
+def typical(taken: Sequence[float]) -> float:
     """The time that a quarter of the runs stay below, without the first two, which load kernels."""
     return sorted(taken[2:])[len(taken[2:]) // 4]
+
+
+def constant(dtype: DType, shape: Sequence[int], value: float) -> np.ndarray:
+    """uint8 bytes of a weight whose elements are all `value`, as the type rounds it."""
+    row = encode(dtype, np.full((1, shape[-1]), value, np.float32)).view(np.uint8).reshape(-1)
+    return np.resize(row, row.size * prod(shape[:-1]))

@@ -18,8 +18,6 @@ def write_relu(tmp_path: Path) -> Write:
 
     def write(predict: bool = True, name: str = "relu.gguf", **changes) -> Path:
         weights = predictors() if predict else {}
-        return write_tiny(
-            tmp_path / name, "relullama", gain=2.0, weights=weights, **changes
-        )  # fmt: skip
+        return write_tiny(tmp_path / name, "relullama", gain=2.0, weights=weights, **changes)
 
     return write

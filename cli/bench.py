@@ -34,6 +34,7 @@ from .options import (
     whole,
 )
 from .profiling import new_profile, save_profile
+from .prompt import random_ids
 
 if TYPE_CHECKING:
     from gguflow.engine.loader import ModelSource
@@ -175,11 +176,12 @@ def run(args: Namespace) -> int:
     profile_path = check_profile(args)
     from gguflow.engine.loader import open_model
     from gguflow.engine.options import Options
+    from gguflow.engine.profile.machine import cores
 
     files = args.model if args.model or args.random else [str(bundled_model())]
     # All are opened first: a name that is wrong should not show after an hour of measuring.
     sources = [open_model(f) for f in files] + [random_source(s) for s in args.random]
-    tests = grid(args, prepare(sources[0], Options()).n_threads)
+    tests = grid(args, cores())
     if not tests:
         raise UsageError("nothing to run: -p and -n are 0 and there is no -pg")
     for source in sources:
@@ -254,10 +256,7 @@ def measure(
     out: Output,
 ) -> None:
     """Run one test and write its result."""
-    import numpy as np
-
-    drawn = np.random.default_rng(0).integers(0, session.model.hp.n_vocab, test.n_ctx)
-    ids = [int(t) for t in drawn]
+    ids = random_ids(test.n_ctx, session.model.hp.n_vocab)
     depth, prompt = ids[: test.n_depth], ids[test.n_depth : test.n_depth + test.n_prompt]
     generated = ids[test.n_depth + test.n_prompt :]
     if depth:

@@ -18,7 +18,7 @@ from .options import (
     whole,
 )
 from .profiling import new_profile, save_profile
-from .prompt import unescape
+from .prompt import random_ids, unescape
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -122,13 +122,6 @@ def prompt_ids(args: Namespace, model: Model) -> list[int]:
         raise UsageError("-p/--prompt: --random models have no tokenizer; use --pp")
     ids: list[int] = model.tokenizer.encode(unescape(args.prompt), parse_special=True)
     return ids
-
-
-def random_ids(n: int, n_vocab: int) -> list[int]:
-    """The same every time: time does not depend on them, but then nothing else does either."""
-    import numpy as np
-
-    return [int(t) for t in np.random.default_rng(0).integers(0, n_vocab, n)]
 
 
 def show_files(args: Namespace) -> int:

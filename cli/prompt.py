@@ -43,6 +43,14 @@ def _decode(data: bytes, where: str) -> str:
         raise UsageError(f"{where}: not UTF-8 text (byte {e.start})") from None
 
 
+def random_ids(n: int, n_vocab: int) -> list[int]:
+    """The same every time: time does not depend on them, but then nothing else does either."""
+    import numpy as np
+
+    ids: list[int] = np.random.default_rng(0).integers(0, n_vocab, n).tolist()
+    return ids
+
+
 def prompt_text(args: Namespace) -> str:
     """The text of -p or -f, "" without either. A newline that ends a file is not part of it."""
     if args.file is not None:

@@ -52,6 +52,14 @@ def test_inspect_shows_a_split(call, tmp_path: Path, tiny_model: str) -> None:
     assert "sparse" not in json.loads(call("inspect", tiny_model, "--json")[1])
 
 
+def test_bench_measures_forms_only_for_auto(call, model: Path, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "gguflow.engine.sparse.form.choose_form", lambda *a: pytest.fail("nobody asked")
+    )
+    words = ("-m", str(model), "--sparse", "off", "-p", "4", "-n", "0", "-r", "1")
+    assert call("bench", *words)[0] == 0
+
+
 def test_inspect_shows_the_sparse_plan(call, model: Path) -> None:
     by_mode = {
         mode: call("inspect", str(model), "--plan", "--sparse", mode)[1]

@@ -1,10 +1,11 @@
 """The sparse feed-forward layer on the GPU, at the 7B shape: microseconds a layer and GB/s.
 
-    python bench/cuda_sparse.py [--types f16,q4_0] [--only token,lanes,hot,batch]
+    python bench/cuda_sparse.py [--types f16,q4_0] [--only token,ring,hot,batch]
 
-token: one token at several active fractions, its two kernels alone, and the dense layer. lanes: the
-second kernel in its forms. hot: a bucket of rows. batch: tokens by active rows and by dense
-products, where one must overtake the other at SPARSE_TOKENS of kernels/cuda/sparse.py.
+token: one token at several active fractions, its two kernels alone, and the dense layer. ring: the
+second kernel with more or less of its rows on their way. hot: a bucket of rows. batch: tokens by
+active rows and by dense products, where one must overtake the other at SPARSE_TOKENS of
+kernels/cuda/sparse.py.
 
 Each figure is that of a captured graph of many layers, which together do not fit into the
 second-level cache, divided by their number. Every active neuron fires.
@@ -201,21 +202,23 @@ def token(ls: Layers) -> None:
     line(ls, "by the gate alone, all of which fires", replay_us(ls.gpu, flat(exact), ls.n), whole)
 
 
-def lanes(ls: Layers) -> None:
-    if ls.dtype.is_quantized:
-        return
-    standard = axpy_sparse.LANES[ls.dtype.name]
+def ring(ls: Layers) -> None:
+    standard, quantized = (dict(axpy_sparse.RING), axpy_sparse.BESIDE), ls.dtype.is_quantized
     for fraction in (0.1, 1.0):
-        scores = ls.scores(1, fraction)
-        for n in (4, 8, 16, 32):
-            axpy_sparse.LANES[ls.dtype.name] = n
+        scores, seen = ls.scores(1, fraction), set()
+        for size in (28, 37, 48, 64, 80, 96, 128):
+            axpy_sparse.RING[quantized], axpy_sparse.BESIDE = size << 10, 1 << 20
             steps = sparse(ls, 1, scores)
+            entry = steps[0][1].kernel.entry
+            if entry in seen:
+                continue
+            seen.add(entry)
             whole = replay_us(ls.gpu, flat(steps), ls.n)
-            grid = f"{steps[0][1].grid[0]} x {steps[0][1].grid[1]} blocks"
             us = replay_us(ls.gpu, [s[1] for s in steps], ls.n)
-            what = f"down, {fraction:.0%}: {n} lanes, {grid} (layer {whole:.2f})"
+            what = f"down, {fraction:.0%}: {entry.split('<')[1]} (layer {whole:.2f})"
             line(ls, what, us, row_bytes(ls) * int((scores > 0).sum()))
-        axpy_sparse.LANES[ls.dtype.name] = standard
+    rings, axpy_sparse.BESIDE = standard
+    axpy_sparse.RING.update(rings)
 
 
 def hot(ls: Layers) -> None:
@@ -244,7 +247,7 @@ def batch(ls: Layers) -> None:
         print(f"{ls.dtype.name:5} {m:4} tokens, {union:4.0%} wanted by any: {found}", flush=True)
 
 
-PARTS = {"token": token, "lanes": lanes, "hot": hot, "batch": batch}
+PARTS = {"token": token, "ring": ring, "hot": hot, "batch": batch}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from gguflow.engine.graph import F32, Role, Tensor
 
 from .dequantize import can_dequantize, dequantize_launch
 from .gemm import WORKSPACE_BYTES, Gemm, Matrix
-from .launch import MAX_GRID_YZ, Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
 from .mul_mat_rows import finish_launch, round_launch
 from .mul_mat_sparse import neurons_of
 from .mul_mat_sparse import supports as supports  # the same limit
@@ -17,16 +17,17 @@ from .mul_mat_vec import columns_for
 from .sparse import FEW, SPARSE_TOKENS, Neurons, Scratch, groups, marked, pick_launch
 
 OPS = ("axpy_sparse",)
-_THREADS, _SLOTS = 256, 1024  # as in axpy_sparse.cu
-_SLICE, _GROUP, _STAGES = 256, 8, 3  # of quantized rows
+_THREADS, _SLOTS = 512, 1024  # as in axpy_sparse.cu
 _WARPS = _THREADS // 32
-_MOST_LIST = 40 << 10  # bytes of a block's list
+_MOST_STAGES = 8
+# Bytes of rows that a block has on their way at most, quantized or not.
+RING = {True: 48 << 10, False: 64 << 10}
+# Shared memory of a block that may start beside one of mul_mat_sparse: fewer rows are on their way
+# where the list is long. With more than two columns a block takes all registers and starts alone.
+BESIDE = 77 << 10
 # More than a kernel gets without asking: the device then divides its memory as it does for
 # mul_mat_sparse, and blocks of both can be on one multiprocessor.
 _LEAST_SHARED = (48 << 10) + 16
-# Threads that read a row of floats together, 8 columns each. Few make a block's slice narrow, so
-# that blocks need not share one; many read memory in longer runs.
-LANES = {"f32": 16, "f16": 16, "bf16": 16}
 
 
 @dataclass(frozen=True)
@@ -40,32 +41,41 @@ class Plan:
     shared: int
 
 
-def stage_pitch(w: Operand) -> int:
-    """`PITCH` of axpy_sparse.cu: bytes of a slice of a row, and what stands before it."""
-    nbytes = _SLICE // w.dtype.block * w.dtype.nbytes
+def strip_pitch(w: Operand) -> int:
+    """`PITCH` of axpy_sparse.cu: bytes of what a block reads of a row, and what stands before."""
+    if not w.dtype.is_quantized:
+        return 512
+    nbytes = 256 // w.dtype.block * w.dtype.nbytes
     return (nbytes + 29) // 16 * 16 if nbytes % 16 else nbytes
 
 
 def plan(w: Operand, columns: int, device: DeviceInfo) -> Plan:
     """How blocks divide the columns and the list for so many activations a row."""
     n_embd, n_rows = w.ne[:2]
-    name, aligned = cpp_type(w.dtype), not (w.address % 16 or w.nb[1] % 16)
-    if w.dtype.is_quantized and aligned:
-        width, entry = _SLICE, f"axpy_blocks<{name}, {columns}>"
-        work = _WARPS * _STAGES * _GROUP * stage_pitch(w)
-    else:
-        lanes = 32 if w.dtype.is_quantized else LANES[w.dtype.name]
-        loose = not w.dtype.is_quantized and not (aligned and n_embd % 8 == 0)
-        width = 8 * lanes
-        entry = f"axpy_rows<{name}, {str(loose).lower()}, {lanes}, {columns}>"
-        work = 0
-    slices = ceil_div(n_embd, width)
-    parts = max(1, device.sm_count // slices, ceil_div(4 * n_rows, _MOST_LIST))
-    parts = min(parts, ceil_div(n_rows, 16), MAX_GRID_YZ) if slices <= _SLOTS else 1
-    share = ceil_div(n_rows, parts)
-    listed = ceil_div(4 * ceil_div(n_rows, 32), 16) * 16 + ceil_div(4 * share, 16) * 16
-    shared = max(listed + max(work, 4 * _WARPS * width), _LEAST_SHARED)
-    return Plan(entry, slices, parts, share, shared)
+    name = cpp_type(w.dtype)
+    streamed = not (w.address % 16 or w.nb[1] % 16 or w.dtype.row_bytes(n_embd) % 16)
+    pitch = strip_pitch(w) if streamed else 0
+    width = 128 if streamed and w.dtype.name == "f32" else 256
+    group = 4 if pitch < 200 else 2  # neighbouring rows of a warp
+    turn, stage = group * _WARPS, group * _WARPS * pitch
+    stages = min(_MOST_STAGES, RING[w.dtype.is_quantized] // stage) if streamed else 0
+    sums = 4 * _WARPS * (width + 32)
+    slices, entry = ceil_div(n_embd, width), 4 + 4 * columns
+    parts = 1
+    bits = ceil_div(4 * ceil_div(n_rows, 32), 16) * 16
+    if slices <= _SLOTS:
+        room = device.shared_per_block - 1024 - bits - max(sums, stages * stage)
+        most = max(turn, room // entry // turn * turn)
+        parts = max(1, min(device.sm_count // slices, ceil_div(n_rows, 64)), ceil_div(n_rows, most))
+    share = ceil_div(ceil_div(n_rows, parts), turn) * turn
+    listed = bits + share * entry
+    while stages > 3 and columns <= 2 and listed + stages * stage > BESIDE:
+        stages -= 1
+    shared = max(listed + max(sums, stages * stage), _LEAST_SHARED)
+    kernel = f"axpy_stream<{name}, {columns}, {group}, {stages}>"
+    if not streamed:
+        kernel = f"axpy_rows<{name}, {columns}>"
+    return Plan(kernel, slices, parts, share, shared)
 
 
 def parts_bytes(w: Operand, m: int, device: DeviceInfo) -> int:

@@ -15,13 +15,13 @@ __global__ void __launch_bounds__(256) copy_dense(const __grid_constant__ CopyAr
   }
 }
 
-// Any strides; the source is read modulo its lengths.
-template <bool WIDE, class E>
+// Any strides. MODULO: the source is read modulo its lengths.
+template <bool WIDE, bool MODULO, class E>
 __global__ void __launch_bounds__(256) copy_strided(const __grid_constant__ CopyArgs a) {
   for (i64 i = global_thread(); i < a.n; i += global_threads()) {
     const Index at = unravel<WIDE>(i, a.dst.ne, a.by);
     const auto wrap = [&a](i64 k, int d) {
-      return a.src.ne[d] == a.dst.ne[d] ? k : k % a.src.ne[d];
+      return MODULO && a.src.ne[d] != a.dst.ne[d] ? k % a.src.ne[d] : k;
     };
     const char* const from =
         a.src.row(wrap(at.i1, 1), wrap(at.i2, 2), wrap(at.i3, 3)) + wrap(at.i0, 0) * a.src.nb[0];

@@ -31,7 +31,8 @@ def copy_launch(dst: Operand, src: Operand, device: DeviceInfo) -> Launch:
             return _launch(f"copy_dense<{_WORDS[word]}>", dst, src, device)
     elif (d := _neighbours(dst, src)) is not None:
         return _transposed(*(_brought_to_1(o, d) for o in (dst, src)))
-    return _launch(f"copy_strided<{cpp_bool(is_wide(dst.size))}, {_WORDS[word]}>", dst, src, device)
+    how = f"{cpp_bool(is_wide(dst.size))}, {cpp_bool(dst.ne != src.ne)}"
+    return _launch(f"copy_strided<{how}, {_WORDS[word]}>", dst, src, device)
 
 
 def _launch(entry: str, dst: Operand, src: Operand, device: DeviceInfo) -> Launch:

@@ -12,6 +12,7 @@ struct ReduceArgs {
   i64 step;          // bytes between its elements
   i64 slice;         // elements of it a block takes, a multiple of 4
   i64 results;
+  FastDiv by[3];  // dst.ne
 };
 
 struct sum_ {
@@ -57,8 +58,9 @@ struct argmax_ {
 
 // Byte offset of result o in a tensor without its reduced dimension.
 __device__ __forceinline__ i64 offset(const ReduceArgs& a, const gf_tensor& t, i64 o) {
-  const i64 q = o / a.dst.ne[0], i0 = o - q * a.dst.ne[0], i2 = q / a.dst.ne[1];
-  return i0 * t.nb[0] + (q - i2 * a.dst.ne[1]) * t.nb[1] + i2 * t.nb[2];
+  const bool wide = a.results > 0x7FFFFFFF;
+  const Index at = wide ? unravel<true>(o, a.dst.ne, a.by) : unravel<false>(o, a.dst.ne, a.by);
+  return at.i0 * t.nb[0] + at.i1 * t.nb[1] + at.i2 * t.nb[2];
 }
 
 template <class R>
@@ -92,45 +94,55 @@ __global__ void __launch_bounds__(T > 256 ? T : 256)
     reduce_rows(const __grid_constant__ ReduceArgs a) {
   typedef typename R::State State;
   constexpr int BLOCK = T > 256 ? T : 256;
+  constexpr int AHEAD = !PACKED || T == 1 ? 2 : 4;  // reads under way
   const i64 o = (i64)blockIdx.x * (BLOCK / T) + threadIdx.x / T;
   const int t = threadIdx.x % T;
   const i64 begin = blockIdx.y * a.slice, left = a.n - begin;
-  const int n = (int)(left < a.slice ? left : a.slice), first = (int)begin + 4 * t;
+  const int n = (int)(left < a.slice ? left : a.slice), packs = n / 4;
+  const int first = (int)begin + 4 * t;
   State s[4] = {R::start(first), R::start(first + 1), R::start(first + 2), R::start(first + 3)};
   if (o < a.results) {
     const char* const x = a.x.data + offset(a, a.x, o) + begin * a.step;
-    int p = t;
-#pragma unroll(PACKED ? 8 : 2)
-    for (; p < n / 4; p += T) {
-      Pack<float, 4> v;
-      if constexpr (PACKED) {
-        v = reinterpret_cast<const Pack<float, 4>*>(x)[p];
-      } else {
+    for (int p = t; p < packs; p += AHEAD * T) {
+      Pack<float, 4> v[AHEAD];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          v.v[k] = *reinterpret_cast<const float*>(x + (i64)(4 * p + k) * a.step);
+      for (int u = 0; u < AHEAD; ++u) {
+        const int at = p + u * T;
+        if (at >= packs) continue;
+        if constexpr (PACKED) {
+          v[u] = load_pack(reinterpret_cast<const Pack<float, 4>*>(x) + at);
+        } else {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            v[u].v[k] = *reinterpret_cast<const float*>(x + (i64)(4 * at + k) * a.step);
+          }
         }
       }
 #pragma unroll
-      for (int k = 0; k < 4; ++k) R::take(s[k], v.v[k], (int)begin + 4 * p + k);
+      for (int u = 0; u < AHEAD; ++u) {
+        const int at = p + u * T;
+        if (at >= packs) continue;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) R::take(s[k], v[u].v[k], (int)begin + 4 * at + k);
+      }
     }
-    if (p == n / 4) {
+    if (packs % T == t) {  // up to three elements are left
 #pragma unroll
       for (int k = 0; k < 3; ++k) {
-        if (4 * p + k < n) {
-          const float v = *reinterpret_cast<const float*>(x + (i64)(4 * p + k) * a.step);
-          R::take(s[k], v, (int)begin + 4 * p + k);
+        const int at = 4 * packs + k;
+        if (at < n) {
+          R::take(s[k], *reinterpret_cast<const float*>(x + at * a.step), (int)begin + at);
         }
       }
     }
   }
   State all = join_lanes<R, (T < 32 ? T : 32)>(R::join(R::join(s[0], s[1]), R::join(s[2], s[3])));
   if constexpr (T > 32) {
-    __shared__ State of_warp[T / 32];
-    if (t % 32 == 0) of_warp[t / 32] = all;
+    __shared__ State of_warp[BLOCK / 32];
+    if (t % 32 == 0) of_warp[threadIdx.x / 32] = all;
     __syncthreads();
     if (t >= 32) return;
-    all = join_lanes<R, T / 32>(of_warp[t % (T / 32)]);
+    all = join_lanes<R, T / 32>(of_warp[threadIdx.x / T * (T / 32) + t % (T / 32)]);
   }
   if (t == 0 && o < a.results) finish<R>(a, o, all);
 }

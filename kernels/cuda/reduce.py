@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from gguflow.engine.graph import Tensor
 
-from .elementwise import cpp_bool
+from .elementwise import cpp_bool, divisors
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, pack
 
 OPS = ("sum", "mean", "max", "argmax")
 
 # (longest dimension, threads a result); (.., neighbouring results and threads a result of a block)
-_ROWS = ((8, 1), (32, 2), (128, 8), (2048, 32), (1 << 15, 256), (1 << 17, 1024))
+_ROWS = ((8, 1), (32, 2), (64, 4), (512, 8), (2048, 32), (4096, 128), (1 << 15, 256),
+         (1 << 17, 1024))  # fmt: skip
 _COLUMNS = ((8, (256, 1)), (128, (32, 8)), (1 << 13, (32, 32)))
 ROW_SLICE = 1 << 15  # elements of a row that is longer than those above
 COLUMN_SLICE = 1 << 12
@@ -57,8 +58,10 @@ def launches(call: Call) -> list[Launch]:
     others = sorted((i for i in range(4) if i != d), key=lambda i: (x.ne[i] == 1, x.nb[i]))
     dst, x = (_without(o, [*others, d]) for o in (call.dst, x))
 
+    lengths = divisors(dst.ne)
+
     def launch(entry: str, grid: tuple[int, int], block: tuple[int, int], slice_: int) -> Launch:
-        args = pack(dst, x, struct.pack("@P4q", call.scratch, n, step, slice_, results))
+        args = pack(dst, x, struct.pack("@P4q", call.scratch, n, step, slice_, results) + lengths)
         return Launch(Kernel("reduce.cu", entry), (*grid, 1), (*block, 1), args)
 
     if rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from itertools import permutations
+from math import prod
 
 import numpy as np
 import pytest
@@ -117,10 +118,7 @@ def test_grids_beyond_the_limit_are_unravelled(a: tuple[int, ...], b: tuple[int,
     launch = binary(a, b)
     assert launch.kernel.entry.startswith("bin_bcast_unravel<false,")
     assert launch.grid[1:] == (1, 1)
-    n = 1
-    for k in a:
-        n *= k
-    assert launch.grid[0] * launch.block[0] >= n // 4
+    assert launch.grid[0] * launch.block[0] >= prod(a) // 4
     assert launch.grid[0] < 1 << 31 and max(launch.grid[1:]) <= MAX_GRID_YZ
 
 
@@ -148,13 +146,16 @@ def test_copies_take_the_widest_words_and_tiles() -> None:
         axes: of(g, "cont", g.permute(x, axes))[0].kernel.entry for axes in permutations(range(3))
     }
     assert entry[0, 1, 2] == "copy_dense<Pack<u64, 2>>"
-    assert entry[1, 0, 2] == "copy_strided<false, Pack<u64, 2>>"
+    assert entry[1, 0, 2] == "copy_strided<false, false, Pack<u64, 2>>"
     assert entry[0, 2, 1] == entry[2, 0, 1] == "copy_transposed<u32>"
-    assert entry[1, 2, 0] == entry[2, 1, 0] == "copy_strided<false, u32>"  # rows of six
+    assert entry[1, 2, 0] == entry[2, 1, 0] == "copy_strided<false, false, u32>"  # rows of six
     (tiles,) = of(g, "cont", g.permute(x, (0, 2, 1)))
     assert tiles.grid == (1 * 1 * 6, 1, 1)
     odd = g.input("odd", F32, (6, 40, 63))
-    assert of(g, "cont", g.permute(odd, (1, 0, 2)))[0].kernel.entry == "copy_strided<false, u32>"
+    assert (
+        of(g, "cont", g.permute(odd, (1, 0, 2)))[0].kernel.entry
+        == "copy_strided<false, false, u32>"
+    )
 
 
 @pytest.mark.parametrize("n", [1, 8, 9, 128, 129, 8192, 40_000, 131_072, 131_073, 1 << 20])

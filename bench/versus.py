@@ -65,7 +65,7 @@ def write_model(shape: str, path: Path) -> None:
 def file_bytes(shape: str) -> int:
     """About what `write_model` will write."""
     _, tensors = parse_shape(shape)
-    return sum(prod(s[:-1]) * d.row_bytes(s[-1]) for _, s, d in tensors)
+    return sum(d.array_bytes(s) for _, s, d in tensors)
 
 
 def folder_for(nbytes: int) -> str:

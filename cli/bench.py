@@ -306,7 +306,7 @@ def facts(model: Model, args: Namespace) -> dict[str, Any]:
         "backends": (device.name if device else next(iter(model.backends))).upper(),
         "model_filename": model.source.path,
         "model_type": model_type(model.source),
-        "model_size": sum(prod(w.shape[:-1]) * w.dtype.row_bytes(w.shape[-1]) for w in weights),
+        "model_size": sum(w.nbytes for w in weights),
         "model_n_params": sum(prod(w.shape) for w in weights),
         "tensor_buft_overrides": overrides or "none",
     }

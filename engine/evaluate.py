@@ -147,7 +147,7 @@ def _groups(
 
 def _row(name: str, source: ModelSource, score: Score) -> Row:
     weights = source.weights.values()
-    n_bytes = sum(prod(w.shape[:-1]) * w.dtype.row_bytes(w.shape[-1]) for w in weights)
+    n_bytes = sum(w.nbytes for w in weights)
     return Row(name, n_bytes, sum(prod(w.shape) for w in weights), score)
 
 

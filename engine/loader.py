@@ -36,6 +36,10 @@ class WeightSource:
     release: Callable[[], None]  # the source's pages are no longer needed
     convert: str | None = None
 
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.array_bytes(self.shape)
+
 
 @dataclass
 class ModelSource:
@@ -165,7 +169,7 @@ def file_weight(f: Any, info: Any) -> WeightSource:
     dequantize = _dequantizer(info)
 
     def read_converted() -> np.ndarray:
-        out = np.empty(prod(shape[:-1]) * target.row_bytes(shape[-1]), np.uint8)
+        out = np.empty(target.array_bytes(shape), np.uint8)
         rows, step = prod(shape[:-1]), 1024
         row_in, row_out = len(raw) // rows, target.row_bytes(shape[-1])
         for r in range(0, rows, step):
@@ -213,7 +217,7 @@ def random_model(text: str) -> ModelSource:
         )
         for name, shape, dtype in tensors
     }  # fmt: skip
-    n_bytes = sum(prod(s[:-1]) * d.row_bytes(s[-1]) for _, s, d in tensors)
+    n_bytes = sum(w.nbytes for w in weights.values())
     source = ModelSource(text, dict(metadata(arch)), arch, weights, [], n_bytes)
     if rank:
         source.activity = lambda: [probability(arch.hp, i) for i in range(arch.hp.n_layer)]

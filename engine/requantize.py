@@ -75,13 +75,13 @@ def requantize(source: ModelSource, mix: Mix, by: Converter, pure: bool = False)
             weights[w.name] = _converted(w, target, by)
         else:
             weights[w.name] = w
-    n_bytes = sum(prod(w.shape[:-1]) * w.dtype.row_bytes(w.shape[-1]) for w in weights.values())
+    n_bytes = sum(w.nbytes for w in weights.values())
     return replace(source, weights=weights, n_bytes=n_bytes)
 
 
 def _converted(w: WeightSource, target: DType, by: Converter) -> WeightSource:
     def read() -> np.ndarray:
-        out = np.empty(prod(w.shape[:-1]) * target.row_bytes(w.shape[-1]), np.uint8)
+        out = np.empty(target.array_bytes(w.shape), np.uint8)
         at = 0
         try:
             for part in convert(w.read(), w.dtype, target, w.shape, by):

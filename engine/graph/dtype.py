@@ -6,7 +6,9 @@ Plain types are defined here; each quantized type registers itself from its file
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -42,6 +44,10 @@ class DType:
                 f"{self.name}: a row of {n} is no multiple of its block of {self.block}"
             )
         return n // self.block * self.nbytes
+
+    def array_bytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a dense array of this shape. Raises ValueError if a block is split."""
+        return prod(shape[:-1]) * self.row_bytes(shape[-1]) if shape else self.nbytes
 
     def __repr__(self) -> str:
         return self.name

@@ -79,11 +79,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements, padding of strided views not counted."""
-        return (
-            prod(self.shape[:-1]) * self.dtype.row_bytes(self.shape[-1])
-            if self.shape
-            else (self.dtype.nbytes)
-        )
+        return self.dtype.array_bytes(self.shape)
 
     @property
     def owner(self) -> Tensor:

@@ -171,8 +171,7 @@ __device__ __forceinline__ void finish(const AxpyArgs& a, float* sums,
   }
 }
 
-// -- rows through registers
-// -------------------------------------------------------------------------------------
+// -- rows through registers ----------------------------------------------------------------------
 
 // Eight columns of a row.
 template <class W>
@@ -271,8 +270,7 @@ __global__ void __launch_bounds__(kThreads, C == 1 ? 2 : 1)
   finish(a, reinterpret_cast<float*>(rest), acc);
 }
 
-// -- rows through shared memory
-// --------------------------------------------------------------------
+// -- rows through shared memory ------------------------------------------------------------------
 
 // What a block reads of a row: COLUMNS of them, in BYTES; PITCH bytes hold these and what stands
 // before them, for blocks are not cut along multiples of 16 bytes. A lane has EACH columns.

@@ -13,9 +13,9 @@ WAVES = 64  # blocks may fill the device so many times over before threads loop 
 PACK_BYTES = 16  # the widest load there is
 
 
-def n_blocks(n: int, device: DeviceInfo) -> int:
+def n_blocks(n: int, device: DeviceInfo, waves: int = WAVES) -> int:
     """Blocks for n pieces of work, one a thread as long as that fits in so many waves."""
-    most = device.sm_count * device.threads_per_sm // BLOCK * WAVES
+    most = device.sm_count * device.threads_per_sm // BLOCK * waves
     return max(1, min(ceil_div(n, BLOCK), most))
 
 
@@ -54,6 +54,7 @@ def map_launch(
     srcs: Sequence[Operand],
     device: DeviceInfo,
     params: bytes = b"",
+    waves: int = WAVES,
 ) -> list[Launch]:
     """One launch that maps `functor`, whose members are `params`, over tensors of one shape."""
     types = ", ".join([functor, *(cpp_type(o.dtype) for o in (dst, *srcs))])
@@ -67,5 +68,5 @@ def map_launch(
     entry = f"map_dense<{v}, {types}>" if dense else (
         f"map_strided<{cpp_bool(is_wide(n))}, {v}, {types}>"
     )  # fmt: skip
-    grid = n_blocks(packs, device)
+    grid = n_blocks(packs, device, waves)
     return [Launch(Kernel(source, entry), (grid, 1, 1), (BLOCK, 1, 1), args)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from linked_model import IDS, Pair, after_first, steps
 from remote_device import LinkableBackend, RemoteProgram
 from tiny_model import tiny_hparams, write_tiny
 
@@ -17,7 +18,7 @@ from gguflow.engine import linked
 from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.backends.link import FlagSignal, FlagWait
-from gguflow.engine.graph import F32, Tensor
+from gguflow.engine.graph import Tensor
 from gguflow.engine.linked import LinkError, clock_offset
 from gguflow.engine.loader import open_model
 from gguflow.engine.model import Model
@@ -25,8 +26,8 @@ from gguflow.engine.profile import Profile
 from gguflow.engine.sparse import NeuronSplit, write_split
 from gguflow.engine.sparse.identity import model_hash
 
-IDS = [1, 9, 17, 33, 40, 7, 7, 60, 12, 3]
-FFN = ((r".*\.ffn.*", "cpu"), (".*", "remote"))  # two layers, two meetings each
+REMOTE = Pair("remote")  # two layers, two meetings each
+load, unlinked = REMOTE.load, REMOTE.unlinked
 
 
 @pytest.fixture
@@ -43,23 +44,6 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[LinkableBackend]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "m.gguf", seed=2, gain=2.0)
-
-
-def load(path: Path, **options: Any) -> Model:
-    given = {"overrides": FFN, "n_threads": 2, "k_type": F32, "v_type": F32} | options
-    return Model.load(path, backends=("remote", "cpu"), **given)
-
-
-def steps(model: Model, profile: Profile | None = None) -> np.ndarray:
-    """Logits of single-token steps."""
-    s = model.new_session(profile)
-    return np.stack([s.step((t,), "last")[0][0].copy() for t in IDS])
-
-
-def unlinked(monkeypatch: pytest.MonkeyPatch, path: Path, **options: Any) -> np.ndarray:
-    with monkeypatch.context() as m:
-        m.setenv("GGUFLOW_LINK", "0")
-        return steps(load(path, **options))
 
 
 # -- the same values ------------------------------------------------------------------------------
@@ -84,13 +68,7 @@ def test_random_splits_and_timing(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    free = [
-        n.name
-        for n in load(path, overrides=()).plan(1, "last", False).nodes
-        if n.view_of is None and "qkv" not in n.name and "rope" not in n.name
-    ]
-    chosen = [n for n in free if rng.random() < 0.3]
-    overrides = [*((n.replace(".", r"\."), "cpu") for n in chosen), (".*", "remote")]
+    overrides = REMOTE.random_overrides(path, rng)
     expected = unlinked(monkeypatch, path, overrides=overrides)
     remote.hook = lambda step: time.sleep(rng.choice([0, 0, 0, 1e-3]))
     model = load(path, overrides=overrides)
@@ -185,7 +163,8 @@ def test_sessions_on_two_threads_take_turns(
         ({"backends": ("remote", "numpy"), "overrides": ((".*ffn.*", "numpy"),)},
          "numpy and remote cannot wait for each other"),
         ({"backends": ("remote", "cpu", "numpy"),
-          "overrides": ((r".*1\.ffn.*", "numpy"), *FFN)}, "linking takes two backends"),
+          "overrides": ((r".*1\.ffn.*", "numpy"), *REMOTE.overrides)},
+         "linking takes two backends"),
     ],
 )  # fmt: skip
 def test_the_reason_is_kept(
@@ -198,15 +177,6 @@ def test_the_reason_is_kept(
 
 
 # -- errors ---------------------------------------------------------------------------------------
-
-
-def after_first(model: Model) -> Any:
-    """A session whose next step is linked."""
-    s = model.new_session()
-    s.step(IDS[:1], "last")
-    s.step(IDS[1:2], "last")
-    s.rewind(1)
-    return s
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import GuardedMemory, build_case, nmse, run_on
+from harness import build_case, nmse, results_of_runs, run_on
 from kernel_list import DEVICE, launches_of
 
 from gguflow.engine.graph import F32, I32, Case, Graph, Operand, dtype_by_name, op_spec
@@ -146,14 +146,7 @@ def test_every_run_gives_the_same_bits(gpu: Any, n_tok: int, dtype: str) -> None
     built = build_case(
         op_spec("attention"), case(n_tok, 3000, (8, 2), 64, dtype), np.random.default_rng(1)
     )
-    memory = GuardedMemory(gpu, built)
-    executable = gpu.compile([built.node], memory)
-    results = set()
-    for _ in range(20):
-        executable.run()
-        results.add(memory.bytes_of(built.node.owner).tobytes())
-    assert len(results) == 1
-    memory.check_guards()
+    assert len(results_of_runs(gpu, built, 20)) == 1
 
 
 # -- plans, without a GPU --------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from harness import (
     build_case,
     in_place_sources,
     nmse,
+    results_of_runs,
     run_on,
 )
 
@@ -60,14 +61,7 @@ def test_kernel(gpu: Any, spec: OpSpec, index: int) -> None:
 def test_runs_and_replays_give_the_same_bits(gpu: Any, op: str) -> None:
     """The first run launches, the second captures and the third replays."""
     built = build(op_spec(op), len(list(op_spec(op).cases())) // 2)
-    memory = GuardedMemory(gpu, built)
-    executable = gpu.compile([built.node], memory)
-    results = []
-    for _ in range(4):
-        executable.run()
-        results.append(memory.bytes_of(built.node.owner).copy())
-    assert len({r.tobytes() for r in results}) == 1
-    memory.check_guards()
+    assert len(results_of_runs(gpu, built, 4)) == 1
 
 
 def test_profiled_runs_give_times_and_the_same_bits(gpu: Any) -> None:

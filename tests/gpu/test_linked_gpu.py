@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from linked_model import IDS, Pair, after_first, steps
 from tiny_model import write_tiny
 
 from gguflow.engine import linked
-from gguflow.engine.graph import F32
 from gguflow.engine.linked import LinkError
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import GREEDY
 from gguflow.kernels.cuda import link
 
-IDS = [1, 9, 17, 33, 40, 7, 7, 60, 12, 3]
-FFN = ((r".*\.ffn.*", "cpu"), (".*", "cuda"))
+BOTH = Pair("cuda")
+load, unlinked = BOTH.load, BOTH.unlinked
 
 # -- launches -------------------------------------------------------------------------------------
 
@@ -67,22 +67,6 @@ def test_the_arguments_are_those_of_the_source() -> None:
 # -- plans over both devices ----------------------------------------------------------------------
 
 
-def load(path: Path, **options: Any) -> Model:
-    given = {"overrides": FFN, "n_threads": 2, "k_type": F32, "v_type": F32} | options
-    return Model.load(path, backends=("cuda", "cpu"), **given)
-
-
-def steps(model: Model, profile: Profile | None = None) -> np.ndarray:
-    s = model.new_session(profile)
-    return np.stack([s.step((t,), "last")[0][0].copy() for t in IDS])
-
-
-def unlinked(monkeypatch: pytest.MonkeyPatch, path: Path, **options: Any) -> np.ndarray:
-    with monkeypatch.context() as m:
-        m.setenv("GGUFLOW_LINK", "0")
-        return steps(load(path, **options))
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "m.gguf", seed=2, gain=2.0)
@@ -103,14 +87,7 @@ def test_linked_runs_give_the_same_bits(
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(6))
 def test_random_splits(gpu: Any, path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    free = [
-        n.name
-        for n in load(path, overrides=()).plan(1, "last", False).nodes
-        if n.view_of is None and "qkv" not in n.name and "rope" not in n.name
-    ]
-    chosen = [n for n in free if rng.random() < 0.3]
-    overrides = [*((n.replace(".", r"\."), "cpu") for n in chosen), (".*", "cuda")]
+    overrides = BOTH.random_overrides(path, np.random.default_rng(seed))
     expected = unlinked(monkeypatch, path, overrides=overrides)
     np.testing.assert_array_equal(steps(load(path, overrides=overrides)), expected)
 
@@ -155,10 +132,7 @@ def test_a_device_that_waits_in_vain_goes_on(
     gpu: Any, path: Path, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
     monkeypatch.setattr(linked, "PATIENCE_S", 0.2)
-    s = load(path).new_session()
-    s.step(IDS[:1], "last")
-    s.step(IDS[1:2], "last")
-    s.rewind(1)
+    s = after_first(load(path))
     expected = s.step(IDS[1:2], "last")[0].copy()
     s.rewind(1)
     host = s.bound_plan(1, "last", False).linked._host

@@ -281,6 +281,18 @@ def run_on(
     return read(node, {node.owner: memory.bytes_of(node.owner)})
 
 
+def results_of_runs(backend: Backend, built: Built, n: int) -> set[bytes]:
+    """The different results of n runs of one executable."""
+    memory = GuardedMemory(backend, built)
+    executable = backend.compile([built.node], memory)
+    results = set()
+    for _ in range(n):
+        executable.run()
+        results.add(memory.bytes_of(built.node.owner).tobytes())
+    memory.check_guards()
+    return results
+
+
 def _values_of_srcs(built: Built) -> list[np.ndarray | None]:
     buffers = {leaf: built.feeds[name] for name, leaf in built.graph.leaves.items()}
     return [None if s is None else read(s, buffers) for s in built.node.srcs]

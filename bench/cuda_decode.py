@@ -25,7 +25,7 @@ from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.models import shapes
 
-REPLAYS = 50
+REPLAYS = 100
 
 
 def quick_weights() -> None:
@@ -39,18 +39,17 @@ def quick_weights() -> None:
     shapes.random_bytes = lambda name, shape, dtype, gain=1.0: once(shape, dtype)
 
 
-def replay_us(model: Model, session: Any) -> float:
-    """Microseconds of the step's captured graph, one right after another."""
-    bound = session.bound_plan(1, "last", True)
-    loop, device = bound.token_loop, bound.segments[0]._device
-    cp, stream = device.cupy, device.stream
-    begin, end = cp.cuda.Event(), cp.cuda.Event()
+def replay_us(device: Any, graph: Any) -> float:
+    """Microseconds of a graph, one right after another: events between them would cost."""
+    stream = device.stream
+    begin, end = device.cupy.cuda.Event(), device.cupy.cuda.Event()
+    graph.launch(stream)
     begin.record(stream)
     for _ in range(REPLAYS):
-        loop._graph.launch(stream)
+        graph.launch(stream)
     end.record(stream)
     end.synchronize()
-    return float(cp.cuda.get_elapsed_time(begin, end)) * 1e3 / REPLAYS
+    return float(device.cupy.cuda.get_elapsed_time(begin, end)) * 1e3 / REPLAYS
 
 
 def op_times(model: Model, ids: list[int]) -> Counter[str]:
@@ -76,7 +75,8 @@ def measure(shape: str, n: int, depth: int, ops: bool) -> None:
     begin = time.perf_counter()
     got = sum(1 for _ in tokens)
     each = (time.perf_counter() - begin) / got
-    us = replay_us(model, session)
+    bound = session.bound_plan(1, "last", True)
+    us = replay_us(bound.segments[0]._device, bound.token_loop._graph)
     leaves = model.plan(1, "last", True).leaves(Role.WEIGHT)
     nbytes = sum(t.nbytes for t in leaves if t.name != "token_embd.weight" or len(leaves) < 2)
     print(

@@ -19,7 +19,7 @@ import numpy as np
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import F32, Graph, dtype_by_name
 from gguflow.engine.model import Model
-from gguflow.engine.profile.record import Profile
+from gguflow.engine.profile import Profile
 from gguflow.kernels.cuda import launch
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.models import shapes
@@ -103,7 +103,7 @@ def prefill_seconds(model: Model, m: int) -> float:
 
 
 def profile_table(model: Model, m: int) -> None:
-    """Device microseconds of a prefill by op and result shape."""
+    """Print device microseconds of a prefill by op and kernel."""
     profile = Profile()
     session = model.new_session(profile)
     for _ in range(3):

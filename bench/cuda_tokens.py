@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cuda_decode import quick_weights
+from cuda_decode import quick_weights, replay_us
 
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import F32, I32, I64, Graph
@@ -27,7 +27,6 @@ from gguflow.engine.sampling import SamplerSettings, SamplerState
 from gguflow.engine.session import Session
 from gguflow.kernels.cuda import launch
 
-REPLAYS = 100
 WARMUP = 16
 N_VOCAB = 128_256
 SAMPLERS = {
@@ -39,19 +38,6 @@ SAMPLERS = {
     "all, top_p 0.95": SamplerSettings(top_k=0),
     "all, flat": SamplerSettings(temperature=100.0, top_k=0, top_p=1.0, min_p=0.0),
 }
-
-
-def replay_us(device: Any, graph: Any) -> float:
-    """Microseconds of a graph, one right after another: events between them would cost."""
-    stream = device.stream
-    begin, end = device.cupy.cuda.Event(), device.cupy.cuda.Event()
-    graph.launch(stream)
-    begin.record(stream)
-    for _ in range(REPLAYS):
-        graph.launch(stream)
-    end.record(stream)
-    end.synchronize()
-    return float(device.cupy.cuda.get_elapsed_time(begin, end)) * 1e3 / REPLAYS
 
 
 def generation_us(session: Session, n: int, settings: SamplerSettings) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from .launch import Kernel, Launch, pack
+from .launch import Kernel, Launch, ceil_div, pack
 
 BUFFERS = 4  # kBuffers of mirror.cu
 MAX_BLOCK = 1024
@@ -25,8 +25,8 @@ def mirror(spans: Sequence[Span]) -> Iterator[Launch]:
             [*(s[i] for s in part), *[0] * (BUFFERS - len(part))] for i in range(3)
         )
         args = struct.pack(f"@{2 * BUFFERS}P{BUFFERS}q", *to, *source, *nbytes)
-        most = -(-max(nbytes) // ALIGN)
-        block = min(MAX_BLOCK, -(-most // 32) * 32)
+        most = ceil_div(max(nbytes), ALIGN)
+        block = min(MAX_BLOCK, ceil_div(most, 32) * 32)
         yield Launch(
             Kernel("mirror.cu", "mirror"), (len(part), 1, 1), (block, 1, 1), pack(args),
             dependent=True,

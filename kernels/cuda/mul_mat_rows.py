@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gguflow.engine.graph import Role, Tensor
 
+from .elementwise import cpp_bool
 from .launch import Kernel, Launch, Operand, ceil_div, pack
 
 _SOURCE = "mul_mat_rows.cu"
@@ -22,7 +23,7 @@ def round_launch(dtype: str, x: Operand, to: int, scales: int, value: Tensor | N
     scaled = dtype == "f16"
     wide = x.ne[0] % 4 == 0 and not any(b % 16 for b in (x.address, *x.nb[1:]))
     parts = 1 if scaled else ceil_div(x.ne[0], _PART)
-    kernel = Kernel(_SOURCE, f"round_rows<{dtype}, {str(scaled).lower()}, {4 if wide else 1}>")
+    kernel = Kernel(_SOURCE, f"round_rows<{dtype}, {cpp_bool(scaled)}, {4 if wide else 1}>")
     args = pack(x, struct.pack("@2P", to, scales if scaled else 0))
     return Launch(kernel, (x.rows, parts, 1), (_THREADS, 1, 1), args, leaves=value)
 

@@ -23,6 +23,7 @@ STATIC = 1 << 10  # shared memory that the kernel declares itself, at most
 MAX_STAGES = 4  # more on their way delay the columns, which queue behind them
 LEAST_SHARED = 99 << 10  # a block may have on any GPU of compute capability 8.0 or more
 WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
+_WEIGHTS = {"norm_mul_mat": 1, "norm_mul_mat_swiglu": 2, "norm_qkv_rope": 3}  # after x and norm
 CHUNK = {"quantized": 2048, "float": 512}  # elements of a row a stage holds
 
 
@@ -93,7 +94,8 @@ def takes(dst: Operand, weights: Sequence[Operand], x: Operand, device: DeviceIn
         and x.ne[2:] == (1, 1)
         and len(kinds) == 1
         and all(_rows_ok(w) for w in weights)
-        and all(o.address % 16 == 0 and o.nb[0] == 4 and o.nb[1] % 16 == 0 for o in (x,))
+        and x.address % 16 == x.nb[1] % 16 == 0
+        and x.nb[0] == 4
         and dst.nb[0] == 4
         and plan(weights, x.ne[0], x.ne[1], head_dim, device)[0] > 0
     )
@@ -116,7 +118,7 @@ def arguments(
     head_dim: int = 0,
     neox: bool = False,
 ) -> bytes:
-    """`VecArgs` of mul_mat_vec.cu."""
+    """`VecArgs` of vec_parts.cuh."""
 
     def address(o: Operand | None) -> int:
         return 0 if o is None else o.address
@@ -205,8 +207,7 @@ def supports(node: Tensor) -> bool:
     if node.op == "mul_mat_relu":
         w, x = operands
         return w is not None and x is not None and takes(Operand.of(node, 0), [w], x, device)
-    weights = [o for s, o in zip(node.srcs, operands, strict=True)
-               if s is not None and o is not None and _is_weight(node, s)]  # fmt: skip
+    weights = [o for o in operands[2 : 2 + _WEIGHTS[node.op or ""]] if o is not None]
     x, norm = operands[:2]
     assert x is not None and norm is not None
     if norm.address % 16 or norm.nb[0] != 4:
@@ -217,11 +218,6 @@ def supports(node: Tensor) -> bool:
     if node.op == "norm_mul_mat_swiglu" and weights[0].dtype is not weights[1].dtype:
         return False
     return takes(Operand.of(node, 0), weights, x, device, head_dim)
-
-
-def _is_weight(node: Tensor, s: Tensor) -> bool:
-    n = {"norm_mul_mat": 1, "norm_mul_mat_swiglu": 2, "norm_qkv_rope": 3}[node.op or ""]
-    return any(s is t for t in node.srcs[2 : 2 + n])
 
 
 def launches(call: Call) -> list[Launch]:

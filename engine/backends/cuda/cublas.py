@@ -129,13 +129,12 @@ class BoundGemm:
         ]
         matrices = g.w, g.x, c, g.d
         choice = cublas.choose(g, self._operation, self._layouts, [m.address for m in matrices])
-        self._numbers = c_float(1), c_float(0 if g.c is None else 1)
+        alpha, beta = c_float(1), c_float(0 if g.c is None else 1)
         w, x, c_at, d = (c_void_p(m.address) for m in matrices)
         a_layout, b_layout, c_layout, d_layout = self._layouts
-        self._choice = choice
         self._args = (
-            cublas.handle, self._operation, byref(self._numbers[0]), w, a_layout, x, b_layout,
-            byref(self._numbers[1]), c_at, c_layout, d, d_layout, byref(choice),
+            cublas.handle, self._operation, byref(alpha), w, a_layout, x, b_layout,
+            byref(beta), c_at, c_layout, d, d_layout, byref(choice),
             c_void_p(g.workspace), c_size_t(WORKSPACE_BYTES), c_void_p(cublas.device.stream.ptr),
         )  # fmt: skip
 

@@ -41,7 +41,7 @@ class CudaExecutable:
         self._device = backend.device
         self.n_ops = len(nodes)
         info = self._device.info
-        wanted = [scratch_bytes(n, info) for n in nodes if isinstance(n, Tensor)]
+        wanted = [scratch_bytes(n, info) if isinstance(n, Tensor) else 0 for n in nodes]
         self._scratch = backend.scratch(max(wanted, default=0))
         self._keep: list[object] = [memory]
         self._uploads: dict[int, MirroredBuffer] = {}
@@ -60,7 +60,7 @@ class CudaExecutable:
 
         made: list[list[Launch | Gemm]] = []
         left: Launch | Gemm | None = None  # what the start of the scratch memory holds
-        for n in nodes:
+        for n, nbytes in zip(nodes, wanted, strict=True):
             if not isinstance(n, Tensor):
                 made.append(list(n))
                 continue
@@ -68,7 +68,7 @@ class CudaExecutable:
             assert dst is not None
             call = Call(n, dst, tuple(operand(s) for s in n.srcs), info, self._scratch.address)
             op = list(launches(call))
-            if scratch_bytes(n, info):
+            if nbytes:
                 first = op[0] if isinstance(op[0], Launch) and op[0].leaves is not None else None
                 if first is not None and first == left:
                     del op[0]

@@ -95,8 +95,9 @@ def _aligned(b: Sequence[int], a: Sequence[int]) -> list[tuple[int, int]]:
 
 def _array(cp: Any, t: Tensor, memory: Memory) -> Any:
     """A CuPy array over a tensor's memory."""
+    buffer: Any
     buffer, offset = memory.locate(t.owner)
-    owned = cp.cuda.UnownedMemory(_address(buffer), buffer.nbytes, buffer)
+    owned = cp.cuda.UnownedMemory(buffer.address, buffer.nbytes, buffer)
     pointer = cp.cuda.MemoryPointer(owned, offset + t.view_offset)
     return cp.ndarray(t.shape, t.dtype.storage, pointer, t.strides)
 
@@ -104,7 +105,7 @@ def _array(cp: Any, t: Tensor, memory: Memory) -> Any:
 def _copy(backend: CudaBackend, to: Tensor, source: Tensor, memory: Memory) -> Callable[[], Any]:
     """The device's own copy: the bandwidth of work that writes as much as it reads."""
     runtime, stream = backend.device.runtime, backend.device.stream
-    begin, end = (_address(memory.locate(t.owner)[0]) + t.view_offset for t in (source, to))
+    begin, end = (_address(t, memory) for t in (source, to))
     kind = runtime.memcpyDeviceToDevice
     return lambda: runtime.memcpyAsync(end, begin, to.nbytes, kind, stream.ptr)
 
@@ -114,24 +115,26 @@ def _product(backend: CudaBackend, node: Tensor, memory: Memory) -> Callable[[],
     w, x = node.live_srcs()
     if w.dtype.is_quantized or len(w.shape) != 2 or len(x.shape) != 2:
         return None
-    at_w, at_x, at_out = (memory.locate(t.owner)[0] for t in (w, x, node))
-    workspace = backend.alloc(WORKSPACE_BYTES)
+    at_w, at_x, at_out = (_address(t, memory) for t in (w, x, node))
+    own = [backend.alloc(WORKSPACE_BYTES)]
     if w.dtype is not x.dtype:
         values = np.random.default_rng(0).standard_normal(x.shape, np.float32)
         raw = encode(w.dtype, values)
-        at_x = backend.alloc(raw.nbytes)
-        at_x.write(0, raw)
+        own.append(backend.alloc(raw.nbytes))
+        own[1].write(0, raw)
+        at_x = own[1].address
     (n, k), m = w.shape, x.shape[0]
-    left, right = Matrix(_address(at_w), k), Matrix(_address(at_x), k)
-    result = Matrix(_address(at_out), n)
-    gemm = Gemm(w.dtype.name, "f32", n, m, k, left, right, result, workspace.address)
+    left, right, result = Matrix(at_w, k), Matrix(at_x, k), Matrix(at_out, n)
+    gemm = Gemm(w.dtype.name, "f32", n, m, k, left, right, result, own[0].address)
     bound = backend.modules.bind(gemm)
 
-    def issue(_in_use: object = (workspace, at_x)) -> None:
+    def issue(_in_use: object = own) -> None:
         bound.issue()
 
     return issue
 
 
-def _address(buffer: Any) -> int:
-    return int(buffer.address)
+def _address(t: Tensor, memory: Memory) -> int:
+    buffer: Any
+    buffer, offset = memory.locate(t.owner)
+    return int(buffer.address) + offset + t.view_offset

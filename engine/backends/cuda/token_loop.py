@@ -42,7 +42,6 @@ class CudaTokenLoop:
         self._device = backend.device
         self._begin, self._capture = begin, capture
         self._ring = pinned(self._device, 8 * CAPACITY).view(np.uint64)
-        self._ring[:] = 0
         at = {name: buffer.address + offset for name, (buffer, offset) in places.items()}
         launch = advance(
             at["token"], at["tokens"], at["pos"], at["sampler.rng"], at["sampler.history"],

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, Buffer, Memory
+from gguflow.engine.backends.base import Backend, Memory
 from gguflow.engine.backends.link import (
     FlagSignal,
     FlagWait,
@@ -203,8 +204,8 @@ def _transfer(owner: Tensor, m: Meeting, views: Mapping[str, Memory]) -> Transfe
     return Transfer(_address(target) + to, _address(source) + at, owner.nbytes)
 
 
-def _address(buffer: Buffer) -> int:
-    return int(getattr(buffer, "address"))  # noqa: B009  (of the two sides' buffers)
+def _address(buffer: Any) -> int:
+    return int(buffer.address)  # which the buffers of both sides have
 
 
 def _rows(plan: Plan, backend: str, steps: Sequence[Step], kernels: Sequence[str]) -> list[PlanRow]:

@@ -13,7 +13,7 @@ from gguflow.engine import env
 from gguflow.engine.backends.base import Backend, Buffer, Executable, TokenLoop
 from gguflow.engine.compile import Copy, Plan, UnlinkableError, round_up
 from gguflow.engine.compile.memory import SHARED_OUTPUT_BYTES
-from gguflow.engine.graph import Role, Tensor, op_spec
+from gguflow.engine.graph import Role, Tensor, written_owners
 from gguflow.engine.linked import LinkedPlan, Sides, cut
 from gguflow.engine.profile import PlanRow, PlanRows
 
@@ -129,7 +129,6 @@ class BoundPlan:
     outputs: Outputs
     make_linked: Callable[[], LinkedPlan] | None = field(default=None, repr=False)
     unlinked: str | None = None
-    _rows: PlanRows | None = field(default=None, repr=False)
     _runs: int = 0
 
     def run(self) -> None:
@@ -196,16 +195,14 @@ class BoundPlan:
         loop: TokenLoop = make(places, leaves["sampler.history"].size)
         return loop
 
-    @property
+    @cached_property
     def rows(self) -> PlanRows:
         """What a profile knows of this plan, built once."""
-        if self._rows is None:
-            self._rows = tuple(
-                PlanRow.of(n, backend=seg.backend, kernel=exe.kernels[i], segment=k, index=i)
-                for k, (seg, exe) in enumerate(zip(self.plan.segments, self.segments, strict=True))
-                for i, n in enumerate(seg.nodes)
-            )
-        return self._rows
+        return tuple(
+            PlanRow.of(n, backend=seg.backend, kernel=exe.kernels[i], segment=k, index=i)
+            for k, (seg, exe) in enumerate(zip(self.plan.segments, self.segments, strict=True))
+            for i, n in enumerate(seg.nodes)
+        )
 
 
 def host_array(memory: BoundMemory, t: Tensor) -> np.ndarray:
@@ -295,19 +292,13 @@ def _alloc_copies(
             placed |= {(owner, space): place for owner, place in laid_out.items()}
     for s in plan.segments:
         for n in s.nodes:
-            for owner in _written_owners(n):
+            for owner in written_owners(n):
                 if (owner, plan.spaces[s.backend]) in placed:
                     raise ValueError(
                         f"{n.name} runs on {s.backend} but writes {owner.name}, which lives in "
                         f"{plan.space_of(owner)}; place both on one device"
                     )
     return placed
-
-
-def _written_owners(n: Tensor) -> list[Tensor]:
-    """What a node writes into besides memory of its own."""
-    also = [n.srcs[i] for i in op_spec(n.op).also_writes] if n.op else []
-    return [*([n.view_of] if n.view_of is not None else []), *(s.owner for s in also if s)]
 
 
 def _lay_out(tensors: Sequence[Tensor], alloc: Callable[[int], Buffer]) -> dict[Tensor, Place]:

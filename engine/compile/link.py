@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gguflow.engine.graph import Role, Tensor, op_spec
+from gguflow.engine.graph import Role, Tensor, op_spec, written_owners
 
 from .place import Placement
-from .split import Copy, Segment
+from .split import Segment
 
 
 class UnlinkableError(ValueError):
@@ -59,11 +59,10 @@ Step = Tensor | Signal | Wait
 
 @dataclass
 class Link:
-    """Two programs, by backend name, and the inputs to copy before either starts."""
+    """Two programs, by backend name. Inputs and weights are copied before either starts."""
 
     programs: dict[str, list[Step]]
     meetings: list[Meeting]
-    inputs: list[Copy]
 
 
 def link(segments: Sequence[Segment], placement: Placement, spaces: Mapping[str, str]) -> Link:
@@ -74,13 +73,16 @@ def link(segments: Sequence[Segment], placement: Placement, spaces: Mapping[str,
     if len({spaces[b] for b in backends}) != 2:
         raise UnlinkableError(f"{' and '.join(backends)} share one memory space")
     home = {spaces[b]: b for b in backends}
-    copies = [c for s in segments for c in s.copies if c.owner.role is not Role.WEIGHT]
-    inputs = [c for c in copies if c.owner.role is Role.INPUT]
-    crossing = {(c.owner, home[c.target]) for c in copies if c.owner.role is not Role.INPUT}
+    crossing = {
+        (c.owner, home[c.target])
+        for s in segments
+        for c in s.copies
+        if c.owner.role not in (Role.WEIGHT, Role.INPUT)
+    }
     nodes = [(n, s.backend) for s in segments for n in s.nodes]
     _check_written_once(nodes, {owner for owner, _ in crossing})
     meetings = _meetings(nodes, crossing, placement)
-    return Link(_programs(nodes, meetings), meetings, inputs)
+    return Link(_programs(nodes, meetings), meetings)
 
 
 def _check_written_once(nodes: Sequence[tuple[Tensor, str]], crossing: set[Tensor]) -> None:
@@ -89,8 +91,7 @@ def _check_written_once(nodes: Sequence[tuple[Tensor, str]], crossing: set[Tenso
         if owner.role is not Role.NODE:
             raise UnlinkableError(f"{owner.name} is a {owner.role.value} read from another device")
     for n, _ in nodes:
-        also = [n.srcs[i] for i in op_spec(n.op).also_writes] if n.op else []
-        for target in (n.view_of, *(s.owner for s in also if s is not None)):
+        for target in written_owners(n):
             if target in crossing:
                 raise UnlinkableError(f"{n.name} writes into {target.name}, which crosses devices")
 

@@ -197,6 +197,14 @@ def op_spec(name: str) -> OpSpec:
         raise KeyError(f"unknown op {name!r}; known: {', '.join(sorted(_REGISTRY))}") from None
 
 
+def written_owners(node: Tensor) -> list[Tensor]:
+    """What an op writes into besides memory of its own."""
+    if node.op is None:
+        return []
+    also = (node.srcs[i] for i in op_spec(node.op).also_writes)
+    return [*([node.view_of] if node.view_of else []), *(s.owner for s in also if s)]
+
+
 def all_ops() -> Sequence[OpSpec]:
     """Every registered op, by name."""
     return [_REGISTRY[n] for n in sorted(_REGISTRY)]

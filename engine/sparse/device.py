@@ -146,7 +146,7 @@ class DevicePlacement:
         for i in range(self.source.arch.hp.n_layer):
             for part in ("fc1", "fc2"):
                 w = self.source.weights[f"blk.{i}.{part}.weight"]
-                left -= round_up(w.shape[0] * w.dtype.row_bytes(w.shape[1]), unit)
+                left -= round_up(w.nbytes, unit)
             if left < 0:
                 return i
         return self.source.arch.hp.n_layer

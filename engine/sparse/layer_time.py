@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -76,10 +75,7 @@ class _Layers:
         arch: Any = source.arch
         hp = arch.hp
         mine = {n: w for n, w in source.weights.items() if is_of_layer(n)}
-        n_bytes = (
-            sum(w.dtype.row_bytes(w.shape[-1]) * prod(w.shape[:-1]) for w in mine.values())
-            // hp.n_layer
-        )
+        n_bytes = sum(w.nbytes for w in mine.values()) // hp.n_layer
         self.n = min(hp.n_layer, max(1, CACHES // max(n_bytes, 1)))
         layers = [k * hp.n_layer // self.n for k in range(self.n)]
         g = Graph()

@@ -13,6 +13,7 @@ import gguflow.engine.ops  # noqa: F401  (registers the ops)
 from gguflow.engine.backends.base import Backend, Buffer, Executable
 from gguflow.engine.graph import F32, DType, Graph, Operand, Role, Tensor, dtype_by_name, op_spec
 from gguflow.engine.profile.peaks import Peaks
+from gguflow.engine.profile.rates import Rates
 from gguflow.models.shapes import random_rows
 
 from .cases import KernelCase
@@ -24,7 +25,7 @@ LEAST, MOST = 3, 20  # goes
 
 
 @dataclass(frozen=True)
-class KernelTime:
+class KernelTime(Rates):
     """One case measured. Rates count every operand read and the result written once.
 
     us: median of the goes. roof_us: what the peaks allow, and bound: by which of them, `memory` or
@@ -42,14 +43,6 @@ class KernelTime:
     bound: str = ""
     rival: str = ""
     rival_us: float | None = None
-
-    @property
-    def gbs(self) -> float:
-        return self.bytes / self.us / 1e3 if self.us else 0.0
-
-    @property
-    def gflops(self) -> float:
-        return self.flops / self.us / 1e3 if self.us else 0.0
 
     @property
     def of_roof(self) -> float | None:

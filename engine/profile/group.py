@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from .rates import Rates
 from .record import OpRow, Recording
 
 _LAYER = re.compile(r"^(?P<layer>(?P<before>.*?)blk\.\d+)\.(?P<rest>.+)$")
@@ -24,7 +25,7 @@ def layer_of(name: str) -> str:
 
 
 @dataclass(slots=True)
-class Total:
+class Total(Rates):
     """Rows of one phase added up.
 
     ideal_us: what the same work takes at the measured peaks, None where no peak is known; only
@@ -43,14 +44,6 @@ class Total:
     flops: int = 0
     ideal_us: float = 0.0
     peak_us: float = 0.0
-
-    @property
-    def gbs(self) -> float:
-        return self.bytes / self.us / 1e3 if self.us else 0.0
-
-    @property
-    def gflops(self) -> float:
-        return self.flops / self.us / 1e3 if self.us else 0.0
 
     @property
     def us_per_call(self) -> float:

@@ -56,5 +56,8 @@ GF_KERNEL_SUPPORTS(axpy_sparse) {
   return gf::sparse_weight_ok(op->src[0]) && gf::sparse_floats_ok(op->src[1]) &&
          gf::sparse_floats_ok(op->dst);
 }
-GF_KERNEL_SCRATCH(axpy_sparse) { return n_threads * gf::ChunkSum::scratch(op->src[1].ne[1]); }
+GF_KERNEL_SCRATCH(axpy_sparse) {
+  const int64_t m = op->src[1].ne[1];
+  return m > gf::kFewTokens ? n_threads * gf::ChunkSum::scratch(m) : 0;
+}
 GF_KERNEL(axpy_sparse) { gf::run(op, th); }

@@ -55,14 +55,19 @@ GF_INLINE __m512 count_up() {
 // Each type: bytes(b, s), sub-block s as 32 bytes, kSigned or less kBias; its Scales; and
 // values(b, s, scales, v), the floats.
 
-struct DecodeQ8_0 {
-  using Block = block_q8_0;
-  static constexpr bool kSigned = true;
-  static constexpr int kBias = 0;
+// Of blocks with one scale.
+template <class B>
+struct DecodeOneScale {
+  using Block = B;
   struct Scales {
     float d;
   };
   static GF_INLINE Scales scales(const Block* b) { return {gf_f16_to_f32(b->d)}; }
+};
+
+struct DecodeQ8_0 : DecodeOneScale<block_q8_0> {
+  static constexpr bool kSigned = true;
+  static constexpr int kBias = 0;
   static GF_INLINE __m256i bytes(const Block* b, int) { return load_bytes32(b->qs); }
   static GF_INLINE void values(const Block* b, int, const Scales& s, vf (&v)[32 / VL]) {
     widen_bytes<true>(bytes(b, 0), v);
@@ -70,14 +75,9 @@ struct DecodeQ8_0 {
   }
 };
 
-struct DecodeQ4_0 {
-  using Block = block_q4_0;
+struct DecodeQ4_0 : DecodeOneScale<block_q4_0> {
   static constexpr bool kSigned = false;
   static constexpr int kBias = 8;
-  struct Scales {
-    float d;
-  };
-  static GF_INLINE Scales scales(const Block* b) { return {gf_f16_to_f32(b->d)}; }
   static GF_INLINE __m256i bytes(const Block* b, int) {
     const __m128i q = load_bytes16(b->qs);
     return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(q, 4), q), _mm256_set1_epi8(15));

@@ -59,20 +59,22 @@ class RowProducts {
     rows_[n_] = row;
     tags_[n_++] = tag;
     if (n_ <= kAhead) {
-      // The first ones are not brought by any before them.
-      if (n_ % kRowsAtOnce == 0) RowsAhead{rows_ + n_ - kRowsAtOnce, kRowsAtOnce}.bring(0, bytes_);
+      if (n_ % kRowsAtOnce == 0) bring_last(kRowsAtOnce);
       return;
     }
-    if (n_ < kAhead + kRowsAtOnce) return;
-    multiply(kRowsAtOnce);
+    if (n_ == kAhead + kRowsAtOnce) multiply(kRowsAtOnce);
   }
 
   void finish() {
+    if (n_ < kAhead) bring_last(n_ % kRowsAtOnce);
     while (n_ > 0) multiply(n_ < kRowsAtOnce ? n_ : kRowsAtOnce);
   }
 
  private:
   static constexpr int kAhead = 2 * kRowsAtOnce;
+
+  // The first ones are not brought by any before them.
+  void bring_last(int n) const { RowsAhead{rows_ + n_ - n, n}.bring(0, bytes_); }
 
   void multiply(int n) {
     float v[kRowsAtOnce];

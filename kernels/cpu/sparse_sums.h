@@ -19,20 +19,24 @@ class RowSum {
     rows_[n_] = row;
     h_[n_++] = h;
     if (n_ <= kAhead) {
-      // The first ones are not brought by any before them.
-      if (n_ % kRowsAtOnce == 0)
-        type_.axpy(nullptr, nullptr, 0, {rows_ + n_ - kRowsAtOnce, kRowsAtOnce}, begin_, end_, y_);
+      if (n_ % kRowsAtOnce == 0) bring_last(kRowsAtOnce);
       return;
     }
     if (n_ == kAhead + kRowsAtOnce) add_rows(kRowsAtOnce);
   }
 
   void finish() {
+    if (n_ < kAhead) bring_last(n_ % kRowsAtOnce);
     while (n_ > 0) add_rows(n_ < kRowsAtOnce ? n_ : kRowsAtOnce);
   }
 
  private:
   static constexpr int kAhead = 2 * kRowsAtOnce;
+
+  // The first ones are not brought by any before them.
+  void bring_last(int n) const {
+    type_.axpy(nullptr, nullptr, 0, {rows_ + n_ - n, n}, begin_, end_, y_);
+  }
 
   void add_rows(int n) {
     const int next = n_ > kAhead ? n_ - kAhead : 0;

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
-from gguflow.engine.graph import F16, F32, DType, Role, Tensor, dtype_by_name
+from gguflow.engine.graph import F16, F32, DType, Tensor, dtype_by_name
 from gguflow.engine.quants import decode, dequantize_any, encode
 from gguflow.models.base import Architecture, ModelError, WeightSpec, architecture
 from gguflow.models.relullama import POWERINFER_ARCHS, ReluLlama
@@ -247,13 +247,13 @@ class WeightStore:
         backend_of: Callable[[Tensor], Any],
         progress: Progress | None = None,
     ) -> None:
-        """Bring every weight among `leaves` to its backend, repacked where the backend wants it;
+        """Bring the weights `leaves` to their backends, repacked where the backend wants it;
         those held in the form wanted stay."""
         todo = []
         for t in leaves:
             packed_bytes = backend_of(t).packed_bytes(t, users.get(t, []))
             held = t.name in self.buffers and (t.name in self.packed) == (packed_bytes > 0)
-            if t.role is Role.WEIGHT and not held:
+            if not held:
                 todo.append((t, packed_bytes))
         total, done = sum(t.nbytes for t, _ in todo), 0
         for t, packed_bytes in todo:

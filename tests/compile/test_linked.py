@@ -23,6 +23,7 @@ from gguflow.engine.linked import LinkError, clock_offset
 from gguflow.engine.loader import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
+from gguflow.engine.session import Session
 from gguflow.engine.sparse import NeuronSplit, write_split
 from gguflow.engine.sparse.identity import model_hash
 
@@ -179,13 +180,20 @@ def test_the_reason_is_kept(
 # -- errors ---------------------------------------------------------------------------------------
 
 
+def before_second(path: Path, **options: Any) -> tuple[Session, np.ndarray]:
+    """A session after its first step, and the logits of the next one, the first that is linked."""
+    s = after_first(load(path, **options))
+    expected = s.step(IDS[1:2], "last")[0].copy()
+    s.rewind(1)
+    return s, expected
+
+
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_a_signal_that_never_comes_ends_the_run(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, n_threads: int
 ) -> None:
     monkeypatch.setattr(linked, "PATIENCE_S", 0.5)
-    s = after_first(load(path, n_threads=n_threads))
-    expected = s.step(IDS[1:2], "last")[0].copy()
+    s, expected = before_second(path, n_threads=n_threads)
     for _ in range(2):
         s.rewind(1)
         remote.hook = lambda step: isinstance(step, FlagSignal)
@@ -202,9 +210,7 @@ def test_a_host_that_is_too_slow_ends_the_run(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linked, "PATIENCE_S", 0.4)
-    s = after_first(load(path))
-    expected = s.step(IDS[1:2], "last")[0].copy()
-    s.rewind(1)
+    s, expected = before_second(path)
     host = s.bound_plan(1, "last", False).linked._host
     run = host.run
 
@@ -224,8 +230,7 @@ def test_runs_given_up_anywhere_leave_nothing_behind(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, n_threads: int
 ) -> None:
     monkeypatch.setattr(linked, "PATIENCE_S", 0.2)
-    s = after_first(load(path, n_threads=n_threads))
-    expected = s.step(IDS[1:2], "last")[0].copy()
+    s, expected = before_second(path, n_threads=n_threads)
     program = s.bound_plan(1, "last", False).linked._device
     signals = [x for x in program._steps if isinstance(x, FlagSignal)]
     for i in range(8):
@@ -243,9 +248,7 @@ def test_what_the_device_raises_is_raised(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     monkeypatch.setattr(linked, "PATIENCE_S", 0.2)
-    s = after_first(load(path))
-    expected = s.step(IDS[1:2], "last")[0].copy()
-    s.rewind(1)
+    s, expected = before_second(path)
     program = s.bound_plan(1, "last", False).linked._device
     assert isinstance(program, RemoteProgram)
     bad = program._steps[at]
@@ -264,9 +267,7 @@ def test_what_the_device_raises_is_raised(
 def test_an_interrupt_does_not_leave_the_device_waiting(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    s = after_first(load(path))
-    expected = s.step(IDS[1:2], "last")[0].copy()
-    s.rewind(1)
+    s, expected = before_second(path)
     program = s.bound_plan(1, "last", False).linked._device
     start = program.start
 

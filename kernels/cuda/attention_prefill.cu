@@ -3,16 +3,11 @@
 // double buffered in shared memory. A warp has 32 rows, so that each fragment of keys or values
 // read from shared memory serves two products, and half of the keys of each tile: two warps a
 // scheduler even when there are few rows.
+#include "cuda/async_copy.cuh"
 #include "cuda/attention_mma.cuh"
 
 constexpr int kThreads = 256, kRows = 128;
 
-__device__ __forceinline__ u32 shared_address(const void* p) {
-  return (u32)__cvta_generic_to_shared(p);
-}
-__device__ __forceinline__ void copy16_async(uint4* to, const char* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
-}
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
@@ -45,7 +40,7 @@ __device__ __forceinline__ void load_tile(uint4* tile, const char* base, i64 str
     const char* const row = base + min(j0 + r, last) * stride;
     uint4* const to = tile + swizzle<PIECES>(r, c);
     if constexpr (CacheRow<C>::kPlain) {
-      copy16_async(to, row + 16 * c);
+      copy16_async(shared_address(to), row + 16 * c);
     } else {
       *to = CacheRow<C>::read8(row, 8 * c);
     }

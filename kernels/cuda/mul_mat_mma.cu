@@ -10,7 +10,9 @@
 // Lane l of a warp holds of rows l / 4 and l / 4 + 8 the eight elements 8 (l % 4) and following of
 // every 32. The instruction means other elements by those places, but a sum may be taken in any
 // order as long as the columns use the same one.
+#include "cuda/async_copy.cuh"
 #include "cuda/functions.cuh"
+#include "cuda/mma.cuh"
 #include "cuda/mul_mat_mma.cuh"
 
 constexpr int kThreads = 256, kRows = 128, kGroup = 32, kChunk = 256;
@@ -22,10 +24,6 @@ struct MmaArgs {
   i64 w_row;
   int n, m, chunks, stages;  // chunks of a row
 };
-
-__device__ __forceinline__ void copy16(u32 to, const char* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
 
 // How a chunk of a row lies in a stage. Where its bytes are no multiple of 16 it may start between
 // two such multiples: everything it touches is copied, and it starts `offset` bytes later.
@@ -47,31 +45,25 @@ struct Chunk {
 template <class W, int NT>
 __device__ __forceinline__ void fill(const MmaArgs& a, char* stage, i64 row0, int chunk) {
   constexpr int PIECES = Chunk<W>::COPIED / 16;
-  const u32 to = (u32)__cvta_generic_to_shared(stage);
+  const u32 to = shared_address(stage);
   const char* const end = a.w + (a.n - 1) * a.w_row + (i64)a.chunks * Chunk<W>::BYTES;
   for (int i = threadIdx.x; i < kRows * PIECES; i += kThreads) {
     const int row = i / PIECES, piece = i % PIECES;
     if (row0 + row >= a.n) break;
     const char* const start = Chunk<W>::start(a, row0 + row, chunk);
     const char* const from = start - Chunk<W>::offset(start) + 16 * piece;
-    if (Chunk<W>::ALIGNED || from < end) copy16(to + row * Chunk<W>::STRIDE + 16 * piece, from);
+    if (Chunk<W>::ALIGNED || from < end) {
+      copy16_async(to + row * Chunk<W>::STRIDE + 16 * piece, from);
+    }
   }
   const u32 columns = to + kRows * Chunk<W>::STRIDE;
   const i64 row_bytes = (i64)a.chunks * kChunk * 2;
   for (int i = threadIdx.x; i < 8 * NT * (kChunk / 8); i += kThreads) {
     const int column = i / (kChunk / 8), piece = i % (kChunk / 8);
     if (column >= a.m) break;
-    copy16(columns + column * kColumnBytes + 16 * piece,
-           a.x + column * row_bytes + (i64)chunk * kChunk * 2 + 16 * piece);
+    copy16_async(columns + column * kColumnBytes + 16 * piece,
+                 a.x + column * row_bytes + (i64)chunk * kChunk * 2 + 16 * piece);
   }
-}
-
-__device__ __forceinline__ void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 template <class W, int NT>
@@ -127,8 +119,8 @@ __global__ void __launch_bounds__(kThreads, 2) mul_mat_mma(const __grid_constant
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const Halves &lo = w[r][0], &hi = w[r][1];
-          mma(sums[r][c], lo.v[0], hi.v[0], lo.v[1], hi.v[1], x.x, x.y);
-          mma(sums[r][c], lo.v[2], hi.v[2], lo.v[3], hi.v[3], x.z, x.w);
+          mma<f16>(sums[r][c], {lo.v[0], hi.v[0], lo.v[1], hi.v[1]}, x.x, x.y);
+          mma<f16>(sums[r][c], {lo.v[2], hi.v[2], lo.v[3], hi.v[3]}, x.z, x.w);
         }
       }
     }

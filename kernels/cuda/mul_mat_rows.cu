@@ -15,11 +15,6 @@ __device__ __forceinline__ float scale_of(float largest) {
   return gf_float_of((max(gf_bits_of(largest) >> 23, 29u) - 14) << 23);
 }
 
-template <int V>
-__device__ __forceinline__ Pack<float, V> load(const float* x) {
-  return *reinterpret_cast<const Pack<float, V>*>(x);
-}
-
 struct RoundArgs {
   gf_tensor x;    // [c3, c2, m, k] f32, rows dense
   char* to;       // dense rows of T
@@ -37,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) round_rows(const __grid_constant__ R
   if (SCALED) {
     float largest = 0.0f;
     for (i64 i = threadIdx.x * V; i < k; i += kThreads * V) {
-      const Pack<float, V> p = load<V>(x + i);
+      const Pack<float, V> p = load_pack(reinterpret_cast<const Pack<float, V>*>(x + i));
 #pragma unroll
       for (int j = 0; j < V; ++j) largest = fmaxf(largest, fabsf(p.v[j]));
     }
@@ -47,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) round_rows(const __grid_constant__ R
   }
   const i64 step = (i64)gridDim.y * kThreads * V;
   for (i64 i = ((i64)blockIdx.y * kThreads + threadIdx.x) * V; i < k; i += step) {
-    const Pack<float, V> p = load<V>(x + i);
+    const Pack<float, V> p = load_pack(reinterpret_cast<const Pack<float, V>*>(x + i));
     Pack<T, V> y;
     if constexpr (V == 1) {
       y.v[0] = Float<T>::from(p.v[0] * inverse);

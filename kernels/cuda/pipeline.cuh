@@ -4,6 +4,7 @@
 // share, 16 bytes at a time. Either way a barrier in shared memory tells when a stage is full.
 #pragma once
 
+#include "cuda/async_copy.cuh"
 #include "cuda/dependent.cuh"
 
 #ifndef GF_BULK
@@ -13,10 +14,6 @@
 #define GF_BULK 0
 #endif
 #endif
-
-__device__ __forceinline__ u32 shared_address(const void* p) {
-  return (u32)__cvta_generic_to_shared(p);
-}
 
 // One per warp and stage, made by one lane.
 __device__ __forceinline__ void barrier_init(u64* bar) {
@@ -80,12 +77,8 @@ __device__ __forceinline__ void fill(char* to0, const char* from0, char* to1, co
   }
 #else
   for (u32 i = lane * 16; i < n; i += 32 * 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to0 + i)),
-                 "l"(from0 + i)
-                 : "memory");
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to1 + i)),
-                 "l"(from1 + i)
-                 : "memory");
+    copy16_async(shared_address(to0 + i), from0 + i);
+    copy16_async(shared_address(to1 + i), from1 + i);
   }
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar))
                : "memory");

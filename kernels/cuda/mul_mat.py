@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from types import ModuleType
 
 from gguflow.engine.graph import F32, Tensor
 
@@ -22,7 +24,7 @@ from .launch import (
     cpp_type,
     pack,
 )
-from .mul_mat_vec import multiply_few, swiglu_few, takes
+from .mul_mat_vec import FASTEST, multiply_few, swiglu_few, takes
 
 OPS = ("mul_mat", "mul_mat_add", "mul_mat_swiglu")
 FEW = 8  # columns up to which a warp a row is used
@@ -54,33 +56,43 @@ def multiply(dst: Operand, w: Operand, x: Operand, r: Operand | None = None) -> 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     plain = 2 * node.nbytes if node.op == "mul_mat_swiglu" else 0
-    if node.shape[-2] > FEW:
-        plain = max(plain, *(way.scratch_bytes(node, device) for way in MANY))
-    return plain
+    return max([plain, *(way.scratch_bytes(node, device) for way in _ways(node, device))])
 
 
-def _few(call: Call) -> Launch | None:
-    """The launch of mul_mat_vec.cu, where it takes the operands."""
-    if call.node.op == "mul_mat_swiglu":
-        gate, up, x = (call.src(i) for i in range(3))
-        if gate.dtype is up.dtype and takes(call.dst, [gate, up], x, call.device):
-            return swiglu_few(call.device, call.dst, gate, up, x)
-        return None
-    w, x, r = call.src(0), call.src(1), call.optional(2)
-    if takes(call.dst, [w], x, call.device) and (r is None or r.nb[0] == 4):
-        return multiply_few(call.device, call.dst, w, x, r)
-    return None
+def _takes_few(
+    op: str | None, dst: Operand, srcs: Sequence[Operand | None], device: DeviceInfo
+) -> bool:
+    """Whether mul_mat_vec.cu can multiply these."""
+    n = 2 if op == "mul_mat_swiglu" else 1
+    *weights, x = (s for s in srcs[: n + 1] if s is not None)
+    r = srcs[2] if n == 1 and len(srcs) > 2 else None
+    same = all(w.dtype is weights[0].dtype for w in weights)
+    return same and takes(dst, weights, x, device) and (r is None or r.nb[0] == 4)
+
+
+def _ways(node: Tensor, device: DeviceInfo) -> tuple[ModuleType, ...]:
+    """Those for many columns that may be used, the first that takes the operands. Known from
+    shapes and views alone, because scratch memory is sized before there are addresses."""
+    m = node.shape[-2]
+    if m == 1:
+        return ()
+    srcs = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
+    if m > FEW or not _takes_few(node.op, Operand.of(node, 0), srcs, device):
+        return MANY
+    if m <= FASTEST:
+        return ()
+    return (mul_mat_mma,) if node.live_srcs()[0].dtype.is_quantized else (mul_mat_gemm,)
 
 
 def launches(call: Call) -> list[Launch | Gemm]:
-    op = call.node.op
-    if call.dst.ne[1] > FEW:
-        for way in MANY:
-            if way.applies(call.node, call.srcs, call.device):
-                return way.launches(call)
-    few = _few(call)
-    if few is not None:
-        return [few]
+    op, dst, srcs, device = call.node.op, call.dst, call.srcs, call.device
+    for way in _ways(call.node, device):
+        if way.applies(call.node, srcs, device):
+            return way.launches(call)
+    if _takes_few(op, dst, srcs, device):
+        if op == "mul_mat_swiglu":
+            return [swiglu_few(device, dst, call.src(0), call.src(1), call.src(2))]
+        return [multiply_few(device, dst, call.src(0), call.src(1), call.optional(2))]
     if op != "mul_mat_swiglu":
         return [multiply(call.dst, call.src(0), call.src(1), call.optional(2))]
     dense = Operand.of(Tensor("scratch", F32, call.node.shape, call.node.role), call.scratch)

@@ -70,6 +70,40 @@ def test_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
     check(gpu, "mul_mat_swiglu", w, weight(n, k, dtype), x, library=library)
 
 
+@pytest.mark.parametrize(
+    "dtype, n, k, m, kernel",
+    [
+        ("f16", 64, 4096, 4, "mul_mat_vec<PLAIN"),
+        ("f16", 64, 4096, 5, "library"),
+        ("bf16", 64, 4096, 8, "library"),
+        ("f16", 64, 14336, 2, "mul_mat_vec<PLAIN"),
+        ("f16", 64, 14336, 3, "library"),  # three columns do not fit into shared memory
+        ("f32", 64, 4096, 2, "library"),
+        ("f32", 64, 4096, 1, "mul_mat_vec<f32"),
+        ("q4_0", 64, 4096, 4, "mul_mat_vec<PLAIN"),
+        ("q4_0", 64, 4096, 5, "mul_mat_mma<"),
+        ("q4_0", 64, 4160, 8, "library"),  # rows do not start at multiples of 16 bytes
+        ("q6_K", 64, 32768, 8, "mul_mat_mma<"),
+    ],
+)
+def test_which_way_a_few_columns_go(dtype: str, n: int, k: int, m: int, kernel: str) -> None:
+    made = launches_of(build("mul_mat", weight(n, k, dtype), Operand((m, k))).node)
+    entries = ["library" if isinstance(s, Gemm) else s.kernel.entry for s in made]
+    assert any(e.startswith(kernel) for e in entries), entries
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("k, m", [(512, 5), (512, 8), (2112, 7), (16640, 3), (33024, 6)])
+def test_few_columns(gpu: Any, dtype: str, k: int, m: int) -> None:
+    if dtype.endswith("_K"):
+        k = k // 256 * 256
+    w, x = weight(70, k, dtype), Operand((m, k))
+    check(gpu, "mul_mat", w, x, library=None)
+    check(gpu, "mul_mat_add", w, x, Operand((m, 70)), library=None)
+    check(gpu, "mul_mat_swiglu", w, weight(70, k, dtype), x, library=None)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_broadcast_and_permuted_batches(gpu: Any, dtype: str) -> None:

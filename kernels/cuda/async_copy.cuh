@@ -11,3 +11,21 @@ __device__ __forceinline__ u32 shared_address(const void* p) {
 __device__ __forceinline__ void copy16_async(u32 to, const char* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+
+// The same, or 16 zeros without reading any.
+__device__ __forceinline__ void copy16_or_zeros(u32 to, const char* from, bool copied) {
+  const int n = copied ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n)
+               : "memory");
+}
+
+// The copies that this thread has asked for since the last call are a group.
+__device__ __forceinline__ void copies_end() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Until all but the last N groups of this thread are there.
+template <int N>
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}

@@ -2,6 +2,7 @@
 // a token that several blocks computed are joined.
 #pragma once
 
+#include "cuda/arrivals.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/exp2.cuh"
 
@@ -74,26 +75,12 @@ __device__ __forceinline__ float* part_of(const AttentionArgs& a, int slot, int 
   return a.parts + (((i64)slot * a.n_splits + split) * rows + row) * (width + 2);
 }
 
-// Adds one to a slot's count, which starts over at zero after the n-th; true for that one. What the
-// block wrote before is visible to the block that gets true.
-__device__ __forceinline__ bool arrives_last(int slot, int n) {
-  __shared__ u32 before;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    before = atomicInc(tickets + slot, (u32)n - 1);
-    __threadfence();
-  }
-  __syncthreads();
-  return before == (u32)n - 1;
-}
-
 // Called by every thread once its block's part is written. The block that arrives last adds all of
 // them up, in the order of the splits: store(row, i, value).
 template <class Store>
 __device__ __forceinline__ void join(const AttentionArgs& a, int slot, int n_active, int rows,
                                      int rows_used, int width, Store store) {
-  if (!arrives_last(slot, n_active)) return;
+  if (!arrives_last(tickets + slot, n_active)) return;
   const i64 step = (i64)rows * (width + 2);
   for (int i = threadIdx.x; i < rows_used * width; i += blockDim.x) {
     const int row = i / width, d = i - row * width;

@@ -6,6 +6,8 @@
 // still runs; then all its activations come into shared memory, so that nothing in the loop over
 // rows waits for more than the rows. Where blocks share a slice the last of them to arrive adds
 // their parts, in the order of the blocks.
+#include "cuda/arrivals.cuh"
+#include "cuda/async_copy.cuh"
 #include "cuda/eight.cuh"
 #include "cuda/sparse.cuh"
 
@@ -29,8 +31,6 @@ struct AxpyArgs {
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kSlots = 1024;     // slices that blocks may share; mirrored in axpy_sparse.py
 __device__ u32 arrived[kSlots];  // blocks of a slice; zero between launches
-
-__device__ __forceinline__ int rounded_up(int n, int to = 16) { return (n + to - 1) / to * to; }
 
 // The block's rows and activations in shared memory; -1: not needed after all.
 struct Mine {
@@ -99,20 +99,6 @@ __device__ __forceinline__ void load_activations(const AxpyArgs& a, const Mine& 
   __syncthreads();
 }
 
-// Adds one to a slice's count, which starts over at zero after the last of n; true for that one.
-// What the blocks before wrote is visible to it.
-__device__ __forceinline__ bool arrives_last(int slice, u32 n) {
-  __shared__ u32 before;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    before = atomicInc(arrived + slice, n - 1);
-    __threadfence();
-  }
-  __syncthreads();
-  return before == n - 1;
-}
-
 // Where a warp's sum of a column lies: lanes write EACH columns each, threads read one, and neither
 // meets another in a bank.
 template <int EACH>
@@ -151,7 +137,7 @@ __device__ __forceinline__ void finish(const AxpyArgs& a, float* sums,
       a.parts[((i64)part * C + c) * a.n_embd + at] = y;
     }
   }
-  if (parts == 1 || !arrives_last(slice, parts)) return;
+  if (parts == 1 || !arrives_last(arrived + slice, parts)) return;
   for (int i = threadIdx.x; i < WIDTH * a.on.m; i += kThreads) {
     const int c = i / WIDTH, at = slice * WIDTH + i % WIDTH;
     if (at >= a.n_embd) continue;
@@ -321,22 +307,6 @@ struct Strip<f16> : FloatStrip<f16> {};
 template <>
 struct Strip<bf16> : FloatStrip<bf16> {};
 
-// 16 bytes, or as many zeros without reading any.
-__device__ __forceinline__ void copy16_or_zeros(char* to, const char* from, bool copied) {
-  const int n = copied ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(n)
-               : "memory");
-}
-__device__ __forceinline__ void copies_end() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Until all but the last N groups of this thread's copies are there.
-template <int N>
-__device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 // N floats, which lie at a multiple of 8 or 16 bytes.
 template <int N>
 __device__ __forceinline__ void read_floats(const float* from, float* to) {
@@ -390,7 +360,7 @@ __global__ void __launch_bounds__(kThreads, C <= 2 ? 2 : 1)
 #pragma unroll
     for (int k = 0; k < ASKS; ++k) {
       if (32 * k + lane >= GROUP * PIECES) continue;
-      copy16_or_zeros(to + row[k] * PITCH + at[k],
+      copy16_or_zeros(shared_address(to + row[k] * PITCH + at[k]),
                       from + (u64)(u32)max(r[k], 0) * (u32)a.row_bytes + at[k],
                       r[k] >= 0 && at[k] < nbytes);
     }

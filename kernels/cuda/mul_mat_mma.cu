@@ -81,20 +81,20 @@ __global__ void __launch_bounds__(kThreads, 2) mul_mat_mma(const __grid_constant
   float sums[2][NT][4] = {};
   for (int s = 0; s < a.stages - 1; ++s) {
     if (begin + s < end) fill<W, NT>(a, ring + s * STAGE, row0, begin + s);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    copies_end();
   }
   int at = 0;
   for (int chunk = begin; chunk < end; ++chunk) {
     if (a.stages == 3) {
-      asm volatile("cp.async.wait_group 1;" ::: "memory");
+      copies_wait<1>();
     } else {
-      asm volatile("cp.async.wait_group 0;" ::: "memory");
+      copies_wait<0>();
     }
     __syncthreads();  // this chunk is there, and nobody reads the stage that is filled next
     const int ahead = chunk + a.stages - 1;
     const int next = at == 0 ? a.stages - 1 : at - 1;
     if (ahead < end) fill<W, NT>(a, ring + next * STAGE, row0, ahead);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    copies_end();
     const char* const stage = ring + at * STAGE;
     const char* const columns = stage + kRows * Chunk<W>::STRIDE;
     const W* rows[2][2];
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 2) mul_mat_mma(const __grid_constant
   }
 
   // Both halves of the chunks together.
-  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  copies_wait<0>();
   __syncthreads();
   float* const other = reinterpret_cast<float*>(ring) + (warp % 4 * 32 + lane);
   float* const mine = &sums[0][0][0];

@@ -39,9 +39,6 @@ __device__ __forceinline__ void put(const SparseRowsArgs& a, int i, int r, int t
   a.h[place * a.columns + t] = wanted ? relu_of(gate) * up : 0.0f;
 }
 
-constexpr int kRound = 16;
-__device__ __forceinline__ int rounded_up(int n) { return (n + kRound - 1) / kRound * kRound; }
-
 // Shared memory: barriers, bits, the block's rows, columns, stages.
 template <int KIND, class W, int C>
 __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)

@@ -7,6 +7,8 @@
 
 #include "cuda/pipeline.cuh"
 
+__device__ __forceinline__ int rounded_up(int n, int to = 16) { return (n + to - 1) / to * to; }
+
 // Mirrored by `Neurons.pack` in sparse.py.
 struct Neurons {
   const float* idx;   // of every token; null: all neurons are active

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .launch import Kernel, Launch, Operand, ceil_div
+from .mul_mat_vec import FEW as FEW  # tokens of a group
 from .mul_mat_vec import columns_for
 
-FEW = 8  # tokens of a group
 # Tokens up to which rows of this type are read as they are wanted; beyond, dense products are
 # faster. From bench/cuda_sparse.py.
 SPARSE_TOKENS = {"f32": 6, "f16": 6, "bf16": 6, "q8_0": 12, "q4_0": 12, "q4_K": 12, "q6_K": 12}

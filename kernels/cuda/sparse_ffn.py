@@ -100,10 +100,15 @@ def _way(node: Tensor, device: DeviceInfo) -> ModuleType:
 
 
 def _multiply(
-    node: Tensor, to: int, w: Operand, x: Operand, device: DeviceInfo, scratch: int
+    way: ModuleType, node: Tensor, to: int, w: Operand, x: Operand, device: DeviceInfo, scratch: int
 ) -> list[Launch | Gemm]:
-    call = Call(node, Operand.of(node, to), (w, x), device, scratch)
-    return list((_way(node, device) if scratch else mul_mat).launches(call))
+    return list(way.launches(Call(node, Operand.of(node, to), (w, x), device, scratch)))
+
+
+def _gates_whole(node: Tensor) -> bool:
+    """Whether there are no scores, so that the gate itself is computed whole."""
+    at = _PLACES[node.op or ""][2]
+    return node.srcs[at : at + 1] in ((), (None,))
 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
@@ -111,9 +116,19 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     m, n_rows = node.shape[0], gate.ne[1]
     if is_dense(down, m, gate):
         return _Dense(node, device).end
-    at = _PLACES[node.op or ""][2]
-    whole_gate = 4 * min(m, FEW) * n_rows if node.srcs[at : at + 1] in ((), (None,)) else 0
-    return Scratch(0, n_rows, m).end + parts_bytes(down, m, device) + whole_gate
+    end = Scratch(0, n_rows, m).end + parts_bytes(down, m, device)
+    if not _gates_whole(node):
+        return end
+    own = [
+        mul_mat.scratch_bytes(products(node, t, few)[0], device)
+        for t, few in (groups(m) if node.op == "sparse_ffn" else ())
+    ]
+    return _after_gate(end, m, n_rows) + max(own, default=0)
+
+
+def _after_gate(whole: int, m: int, n_rows: int) -> int:
+    """Where the scratch memory of the whole gate's product lies; the gate itself is at `whole`."""
+    return ceil_div(whole + 4 * min(m, FEW) * n_rows, 256) * 256
 
 
 def launches(call: Call) -> list[Launch | Gemm]:
@@ -142,7 +157,8 @@ def _sparse(call: Call, on: Neurons) -> list[Launch | Gemm]:
                 to = Operand.of(node, whole)
                 made.append(multiply_few(device, to, gate, some, norm=norm, eps=eps))
             else:
-                made += _multiply(node, whole, gate, some, device, 0)
+                own = _after_gate(whole, on.m, on.n_rows)
+                made += _multiply(mul_mat, node, whole, gate, some, device, own)
             known = Neurons(
                 Operand.of(node, whole), on.bucket, on.gpu_idx, _POSITIVE, on.n_rows, few, True
             )
@@ -164,7 +180,7 @@ def _dense(call: Call, on: Neurons) -> list[Launch | Gemm]:
     gate, up, _, x = (call.src(i) for i in range(4))
     at = _Dense(call.node, call.device, call.scratch)
     first, second = (
-        _multiply(node, to, w, x, call.device, at.inner)
+        _multiply(_way(node, call.device), node, to, w, x, call.device, at.inner)
         for node, to, w in zip(products(call.node), (at.address, at.up), (gate, up), strict=True)
     )
     if first[0] == second[0]:  # both begin by rounding x

@@ -4,13 +4,10 @@
 // The grid is one block a multiprocessor. Every warp streams its rows, two at a time, through its
 // own stages in shared memory. The first stages are asked for before the kernel waits for the one
 // before it (programmatic dependent launch), so that memory stays busy from kernel to kernel while
-// every block computes the norm and quantizes the columns for itself. The next kernel may start
-// when this one has little left to ask for: sooner its blocks only take memory's attention away.
+// every block computes the norm and quantizes the columns for itself.
 //
 // A result is summed in an order that depends on the weight's type and length alone.
 #include "cuda/vec_parts.cuh"
-
-constexpr int kTail = 6;  // chunks that a warp has left to ask for when the next kernel may start
 
 // W: type of the weights; V: of the last matrix of QKV, which may differ. C: at least m columns.
 // Shared memory: barriers, rotations, columns, stages.
@@ -33,7 +30,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   if (KIND == QKV) pairs += a.pairs[1] + a.pairs[2];
   const int first = blockIdx.x + gridDim.x * warp, step = gridDim.x * warps;
   const int total = first < pairs ? ((pairs - first - 1) / step + 1) * chunks : 0;
-  const int trigger = max(total - kTail, 1);
 
   const u64 policy = read_once();
   // The pair and chunk that is asked for next.
@@ -47,7 +43,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
     char* const to = stages + stage * STAGE;
     fill(to, ask.w0 + at, to + bytes, ask.w1 + at, min(bytes, row - at), bars + stage, lane,
          policy);
-    if (++asked == trigger && warp == 0) launch_dependents();
+    ++asked;
     if (++ask_chunk == chunks) {
       ask_chunk = 0;
       ask_index += step;
@@ -59,6 +55,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   }
   barriers_ready();
   for (int s = 0; s < a.stages && asked < total; ++s) request(s);
+  launch_dependents();
 
   // What does not depend on the kernels before this one.
   float4 by[kPieces];

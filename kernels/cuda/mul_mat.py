@@ -54,9 +54,9 @@ def multiply(dst: Operand, w: Operand, x: Operand, r: Operand | None = None) -> 
     return Launch(kernel, (ceil_div(n, TILE), ceil_div(m, TILE), batch), (256, 1, 1), args)
 
 
-def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
+def scratch_bytes(node: Tensor, device: DeviceInfo, most: int = FASTEST) -> int:
     plain = 2 * node.nbytes if node.op == "mul_mat_swiglu" else 0
-    return max([plain, *(way.scratch_bytes(node, device) for way in _ways(node, device))])
+    return max([plain, *(way.scratch_bytes(node, device) for way in _ways(node, device, most))])
 
 
 def _takes_few(
@@ -70,23 +70,25 @@ def _takes_few(
     return same and takes(dst, weights, x, device) and (r is None or r.nb[0] == 4)
 
 
-def _ways(node: Tensor, device: DeviceInfo) -> tuple[ModuleType, ...]:
-    """Those for many columns that may be used, the first that takes the operands. Known from
-    shapes and views alone, because scratch memory is sized before there are addresses."""
+def _ways(node: Tensor, device: DeviceInfo, most: int) -> tuple[ModuleType, ...]:
+    """Those for many columns that may be used, the first that takes the operands; none for up to
+    `most` that mul_mat_vec.cu takes. Known from shapes and views alone, because scratch memory is
+    sized before there are addresses."""
     m = node.shape[-2]
     if m == 1:
         return ()
     srcs = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
     if m > FEW or not _takes_few(node.op, Operand.of(node, 0), srcs, device):
         return MANY
-    if m <= FASTEST:
+    if m <= most:
         return ()
     return (mul_mat_mma,) if node.live_srcs()[0].dtype.is_quantized else (mul_mat_gemm,)
 
 
-def launches(call: Call) -> list[Launch | Gemm]:
+def launches(call: Call, most: int = FASTEST) -> list[Launch | Gemm]:
+    """most: up to so many columns mul_mat_vec.cu, which rounds no column of float weights."""
     op, dst, srcs, device = call.node.op, call.dst, call.srcs, call.device
-    for way in _ways(call.node, device):
+    for way in _ways(call.node, device, most):
         if way.applies(call.node, srcs, device):
             return way.launches(call)
     if _takes_few(op, dst, srcs, device):

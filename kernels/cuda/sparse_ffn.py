@@ -99,10 +99,10 @@ def _way(node: Tensor, device: DeviceInfo) -> ModuleType:
     return mul_mat_gemm if plain and mul_mat_gemm.applies(node, srcs, device) else mul_mat
 
 
-def _multiply(
-    way: ModuleType, node: Tensor, to: int, w: Operand, x: Operand, device: DeviceInfo, scratch: int
-) -> list[Launch | Gemm]:
-    return list(way.launches(Call(node, Operand.of(node, to), (w, x), device, scratch)))
+def _product(
+    node: Tensor, to: int, w: Operand, x: Operand, device: DeviceInfo, scratch: int
+) -> Call:
+    return Call(node, Operand.of(node, to), (w, x), device, scratch)
 
 
 def _gates_whole(node: Tensor) -> bool:
@@ -119,11 +119,11 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     end = Scratch(0, n_rows, m).end + parts_bytes(down, m, device)
     if not _gates_whole(node):
         return end
-    own = [
-        mul_mat.scratch_bytes(products(node, t, few)[0], device)
-        for t, few in (groups(m) if node.op == "sparse_ffn" else ())
-    ]
-    return _after_gate(end, m, n_rows) + max(own, default=0)
+    end = _after_gate(end, m, n_rows)
+    if node.op == "norm_sparse_ffn":
+        return end
+    parts = (products(node, t, few)[0] for t, few in groups(m))
+    return end + max((mul_mat.scratch_bytes(n, device, FEW) for n in parts), default=0)
 
 
 def _after_gate(whole: int, m: int, n_rows: int) -> int:
@@ -158,7 +158,8 @@ def _sparse(call: Call, on: Neurons) -> list[Launch | Gemm]:
                 made.append(multiply_few(device, to, gate, some, norm=norm, eps=eps))
             else:
                 own = _after_gate(whole, on.m, on.n_rows)
-                made += _multiply(mul_mat, node, whole, gate, some, device, own)
+                product = _product(node, whole, gate, some, device, own)
+                made += mul_mat.launches(product, FEW)  # rounded columns would fire other neurons
             known = Neurons(
                 Operand.of(node, whole), on.bucket, on.gpu_idx, _POSITIVE, on.n_rows, few, True
             )
@@ -180,7 +181,7 @@ def _dense(call: Call, on: Neurons) -> list[Launch | Gemm]:
     gate, up, _, x = (call.src(i) for i in range(4))
     at = _Dense(call.node, call.device, call.scratch)
     first, second = (
-        _multiply(_way(node, call.device), node, to, w, x, call.device, at.inner)
+        list(_way(node, call.device).launches(_product(node, to, w, x, call.device, at.inner)))
         for node, to, w in zip(products(call.node), (at.address, at.up), (gate, up), strict=True)
     )
     if first[0] == second[0]:  # both begin by rounding x

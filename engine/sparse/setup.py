@@ -47,9 +47,14 @@ def _mode(source: ModelSource, options: Options) -> Mode:
             f"{source.path}: tensor {missing} is missing, so there is nothing to predict with; "
             "use --predictor FILE or --sparse exact, or train one with `gguflow sparse train`"
         )
-    if options.sparse == "auto":
-        return "exact" if missing else "predict"
-    return options.sparse
+    if options.sparse != "auto":
+        return options.sparse
+    if missing and options.sparse_threshold is not None:
+        raise ModelError(
+            f"{source.path}: --sparse-threshold is for a predictor's scores, and tensor {missing} "
+            "is missing"
+        )
+    return "exact" if missing else "predict"
 
 
 def _refuse(source: ModelSource, options: Options) -> None:

@@ -81,6 +81,7 @@ def test_the_threshold_is_taken(call, model: Path) -> None:
     ("words", "code", "says"),
     [
         (["--sparse", "predict"], 3, "bare.gguf: tensor blk.0.fc1.weight is missing"),
+        (["--sparse-threshold", "0.5"], 3, "bare.gguf: --sparse-threshold is for a predictor's"),
         (["--predictor", "none.gguf"], 3, "none.gguf"),
         (["--sparse", "some"], 2, "invalid choice: 'some'"),
         (["--sparse-threshold", "much"], 2, "much: expected a number, inf or -inf"),

@@ -138,8 +138,8 @@ def test_the_command(write_relu, tmp_path: Path, capfd) -> None:
     table, err = capfd.readouterr()
     assert table.splitlines()[-1].startswith("| mean") and f"wrote {whole}" in err
 
-    for model in (Model.load(path, predictor=str(side)), Model.load(whole)):
-        assert model.sparse is not None and model.sparse.mode == "predict"
+    for where, more in ((path, {"predictor": str(side)}), (whole, {})):
+        model = Model.load(where, sparse="predict", **more)
         assert len(model.arch.threshold) == 2  # one a layer
     files = GgufFile.open(path), GgufFile.open(whole)
     for name in files[0].tensors:

@@ -90,7 +90,7 @@ struct Worker {
                         : p.column(p.x, matrix, column);
     }
     w.kernel(w.convert ? copies[i] : group_rows(*w.t, matrix, group),
-             w.convert ? p.k * w.copy_bytes : w.t->nb[1], rows_in_group(p, group), x, tile.valid,
+             w.convert ? p.copied_row_bytes(i) : w.t->nb[1], rows_in_group(p, group), x, tile.valid,
              p.k, out);
   }
 
@@ -105,7 +105,7 @@ struct Worker {
     }
     for (int r = 0; r < rows_in_group(p, group); ++r, rows += w.t->nb[1]) {
       if (w.convert) {
-        w.convert(w.t->type, rows, p.k, copies[i] + r * p.k * w.copy_bytes);
+        w.convert(w.t->type, rows, p.k, copies[i] + r * p.copied_row_bytes(i));
       } else if (p.n_cols > kStreamColumns) {
         read_ahead(rows, gf_row_bytes(w.t->type, p.k));
       }

@@ -8,6 +8,12 @@ namespace gf {
 
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
+// Bytes from one copied row to the next. Rows of a power of two would meet in the same few sets of
+// the L1 cache.
+inline int64_t spread(int64_t row_bytes) {
+  return round_up(row_bytes, 64) + (row_bytes % 1024 == 0 ? 256 : 0);
+}
+
 // How one weight is read: packed, before or sixteen rows at a time; or by rows, straight or
 // converted sixteen at a time.
 struct Weight {
@@ -105,9 +111,10 @@ struct MulMatPlan {
 
   int64_t copy_bytes(int i) const {
     if (w[i].packs) return round_up(kRows * gf_row_bytes(w[i].t->type, k), 64);
-    return round_up(kRows * k * w[i].copy_bytes, 64);
+    return kRows * copied_row_bytes(i);
   }
-  int64_t bf16_column_bytes() const { return round_up(k, 32) * 2; }
+  int64_t copied_row_bytes(int i) const { return spread(k * w[i].copy_bytes); }
+  int64_t bf16_column_bytes() const { return spread(round_up(k, 32) * 2); }
 
   // Scratch: converted x, once or once a thread, then each thread's converted rows.
   int64_t rows_offset(int n_threads) const { return acts_bytes * (own_acts ? n_threads : 1); }

@@ -111,7 +111,7 @@ struct MulMatPlan {
 
   int64_t copy_bytes(int i) const {
     if (w[i].packs) return round_up(kRows * gf_row_bytes(w[i].t->type, k), 64);
-    return kRows * copied_row_bytes(i);
+    return w[i].convert ? kRows * copied_row_bytes(i) : 0;
   }
   int64_t copied_row_bytes(int i) const { return spread(k * w[i].copy_bytes); }
   int64_t bf16_column_bytes() const { return spread(round_up(k, 32) * 2); }

@@ -15,10 +15,11 @@ namespace gf {
 using FloatKernel = void (*)(const char* rows, int64_t row_bytes, int n_rows, const void* const* x,
                              int n_cols, int64_t k, float* out);
 
-// Up to so many columns rows are multiplied one after the other, as memory is read fastest. For
-// more, a register tile takes several rows, which should be in the cache beforehand (see
-// read_ahead).
+// Up to so many columns rows come straight from memory. For more, a register tile takes several
+// rows, which should be in the cache beforehand (see read_ahead).
 constexpr int kStreamColumns = 3;
+// Of columns that stay in the L1 cache beside the rows that stream through it.
+constexpr int64_t kStayingBytes = 12 << 10;
 // Bytes of a row a register tile takes at a time, so that its operands stay in the L1 cache.
 constexpr int64_t kStretchBytes = 2048;
 
@@ -74,6 +75,19 @@ GF_INLINE void float_columns(const char* rows, int64_t row_bytes, int n_rows, co
   }
 }
 
+// The same for rows that come from memory. One after the other they come fastest, but columns that
+// do not stay in the L1 cache are read again for every row: then several rows share the reading.
+template <class Row, int C>
+GF_INLINE void stream_columns(const char* rows, int64_t row_bytes, int n_rows, const void* const* x,
+                              int64_t k, VecF* lanes) {
+  constexpr int kShare = kFloatRows * 2 / C;
+  if (C * k * static_cast<int64_t>(sizeof(typename Row::Column::Elem)) <= kStayingBytes) {
+    float_columns<Row, C, 1>(rows, row_bytes, n_rows, x, 0, k, true, lanes);
+  } else {
+    float_columns<Row, C, kShare>(rows, row_bytes, n_rows, x, 0, k, true, lanes);
+  }
+}
+
 // Brings n contiguous bytes into the cache in one run.
 inline void read_ahead(const char* p, int64_t n) {
   uint64_t sum = 0;
@@ -93,10 +107,10 @@ void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* con
   if (n_cols <= kStreamColumns) {
     int c = 0;
     for (; c + 2 <= n_cols; c += 2) {
-      float_columns<Row, 2, 1>(rows, row_bytes, n_rows, x + c, 0, k, true, lanes + c * kRows);
+      stream_columns<Row, 2>(rows, row_bytes, n_rows, x + c, k, lanes + c * kRows);
     }
     for (; c < n_cols; ++c) {
-      float_columns<Row, 1, 1>(rows, row_bytes, n_rows, x + c, 0, k, true, lanes + c * kRows);
+      stream_columns<Row, 1>(rows, row_bytes, n_rows, x + c, k, lanes + c * kRows);
     }
   } else {
     constexpr int64_t kStretch = kStretchBytes / sizeof(typename Row::Elem);

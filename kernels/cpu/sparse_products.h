@@ -3,6 +3,7 @@
 
 #include "cpu/mul_mat_util.h"
 #include "cpu/sparse_neurons.h"
+#include "cpu/sparse_window.h"
 #include "quants/traits.h"
 
 namespace gf {
@@ -50,49 +51,24 @@ void dot_group(const RowType& type, const gf_tensor& w, int64_t group, const uin
 
 // Single rows times one column, in the order they come: put(tag, row . x) some rows later.
 template <class Put>
-class RowProducts {
+class RowProducts : public RowWindow<int64_t, RowProducts<Put>> {
  public:
   RowProducts(const RowType& type, const gf_tensor& w, const void* x, Put put)
       : type_(type), k_(w.ne[0]), bytes_(gf_row_bytes(w.type, w.ne[0])), x_(x), put_(put) {}
 
-  void add(const char* row, int64_t tag) {
-    rows_[n_] = row;
-    tags_[n_++] = tag;
-    if (n_ <= kAhead) {
-      if (n_ % kRowsAtOnce == 0) bring_last(kRowsAtOnce);
-      return;
-    }
-    if (n_ == kAhead + kRowsAtOnce) multiply(kRowsAtOnce);
-  }
+  void bring(const RowsAhead& ahead) const { ahead.bring(0, bytes_); }
 
-  void finish() {
-    if (n_ < kAhead) bring_last(n_ % kRowsAtOnce);
-    while (n_ > 0) multiply(n_ < kRowsAtOnce ? n_ : kRowsAtOnce);
+  void take(const char* const* rows, const int64_t* tags, int n, const RowsAhead& ahead) const {
+    float v[kRowsAtOnce];
+    type_.dot_rows(rows, n, ahead, x_, k_, v);
+    for (int i = 0; i < n; ++i) put_(tags[i], v[i]);
   }
 
  private:
-  static constexpr int kAhead = 2 * kRowsAtOnce;
-
-  // The first ones are not brought by any before them.
-  void bring_last(int n) const { RowsAhead{rows_ + n_ - n, n}.bring(0, bytes_); }
-
-  void multiply(int n) {
-    float v[kRowsAtOnce];
-    const RowsAhead ahead{rows_ + kAhead, n_ > kAhead ? n_ - kAhead : 0};
-    type_.dot_rows(rows_, n, ahead, x_, k_, v);
-    for (int i = 0; i < n; ++i) put_(tags_[i], v[i]);
-    n_ -= n;
-    std::memmove(rows_, rows_ + n, n_ * sizeof rows_[0]);
-    std::memmove(tags_, tags_ + n, n_ * sizeof tags_[0]);
-  }
-
   const RowType& type_;
   const int64_t k_, bytes_;
   const void* const x_;
   Put put_;
-  int n_ = 0;
-  const char* rows_[kAhead + kRowsAtOnce];
-  int64_t tags_[kAhead + kRowsAtOnce];
 };
 
 }  // namespace gf

@@ -4,54 +4,30 @@
 #include "cpu/mul_mat_util.h"
 #include "cpu/simd.h"
 #include "cpu/sparse_neurons.h"
+#include "cpu/sparse_window.h"
 
 namespace gf {
 
 // Rows and their weights in order, added up some at a time: columns [begin, end) of y.
-class RowSum {
+class RowSum : public RowWindow<float, RowSum> {
  public:
   RowSum(const RowType& type, int64_t begin, int64_t end, float* y)
       : type_(type), begin_(begin), end_(end), y_(y) {
     std::memset(y + begin, 0, sizeof(float) * (end - begin));
   }
 
-  void add(const char* row, float h) {
-    rows_[n_] = row;
-    h_[n_++] = h;
-    if (n_ <= kAhead) {
-      if (n_ % kRowsAtOnce == 0) bring_last(kRowsAtOnce);
-      return;
-    }
-    if (n_ == kAhead + kRowsAtOnce) add_rows(kRowsAtOnce);
+  void bring(const RowsAhead& ahead) const {
+    type_.axpy(nullptr, nullptr, 0, ahead, begin_, end_, y_);
   }
 
-  void finish() {
-    if (n_ < kAhead) bring_last(n_ % kRowsAtOnce);
-    while (n_ > 0) add_rows(n_ < kRowsAtOnce ? n_ : kRowsAtOnce);
+  void take(const char* const* rows, const float* h, int n, const RowsAhead& ahead) const {
+    type_.axpy(rows, h, n, ahead, begin_, end_, y_);
   }
 
  private:
-  static constexpr int kAhead = 2 * kRowsAtOnce;
-
-  // The first ones are not brought by any before them.
-  void bring_last(int n) const {
-    type_.axpy(nullptr, nullptr, 0, {rows_ + n_ - n, n}, begin_, end_, y_);
-  }
-
-  void add_rows(int n) {
-    const int next = n_ > kAhead ? n_ - kAhead : 0;
-    type_.axpy(rows_, h_, n, {rows_ + kAhead, next}, begin_, end_, y_);
-    n_ -= n;
-    std::memmove(rows_, rows_ + n, n_ * sizeof rows_[0]);
-    std::memmove(h_, h_ + n, n_ * sizeof h_[0]);
-  }
-
   const RowType& type_;
   const int64_t begin_, end_;
   float* const y_;
-  int n_ = 0;
-  const char* rows_[kAhead + kRowsAtOnce];
-  float h_[kAhead + kRowsAtOnce];
 };
 
 constexpr int64_t kFewTokens = 32;  // up to here each is faster by itself, a tenth being active

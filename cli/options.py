@@ -8,7 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS, MAX_THREADS, MAX_TOKENS
+from gguflow.engine.limits import (
+    ALL_LAYERS,
+    AUTO_LAYERS,
+    MAX_THREADS,
+    MAX_TOKENS,
+    SPARSE_MODES,
+)
 
 from .errors import UsageError
 
@@ -18,7 +24,6 @@ if TYPE_CHECKING:
 
 LAYER_WORDS = {"auto": AUTO_LAYERS, "all": ALL_LAYERS}
 MAX_LAYERS = 1 << 16  # that -ngl takes; more than a model has are all of them
-SPARSE_MODES = ("auto", "predict", "exact", "off")
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")  # what the attention op reads
 
 

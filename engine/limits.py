@@ -3,5 +3,6 @@ arguments against them before numpy is loaded."""
 
 MAX_TOKENS = (1 << 31) - 1  # positions are 32-bit
 MAX_THREADS = 512
+SPARSE_MODES = ("auto", "predict", "exact", "off")
 AUTO_LAYERS = -1  # as many layers on the device as fit
 ALL_LAYERS = -2

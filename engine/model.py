@@ -236,9 +236,7 @@ class Model:
         leaves = {s.name: g.weight(s.name, s.dtype, s.shape) for s in self.source.weights.values()}
         batch = Batch(n_tokens, o.n_ctx, o.k_type, o.v_type, outputs, sample, self.sparse)
         logits = self.arch.build(g, leaves, batch)
-        used = {s.owner for n in g.nodes for s in n.live_srcs()}
-        for t in [t for t in leaves.values() if t not in used]:
-            del g.leaves[t.name]  # weights of the forms that do not run
+        g.drop_unused_weights()  # those of the forms that do not run
         if outputs != "none":
             g.output(logits)
         if sample:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gguflow.engine.graph import F16, DType
-from gguflow.engine.limits import MAX_THREADS, MAX_TOKENS
+from gguflow.engine.limits import MAX_THREADS, MAX_TOKENS, SPARSE_MODES
 
 
 class OptionError(ValueError):
@@ -63,8 +63,8 @@ class Options:
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value <= most:
                 raise OptionError(f"{name} {value!r}: expected a whole number {least} to {most}")
-        if self.sparse not in (modes := ("auto", "predict", "exact", "off")):
-            raise OptionError(f"sparse {self.sparse!r}: expected one of {', '.join(modes)}")
+        if self.sparse not in SPARSE_MODES:
+            raise OptionError(f"sparse {self.sparse!r}: expected one of {', '.join(SPARSE_MODES)}")
         given = self.sparse_threshold
         thresholds = given if isinstance(given, tuple) else () if given is None else (given,)
         if not all(isinstance(t, (int, float)) and t == t for t in thresholds):

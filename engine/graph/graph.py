@@ -64,6 +64,13 @@ class Graph:
         self.outputs.append(t)
         return t
 
+    def drop_unused_weights(self) -> None:
+        """Forget the weights that no op reads."""
+        used = {s.owner for n in self.nodes for s in n.live_srcs()}
+        self.leaves = {
+            name: t for name, t in self.leaves.items() if t.role is not Role.WEIGHT or t in used
+        }
+
     # -- names ---------------------------------------------------------------------------------
 
     @contextmanager

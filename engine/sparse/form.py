@@ -104,7 +104,7 @@ def fastest(ms: Mapping[str, float]) -> Mode:
 
 def _backend_of_layers(model: Model) -> Backend | None:
     """The one backend that runs all feed-forward layers of a token."""
-    plan = model.plan(1, "last", sample=False)
+    plan = model.plan(1, "last", sample=True)
     names = {plan.placement.of[n] for n in plan.nodes if ".ffn." in n.name}
     return model.backends[names.pop()] if len(names) == 1 else None
 

@@ -86,9 +86,7 @@ class _Layers:
             with g.scope(f"blk.{i}"):
                 x = arch.ffn(g, leaves, batch, i, x)
         g.output(x)
-        used = {s.owner for node in g.nodes for s in node.live_srcs()}
-        for t in [t for t in leaves.values() if t not in used]:
-            del g.leaves[t.name]
+        g.drop_unused_weights()
         plan = compile_graph(g, PlanOptions(PlacementRules((backend,), ()), fuse))
         self.patterns, weights = _made_up(mine, layers, hp.n_embd, fired, computed)
         store = WeightStore()

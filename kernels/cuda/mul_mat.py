@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from types import ModuleType
 
@@ -24,6 +23,7 @@ from .launch import (
     cpp_type,
     pack,
 )
+from .mul_mat_rows import repeated
 from .mul_mat_vec import FASTEST, multiply_few, swiglu_few, takes
 
 OPS = ("mul_mat", "mul_mat_add", "mul_mat_swiglu")
@@ -40,9 +40,7 @@ def supports(node: Tensor) -> bool:
 
 def multiply(dst: Operand, w: Operand, x: Operand, r: Operand | None = None) -> Launch:
     """dst = x w^T + r."""
-    if r is not None:  # a dimension of length one is repeated
-        nb = tuple(s if n > 1 else 0 for n, s in zip(r.ne, r.nb, strict=True))
-        r = replace(r, ne=dst.ne, nb=nb)
+    r = None if r is None else repeated(r, dst.ne)
     ratios = struct.pack("@2q", x.ne[2] // w.ne[2], x.ne[3] // w.ne[3])
     args = pack(dst, w, x, r, ratios)
     n, m, batch = w.ne[1], x.ne[1], x.ne[2] * x.ne[3]

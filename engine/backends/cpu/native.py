@@ -62,11 +62,7 @@ class CpuLibrary:
 
     def needs_init(self, op: str, record: GfOp) -> bool:
         """Whether an op with a preparation phase needs it for these operands: one barrier less."""
-        if not self.address(f"gf_needs_init_{op}"):
-            return True
-        fn = getattr(self.cdll, f"gf_needs_init_{op}")
-        fn.restype = ctypes.c_int32
-        return bool(fn(ctypes.byref(record)))
+        return self._says(f"gf_needs_init_{op}", record)
 
     def packed_bytes(self, dtype: DType, n_rows: int, n_cols: int) -> int:
         """Bytes of a matrix in the kernels' interleaved layout; 0 when the type has none."""
@@ -77,9 +73,13 @@ class CpuLibrary:
 
     def accepts(self, op: str, record: GfOp) -> bool:
         """Whether the kernel takes these types and layouts; kernels without a say take all."""
-        if not self.address(f"gf_supports_{op}"):
+        return self._says(f"gf_supports_{op}", record)
+
+    def _says(self, symbol: str, record: GfOp) -> bool:
+        """What a kernel answers; true of those that are not to be asked."""
+        if not self.address(symbol):
             return True
-        fn = getattr(self.cdll, f"gf_supports_{op}")
+        fn = getattr(self.cdll, symbol)
         fn.restype = ctypes.c_int32
         return bool(fn(ctypes.byref(record)))
 

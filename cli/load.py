@@ -7,6 +7,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.plan_key import step_key
+
 from .errors import UsageError
 from .progress import Bar
 
@@ -102,7 +104,7 @@ def load_weights(model: Model, quiet: bool = False) -> None:
     """
     from gguflow.engine.compile import fallbacks
 
-    unexpected = [*fallbacks(model.plan(1, "last", sample=True)), *model.source.notes]
+    unexpected = [*fallbacks(model.plan(step_key(1, "last", True))), *model.source.notes]
     for line in unexpected if quiet else model.forecast():
         note(line)
     if not quiet:

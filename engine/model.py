@@ -24,13 +24,15 @@ from gguflow.engine.limits import MAX_TOKENS
 from gguflow.engine.loader import ModelSource, Progress, WeightStore, open_model, random_model
 from gguflow.engine.offload import choose_layers, needed
 from gguflow.engine.options import Options
+from gguflow.engine.plan_key import PAGE, PlanKey, step_key
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings
 from gguflow.engine.session import PLAN_CACHE, ContextError, Session, token_ids
 from gguflow.engine.sparse.run import SparseRun
 from gguflow.engine.sparse.setup import prepare
 from gguflow.engine.sparse.split import NeuronSplit
-from gguflow.models.base import Batch, ModelError, append_sampler
+from gguflow.models.base import ModelError
+from gguflow.models.batch import Batch, CacheSize, append_sampler
 
 DEVICE_BACKEND = "cuda"
 LEAST_UBATCH = 32  # down to which prompts are cut smaller when a device has memory for little,
@@ -57,7 +59,7 @@ class Model:
         self.backends: dict[str, Backend] = {b: find_backend(b, make) for b in names}
         self.weights = WeightStore()
         self._session: Session | None = None
-        self._plans: OrderedDict[tuple[int, str, bool], Plan] = OrderedDict()
+        self._plans: OrderedDict[PlanKey, Plan] = OrderedDict()
         self.n_gpu_layers = 0  # on the device, the output head counting as one
         self.split: NeuronSplit | None = None  # of a ReLU model over the device and the host
         if options.n_gpu_layers:
@@ -113,7 +115,7 @@ class Model:
             self.source, self.sparse = source, run
             self.options = replace(self.options, overrides=(*mine, *overrides))
             self._plans.clear()
-            return self.plan(self.options.n_ubatch, "last", sample=True)
+            return self.plan(step_key(self.options.n_ubatch, "last", True))
 
         assert self.sparse is not None
         host = next(b for name, b in self.backends.items() if name != DEVICE_BACKEND)
@@ -141,7 +143,7 @@ class Model:
     def _largest_plans(self) -> list[Plan]:
         """What a generation runs: a full ubatch, then single tokens."""
         sizes = dict.fromkeys((self.options.n_ubatch, 1))
-        return [self.plan(n, "last", sample=True) for n in sizes]
+        return [self.plan(step_key(n, "last", True)) for n in sizes]
 
     def _completed(self, options: Options) -> Options:
         n_ctx = options.n_ctx or self.hp.n_ctx_train
@@ -211,7 +213,7 @@ class Model:
         if hasattr(device, "reserve") and not self.weights.buffers:
             b = needed(self._largest_plans(), device)
             device.reserve(b.total, b.scratch)
-        plan = self.plan(1, "last", sample=True)
+        plan = self.plan(step_key(1, "last", True))
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress,
@@ -219,7 +221,7 @@ class Model:
 
     def repacked_bytes(self) -> dict[str, int]:
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""
-        plan = self.plan(1, "last", sample=True)
+        plan = self.plan(step_key(1, "last", True))
         users = weight_users(plan)
         out: dict[str, int] = {}
         for t in plan.leaves(Role.WEIGHT):
@@ -229,28 +231,32 @@ class Model:
             )
         return out
 
-    def graph(self, n_tokens: int, outputs: str, sample: bool) -> Graph:
-        """The forward pass over `n_tokens` as an uncompiled graph."""
+    def cache_size(self) -> CacheSize:
+        """Pages of the KV cache by group of layers."""
+        n_entries = -(-self.options.n_ctx // PAGE)
+        layers = (self.arch.cache(i) for i in range(self.hp.n_layer))
+        groups = dict.fromkeys(layer.group for layer in layers if layer)
+        return CacheSize(dict.fromkeys(groups, n_entries), n_entries)
+
+    def graph(self, key: PlanKey) -> Graph:
+        """The forward pass over a run's rows as an uncompiled graph."""
         g = Graph()
         o = self.options
         leaves = {s.name: g.weight(s.name, s.dtype, s.shape) for s in self.source.weights.values()}
-        batch = Batch(n_tokens, o.n_ctx, o.k_type, o.v_type, outputs, sample, self.sparse)
+        batch = Batch(key, self.cache_size(), o.k_type, o.v_type, self.sparse)
         logits = self.arch.build(g, leaves, batch)
         g.drop_unused_weights()  # those of the forms that do not run
-        if outputs != "none":
+        if key.n_out:
             g.output(logits)
-        if sample:
+        if key.sample:
             g.output(append_sampler(g, logits, N_HISTORY))
         return g
 
-    def plan(self, n_tokens: int, outputs: str, sample: bool) -> Plan:
+    def plan(self, key: PlanKey) -> Plan:
         """Compile a graph; needs no weights in memory. Raises PlacementError."""
-        key = (n_tokens, outputs, sample)
         if key not in self._plans:
             rules = PlacementRules(tuple(self.backends.values()), self.options.overrides)
-            self._plans[key] = compile_graph(
-                self.graph(*key), PlanOptions(rules, self.options.fuse)
-            )
+            self._plans[key] = compile_graph(self.graph(key), PlanOptions(rules, self.options.fuse))
             while len(self._plans) > PLAN_CACHE:
                 self._plans.popitem(last=False)
         return self._plans[key]
@@ -258,7 +264,7 @@ class Model:
     def forecast(self) -> list[str]:
         """Lines that say, before loading, what runs where and the bytes each device will need."""
         lines = summary(
-            self.plan(self.options.n_ubatch, "last", sample=True), self.repacked_bytes()
+            self.plan(step_key(self.options.n_ubatch, "last", True)), self.repacked_bytes()
         )
         return [*lines, *self.source.notes]
 

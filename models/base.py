@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gguflow.engine.graph import F32, I32, I64, DType, Graph, Tensor
-from gguflow.engine.sparse.run import SparseRun
+from gguflow.engine.graph import Graph, Tensor
+
+from .batch import Batch, CacheLayer
 
 
 class ModelError(ValueError):
@@ -68,25 +69,6 @@ class WeightSpec:
         )
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What a graph is built for.
-
-    n_tokens: tokens a run; n_ctx: rows of the KV cache; k_type, v_type: its element types.
-    outputs: which tokens get logits: "last", "all" or "none".
-    sample: append the sampler, so that the run ends with the next token.
-    sparse: how the feed-forward layers of a ReLU model run; None for densely.
-    """
-
-    n_tokens: int
-    n_ctx: int
-    k_type: DType
-    v_type: DType
-    outputs: str = "last"
-    sample: bool = False
-    sparse: SparseRun | None = None
-
-
 class Architecture:
     """Base of all architectures. Subclassing with a `name` registers the class."""
 
@@ -108,8 +90,13 @@ class Architecture:
     def check(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
         """Raises ModelError for tensors (name -> shape) that each fit, but not together."""
 
+    def cache(self, i: int) -> CacheLayer | None:
+        """What layer i keeps of every token; None for nothing."""
+        hp = self.hp
+        return CacheLayer(hp.n_embd_kv, hp.n_head_kv * hp.head_dim_v, hp.sliding_window)
+
     def build(self, g: Graph, w: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Record the forward pass; returns the logits, float32 [n_outputs, n_vocab]."""
+        """Record the forward pass; returns the logits, float32 [n_out, n_vocab]."""
         raise NotImplementedError
 
     @classmethod
@@ -151,17 +138,6 @@ def architecture(name: str) -> type[Architecture]:
             f"general.architecture: {name!r} is not supported; have {', '.join(sorted(found))}"
         )
     return found[name]
-
-
-def append_sampler(g: Graph, logits: Tensor, n_history: int) -> Tensor:
-    """Record the sampler after the logits of one token; returns the chosen token, int32 [1]."""
-    return g.sample(
-        logits,
-        g.input("sampler.settings", F32, (8,)),
-        g.input("sampler.rng", I64, (2,)),
-        g.input("sampler.history", I32, (n_history,)),
-        name="sample",
-    )
 
 
 # -- reading hyperparameters ---------------------------------------------------------------------

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from gguflow.engine.graph import I32, Graph, Tensor
+from gguflow.engine.graph import Graph, Tensor
 
-from .base import Architecture, Batch, WeightSpec
+from .base import Architecture, WeightSpec
+from .batch import Batch, Inputs
 
 
 class Llama(Architecture):
@@ -41,48 +42,53 @@ class Llama(Architecture):
                 yield WeightSpec(f"{b}.ffn_{part}.bias", (n,), optional=True)
 
     def build(self, g: Graph, w: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        tokens = g.input("tokens", I32, (batch.n_tokens,))
-        pos = g.input("pos", I32, (batch.n_tokens,))
-        x = g.get_rows(w["token_embd.weight"], tokens, name="embd")
+        inp = batch.inputs(g)
+        x = g.get_rows(w["token_embd.weight"], inp.tokens, name="embd")
         for i in range(self.hp.n_layer):
             with g.scope(f"blk.{i}"):
-                x = self.attention(g, w, batch, i, x, pos)
+                x = self.attention(g, w, inp, i, x)
                 x = self.ffn(g, w, batch, i, x)
         x = self.norm(g, x, w["output_norm.weight"], "output_norm")
         head = w.get("output.weight", w["token_embd.weight"])  # absent: tied to the embeddings
         return g.mul_mat(head, x, name="logits")
 
     def attention(
-        self, g: Graph, w: Mapping[str, Tensor], batch: Batch, i: int, x: Tensor, pos: Tensor
+        self, g: Graph, w: Mapping[str, Tensor], inp: Inputs, i: int, x: Tensor
     ) -> Tensor:
         """Grouped-query attention over the KV cache; returns x plus its output."""
-        hp, n = self.hp, batch.n_tokens
-        kv_k = g.state(f"kv.{i}.k", batch.k_type, (batch.n_ctx, hp.n_embd_kv))
-        kv_v = g.state(f"kv.{i}.v", batch.v_type, (batch.n_ctx, hp.n_head_kv * hp.head_dim_v))
+        hp, n = self.hp, inp.key.n_tokens
+        layer = self.cache(i)
+        assert layer is not None
+        kv = inp.kv(i, layer)
         with g.scope("attn"):
             h = self.norm(g, x, w[f"blk.{i}.attn_norm.weight"], "norm")
             k = self.linear(g, w, f"blk.{i}.attn_k", h, "k")
             v = self.linear(g, w, f"blk.{i}.attn_v", h, "v")
-            q_pos = pos
-            if batch.outputs == "last" and i == hp.n_layer - 1:
-                # Past the last layer's keys and values only the last token matters.
-                h, x, q_pos = (g.slice(t, 0, n - 1, n, name=f"{t.name}_last") for t in (h, x, pos))
+            pos, seq, n_single = inp.pos, inp.seq, inp.key.n_single
+            if inp.key.picks and i == hp.n_layer - 1:
+                # Past the last layer's keys and values only the rows to output matter.
+                pos, seq, (h, x) = inp.picked(h, x)
+                n_single = inp.key.n_out if inp.key.n_out <= inp.key.n_seqs else 0
             n_q = x.shape[0]
             q = self.linear(g, w, f"blk.{i}.attn_q", h, "q")
             q = g.reshape(q, (n_q, hp.n_head, hp.head_dim))
             k = g.reshape(k, (n, hp.n_head_kv, hp.head_dim))
             q, k = self.head_norms(g, w, i, q, k)
-            q = self.rope(g, w, q, q_pos, "q_rope")
-            k = self.rope(g, w, k, pos, "k_rope")
-            k_rows = g.set_rows(kv_k, g.reshape(k, (n, hp.n_embd_kv)), pos, name="kv_k")
-            v_rows = g.set_rows(kv_v, v, pos, name="kv_v")
+            q = self.rope(g, w, q, pos, "q_rope")
+            k = self.rope(g, w, k, inp.pos, "k_rope")
+            k_rows = g.set_rows(kv.k, g.reshape(k, (n, hp.n_embd_kv)), kv.rows, name="kv_k")
+            v_rows = g.set_rows(kv.v, v, kv.rows, name="kv_v")
+            n_rows = kv.k.shape[0]
             out = g.attention(
                 q,
-                g.reshape(k_rows, (batch.n_ctx, hp.n_head_kv, hp.head_dim)),
-                g.reshape(v_rows, (batch.n_ctx, hp.n_head_kv, hp.head_dim_v)),
-                q_pos,
+                g.reshape(k_rows, (n_rows, hp.n_head_kv, hp.head_dim)),
+                g.reshape(v_rows, (n_rows, hp.n_head_kv, hp.head_dim_v)),
+                pos,
+                seq,
+                kv.table,
                 scale=1.0 / math.sqrt(hp.head_dim),
                 window=hp.sliding_window,
+                n_single=n_single,
                 name="kqv",
             )
             out = g.reshape(out, (n_q, hp.n_head * hp.head_dim_v))

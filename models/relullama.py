@@ -19,7 +19,8 @@ import numpy as np
 from gguflow.engine.graph import Graph, Tensor
 from gguflow.engine.sparse.run import POSITIVE, SparseRun
 
-from .base import Batch, HParams, ModelError, WeightSpec, read_hparams
+from .base import HParams, ModelError, WeightSpec, read_hparams
+from .batch import Batch
 from .llama import Llama
 
 POWERINFER_ARCHS = ("llama", "bamboo")

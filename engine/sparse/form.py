@@ -23,6 +23,7 @@ from gguflow.engine.gguf import GgufError
 from gguflow.engine.loader import ModelSource, WeightStore
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.profile.machine import machine_name
 from gguflow.models.base import ModelError
 from gguflow.models.relullama import ReluLlama
@@ -104,7 +105,7 @@ def fastest(ms: Mapping[str, float]) -> Mode:
 
 def _backend_of_layers(model: Model) -> Backend | None:
     """The one backend that runs all feed-forward layers of a token."""
-    plan = model.plan(1, "last", sample=True)
+    plan = model.plan(step_key(1, "last", True))
     names = {plan.placement.of[n] for n in plan.nodes if ".ffn." in n.name}
     return model.backends[names.pop()] if len(names) == 1 else None
 

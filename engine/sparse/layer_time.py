@@ -19,9 +19,10 @@ from gguflow.engine.compile import PlacementRules, PlanOptions, compile_graph
 from gguflow.engine.graph import F16, F32, DType, Graph, Role
 from gguflow.engine.loader import ModelSource, WeightSource, WeightStore
 from gguflow.engine.model import weight_users
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.profile.machine import cores
 from gguflow.engine.runtime import bind
-from gguflow.models.base import Batch
+from gguflow.models.batch import Batch, CacheSize
 
 from .run import SparseRun
 from .speeds import constant, typical
@@ -81,7 +82,7 @@ class _Layers:
         g = Graph()
         leaves = {w.name: g.weight(w.name, w.dtype, w.shape) for w in mine.values()}
         x = g.input("x", F32, (1, hp.n_embd))
-        batch = Batch(1, 1, F16, F16, "none", False, run)
+        batch = Batch(step_key(1, "none", False), CacheSize({}, 1), F16, F16, run)
         for i in layers:
             with g.scope(f"blk.{i}"):
                 x = arch.ffn(g, leaves, batch, i, x)

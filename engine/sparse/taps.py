@@ -9,6 +9,7 @@ import numpy as np
 
 from gguflow.engine.graph import Graph, Tensor
 from gguflow.engine.model import Model
+from gguflow.engine.plan_key import PlanKey
 from gguflow.models.base import ModelError
 
 
@@ -22,8 +23,8 @@ class TappedModel(Model):
         self.__dict__.update(model.with_options(**changes).__dict__)
         self.taps = tuple(taps)
 
-    def graph(self, n_tokens: int, outputs: str, sample: bool) -> Graph:
-        g = super().graph(n_tokens, outputs, sample)
+    def graph(self, key: PlanKey) -> Graph:
+        g = super().graph(key)
         nodes = {n.name: n for n in g.nodes}
         self.extend(g, nodes)
         for name in self.taps:

@@ -18,6 +18,7 @@ from gguflow.engine.compile import round_up
 from gguflow.engine.graph import Tensor
 from gguflow.engine.model import Model
 from gguflow.engine.offload import RESERVE, needed
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.sampling import GREEDY
 
 
@@ -90,7 +91,7 @@ def test_a_generation_takes_what_was_said(
     found = list(model.new_session().generate(ids, 1 if n_ubatch == 64 else 5, GREEDY))
     assert found
     if n_ubatch == 64:  # no decode plan: its own memory is not there
-        single = model.plan(1, "last", True).bytes_by_space()["cuda:0"]
+        single = model.plan(step_key(1, "last", True)).bytes_by_space()["cuda:0"]
         assert device.allocated == told.total - single.inputs - single.results - single.copies
     else:
         assert device.allocated == told.total

@@ -17,6 +17,7 @@ from gguflow.engine.graph import F32, dtype_by_name
 from gguflow.engine.loader import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.quants import decode, encode
 from gguflow.engine.sparse.identity import model_hash
 from gguflow.engine.sparse.predictor import write_predictor
@@ -170,7 +171,7 @@ def test_types_without_sparse_kernels_are_converted(path: Path, tmp_path: Path) 
     other = quantized(path, tmp_path / "q.gguf", "q5_0")
     dense = run(other, sparse="off", backends=("numpy",))
     model = Model.load(other, sparse="exact", n_threads=1)
-    assert {s.backend for s in model.plan(1, "last", False).segments} == {"cpu"}
+    assert {s.backend for s in model.plan(step_key(1, "last", False)).segments} == {"cpu"}
     assert nmse(model.logits(IDS), dense) < 1e-3
     assert any("q5_0 of the sparse layers (again quantized, as q8_0)" in n
                for n in model.source.notes)  # fmt: skip

@@ -18,6 +18,7 @@ from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.loader import open_model
 from gguflow.engine.model import Model
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.sparse import NeuronSplit, write_split
 from gguflow.engine.sparse import device as placing
 from gguflow.engine.sparse.identity import model_hash
@@ -90,7 +91,7 @@ def test_where_everything_is(path: Path, tmp_path: Path, device: type[SmallDevic
     file = tmp_path / "s.gpuidx"
     split = write_random_split(file, (40, N_FF), model_hash(open_model(path)))
     model = Model.load(path, n_threads=1, split=str(file))
-    plan = model.plan(1, "last", sample=True)
+    plan = model.plan(step_key(1, "last", True))
     where = {n: plan.placement.of[t] for n, t in plan.graph.leaves.items()}
     on_host = {n for n, b in where.items() if b == "cpu"}
     assert on_host == {"tokens", "token_embd.weight", "blk.0.gpu_idx", *(
@@ -112,7 +113,7 @@ def test_where_everything_is(path: Path, tmp_path: Path, device: type[SmallDevic
 
 
 def needs(model: Model) -> int:
-    plan = model.plan(model.options.n_ubatch, "last", sample=True)
+    plan = model.plan(step_key(model.options.n_ubatch, "last", True))
     return plan.bytes_by_space()["cuda:0"].total
 
 
@@ -165,6 +166,6 @@ def test_a_tied_head_takes_the_embeddings_along(tmp_path: Path, device: type[Sma
     file = tmp_path / "s.gpuidx"
     write_random_split(file, (40, 40), model_hash(open_model(path)))
     model = Model.load(path, n_threads=1, split=str(file))
-    plan = model.plan(1, "last", sample=False)
+    plan = model.plan(step_key(1, "last", False))
     assert plan.placement.of[plan.graph.leaves["token_embd.weight"]] == "cuda"
     assert nmse(model.logits(IDS), run(path)) < 1e-6

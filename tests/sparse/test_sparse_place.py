@@ -17,6 +17,7 @@ from gguflow.engine.compile import Plan
 from gguflow.engine.graph import F32
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.sparse import NeuronSplit, place
 from gguflow.engine.sparse.budget import BudgetError, fit, no_neurons
 from gguflow.engine.sparse.costs import NeuronBytes, Side, Speeds
@@ -61,7 +62,7 @@ class Hybrid:
         m.options = Options(n_ctx=64, n_ubatch=8, k_type=F32, v_type=F32, overrides=rules,
                             backends=("remote", "cpu", "numpy"))  # fmt: skip
         m._plans.clear()
-        return m.plan(8, "last", sample=True)
+        return m.plan(step_key(8, "last", True))
 
     def bytes_of(self, split: NeuronSplit) -> int:
         return self.plan_for(split).bytes_by_space()["remote:0"].total

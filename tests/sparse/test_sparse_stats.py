@@ -9,6 +9,7 @@ from gguflow.cli.main import main
 from gguflow.engine.gguf import GgufError, write_gguf
 from gguflow.engine.graph import F32, I64
 from gguflow.engine.model import Model
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.sparse.identity import model_hash
 from gguflow.engine.sparse.stats import (
     Activations,
@@ -101,7 +102,7 @@ def test_relu_on_up_counts_where_both_fire(write_relu) -> None:
 def test_an_unknown_tap_is_named(write_relu) -> None:
     model = Model.load(write_relu(), sparse="off")
     with pytest.raises(ModelError, match="the graph has no blk.0.ffn.nothing"):
-        TappedModel(model, ["blk.0.ffn.nothing"]).plan(1, "none", False)
+        TappedModel(model, ["blk.0.ffn.nothing"]).plan(step_key(1, "none", False))
 
 
 def test_quantizations_share_a_hash_and_other_models_do_not(write_relu, tmp_path) -> None:

@@ -19,8 +19,11 @@ import numpy as np
 from gguflow.engine.graph import Graph, Tensor
 from gguflow.engine.sparse.run import POSITIVE, SparseRun
 
-from .base import HParams, ModelError, WeightSpec, read_hparams
-from .batch import Batch
+from .base import WeightSpec
+from .batch import Batch, Inputs
+from .blocks import Site
+from .hparams import HParams, read_hparams
+from .keys import ModelError
 from .llama import Llama
 
 POWERINFER_ARCHS = ("llama", "bamboo")
@@ -81,10 +84,16 @@ class ReluLlama(Llama):
                 if (name := f"blk.{i}.ffn_{part}.bias") in tensors:
                     raise ModelError(f"tensor {name}: {self.name} has no biases there")
 
-    def ffn(self, g: Graph, w: Mapping[str, Tensor], batch: Batch, i: int, x: Tensor) -> Tensor:
+    def feed_forward(self, at: Site, x: Tensor) -> Tensor:
+        return self.ffn(at.g, at.weights, at.inp, at.i, x)
+
+    def ffn(
+        self, g: Graph, w: Mapping[str, Tensor], batch: Batch | Inputs, i: int, x: Tensor
+    ) -> Tensor:
         """Gated ReLU feed-forward, dense or over the active neurons; returns x plus its output."""
         with g.scope("ffn"):
-            h = self.norm(g, x, w[f"blk.{i}.ffn_norm.weight"], "norm")
+            norm = w[f"blk.{i}.ffn_norm.weight"]
+            h = self.norm.apply(g, x, norm, None, self.hp.norm_eps, "norm")
             run = batch.sparse
             if run is None or run.mode == "off":
                 out = self.dense(g, w, i, h)

@@ -19,7 +19,7 @@ class Decoder(Architecture):
 
     norm: ClassVar[Norm] = RMS_NORM
     rope_mode: ClassVar[str] = "norm"  # rotary layout: "norm" adjacent pairs, "neox" half split
-    reads: ClassVar[tuple[str, ...]] = ()  # those of FAMILY_KEYS that the family has
+    reads: ClassVar[Mapping[str, float]] = {}  # numbers that the family has: see `read_hparams`
     full_every: ClassVar[int] = 0  # of layers with a sliding window, every n-th sees all tokens
 
     def layer(self, at: Site, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 from .keys import Keys, ModelError
 
 # Numbers that change the results and that only some families have: field -> key. A file that sets
-# one which its family does not read is refused.
+# one which its family does not have is refused.
 FAMILY_KEYS = {
     "attn_scale": "attention.scale",
     "attn_softcap": "attn_logit_softcapping",
@@ -75,17 +75,18 @@ def read_hparams(
     metadata: Mapping[str, Any],
     n_vocab: int,
     eps_key: str = "attention.layer_norm_rms_epsilon",
-    reads: Collection[str] = (),
+    reads: Mapping[str, float] | None = None,
 ) -> HParams:
     """Hyperparameters from GGUF metadata. n_vocab: rows of the embedding table.
 
-    eps_key: of the family's norms. reads: the fields of FAMILY_KEYS that the family understands.
+    eps_key: of the family's norms. reads: the fields of FAMILY_KEYS that the family has, with what
+    a file without the key means by that; the same for `sliding_window`, which all families have.
     Raises ModelError naming the key.
     """
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str):
         raise ModelError("general.architecture: missing or not text")
-    k = Keys(metadata, arch)
+    k, reads = Keys(metadata, arch), reads or {}
     n_embd = k.integer("embedding_length", least=1, most=1 << 20)
     n_layer = k.integer("block_count", least=1, most=1 << 12)
     heads = k.by_layer("attention.head_count", n_layer, least=1, most=1 << 16)
@@ -97,7 +98,7 @@ def read_hparams(
             )
     head_dim = k.integer("attention.key_length", n_embd // max(heads), least=2, most=1 << 16)
     n_ff = k.by_layer("feed_forward_length", n_layer, least=1, most=1 << 22)
-    windows = _windows(k, n_layer)
+    windows = _windows(k, n_layer, int(reads.get("sliding_window", 0)))
     numbers = {"n_head": heads, "n_head_kv": heads_kv, "n_ff": n_ff, "sliding_window": windows}
     hp = HParams(
         arch=arch,
@@ -127,10 +128,10 @@ def read_hparams(
     return replace(hp, **_family_numbers(k, reads))
 
 
-def _windows(k: Keys, n_layer: int) -> tuple[int, ...]:
+def _windows(k: Keys, n_layer: int, default: int) -> tuple[int, ...]:
     """The sliding window of every layer. A file may say which layers have it: by a flag for each,
     or by a number n, where every n-th has none."""
-    window = k.integer("attention.sliding_window", 0)
+    window = k.integer("attention.sliding_window", default)
     key = "attention.sliding_window_pattern"
     flags: tuple[bool, ...] = (True,) * n_layer
     if isinstance(k.find(key), int):
@@ -141,16 +142,16 @@ def _windows(k: Keys, n_layer: int) -> tuple[int, ...]:
     return tuple(window if flag else 0 for flag in flags)
 
 
-def _family_numbers(k: Keys, reads: Collection[str]) -> dict[str, float]:
+def _family_numbers(k: Keys, reads: Mapping[str, float]) -> dict[str, Any]:
     neutrals = {f.name: f.default for f in fields(HParams)}
     values: dict[str, float] = {}
     for name, key in FAMILY_KEYS.items():
         neutral: Any = neutrals[name]
-        value = k.real(key, neutral)
+        value = k.real(key, reads.get(name, neutral), least=0.0)
         if value != neutral and name not in reads:
             raise ModelError(
-                f"{k.arch}.{key}: {value} changes the results, and the {k.arch} architecture does "
-                f"not read it; expected {neutral}"
+                f"{k.arch}.{key}: {value} changes the results, and the {k.arch} architecture has "
+                f"no such number; expected {neutral}"
             )
         values[name] = value
     return values
@@ -200,5 +201,6 @@ def hparam_keys(hp: HParams, eps_key: str, reads: Collection[str]) -> Iterator[t
         if "sliding_window" in hp.by_layer:
             flags = [window > 0 for window in hp.by_layer["sliding_window"]]
             yield f"{hp.arch}.attention.sliding_window_pattern", flags
-    for name in reads:
-        yield f"{hp.arch}.{FAMILY_KEYS[name]}", getattr(hp, name)
+    for name, key in FAMILY_KEYS.items():
+        if name in reads:
+            yield f"{hp.arch}.{key}", getattr(hp, name)

@@ -37,7 +37,7 @@ from .profiling import new_profile, save_profile
 from .prompt import random_ids
 
 if TYPE_CHECKING:
-    from gguflow.engine.loader import ModelSource
+    from gguflow.engine.load import ModelSource
     from gguflow.engine.model import Model
     from gguflow.engine.profile import Profile
     from gguflow.engine.session import Session
@@ -174,7 +174,7 @@ def run(args: Namespace) -> int:
             raise UsageError("-o sql: not with --kernels")
         return run_kernels(args)
     profile_path = check_profile(args)
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
     from gguflow.engine.options import Options
     from gguflow.engine.profile.machine import cores
 

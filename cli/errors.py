@@ -48,7 +48,7 @@ _CODES = (
     ("gguflow.engine.session", "ContextError", NO_RESOURCES),
     ("gguflow.engine.options", "OptionError", BAD_ARGUMENT),
     ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),
-    ("gguflow.engine.sparse.speeds", "SpeedError", NO_RESOURCES),
+    ("gguflow.engine.variants.relu.speeds", "SpeedError", NO_RESOURCES),
 )
 
 

@@ -102,7 +102,7 @@ def run(args: Namespace) -> int:
         for token in generated[: 1 if recorder is None else None]:
             session.step((token,), "last")
     if model.sparse is not None:
-        from gguflow.engine.sparse.activity import measure_activity
+        from gguflow.engine.variants.relu.tools.activity import measure_activity
 
         profile.activity += measure_activity(model, [*prompt, *generated][:ACTIVITY_TOKENS])
     show(profile, args)

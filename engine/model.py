@@ -21,16 +21,16 @@ from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph, summary
 from gguflow.engine.graph import Graph, Role, Tensor
 from gguflow.engine.limits import MAX_TOKENS
-from gguflow.engine.loader import ModelSource, Progress, WeightStore, open_model, random_model
-from gguflow.engine.offload import choose_layers, needed
+from gguflow.engine.load import ModelSource, Progress, WeightStore, open_model, random_model
+from gguflow.engine.load.offload import choose_layers, needed
 from gguflow.engine.options import Options
 from gguflow.engine.plan_key import PAGE, PlanKey, step_key
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings
 from gguflow.engine.session import PLAN_CACHE, ContextError, Session, token_ids
-from gguflow.engine.sparse.run import SparseRun
-from gguflow.engine.sparse.setup import prepare
-from gguflow.engine.sparse.split import NeuronSplit
+from gguflow.engine.variants.relu.run import SparseRun
+from gguflow.engine.variants.relu.setup import prepare
+from gguflow.engine.variants.relu.split import NeuronSplit
 from gguflow.models.base import ModelError
 from gguflow.models.batch import Batch, CacheSize, append_sampler
 
@@ -71,7 +71,7 @@ class Model:
 
     def _choose_form(self, source: ModelSource, options: Options) -> None:
         """Settle --sparse auto by measurement, once it is known where the layers run."""
-        from gguflow.engine.sparse.form import choose_form
+        from gguflow.engine.variants.relu.form import choose_form
 
         form = choose_form(self, source, options)
         if form is None:
@@ -105,9 +105,9 @@ class Model:
 
     def _place_neurons(self) -> None:
         """Divide a ReLU model between the device and the host by --vram-budget or --split."""
-        from gguflow.engine.sparse.device import DevicePlacement
-        from gguflow.engine.sparse.identity import model_hash
-        from gguflow.engine.sparse.split import read_split
+        from gguflow.engine.variants.relu.device import DevicePlacement
+        from gguflow.engine.variants.relu.identity import model_hash
+        from gguflow.engine.variants.relu.split import read_split
 
         mine, options, hp = self.options.overrides, self.options, self.hp
 
@@ -349,12 +349,3 @@ class Model:
         Raises ContextError for more than the context holds, ValueError for ids that do not exist.
         """
         return self.session.logits(token_ids)
-
-
-def weight_users(plan: Plan) -> dict[Tensor, list[Tensor]]:
-    """The nodes that read each tensor."""
-    users: dict[Tensor, list[Tensor]] = {}
-    for n in plan.nodes:
-        for s in n.live_srcs():
-            users.setdefault(s.owner, []).append(n)
-    return users

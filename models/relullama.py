@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.graph import Graph, Tensor
-from gguflow.engine.sparse.run import POSITIVE, SparseRun
+from gguflow.engine.variants.relu.run import POSITIVE, SparseRun
 
 from .base import HParams, ModelError, WeightSpec, read_hparams
 from .batch import Batch

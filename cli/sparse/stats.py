@@ -17,8 +17,8 @@ from ..options import whole
 from .common import add_relu_model, check_output, open_relu
 
 if TYPE_CHECKING:
-    from gguflow.engine.loader import ModelSource
-    from gguflow.engine.sparse.stats import Activations
+    from gguflow.engine.load import ModelSource
+    from gguflow.engine.variants.relu.stats import Activations
 
 SUMMARY = "count how often each neuron fires on a text"
 EPILOG = """\
@@ -43,9 +43,9 @@ def add_arguments(p: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from gguflow.engine.model import Model
     from gguflow.engine.options import Options
-    from gguflow.engine.sparse.stats import count_activations, tap_names, write_stats
-    from gguflow.engine.sparse.store import stats_path
-    from gguflow.engine.sparse.taps import TappedModel
+    from gguflow.engine.variants.relu.stats import count_activations, tap_names, write_stats
+    from gguflow.engine.variants.relu.store import stats_path
+    from gguflow.engine.taps import TappedModel
 
     check_output("-o", args.output)
     source = open_relu(args)
@@ -89,7 +89,7 @@ def progress(n_tokens: int) -> Callable[[int], None] | None:
 
 def report(stats: Activations) -> str:
     """A table by layer, and a line for all of it."""
-    from gguflow.engine.sparse.stats import hottest
+    from gguflow.engine.variants.relu.stats import hottest
 
     head = ["layer", "active %", "never %", "hottest % with 80 % of activations"]
     rows = [head]

@@ -17,7 +17,7 @@ from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import round_up
 from gguflow.engine.graph import Tensor
 from gguflow.engine.model import Model
-from gguflow.engine.offload import RESERVE, needed
+from gguflow.engine.load.offload import RESERVE, needed
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.sampling import GREEDY
 

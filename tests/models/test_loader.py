@@ -15,7 +15,7 @@ from tiny_model import tiny_hparams, tiny_weights, write_tiny
 
 from gguflow.engine.gguf import GgufError, Typed, UnsupportedType, write_gguf
 from gguflow.engine.graph import F32
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.models.base import ModelError, architecture
 from gguflow.models.shapes import metadata

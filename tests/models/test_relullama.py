@@ -14,14 +14,14 @@ from tiny_model import write_tiny
 
 from gguflow.engine.gguf import GgufError, GgufFile, write_gguf
 from gguflow.engine.graph import F32, dtype_by_name
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.quants import decode, encode
-from gguflow.engine.sparse.identity import model_hash
-from gguflow.engine.sparse.predictor import write_predictor
-from gguflow.engine.sparse.setup import prepare
+from gguflow.engine.variants.relu.identity import model_hash
+from gguflow.engine.variants.relu.predictor import write_predictor
+from gguflow.engine.variants.relu.setup import prepare
 from gguflow.models.base import ModelError
 
 MINUS_INFINITY = float("-inf")
@@ -65,7 +65,7 @@ def ffn(model: Model, i: int, x: np.ndarray, mode: Any, threshold: float | None 
     """The feed-forward part of one layer, by the references."""
     from gguflow.engine.backends.numpy import evaluate
     from gguflow.engine.graph import Graph
-    from gguflow.engine.sparse import SparseRun
+    from gguflow.engine.variants.relu import SparseRun
     from gguflow.models.base import Batch
 
     g = Graph()

@@ -16,12 +16,12 @@ from tiny_model import USUAL
 from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.gguf import GgufError, GgufFile
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.plan_key import step_key
-from gguflow.engine.sparse import NeuronSplit, write_split
-from gguflow.engine.sparse import device as placing
-from gguflow.engine.sparse.identity import model_hash
+from gguflow.engine.variants.relu import NeuronSplit, write_split
+from gguflow.engine.variants.relu import device as placing
+from gguflow.engine.variants.relu.identity import model_hash
 
 
 @pytest.fixture(scope="module")

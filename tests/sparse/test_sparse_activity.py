@@ -8,9 +8,9 @@ from relu_model import predictors
 
 from gguflow.engine.graph import F32
 from gguflow.engine.model import Model
-from gguflow.engine.sparse.activity import measure_activity
-from gguflow.engine.sparse.stats import count_activations, tap_names
-from gguflow.engine.sparse.taps import TappedModel
+from gguflow.engine.variants.relu.tools.activity import measure_activity
+from gguflow.engine.variants.relu.stats import count_activations, tap_names
+from gguflow.engine.taps import TappedModel
 
 IDS = [1, 9, 17, 33, 40, 7, 7, 60, 5, 6, 11, 80]
 

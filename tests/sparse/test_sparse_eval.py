@@ -14,7 +14,7 @@ from relu_model import predictors
 from gguflow.cli.main import main
 from gguflow.engine.evaluate import windows
 from gguflow.engine.model import Model
-from gguflow.engine.sparse.taps import TappedModel
+from gguflow.engine.taps import TappedModel
 
 TEXT = "the quick brown fox jumps over the lazy dog, 12 times; " * 6
 SVG = "{http://www.w3.org/2000/svg}"
@@ -115,8 +115,8 @@ def test_thresholds_of_layers(write_relu, ask) -> None:
 
 
 def test_a_predictor_of_another_file(write_relu, ask) -> None:
-    from gguflow.engine.sparse.identity import model_hash
-    from gguflow.engine.sparse.predictor import write_predictor
+    from gguflow.engine.variants.relu.identity import model_hash
+    from gguflow.engine.variants.relu.predictor import write_predictor
 
     whole, bare = write_relu(), write_relu(predict=False, name="bare.gguf")
     source = Model.load(bare).source

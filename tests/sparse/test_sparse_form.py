@@ -12,12 +12,12 @@ from tiny_model import write_tiny
 
 from gguflow.cli.main import main
 from gguflow.engine.backends.numpy import NumpyBackend
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.quants import decode
-from gguflow.engine.sparse import layer_time
-from gguflow.engine.sparse.form import fastest
-from gguflow.engine.sparse.layer_time import is_of_layer
+from gguflow.engine.variants.relu import layer_time
+from gguflow.engine.variants.relu.form import fastest
+from gguflow.engine.variants.relu.layer_time import is_of_layer
 
 BUNDLED = Path(__file__).parents[2] / "models" / "bundled" / "tales-relu.gguf"
 FAST, SLOW, WASTED = (

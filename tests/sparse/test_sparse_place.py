@@ -18,18 +18,18 @@ from gguflow.engine.graph import F32
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.plan_key import step_key
-from gguflow.engine.sparse import NeuronSplit, place
-from gguflow.engine.sparse.budget import BudgetError, fit, no_neurons
-from gguflow.engine.sparse.costs import NeuronBytes, Side, Speeds
-from gguflow.engine.sparse.device import Groups, overrides
-from gguflow.engine.sparse.expect import expect
-from gguflow.engine.sparse.identity import model_hash
-from gguflow.engine.sparse.place import neuron_bytes, place_neurons
-from gguflow.engine.sparse.solve import Choice, choose_split
-from gguflow.engine.sparse.source import with_hot_rows
-from gguflow.engine.sparse.split import open_split
-from gguflow.engine.sparse.stats import Activations
-from gguflow.engine.sparse.store import NoStatsError
+from gguflow.engine.variants.relu import NeuronSplit, place
+from gguflow.engine.variants.relu.budget import BudgetError, fit, no_neurons
+from gguflow.engine.variants.relu.costs import NeuronBytes, Side, Speeds
+from gguflow.engine.variants.relu.device import Groups, overrides
+from gguflow.engine.variants.relu.expect import expect
+from gguflow.engine.variants.relu.identity import model_hash
+from gguflow.engine.variants.relu.place import neuron_bytes, place_neurons
+from gguflow.engine.variants.relu.solve import Choice, choose_split
+from gguflow.engine.variants.relu.source import with_hot_rows
+from gguflow.engine.variants.relu.split import open_split
+from gguflow.engine.variants.relu.stats import Activations
+from gguflow.engine.variants.relu.store import NoStatsError
 from gguflow.models.base import ModelError
 
 SPEEDS = Speeds(Side(1e9), Side(50e9), 1e-7)

@@ -10,8 +10,8 @@ from gguflow.engine.gguf import GgufError, write_gguf
 from gguflow.engine.graph import F32, I64
 from gguflow.engine.model import Model
 from gguflow.engine.plan_key import step_key
-from gguflow.engine.sparse.identity import model_hash
-from gguflow.engine.sparse.stats import (
+from gguflow.engine.variants.relu.identity import model_hash
+from gguflow.engine.variants.relu.stats import (
     Activations,
     count_activations,
     hottest,
@@ -19,8 +19,8 @@ from gguflow.engine.sparse.stats import (
     tap_names,
     write_stats,
 )
-from gguflow.engine.sparse.store import NoStatsError, check_stats, model_stats, stats_path
-from gguflow.engine.sparse.taps import TappedModel
+from gguflow.engine.variants.relu.store import NoStatsError, check_stats, model_stats, stats_path
+from gguflow.engine.taps import TappedModel
 from gguflow.models.base import ModelError
 
 CHUNKS = [[1, 9, 17, 33, 40, 7, 7, 60, 5, 6], [1, 2, 3, 4, 5]]

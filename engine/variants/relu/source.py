@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from gguflow.engine.graph import F16, I32, DType, dtype_by_name
-from gguflow.engine.loader import ModelSource, WeightSource
+from gguflow.engine.load import ModelSource, WeightSource
 from gguflow.engine.requantize import Converter, native_converter
 from gguflow.models.base import ModelError
 from gguflow.models.relullama import FFN_PARTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gguflow.engine.loader import ModelSource
+from gguflow.engine.load import ModelSource
 from gguflow.engine.options import OptionError, Options
 from gguflow.models.base import ModelError
 from gguflow.models.relullama import ReluLlama

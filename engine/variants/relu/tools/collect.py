@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from gguflow.engine.loader import ModelSource
+from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.quants import decode
 

@@ -17,7 +17,7 @@ import numpy as np
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import ALIGN, Plan, human_bytes, round_up
 from gguflow.engine.graph import Role
-from gguflow.engine.loader import ModelSource
+from gguflow.engine.load import ModelSource
 
 from .budget import BudgetError, no_neurons
 from .place import place_neurons

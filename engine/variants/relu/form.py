@@ -20,7 +20,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.gguf import GgufError
-from gguflow.engine.loader import ModelSource, WeightStore
+from gguflow.engine.load import ModelSource, WeightStore
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.plan_key import step_key

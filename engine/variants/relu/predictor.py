@@ -19,7 +19,7 @@ import numpy as np
 
 from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.graph import F16, DType
-from gguflow.engine.loader import ModelSource, file_weight
+from gguflow.engine.load import ModelSource, file_weight
 from gguflow.engine.quants import encode
 from gguflow.models.base import HParams, ModelError
 from gguflow.models.relullama import ReluLlama, read_threshold

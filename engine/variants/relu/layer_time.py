@@ -17,7 +17,7 @@ import numpy as np
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, PlanOptions, compile_graph
 from gguflow.engine.graph import F16, F32, DType, Graph, Role
-from gguflow.engine.loader import ModelSource, WeightSource, WeightStore
+from gguflow.engine.load import ModelSource, WeightSource, WeightStore
 from gguflow.engine.model import weight_users
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.profile.machine import cores

@@ -233,16 +233,14 @@ def load(source: ModelSource, tests: Sequence[BenchTest], args: Namespace) -> Mo
 
     largest = settings(max(tests, key=lambda t: t.n_ctx))
     largest |= {"n_ubatch": max(t.n_ubatch for t in tests)}
-    model = prepare(
-        replace(source, notes=[*source.notes]),  # placing a model adds to them
-        Options(
-            **largest,
-            fuse=not args.no_fuse,
-            n_gpu_layers=tests[0].n_gpu_layers,
-            **placement(args),
-            **sparse(args),
-        ),
+    options = Options(
+        **largest,
+        fuse=not args.no_fuse,
+        n_gpu_layers=tests[0].n_gpu_layers,
+        **placement(args),
+        **sparse(args),
     )
+    model = prepare(source, options)
     load_weights(model, quiet=True)
     return model
 

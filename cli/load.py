@@ -104,7 +104,7 @@ def load_weights(model: Model, quiet: bool = False) -> None:
     """
     from gguflow.engine.compile import fallbacks
 
-    unexpected = [*fallbacks(model.plan(step_key(1, "last", True))), *model.source.notes]
+    unexpected = [*fallbacks(model.plan(step_key(1, "last", True))), *model.notes]
     for line in unexpected if quiet else model.forecast():
         note(line)
     if not quiet:

@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.engine.graph import Graph, Tensor
-from gguflow.engine.model import Model
-from gguflow.engine.plan_key import PlanKey
+from gguflow.engine.graph import Graph
 from gguflow.models.base import ModelError
 
+if TYPE_CHECKING:
+    from gguflow.engine.model import Model
 
-class TappedModel(Model):
-    """A loaded model's weights, run with the nodes named in `taps` as outputs before all others.
 
-    changes: fields of `Options`. Raises ModelError for a name that the graph lacks.
+@dataclass(frozen=True)
+class Taps:
+    """A rewrite that puts nodes before all other outputs, those of earlier taps included.
+
+    names: of the nodes. path: the model's, for the error when a graph lacks one.
     """
 
-    def __init__(self, model: Model, taps: Sequence[str], **changes: Any) -> None:
-        self.__dict__.update(model.with_options(**changes).__dict__)
-        self.taps = tuple(taps)
+    names: tuple[str, ...]
+    path: str
 
-    def graph(self, key: PlanKey) -> Graph:
-        g = super().graph(key)
+    def rewrite(self, g: Graph) -> None:
+        """Raises ModelError for a name that the graph lacks."""
         nodes = {n.name: n for n in g.nodes}
-        self.extend(g, nodes)
-        for name in self.taps:
+        for name in self.names:
             if name not in nodes:
-                raise ModelError(f"{self.source.path}: the graph has no {name}")
-        g.outputs[:0] = [nodes[name] for name in self.taps]
-        return g
+                raise ModelError(f"{self.path}: the graph has no {name}")
+        g.outputs[:0] = [nodes[name] for name in self.names]
 
-    def extend(self, g: Graph, nodes: dict[str, Tensor]) -> None:
-        """Add nodes to the graph, and to `nodes`, for subclasses."""
 
-    def tapped(self, chunks: Sequence[Sequence[int]]) -> Iterator[list[np.ndarray]]:
-        """Runs sequences of token ids; yields the taps' values, n_ubatch tokens at a time.
+def tapped(
+    model: Model, names: Sequence[str], chunks: Sequence[Sequence[int]], **changes: Any
+) -> Iterator[list[np.ndarray]]:
+    """Runs sequences of token ids; yields the values of the nodes `names`, n_ubatch tokens at a
+    time: [n_tokens, ...] each, overwritten by the next run.
 
-        The arrays, [n_tokens, ...] in the order of `taps`, are overwritten by the next run.
-        """
-        n_ubatch = self.options.n_ubatch
-        for chunk in chunks:
-            self.check_ids(chunk)
-            self.session.rewind(0)
-            for i in range(0, len(chunk), n_ubatch):
-                out = self.session.step(chunk[i : i + n_ubatch], "none")
-                yield [out[k] for k in range(len(self.taps))]
+    changes: fields of `Options` to run the model under.
+    """
+    taps = Taps(tuple(names), model.source.path)
+    run = model.with_options(**changes).with_rewrite(taps)
+    for chunk in chunks:
+        for out in run.outputs(chunk):
+            yield [out[k] for k in range(len(names))]

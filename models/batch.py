@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gguflow.engine.graph import F32, I32, I64, DType, Graph, Tensor
 from gguflow.engine.plan_key import PAGE, PlanKey
@@ -47,16 +46,12 @@ class LayerKv:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of a run and the cache they live in. k_type, v_type: the cache's element types.
-
-    sparse: how the feed-forward layers of a ReLU model run; None for densely.
-    """
+    """The rows of a run and the cache they live in. k_type, v_type: the cache's element types."""
 
     key: PlanKey
     cache: CacheSize
     k_type: DType
     v_type: DType
-    sparse: Any = None
 
     def inputs(self, g: Graph) -> Inputs:
         """Declare the inputs that every decoder has."""

@@ -63,9 +63,9 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def run(args: Namespace) -> int:
     from gguflow.engine.options import Options
+    from gguflow.engine.variants.relu.source import missing_predictor
     from gguflow.engine.variants.relu.tools.curve import curve_svg
     from gguflow.engine.variants.relu.tools.evaluate import compare
-    from gguflow.engine.variants.relu.source import missing_predictor
     from gguflow.models.base import ModelError
 
     from ..perplexity import Progress

@@ -87,6 +87,7 @@ def run(args: Namespace) -> int:
 def solve_whole(args: Namespace) -> Solved:
     """--vram-budget: as a run with it does."""
     from gguflow.engine.model import DEVICE_BACKEND, Model
+    from gguflow.engine.variants.relu import sparse_run
     from gguflow.engine.variants.relu.place import layer_shapes, neuron_bytes
     from gguflow.engine.variants.relu.speeds import measure
     from gguflow.engine.variants.relu.store import model_stats
@@ -94,25 +95,28 @@ def solve_whole(args: Namespace) -> Solved:
     source = open_relu(args)
     stats = model_stats(source)
     model = Model(source, engine_options(args))
-    assert model.split is not None and model.sparse is not None
-    for line in model.source.notes:
+    how = sparse_run(model.setup)
+    assert how is not None and how.split is not None
+    for line in model.notes:
         note(line)
     device = model.backends[DEVICE_BACKEND]
     host = next(b for b in model.backends.values() if b is not device)
     speeds = measure(device, host, layer_shapes(model.source)[0], model.options.n_threads or None)
-    exact = model.sparse.mode == "exact"
-    return Solved(model.split, stats, neuron_bytes(model.source), speeds, exact)
+    exact = how.mode == "exact"
+    return Solved(how.split, stats, neuron_bytes(model.source), speeds, exact)
 
 
 def solve_rows(args: Namespace) -> Solved:
     """--ffn-budget: the rows of neurons alone."""
+    from gguflow.engine.planning import Setup
+    from gguflow.engine.variants.relu import VARIANT, sparse_run
     from gguflow.engine.variants.relu.place import neuron_bytes
-    from gguflow.engine.variants.relu.setup import prepare
     from gguflow.engine.variants.relu.solve import choose_split
     from gguflow.engine.variants.relu.stats import read_stats
     from gguflow.engine.variants.relu.store import check_stats, model_stats
 
-    source, how = prepare(open_relu(args), engine_options(args))
+    setup = VARIANT.prepare(Setup(open_relu(args), engine_options(args)))
+    source, how = setup.source, sparse_run(setup)
     if how is None or how.mode == "off":
         raise UsageError("--sparse off: a dense run has no neurons to place")
     if args.stats:

@@ -148,7 +148,7 @@ def resumed(args: Namespace, source: ModelSource) -> list[tuple[Tensor, Tensor]]
 
     if not args.resume:
         return []
-    weights = with_predictor(source, args.resume, model_hash(source)).weights
+    weights = with_predictor(source, args.resume, model_hash(source))[0].weights
 
     def matrix(name: str) -> Tensor:
         w = weights[name]
@@ -173,9 +173,9 @@ def spread(args: Namespace, source: ModelSource) -> list[list[int]]:
 
 def write(args: Namespace, source: ModelSource, found: list[Predictor], dtype: DType) -> None:
     """The files that were asked for."""
-    from gguflow.engine.variants.relu.tools.embed import embed_predictor
     from gguflow.engine.variants.relu.identity import model_hash
     from gguflow.engine.variants.relu.predictor import write_predictor
+    from gguflow.engine.variants.relu.tools.embed import embed_predictor
 
     layers = [(p.fc1.numpy(), p.fc2.numpy()) for p in found]
     thresholds = [p.threshold for p in found]

@@ -73,7 +73,7 @@ def test_extra_tensors_are_noted_and_ignored(tmp_path: Path) -> None:
     plain = write_tiny(tmp_path / "plain.gguf")
     extra = {f"extra.{i}.weight": np.zeros((2, 2), np.float32) for i in range(6)}
     path = write_tiny(tmp_path / "m.gguf", weights=extra)
-    assert open_model(plain).notes == []
+    assert open_model(plain).notes == ()
     (note,) = open_model(path).notes
     assert "6 tensors" in note
     assert "extra.0.weight" in note

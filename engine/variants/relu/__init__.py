@@ -1,12 +1,17 @@
-"""Sparse inference of ReLU models: what runs, and which neurons live where.
+"""ReLU models: what is skipped, which neurons a device keeps, predictors.
 
-The names here import neither models nor backends; statistics, the solver and training are modules
-of this package to import by name.
+`run` has the graph rewrite, `variant` what plugs in; `tools` measures and trains with whole models.
 """
 
 from __future__ import annotations
 
-from .run import SparseRun
+from .run import SparseRun, sparse_run
 from .split import NeuronSplit, StoredSplit, open_split, read_split, write_split
+from .variant import ReluVariant
 
-__all__ = ["NeuronSplit", "SparseRun", "StoredSplit", "open_split", "read_split", "write_split"]
+VARIANT = ReluVariant()
+
+__all__ = [
+    "VARIANT", "NeuronSplit", "SparseRun", "StoredSplit", "open_split", "read_split", "sparse_run",
+    "write_split",
+]  # fmt: skip

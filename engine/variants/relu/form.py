@@ -1,61 +1,57 @@
-"""`--sparse auto`: which form of a ReLU model's layers is the fastest here, by measurement.
+"""Sparse "auto": which form of a ReLU model's layers is the fastest here, by measurement.
 
 Each form runs the graph that the model itself would run, over layers of the model's sizes and types
 with made-up weights, in which as many neurons fire as are expected to. The choice is kept, so that
-the same command goes on giving the same text. It does not depend on -t, for texts do not.
+the same command goes on giving the same text. It does not depend on n_threads, for texts do not.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.gguf import GgufError
-from gguflow.engine.load import ModelSource, WeightStore
-from gguflow.engine.model import Model
-from gguflow.engine.options import Options
-from gguflow.engine.plan_key import step_key
+from gguflow.engine.load import ModelSource
+from gguflow.engine.planning import Setup, token_key
 from gguflow.engine.profile.machine import machine_name
+from gguflow.engine.variants.base import Decision, Tools
 from gguflow.models.base import ModelError
-from gguflow.models.relullama import ReluLlama
 
-from .activity import measure_activity
+from .activity import N_UBATCH, whole_gates
 from .identity import model_hash
 from .layer_time import form_seconds, is_of_layer
-from .run import Mode, SparseRun
-from .setup import prepare
+from .run import Mode, sparse_run
 from .source import missing_predictor
 from .stats import Activations
 from .store import folder, model_stats
 
+MODES = frozenset(("predict", "exact", "off"))
 MARGIN = 0.05  # by which predicting has to be faster than what computes exactly the dense result
 N_TOKENS = 64  # of the prompt that says how many neurons fire when nobody counted
-VERSION = 1  # of what is kept
+VERSION = 2  # of what is kept
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form chosen. ms: milliseconds a layer by mode; active: share of neurons expected to fire;
-    error: why nothing could be measured, which leaves the form that auto has without measuring."""
+    """The form chosen. ms: milliseconds a layer by mode; active: share of neurons that are
+    expected to fire."""
 
     mode: Mode
-    ms: Mapping[str, float]
-    active: float = 0.0
-    error: str = ""
+    ms: Mapping[Mode, float]
+    active: float
 
     def describe(self) -> str:
         """A line for the user."""
-        if self.error:
-            return f"sparse: {self.mode}, not measured ({self.error})"
         names = {"off": "dense"}
         rest = [f"{names.get(m, m)} {t:.3g}" for m, t in self.ms.items() if m != self.mode]
         return (
@@ -64,89 +60,104 @@ class Form:
         )
 
 
-def choose_form(model: Model, source: ModelSource, options: Options) -> Form | None:
-    """The form for a model that is placed and not loaded yet; read back, or measured and kept.
+def choose_form(placed: Setup, in_mode: Callable[[Mode], Setup], tools: Tools) -> Decision:
+    """The form for a model whose layers are placed; read back, or measured and kept.
 
-    source, options: as they were before anything was prepared. None where the question does not
-    arise: dense models, a form or threshold that was asked for, layers on more than one backend.
+    in_mode: the same model in each mode. Left as it is where the layers are on several backends.
     """
-    if (
-        not isinstance(model.arch, ReluLlama)
-        or options.sparse != "auto"
-        or options.sparse_threshold is not None
-        or (backend := _backend_of_layers(model)) is None
-    ):
-        return None
-    sources = _forms(source, options)
-    counts = _counts(source)
-    path = _path(sources, counts, backend, options)
-    if (kept := _kept(path)) is not None:
-        return kept
-    assert model.sparse is not None
-    try:
-        fired, computed = _shares(model, counts)
-        seconds = form_seconds(backend, sources, fired, computed, options.fuse)
-        ms = {mode: 1e3 * s for mode, s in seconds.items()}
-        form = Form(fastest(ms), ms, float(np.mean(fired)))
-    except Exception as e:  # whatever it is, the model may run all the same
-        form = Form(model.sparse.mode, {}, error=(str(e) or type(e).__name__).splitlines()[0])
-    _release(backend)
-    with suppress(OSError):  # then the next run measures again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(form)), "utf-8")
-    return form
+    backend = _backend_of_layers(placed, tools)
+    if backend is None:
+        return Decision(placed)
+    lacks = missing_predictor(placed.source)
+    modes: list[Mode] = ["exact", "off"] if lacks else ["predict", "exact", "off"]
+    forms = {mode: in_mode(mode) for mode in modes}
+    counts = _counts(placed.source)
+    path = _path(forms, counts, backend)
+    form, notes = _kept(path), []
+    if form is None and path.is_file():
+        notes.append(f"{path}: not a measurement that this version kept; measured again")
+    if form is None or form.mode not in forms:
+        try:
+            form = _measured(placed, forms, counts, backend, tools)
+        except (MemoryError, OSError, RuntimeError, ValueError) as e:  # it may run all the same
+            mode, why = _mode_of(placed), (str(e) or type(e).__name__).splitlines()[0]
+            return Decision(placed, (*notes, f"sparse: {mode}, not measured ({why})"))
+        finally:
+            _release(backend)
+        with suppress(OSError):  # then the next run measures again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(asdict(form)), "utf-8")
+    chosen = placed if form.mode == _mode_of(placed) else forms[form.mode]
+    return Decision(chosen, (*notes, form.describe()))
 
 
-def fastest(ms: Mapping[str, float]) -> Mode:
+def _measured(
+    placed: Setup,
+    forms: Mapping[Mode, Setup],
+    counts: Activations | None,
+    backend: Backend,
+    tools: Tools,
+) -> Form:
+    fired, computed = _shares(placed, counts, tools)
+    seconds = form_seconds(backend, forms, fired, computed)
+    ms = {mode: 1e3 * s for mode, s in seconds.items()}
+    return Form(fastest(ms), ms, float(np.mean(fired)))
+
+
+def fastest(ms: Mapping[Mode, float]) -> Mode:
     """Of the times by mode; predicting costs accuracy, so it has to be faster by `MARGIN`."""
     exact: Mode = "exact" if ms["exact"] <= ms["off"] else "off"
     return "predict" if ms.get("predict", np.inf) < (1 - MARGIN) * ms[exact] else exact
 
 
-def _backend_of_layers(model: Model) -> Backend | None:
+def _mode_of(setup: Setup) -> Mode:
+    run = sparse_run(setup)
+    assert run is not None
+    return run.mode
+
+
+def _backend_of_layers(setup: Setup, tools: Tools) -> Backend | None:
     """The one backend that runs all feed-forward layers of a token."""
-    plan = model.plan(step_key(1, "last", True))
+    plan = tools.planner.plan(setup, token_key())
     names = {plan.placement.of[n] for n in plan.nodes if ".ffn." in n.name}
-    return model.backends[names.pop()] if len(names) == 1 else None
+    return tools.planner.backends[names.pop()] if len(names) == 1 else None
 
 
-def _forms(source: ModelSource, options: Options) -> dict[str, tuple[ModelSource, SparseRun]]:
-    """What runs in each mode. The threshold is that of the made-up scores."""
-    lacks = missing_predictor(source) and not options.predictor
-    modes: list[Mode] = ["exact", "off"] if lacks else ["predict", "exact", "off"]
-    return {m: (prepare(source, replace(options, sparse=m))[0], SparseRun(m, 0.0)) for m in modes}
-
-
-def _path(
-    sources: Mapping[str, tuple[ModelSource, SparseRun]],
-    counts: Activations | None,
-    backend: Any,
-    options: Options,
-) -> Path:
+def _path(forms: Mapping[Mode, Setup], counts: Activations | None, backend: Any) -> Path:
     """Where the choice is kept: by model, types of the layers, counts, processor."""
-    first = next(iter(sources.values()))[0]
+    first = next(iter(forms.values()))
     types = [
         (mode, name, w.dtype.name, w.shape)
-        for mode, (source, _) in sources.items()
-        for name, w in source.weights.items()
+        for mode, setup in forms.items()
+        for name, w in setup.source.weights.items()
         if is_of_layer(name)
     ]
     device, library = getattr(backend, "device", None), getattr(backend, "lib", None)
     processor = machine_name(), getattr(device, "name", ""), getattr(library, "isa", "")
     depends = repr(
-        (VERSION, types, counts.hash if counts else "", backend.name, processor, options.fuse)
+        (VERSION, types, counts.hash if counts else "", backend.name, processor, first.options.fuse)
     )
     rest = blake2b(depends.encode(), digest_size=6).hexdigest()
-    return folder() / f"{model_hash(first)}.{rest}.form.json"
+    return folder() / f"{model_hash(first.source)}.{rest}.form.json"
 
 
 def _kept(path: Path) -> Form | None:
-    """What an earlier run measured; None where there is no such file, or it was damaged."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        form = Form(**json.loads(path.read_text("utf-8")))
-        form.describe()
-        return form if form.mode in ("predict", "exact", "off") else None
-    return None
+    """What an earlier run measured; None where there is no such file, or it holds anything else."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or found.keys() != {"mode", "ms", "active"}:
+        return None
+    mode, ms, active = found["mode"], found["ms"], found["active"]
+    is_ms = isinstance(ms, dict) and all(k in MODES and _is_number(v) for k, v in ms.items())
+    if not is_ms or not isinstance(mode, str) or mode not in ms or not _is_number(active):
+        return None
+    return Form(cast(Mode, mode), ms, active)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _counts(source: ModelSource) -> Activations | None:
@@ -156,7 +167,9 @@ def _counts(source: ModelSource) -> Activations | None:
     return None
 
 
-def _shares(model: Model, counts: Activations | None) -> tuple[np.ndarray, np.ndarray]:
+def _shares(
+    placed: Setup, counts: Activations | None, tools: Tools
+) -> tuple[np.ndarray, np.ndarray]:
     """By layer, the shares of neurons that fire and that a predictor lets through, float64.
 
     Without counts they are those of a prompt of arbitrary tokens: an estimate, for which the model
@@ -164,12 +177,13 @@ def _shares(model: Model, counts: Activations | None) -> tuple[np.ndarray, np.nd
     """
     if counts is not None:
         return counts.active_fraction, counts.active_fraction
-    hp = model.hp
-    ids = np.random.default_rng(0).integers(0, hp.n_vocab, min(N_TOKENS, hp.n_ctx_train))
-    probe = model.with_options(n_ctx=len(ids))
-    probe.weights = WeightStore()
-    probe.load_weights()
-    rows = measure_activity(probe, ids.tolist())
+    hp = placed.source.arch.hp
+    ids = np.random.default_rng(0).integers(0, hp.n_vocab, min(N_TOKENS, hp.n_ctx_train)).tolist()
+    asked = replace(placed.options, n_ctx=len(ids), n_ubatch=N_UBATCH)
+    gates = whole_gates(placed)
+    assert gates is not None  # auto starts from a form that skips
+    probe = replace(placed, rewrites=(*placed.rewrites, gates)).under(asked)
+    rows = gates.activity(tools.trial(probe, ids))
     return np.array([r.active for r in rows]), np.array([r.computed for r in rows])
 
 

@@ -44,6 +44,7 @@ from gguflow.engine.resolve import (
     DEVICE_BACKEND,
     Resolved,
     backend_names,
+    prepare,
     resolve,
     resolve_again,
 )
@@ -57,13 +58,14 @@ class Model:
     """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
 
     def __init__(self, source: ModelSource, options: Options) -> None:
+        prepared = prepare(source, options)  # a wrong option is named before a device is looked for
         make = {"n_threads": options.n_threads or None, "isa": options.isa,
                 "device": options.device}  # fmt: skip
         self.backends: dict[str, Backend] = {
             b: find_backend(b, make) for b in backend_names(options)
         }
         planner = Planner(self.backends)
-        self._take(resolve(source, options, planner, self._trial), planner)
+        self._take(resolve(prepared, planner, self._trial), planner)
 
     def _take(self, resolved: Resolved, planner: Planner) -> None:
         self.resolved, self._planner = resolved, planner

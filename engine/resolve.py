@@ -11,7 +11,7 @@ from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import Overrides, choose_layers
 from gguflow.engine.options import Options
 from gguflow.engine.planning import Planner, Setup
-from gguflow.engine.variants.base import Tools, Trial, variants
+from gguflow.engine.variants.base import Tools, Trial, Variant, variants
 
 DEVICE_BACKEND = "cuda"
 
@@ -21,12 +21,18 @@ class Resolved:
     """How a model runs.
 
     setup: its weights, its options with every placement rule, the rewrites of its graphs.
-    n_gpu_layers: on the device, the output head counting as one. notes: what the user should know.
+    n_gpu_layers: on the device, the output head counting as one. decided: what was decided, in
+    words.
     """
 
     setup: Setup
     n_gpu_layers: int = 0
-    notes: tuple[str, ...] = ()
+    decided: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know: of the weights, then of the decisions."""
+        return (*self.setup.source.notes, *self.decided)
 
 
 def backend_names(options: Options) -> tuple[str, ...]:
@@ -40,32 +46,48 @@ def backend_names(options: Options) -> tuple[str, ...]:
     return (*names, DEVICE_BACKEND) if named else names
 
 
-def resolve(source: ModelSource, options: Options, planner: Planner, trial: Trial) -> Resolved:
-    """Decide how a model runs on the planner's backends. Changes none of its arguments.
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What is known without any device. original: the model and its options as they were given;
+    setup: with the weights and rewrites that the options ask for; variants: those that it is of."""
 
-    trial: runs a model that is set up, where something is decided by measurement. Raises ModelError
-    or OptionError for options that do not go with the model, GgufError for a bad file that they
-    name, MemoryError with the figures when what is asked for does not fit.
-    """
-    original = Setup(source, options).under(options)
-    setup, n_gpu_layers, notes = original, 0, list[str]()
-    mine = [v for v in variants() if v.applies(source)]
+    original: Setup
+    setup: Setup
+    variants: tuple[Variant, ...]
+
+
+def prepare(source: ModelSource, options: Options) -> Prepared:
+    """The first half of `resolve`. Raises ModelError or OptionError for options that do not go with
+    the model, GgufError for a bad file that they name."""
+    setup = original = Setup(source, options).under(options)
+    mine = tuple(v for v in variants() if v.applies(source))
     for variant in variants():
         if variant not in mine:
             variant.refuse(source, options)
     for variant in mine:
         setup = variant.prepare(setup)
+    return Prepared(original, setup, mine)
+
+
+def resolve(prepared: Prepared, planner: Planner, trial: Trial) -> Resolved:
+    """Decide how a model runs on the planner's backends. Changes none of its arguments.
+
+    trial: runs a model that is set up, where something is decided by measurement. Raises
+    MemoryError with the figures when what is asked for does not fit.
+    """
+    setup, n_gpu_layers, notes = prepared.setup, 0, list[str]()
+    options = setup.options
     device = planner.backends.get(DEVICE_BACKEND)
     if options.n_gpu_layers and device is not None:
         setup, n_gpu_layers = _offloaded(setup, planner, device)
-        n_layers = source.arch.hp.n_layer + 1
+        n_layers = setup.source.arch.hp.n_layer + 1
         notes.append(f"{n_gpu_layers} of {n_layers} layers on {device.space}")
     host = next((b for b in planner.backends.values() if b is not device), None)
-    for variant in mine:
-        decision = variant.place(original, setup, Tools(planner, trial, device, host))
+    for variant in prepared.variants:
+        decision = variant.place(prepared.original, setup, Tools(planner, trial, device, host))
         setup = decision.setup
         notes += decision.notes
-    return Resolved(setup, n_gpu_layers, (*setup.source.notes, *notes))
+    return Resolved(setup, n_gpu_layers, tuple(notes))
 
 
 def _offloaded(setup: Setup, planner: Planner, device: Any) -> tuple[Setup, int]:

@@ -39,8 +39,8 @@ def replace_values(g: Graph, swap: Mapping[Tensor, Tensor]) -> None:
             return swap[t]
         if t.role is Role.VIEW:
             t.srcs = tuple(current(s) for s in t.srcs)
-            if t.view_of in swap:
-                t.view_of = swap[t.view_of]
+            if t.view_of is not None:
+                t.view_of = swap.get(t.view_of, t.view_of)
         return t
 
     for node in g.nodes:

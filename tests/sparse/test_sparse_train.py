@@ -11,7 +11,8 @@ from gguflow.cli.main import main
 from gguflow.engine.evaluate import windows
 from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.model import Model
-from gguflow.engine.variants.relu import collect
+from gguflow.engine.variants.relu.predictor import file_threshold
+from gguflow.engine.variants.relu.tools import collect
 from gguflow.engine.variants.relu.tools.collect import contributions, down_norms, record
 from gguflow.engine.variants.relu.tools.embed import embed_predictor
 
@@ -140,7 +141,7 @@ def test_the_command(write_relu, tmp_path: Path, capfd) -> None:
 
     for where, more in ((path, {"predictor": str(side)}), (whole, {})):
         model = Model.load(where, sparse="predict", **more)
-        assert len(model.arch.threshold) == 2  # one a layer
+        assert len(file_threshold(model.source)) == 2  # one a layer
     files = GgufFile.open(path), GgufFile.open(whole)
     for name in files[0].tensors:
         assert files[0].data(name).tobytes() == files[1].data(name).tobytes()
@@ -167,7 +168,7 @@ def test_predictors_in_a_copy_replace_those_there(write_relu, tmp_path: Path) ->
     f = GgufFile.open(out)
     assert f.tensors["blk.0.fc1.weight"].shape == (5, 64)
     np.testing.assert_array_equal(f.array("blk.1.fc2.weight"), layers[1][1].astype(np.float16))
-    assert Model.load(out).arch.threshold == -0.25
+    assert file_threshold(Model.load(out).source) == -0.25
 
 
 def test_a_copy_of_powerinfers_file_is_refused(write_relu, tmp_path: Path) -> None:

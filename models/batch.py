@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gguflow.engine.graph import F32, I32, I64, DType, Graph, Tensor
 from gguflow.engine.plan_key import PAGE, PlanKey
@@ -47,16 +46,12 @@ class LayerKv:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of a run and the cache they live in. k_type, v_type: the cache's element types.
-
-    sparse: how the feed-forward layers of a ReLU model run; None for densely.
-    """
+    """The rows of a run and the cache they live in. k_type, v_type: the cache's element types."""
 
     key: PlanKey
     cache: CacheSize
     k_type: DType
     v_type: DType
-    sparse: Any = None
 
     def inputs(self, g: Graph) -> Inputs:
         """Declare the inputs that every decoder has."""
@@ -79,7 +74,7 @@ class Inputs:
     def __init__(self, g: Graph, batch: Batch) -> None:
         n = batch.key.n_tokens
         self._g, self._batch = g, batch
-        self.key, self.sparse = batch.key, batch.sparse
+        self.key = batch.key
         self.tokens, pos, seq = (g.input(t, I32, (n,)) for t in ("tokens", "pos", "seq"))
         self.rows = Rows(pos, seq, batch.key.n_single)
         self._picked: dict[Tensor, Tensor] = {}

@@ -75,6 +75,12 @@ class Keys:
             raise ModelError(f"{self.arch}.{key}: expected {n} of 0 or 1, found {value!r:.60}")
         return tuple(bool(x) for x in values)
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"{self.arch}.{key}: expected true or false, found {value!r:.60}")
+        return value
+
     def real(
         self, key: str, default: float | None = None, least: float = -math.inf,
         most: float = math.inf,

@@ -15,18 +15,26 @@ from .site import Site
 GLU = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
 
 
-def ffn(at: Site, h: Tensor, *, act: str) -> Tensor:
+def ffn(at: Site, h: Tensor, *, act: str, up_act: str = "") -> Tensor:
     """down(act(gate h) * up h), or down(act(up h)) where there is no gate.
 
-    h: normed input f32 [m, n_embd]; returns the same shape. act: an op of one operand.
+    h: normed input f32 [m, n_embd]; returns the same shape. act: an op of one operand. up_act:
+    another one over up, beside a gate.
     """
     g, activate = at.g, at.g.op
     if at.find("ffn_gate.weight") is None:
-        up = linear(at, "ffn_up", h, "up")
-        return linear(at, "ffn_down", activate(act, up, name="act"), "down")
+        return down(at, activate(act, linear(at, "ffn_up", h, "up"), name="act"))
     gate = linear(at, "ffn_gate", h, "gate")
     up = linear(at, "ffn_up", h, "up")
-    hidden = g.mul(activate(act, gate, name="act"), up, name=GLU[act])
+    if up_act:
+        up = activate(up_act, up, name="up_act")
+    return down(at, g.mul(activate(act, gate, name="act"), up, name=GLU[act]))
+
+
+def down(at: Site, hidden: Tensor) -> Tensor:
+    """The neurons' sum, by a matrix with a row an output or, transposed, with one a neuron."""
+    if at.find("ffn_down_t.weight") is not None:
+        return at.g.axpy_sparse(at.weight("ffn_down_t.weight"), hidden, name="down")
     return linear(at, "ffn_down", hidden, "down")
 
 

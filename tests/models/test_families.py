@@ -11,7 +11,7 @@ import pytest
 from tiny_model import tiny_hparams, write_tiny
 
 from gguflow.engine.graph import dtype_by_name
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.plan_key import PlanKey

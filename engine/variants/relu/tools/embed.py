@@ -12,7 +12,7 @@ from gguflow.engine.gguf.tensors import ElementType
 from gguflow.engine.graph import F16, DType
 from gguflow.models.relullama import ReluLlama
 
-from .predictor import predictor_tensors
+from ..predictor import predictor_tensors
 
 Entry = tuple[str, tuple[ElementType, tuple[int, ...], np.ndarray]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import SpaceBytes
-from gguflow.engine.loader import ModelSource
+from gguflow.engine.load import ModelSource
 
 from .budget import PlanFor, fit, no_neurons
 from .costs import NeuronBytes, Speeds

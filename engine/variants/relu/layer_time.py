@@ -10,21 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, PlanOptions, compile_graph
-from gguflow.engine.graph import F16, F32, DType, Graph, Role
-from gguflow.engine.loader import ModelSource, WeightSource, WeightStore
-from gguflow.engine.model import weight_users
-from gguflow.engine.plan_key import step_key
+from gguflow.engine.graph import F32, DType, Graph, Role, Tensor
+from gguflow.engine.load import WeightSource, WeightStore, weight_users
+from gguflow.engine.planning import Setup, record, token_key
 from gguflow.engine.profile.machine import cores
 from gguflow.engine.runtime import bind
-from gguflow.models.batch import Batch, CacheSize
 
-from .run import SparseRun
+from .run import Mode, sparse_run, with_run
 from .speeds import constant, typical
 
 # Bytes of a form's layers: past most caches with the other forms', soon allocated.
@@ -36,59 +33,40 @@ Shares = Sequence[float] | np.ndarray  # by layer
 
 
 def form_seconds(
-    backend: Backend,
-    forms: Mapping[str, tuple[ModelSource, SparseRun]],
-    fired: Shares,
-    computed: Shares,
-    fuse: bool = True,
-) -> dict[str, float]:
+    backend: Backend, forms: Mapping[Mode, Setup], fired: Shares, computed: Shares
+) -> dict[Mode, float]:
     """Seconds that a token takes for a layer, by form.
 
     fired, computed: shares of the neurons, by layer, that fire and that the predictor lets through.
     The forms run in turn, so that what else the machine does is the same for all of them and each
     finds the caches full of the others' weights.
     """
-    layers = {
-        name: _Layers(backend, *prepared, fired, computed, fuse) for name, prepared in forms.items()
-    }
-    taken: dict[str, list[float]] = {name: [] for name in forms}
+    layers = {mode: _Layers(backend, setup, fired, computed) for mode, setup in forms.items()}
+    taken: dict[Mode, list[float]] = {mode: [] for mode in forms}
     began = perf_counter()
     for k in range(ROUNDS):
-        for name, form in layers.items():
-            taken[name].append(form.seconds(k))
+        for mode, form in layers.items():
+            taken[mode].append(form.seconds(k))
         if k + 1 >= LEAST_ROUNDS and perf_counter() - began > SECONDS:
             break
-    return {name: typical(t) for name, t in taken.items()}
+    return {mode: typical(t) for mode, t in taken.items()}
 
 
 class _Layers:
     """Layers of one form, ready to run."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        source: ModelSource,
-        run: SparseRun,
-        fired: Shares,
-        computed: Shares,
-        fuse: bool,
-    ) -> None:
-        arch: Any = source.arch
-        hp = arch.hp
-        mine = {n: w for n, w in source.weights.items() if is_of_layer(n)}
+    def __init__(self, backend: Backend, setup: Setup, fired: Shares, computed: Shares) -> None:
+        hp = setup.source.arch.hp
+        mine = {n: w for n, w in setup.source.weights.items() if is_of_layer(n)}
         n_bytes = sum(w.nbytes for w in mine.values()) // hp.n_layer
         self.n = min(hp.n_layer, max(1, CACHES // max(n_bytes, 1)))
         layers = [k * hp.n_layer // self.n for k in range(self.n)]
-        g = Graph()
-        leaves = {w.name: g.weight(w.name, w.dtype, w.shape) for w in mine.values()}
-        x = g.input("x", F32, (1, hp.n_embd))
-        batch = Batch(step_key(1, "none", False), CacheSize({}, 1), F16, F16, run)
-        for i in layers:
-            with g.scope(f"blk.{i}"):
-                x = arch.ffn(g, leaves, batch, i, x)
-        g.output(x)
-        g.drop_unused_weights()
-        plan = compile_graph(g, PlanOptions(PlacementRules((backend,), ()), fuse))
+        run = sparse_run(setup)
+        assert run is not None
+        g = record(with_run(setup, replace(run, threshold=0.0)), token_key())  # of made-up scores
+        _cut(g, layers, g.input("x", F32, (1, hp.n_embd)))
+        options = PlanOptions(PlacementRules((backend,), ()), setup.options.fuse)
+        plan = compile_graph(g, options)
         self.patterns, weights = _made_up(mine, layers, hp.n_embd, fired, computed)
         store = WeightStore()
         store.load(weights, plan.leaves(Role.WEIGHT), weight_users(plan), lambda _: backend)
@@ -103,6 +81,22 @@ class _Layers:
         began = perf_counter()
         self.plan.run()
         return (perf_counter() - began) / self.n
+
+
+def _cut(g: Graph, layers: Sequence[int], x: Tensor) -> None:
+    """Leave the feed-forward parts of some layers, one reading the other's result, the first x."""
+    nodes: list[Tensor] = []
+    for i in layers:
+        part = [n for n in g.nodes if n.name.startswith(f"blk.{i}.ffn.")]
+        for node in part:
+            outer = (s for s in node.live_srcs() if s.role is Role.NODE and s not in part)
+            for before in outer:
+                node.srcs = tuple(x if s is before else s for s in node.srcs)
+        nodes += part
+        x = part[-1]
+    g.nodes, g.outputs = nodes, [x]
+    used = {s for n in nodes for s in n.live_srcs()}
+    g.leaves = {name: t for name, t in g.leaves.items() if t in used}
 
 
 def is_of_layer(name: str) -> bool:

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.evaluate import Score, evaluate
-from gguflow.engine.graph import Graph, Tensor
-from gguflow.engine.loader import ModelSource
+from gguflow.engine.graph import Graph
+from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.session import Session
-from gguflow.models.relullama import ReluLlama
+from gguflow.engine.taps import Taps
 
-from .source import missing_predictor
-from .taps import TappedModel
+from ..run import gated, sparse_run
+from ..source import missing_predictor
 
 WATCHED = "watched_reglu"  # a layer's neurons, all of them
 WATCHED_BYTES = 256 << 20  # of scores and neurons that a run hands out at a time
@@ -77,45 +77,49 @@ class Result:
     counts: tuple[Counts, ...]
 
 
-class WatchedModel(TappedModel):
-    """A model that predicts, whose plans also return every layer's scores and all of its neurons.
+@dataclass(frozen=True)
+class Watched:
+    """A rewrite after SparseRun's, for layers that predict: every layer's scores and all of its
+    neurons are put out before all else.
 
     The neurons are computed densely from the very input that the sparse layer had, so what it
-    missed is known exactly.
+    missed is known exactly. relu_up: whether up goes through a ReLU as well.
     """
 
-    def __init__(self, model: Model, **changes: Any) -> None:
-        layers = range(model.hp.n_layer)
-        parts = ("predict", WATCHED)
-        super().__init__(model, [f"blk.{i}.ffn.{p}" for p in parts for i in layers], **changes)
+    n_layer: int
+    relu_up: bool
+    path: str
 
-    def extend(self, g: Graph, nodes: dict[str, Tensor]) -> None:
-        arch: Any = self.arch
-        for i in range(self.hp.n_layer):
-            h = nodes[f"blk.{i}.ffn.norm"]
+    def rewrite(self, g: Graph) -> None:
+        norms = {n.name: n for n in g.nodes if n.name.endswith(".ffn.norm")}
+        for i in range(self.n_layer):
+            h = norms[f"blk.{i}.ffn.norm"]
             with g.scope(f"blk.{i}.ffn"):
                 gate, up = (
                     g.mul_mat(g.leaves[f"blk.{i}.ffn_{part}.weight"], h, name=f"watched_{part}")
                     for part in ("gate", "up")
                 )
-                neurons = arch.gated(g, gate, up, "watched_")
-            nodes[neurons.name] = neurons
-
-    def new_session(self, profile: Any = None) -> WatchedSession:
-        return WatchedSession(self, profile)
+                gated(g, gate, up, self.relu_up, "watched")
+        layers, parts = range(self.n_layer), ("predict", WATCHED)
+        names = tuple(f"blk.{i}.ffn.{p}" for p in parts for i in layers)
+        Taps(names, self.path).rewrite(g)
 
 
 class WatchedSession(Session):
-    """Counts what every step's layers skipped, and hands out the step's other outputs."""
+    """Counts what every step's layers skipped, and hands out the step's other outputs.
 
-    def __init__(self, model: Model, profile: Any = None) -> None:
-        super().__init__(model, profile)
-        arch, run, n_layer = model.arch, model.sparse, model.hp.n_layer
-        assert isinstance(arch, ReluLlama) and run is not None
-        self._thresholds = [
-            np.float32(run.layer_threshold(i, arch.threshold)) for i in range(n_layer)
-        ]
-        self._sums = np.zeros((n_layer, 4), np.int64)
+    changes: fields of `Options` to run the model under.
+    """
+
+    def __init__(self, model: Model, **changes: Any) -> None:
+        arch: Any = model.arch
+        changed = model.with_options(**changes)
+        watched = Watched(model.hp.n_layer, arch.relu_up, model.source.path)
+        super().__init__(changed.with_rewrite(watched))
+        run = sparse_run(changed.setup)
+        assert run is not None
+        self._thresholds = [np.float32(run.layer_threshold(i)) for i in range(model.hp.n_layer)]
+        self._sums = np.zeros((model.hp.n_layer, 4), np.int64)
 
     def step(self, ids: Sequence[int], outputs: str = "none", sampler: Any = None) -> Any:
         out = super().step(ids, outputs, sampler)
@@ -166,11 +170,10 @@ def compare(
         model.with_options(sparse=mode).new_session() for mode in ("off", "exact")
     ]
     if predicts:
-        own = WatchedModel(model)
+        own = WatchedSession(model)
         wanted = sorted({*thresholds, *(_sweep(own, chunks[0]) if sweep else ())})
         names += [("file's", None), *((f"{t:g}", t) for t in wanted)]
-        sessions += [own.new_session()]
-        sessions += [WatchedModel(model, sparse_threshold=t).new_session() for t in wanted]
+        sessions += [own, *(WatchedSession(model, sparse_threshold=t) for t in wanted)]
     scores = evaluate(sessions, chunks, each)
     return [
         Result(name, t, score, s.counts if isinstance(s, WatchedSession) else ())
@@ -178,8 +181,7 @@ def compare(
     ]
 
 
-def _sweep(model: WatchedModel, chunk: Sequence[int]) -> list[float]:
+def _sweep(session: WatchedSession, chunk: Sequence[int]) -> list[float]:
     """Thresholds with two digits that skip about SWEEP of the neurons."""
-    session = model.new_session()
-    scores = session.scores(chunk[: model.options.n_ubatch])
+    scores = session.scores(chunk[: session.model.options.n_ubatch])
     return [float(f"{t:.2g}") for t in np.quantile(scores, SWEEP)]

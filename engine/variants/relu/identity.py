@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from gguflow.engine.loader import ModelSource
+from gguflow.engine.load import ModelSource
 
 
 def model_hash(source: ModelSource) -> str:

@@ -1,8 +1,8 @@
-"""Loading: a GGUF file becomes an architecture, checked weights, and weights on their backends."""
+"""A model before any memory is spent on it: a file becomes an architecture and checked weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 
 import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
-from gguflow.engine.graph import F16, F32, DType, Tensor, dtype_by_name
+from gguflow.engine.gguf import GgufFile
+from gguflow.engine.graph import F16, F32, DType, dtype_by_name
 from gguflow.engine.quants import decode, dequantize_any, encode
 from gguflow.models.base import Architecture, ModelError, WeightSpec, architecture
-from gguflow.models.relullama import POWERINFER_ARCHS, ReluLlama
 
-Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what
-POWERINFER_MAGIC = "PWRI"
+from . import powerinfer
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class WeightSource:
     """One weight as the engine will hold it, and where its bytes come from.
 
@@ -41,17 +40,20 @@ class WeightSource:
         return self.dtype.array_bytes(self.shape)
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class ModelSource:
-    """A model before any memory is spent on it."""
+    """A model before any memory is spent on it.
+
+    notes: what the user should know: conversions, ignored tensors. activity: of random weights made
+    so, by layer how probable it is that each neuron fires, float64 [n_ff].
+    """
 
     path: str
     metadata: Mapping[str, Any]
     arch: Architecture
     weights: dict[str, WeightSource]
-    notes: list[str]  # what the user should know: conversions, ignored tensors
+    notes: tuple[str, ...]
     n_bytes: int
-    # For random weights: by layer, how probable it is that each neuron fires, float64 [n_ff].
     activity: Callable[[], Sequence[np.ndarray]] | None = None
 
 
@@ -61,8 +63,6 @@ def open_model(path: str | Path) -> ModelSource:
     Raises GgufError for a bad file, ModelError naming the key or tensor for a model that does not
     fit its architecture.
     """
-    from gguflow.engine.gguf import GgufFile
-
     f = GgufFile.open(path)
     embd = f.tensors.get("token_embd.weight")
     try:
@@ -99,22 +99,14 @@ def open_model(path: str | Path) -> ModelSource:
     if unused := [n for n in f.tensors if n not in weights]:
         shown = ", ".join(unused[:4]) + (" ..." if len(unused) > 4 else "")
         notes.append(f"{len(unused)} tensors are not used by {cls.name}: {shown}")
-    return ModelSource(str(path), f.metadata, arch, weights, notes, f.n_bytes)
+    return ModelSource(str(path), f.metadata, arch, weights, tuple(notes), f.n_bytes)
 
 
 def _arch_name(magic: str, metadata: Mapping[str, Any]) -> str:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError("general.architecture is missing or not text")
-    if magic != POWERINFER_MAGIC:
-        return name
-    # PowerInfer's files keep the name of the model they were made from.
-    if name not in POWERINFER_ARCHS:
-        raise ModelError(
-            f"general.architecture: PowerInfer's {name!r} is not supported; have "
-            f"{', '.join(POWERINFER_ARCHS)}"
-        )
-    return ReluLlama.name
+    return powerinfer.plain_architecture(name) if magic == powerinfer.MAGIC else name
 
 
 def _find(f: Any, spec: WeightSpec, arch: str) -> Any:
@@ -198,75 +190,3 @@ def _dequantizer(info: Any) -> Callable[[np.ndarray, tuple[int, ...]], np.ndarra
             "to compute with"
         ) from None
     return partial(dequantize_any, dtype.ggml_id)
-
-
-def random_model(text: str) -> ModelSource:
-    """A model of a named shape with random weights: `tinyllama-1.1b:Q4_0`.
-
-    Raises ModelError or MixError listing the names there are.
-    """
-    from gguflow.models.planted import probability
-    from gguflow.models.shapes import metadata, parse_shape, shape_bytes
-
-    arch, tensors = parse_shape(text)
-    rank = next((shape[0] for name, shape, _ in tensors if name.endswith(".fc1.weight")), 0)
-    weights = {
-        name: WeightSource(
-            name, dtype, shape, partial(shape_bytes, arch.hp, rank, name, shape, dtype),
-            lambda: None,
-        )
-        for name, shape, dtype in tensors
-    }  # fmt: skip
-    n_bytes = sum(w.nbytes for w in weights.values())
-    source = ModelSource(text, dict(metadata(arch)), arch, weights, [], n_bytes)
-    if rank:
-        source.activity = lambda: [probability(arch.hp, i) for i in range(arch.hp.n_layer)]
-    return source
-
-
-class WeightStore:
-    """Weights on their backends, shared by every plan of a model."""
-
-    def __init__(self) -> None:
-        self.buffers: dict[str, Any] = {}
-        self.packed: set[str] = set()
-        self.repacked_bytes: dict[str, int] = {}  # by memory space
-
-    def fork(self) -> WeightStore:
-        """A store with the same weights, to which others can be added."""
-        other = WeightStore()
-        other.buffers = dict(self.buffers)
-        other.packed, other.repacked_bytes = set(self.packed), dict(self.repacked_bytes)
-        return other
-
-    def load(
-        self,
-        sources: Mapping[str, WeightSource],
-        leaves: Iterable[Tensor],
-        users: Mapping[Tensor, list[Tensor]],
-        backend_of: Callable[[Tensor], Any],
-        progress: Progress | None = None,
-    ) -> None:
-        """Bring the weights `leaves` to their backends, repacked where the backend wants it;
-        those held in the form wanted stay."""
-        todo = []
-        for t in leaves:
-            packed_bytes = backend_of(t).packed_bytes(t, users.get(t, []))
-            held = t.name in self.buffers and (t.name in self.packed) == (packed_bytes > 0)
-            if not held:
-                todo.append((t, packed_bytes))
-        total, done = sum(t.nbytes for t, _ in todo), 0
-        for t, packed_bytes in todo:
-            backend, source = backend_of(t), sources[t.name]
-            self.packed.discard(t.name)
-            if progress:
-                progress(done, total, t.name)
-            self.buffers[t.name] = backend.load_weight(t, source.read(), packed_bytes > 0)
-            if packed_bytes:
-                self.packed.add(t.name)
-                space = backend.space
-                self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
-                source.release()
-            done += t.nbytes
-        if progress:
-            progress(total, total, "")

@@ -7,18 +7,16 @@ layer, and keys `activations.model_hash` and `activations.n_tokens`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gguflow.engine.gguf import GgufError, GgufFile
+from gguflow.engine.gguf import GgufError, GgufFile, write_gguf
 from gguflow.engine.graph import I64
-
-from .identity import model_hash
-from .taps import TappedModel
 
 FORMAT = "activations"
 KNOWN_TOKENS = 1 << 20  # that a known probability is turned into a count of
@@ -67,46 +65,13 @@ def hottest(probability: np.ndarray, share: float = 0.8) -> float:
     return float(np.searchsorted(np.cumsum(p), share * total - 1e-12 * total) + 1) / len(p)
 
 
-def deciding(relu_up: bool) -> tuple[str, ...]:
-    """The products whose sign decides whether a neuron fires."""
-    return ("gate", "up") if relu_up else ("gate",)
-
-
-def tap_names(n_layer: int, relu_up: bool = False) -> tuple[str, ...]:
-    """The nodes that tell which neurons fire: every layer's gate, then every layer's up."""
-    return tuple(f"blk.{i}.ffn.{part}" for part in deciding(relu_up) for i in range(n_layer))
-
-
-def count_activations(
-    model: TappedModel,
-    chunks: Sequence[Sequence[int]],
-    each: Callable[[int], None] | None = None,
-) -> Activations:
-    """Run token sequences through a model with the taps of `tap_names` and count.
-
-    each: called with the number of tokens so far. Raises ValueError when there are none.
-    """
-    hp = model.hp
-    counts = tuple(np.zeros(hp.n_ff, np.int64) for _ in range(hp.n_layer))
-    n_tokens = 0
-    for values in model.tapped(chunks):
-        for i, count in enumerate(counts):
-            fires = values[i] > 0
-            for other in values[hp.n_layer + i :: hp.n_layer]:
-                fires &= other > 0
-            count += fires.sum(0)
-        n_tokens += len(values[0])
-        if each:
-            each(n_tokens)
-    if not n_tokens:
-        raise ValueError("no tokens to count over")
-    return Activations(counts, n_tokens, model_hash(model.source))
+def deciding(arch: Any) -> tuple[str, ...]:
+    """The products of an architecture's layers whose sign decides whether a neuron fires."""
+    return ("gate", "up") if arch.relu_up else ("gate",)
 
 
 def write_stats(path: str | Path, stats: Activations) -> None:
     """Write a file. Raises GgufError when it cannot be written."""
-    from gguflow.engine.gguf import write_gguf
-
     write_gguf(
         path,
         {

@@ -6,16 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from math import prod
 
 import numpy as np
 
 from gguflow.engine.graph import F16, I32, DType, dtype_by_name
-from gguflow.engine.loader import ModelSource, WeightSource
+from gguflow.engine.load import ModelSource, WeightSource, rows_of
 from gguflow.engine.requantize import Converter, native_converter
 from gguflow.models.base import ModelError
-from gguflow.models.relullama import FFN_PARTS
 
+from .run import FFN_PARTS
 from .split import NeuronSplit
 
 # The element types that the sparse ops have native kernels for.
@@ -57,7 +56,7 @@ def with_neuron_rows(source: ModelSource, dense: bool = False) -> ModelSource:
             else:
                 change(name, _converted(w, target), f"{w.dtype.name} of the sparse layers{lossy}")
     notes = [f"{n} tensors are converted while loading: {what}" for what, n in changed.items()]
-    return replace(source, weights=weights, notes=[*source.notes, *notes])
+    return replace(source, weights=weights, notes=(*source.notes, *notes))
 
 
 def _sparse_type(dtype: DType, n: int) -> DType:
@@ -115,25 +114,13 @@ def with_hot_rows(source: ModelSource, split: NeuronSplit) -> ModelSource:
         if not 0 < bucket.size < split.n_ff:
             continue
         for part in FFN_PARTS:
-            whole = weights[f"blk.{i}.{part}.weight"]
-            hot = replace(
-                whole,
-                name=f"blk.{i}.{part}.hot",
-                shape=(bucket.size, *whole.shape[1:]),
-                read=partial(_gather, whole, bucket),
-                release=lambda: None,
-            )
-            weights[hot.name] = hot
+            hot = f"blk.{i}.{part}.hot"
+            weights[hot] = rows_of(weights[f"blk.{i}.{part}.weight"], hot, bucket)
         for name, ids in (("gpu_bucket", bucket), ("gpu_idx", split.gpu_idx(i))):
             full = f"blk.{i}.{name}"
             read = partial(_raw, ids)
             weights[full] = WeightSource(full, I32, ids.shape, read, lambda: None)
     return replace(source, weights=weights)
-
-
-def _gather(w: WeightSource, bucket: np.ndarray) -> np.ndarray:
-    rows = w.read().reshape(prod(w.shape[:-1]), -1)
-    return rows[bucket].reshape(-1)
 
 
 def _raw(ids: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from gguflow.engine import env
-from gguflow.engine.loader import ModelSource
+from gguflow.engine.load import ModelSource
 from gguflow.models.base import ModelError
 
 from .identity import model_hash

@@ -1,4 +1,4 @@
-"""How much of a model goes to a device: -ngl as placement rules, and whether it fits."""
+"""How much of a model goes to a device: layers as placement rules, and whether they fit."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def check_fits(plans: Sequence[Plan], device: Device) -> None:
             f"{device.space}: {human_bytes(b.total)} are needed (weights {human_bytes(b.weights)}, "
             f"KV cache {human_bytes(b.states)}, intermediate values {human_bytes(b.working)}) and "
             f"{human_bytes(RESERVE)} kept free, but only {human_bytes(free)} of "
-            f"{human_bytes(total)} are; lower -ngl or -c, or use -ngl auto"
+            f"{human_bytes(total)} are; lower `n_gpu_layers` or `n_ctx`, or use `n_gpu_layers=auto`"
         )

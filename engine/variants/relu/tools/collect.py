@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from gguflow.engine.loader import ModelSource
+from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.quants import decode
-
-from .taps import TappedModel
+from gguflow.engine.taps import tapped
 
 GROUP_BYTES = 3 << 30  # of recorded values in memory at a time; layers beyond it take another run
 
@@ -36,14 +35,14 @@ def record(
     size = max(1, min(hp.n_layer, GROUP_BYTES // (n * (4 * hp.n_embd + 2 * hp.n_ff))))
     for first in range(0, hp.n_layer, size):
         layers = range(first, min(first + size, hp.n_layer))
-        group = TappedModel(model, [t for i in layers for t in layer_taps(i)], sparse="off")
+        taps = [t for i in layers for t in layer_taps(i)]
         found = [
             (np.empty((n, hp.n_embd), np.float32), np.empty((n, hp.n_ff), np.float16))
             for _ in layers
         ]
         reach = [down_norms(model.source, i) for i in layers]
         row = 0
-        for values in group.tapped(chunks):
+        for values in tapped(model, taps, chunks, sparse="off"):
             rows = slice(row, row + len(values[0]))
             row = rows.stop
             for k, (x, share) in enumerate(found):

@@ -10,19 +10,18 @@ layer) below which score a neuron is skipped. Each layer has `blk.N.fc1.weight` 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from copy import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from gguflow.engine.gguf import GgufError, GgufFile
+from gguflow.engine.gguf import GgufError, GgufFile, write_gguf
 from gguflow.engine.graph import F16, DType
-from gguflow.engine.loader import ModelSource, file_weight
+from gguflow.engine.load import ModelSource, file_weight
 from gguflow.engine.quants import encode
 from gguflow.models.base import HParams, ModelError
-from gguflow.models.relullama import ReluLlama, read_threshold
+from gguflow.models.relullama import ReluLlama
 
 _TYPE_KEY = "general.type"
 _HASH_KEY = "predictor.model_hash"
@@ -43,8 +42,6 @@ def write_predictor(
     threshold: for all layers or one a layer. model_hash: of `sparse.identity`. dtype: of the
     matrices; a row that it does not divide is F16. Raises ValueError for what does not fit `hp`.
     """
-    from gguflow.engine.gguf import write_gguf
-
     if len(layers) != hp.n_layer:
         raise ValueError(f"{len(layers)} predictors for {hp.n_layer} layers")
     thresholds = np.asarray(threshold, np.float32)
@@ -83,8 +80,8 @@ def predictor_sizes(hp: HParams) -> dict[str, int]:
 
 def with_predictor(
     source: ModelSource, path: str | os.PathLike[str], model_hash: str | None = None
-) -> ModelSource:
-    """The model with the predictor of a file in place of its own, and with the file's threshold.
+) -> tuple[ModelSource, float | tuple[float, ...]]:
+    """The model with the predictor of a file in place of its own, and the file's threshold.
 
     The tensors of a whole model (one of PowerInfer's, say) do as well. model_hash: of the model, to
     refuse a predictor trained for another. Raises GgufError or ModelError naming file and tensor.
@@ -126,9 +123,34 @@ def with_predictor(
         weights[spec.name] = file_weight(f, info)
     try:
         source.arch.check(shapes)
-        threshold = read_threshold(f.metadata, replace(hp, arch=name))
+        threshold = _threshold(f.metadata, name, hp.n_layer)
     except ModelError as e:
         raise ModelError(f"{f.path}: {e}") from None
-    arch = copy(source.arch)
-    arch.threshold = threshold
-    return replace(source, arch=arch, weights=weights)
+    return replace(source, weights=weights), threshold
+
+
+def file_threshold(source: ModelSource) -> float | tuple[float, ...]:
+    """The threshold in a model's file: a number, or one a layer; 0 where it says nothing. Raises
+    ModelError naming the key."""
+    hp = source.arch.hp
+    try:
+        return _threshold(source.metadata, hp.arch, hp.n_layer)
+    except ModelError as e:
+        raise ModelError(f"{source.path}: {e}") from None
+
+
+def _threshold(metadata: Mapping[str, Any], arch: str, n_layer: int) -> float | tuple[float, ...]:
+    """`<arch>.sparse_threshold` or PowerInfer's key."""
+    for key in (f"{arch}.sparse_threshold", "powerinfer.sparse_threshold"):
+        value = metadata.get(key)
+        if value is None:
+            continue
+        values = np.asarray(value)
+        if values.dtype.kind not in "fiu" or values.ndim > 1 or np.isnan(values).any():
+            raise ModelError(f"{key}: expected a number, or one a layer, found {value!r:.60}")
+        if values.ndim == 0:
+            return float(values)
+        if values.size != n_layer:
+            raise ModelError(f"{key}: {values.size} values for {n_layer} layers")
+        return tuple(float(x) for x in values)
+    return 0.0

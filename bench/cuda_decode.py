@@ -21,6 +21,7 @@ import numpy as np
 
 from gguflow.engine.graph import DType, Role
 from gguflow.engine.model import Model
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.models import shapes
@@ -77,7 +78,7 @@ def measure(shape: str, n: int, depth: int, ops: bool) -> None:
     each = (time.perf_counter() - begin) / got
     bound = session.bound_plan(1, "last", True)
     us = replay_us(bound.segments[0]._device, bound.token_loop._graph)
-    leaves = model.plan(1, "last", True).leaves(Role.WEIGHT)
+    leaves = model.plan(step_key(1, "last", True)).leaves(Role.WEIGHT)
     nbytes = sum(t.nbytes for t in leaves if t.name != "token_embd.weight" or len(leaves) < 2)
     print(
         f"{shape:20} depth {depth}: {1 / each:7.1f} tok/s ({each * 1e6:.0f} us a step), "

@@ -7,6 +7,8 @@ import math
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from gguflow.engine.plan_key import step_key
+
 from .columns import columns, human_count
 from .errors import OK, UsageError
 from .inspect_plan import memory_json, memory_text, plan_json, plan_text
@@ -80,7 +82,7 @@ def run(args: Namespace) -> int:
                 raise UsageError(
                     f"--tokens {args.tokens}: more than the context of {model.options.n_ctx}"
                 )
-            plan = model.plan(args.tokens, "last", sample=True)
+            plan = model.plan(step_key(args.tokens, "last", True))
             parts["plan"] = plan_json(plan)
             texts.append(plan_text(plan, args.tokens, model.repacked_bytes()))
         if "memory" in wanted:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.plan_key import step_key
+
 from .columns import columns
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def memory_json(model: Model) -> dict[str, Any]:
     """Exact bytes by memory space for the largest run: a ubatch that ends with a sampled token."""
     o = model.options
     repacked = model.repacked_bytes()
-    spaces = _spaces(model.plan(o.n_ubatch, "last", sample=True))
+    spaces = _spaces(model.plan(step_key(o.n_ubatch, "last", True)))
     for space, b in spaces.items():
         b["repacked"] = repacked.get(space, 0)
     return {
@@ -124,4 +126,4 @@ def memory_text(model: Model) -> str:
         f"KV cache of {m['type_k']} and {m['type_v']}"
     )
     table = columns([("device", "what", "bytes", ""), *rows], right=(2, 3))
-    return "\n".join([head, table, *model.source.notes])
+    return "\n".join([head, table, *model.notes])

@@ -16,6 +16,7 @@ from gguflow.engine.ahead import Ahead
 from gguflow.engine.backends.base import Buffer
 from gguflow.engine.compile import Plan
 from gguflow.engine.graph import Role
+from gguflow.engine.plan_key import PlanKey, step_key
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
 from gguflow.engine.sampling import SamplerSettings, SamplerState
@@ -76,10 +77,10 @@ class Session:
         self._lock = threading.RLock()
         self._turn: SamplerState | None = None  # the generation that was the last to step
         self._ahead: Ahead | None = None  # steps of that generation that are on their way
-        self._plans: OrderedDict[tuple[int, str, bool], BoundPlan] = OrderedDict()
+        self._plans: OrderedDict[PlanKey, BoundPlan] = OrderedDict()
         self._states: dict[str, Buffer] = {}
         self._arenas: dict[str, Buffer] = {}
-        self._reserve(model.plan(model.options.n_ubatch, "last", sample=True))
+        self._reserve(model.plan(step_key(model.options.n_ubatch, "last", True)))
 
     # -- plans -----------------------------------------------------------------------------------
 
@@ -96,11 +97,11 @@ class Session:
 
     def bound_plan(self, n_tokens: int, outputs: str, sample: bool) -> BoundPlan:
         """The lowered plan for this many tokens, from the cache when it is there."""
-        key = (n_tokens, outputs, sample)
+        key = step_key(n_tokens, outputs, sample)
         if key in self._plans:
             self._plans.move_to_end(key)
             return self._plans[key]
-        plan = self.model.plan(*key)
+        plan = self.model.plan(key)
         self._reserve(plan)
         o, w = self.model.options, self.model.weights
         threads = (o.n_threads_batch if n_tokens > 1 else o.n_threads) or o.n_threads or None
@@ -150,8 +151,18 @@ class Session:
     def _write(self, bound: BoundPlan, ids: Sequence[int], sampler: SamplerState | None) -> None:
         """A plan's inputs, for tokens that come next."""
         n_past, n, inputs = len(self.tokens), len(ids), bound.inputs
+        pos = np.arange(n_past, n_past + n)
         inputs["tokens"][:] = ids
-        inputs["pos"][:] = n_past if n == 1 else np.arange(n_past, n_past + n)
+        inputs["pos"][:] = pos
+        inputs["seq"][:] = 0
+        for group in self.model.cache_size().n_pages:
+            inputs[f"rows.{group}"][:] = pos
+            if f"table.{group}" in inputs:
+                inputs[f"table.{group}"][:] = np.arange(inputs[f"table.{group}"].shape[1])
+        if "out.ids" in inputs:
+            inputs["out.ids"][:] = n - 1
+            inputs["out.pos"][:] = n_past + n - 1
+            inputs["out.seq"][:] = 0
         if sampler is not None:
             inputs["sampler.settings"][:] = sampler.vector
             inputs["sampler.rng"][:] = sampler.rng

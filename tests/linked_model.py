@@ -11,6 +11,7 @@ import pytest
 
 from gguflow.engine.graph import F32
 from gguflow.engine.model import Model
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.profile import Profile
 
 IDS = [1, 9, 17, 33, 40, 7, 7, 60, 12, 3]
@@ -40,7 +41,7 @@ class Pair:
         """Any node on the CPU, by chance."""
         free = [
             n.name
-            for n in self.load(path, overrides=()).plan(1, "last", False).nodes
+            for n in self.load(path, overrides=()).plan(step_key(1, "last", False)).nodes
             if n.view_of is None and "qkv" not in n.name and "rope" not in n.name
         ]
         chosen = [n for n in free if rng.random() < 0.3]

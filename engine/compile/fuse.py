@@ -146,19 +146,20 @@ def before_attention(node: Tensor) -> Rewrite | None:
         return None
     (q_rope, q_mm), (k_rope, k_mm) = q, k
     norm = _made_by(_whole(q_mm.srcs[1]), "rms_norm_mul")
-    pos = q_rope.srcs[1]
-    positions = (k_rope.srcs[1], k_set.srcs[2], v_set.srcs[2])
+    pos, rows = q_rope.srcs[1], k_set.srcs[2]
     if (
         norm is None
         or any(_whole(m.srcs[1]) is not norm for m in (k_mm, v))
-        or any(_whole(p) is not _whole(pos) for p in positions)
+        or _whole(k_rope.srcs[1]) is not _whole(pos)
+        or _whole(v_set.srcs[2]) is not _whole(rows)
         or dict(q_rope.params) != dict(k_rope.params)
         or q_rope.srcs[2:] != k_rope.srcs[2:]
     ):
         return None
     states = k_set.srcs[0], v_set.srcs[0]
     params = {**norm.params, "head_dim": q_rope.shape[2], **q_rope.params}
-    srcs = (*norm.srcs, q_mm.srcs[0], k_mm.srcs[0], v.srcs[0], pos, *states, *q_rope.srcs[2:])
+    srcs = (*norm.srcs, q_mm.srcs[0], k_mm.srcs[0], v.srcs[0], pos, rows, *states,
+            *q_rope.srcs[2:])  # fmt: skip
     made = _fused_node(q_rope, Rewrite("norm_qkv_rope", srcs, (), params))
     if made is None:
         return None

@@ -18,7 +18,7 @@ from .rope import Rope
 class NormQkvRope(OpSpec):
     name = "norm_qkv_rope"
     doc = (
-        "h = rms_norm_mul(x, norm); the result is rope(mul_mat(wq, h)) by heads. Row pos[i] of "
+        "h = rms_norm_mul(x, norm); the result is rope(mul_mat(wq, h)) by heads. Row rows[i] of "
         "k_state becomes rope(mul_mat(wk, h[i])), that of v_state mul_mat(wv, h[i]); rows outside "
         "the states are dropped."
     )
@@ -29,6 +29,7 @@ class NormQkvRope(OpSpec):
         "wk any float or quantized [n_head_kv hd, k]",
         "wv any float or quantized [n_v, k]",
         "pos i32 [m]",
+        "rows i32 [m], of the states",
         "k_state any float or quantized [n_ctx, n_head_kv hd]",
         "v_state any float or quantized [n_ctx, n_v]",
         "freq_factors? f32 [n_dims / 2]",
@@ -37,18 +38,19 @@ class NormQkvRope(OpSpec):
     cost = "2 m k (n_q + n_k + n_v) + 5 m k"
     tolerance = 5e-4
     fused_from = ("rms_norm_mul", "mul_mat", "rope", "set_rows")
-    also_writes = (6, 7)
+    also_writes = (7, 8)
     optional = True
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
-        x, _, wq, wk, wv, pos, k_state, v_state, *_ = srcs
+        x, _, wq, wk, wv, pos, rows, k_state, v_state, *_ = srcs
         check_norm(self, *srcs)
         shapes = [infer_mul_mat(self, w, x) for w in (wq, wk, wv)]
         hd = params["head_dim"]
         if len(x.shape) != 2 or hd < 1 or any(s[1] % hd for s in shapes[:2]):
             raise self.fail(f"queries and keys must be heads of {hd}", *srcs)
-        if pos.dtype is not I32 or pos.shape != x.shape[:1]:
-            raise self.fail("pos must be i32 [m]", *srcs)
+        for t, name in ((pos, "pos"), (rows, "rows")):
+            if t.dtype is not I32 or t.shape != x.shape[:1]:
+                raise self.fail(f"{name} must be i32 [m]", *srcs)
         for state, shape in zip((k_state, v_state), shapes[1:], strict=True):
             if len(state.shape) != 2 or state.shape[1] != shape[1] or not rows_dense(state):
                 raise self.fail("a state must be [n_ctx, n] with a column a row of w", *srcs)
@@ -59,13 +61,13 @@ class NormQkvRope(OpSpec):
         return self._rotated(wq, self._normed(x, norm, params), srcs, params)
 
     def written_also(self, *srcs: Any, **params: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-        x, norm, _, wk, wv, pos, k_state, v_state, *_ = srcs
+        x, norm, _, wk, wv, _, rows, k_state, v_state, *_ = srcs
         h = self._normed(x, norm, params)
         k = self._rotated(wk, h, srcs, params).reshape(len(x), -1)
         v = op_spec("mul_mat").reference(wv, h)
         set_rows = op_spec("set_rows")
         return [
-            (set_rows.reference(s, y, pos), set_rows.written(s, y, pos))
+            (set_rows.reference(s, y, rows), set_rows.written(s, y, rows))
             for s, y in ((k_state, k), (v_state, v))
         ]
 
@@ -75,7 +77,7 @@ class NormQkvRope(OpSpec):
     def _rotated(self, w: np.ndarray, h: np.ndarray, srcs: Any, params: Any) -> np.ndarray:
         heads = op_spec("mul_mat").reference(w, h).reshape(len(h), -1, params["head_dim"])
         rope = {p.name: params[p.name] for p in Rope.params}
-        factors = srcs[8] if len(srcs) > 8 else None
+        factors = srcs[9] if len(srcs) > 9 else None
         return op_spec("rope").reference(heads, srcs[5], factors, **rope)
 
     def flops(self, out: Tensor) -> int:
@@ -83,8 +85,8 @@ class NormQkvRope(OpSpec):
         return 5 * x.size + sum(2 * x.shape[0] * w.size for w in weights)
 
     def bytes(self, out: Tensor) -> int:
-        read = out.live_srcs()[:6]
-        m, states = read[0].shape[0], out.live_srcs()[6:8]
+        read = out.live_srcs()[:7]
+        m, states = read[0].shape[0], out.live_srcs()[7:9]
         written = sum(m * s.dtype.row_bytes(s.shape[1]) for s in states)
         return out.nbytes + sum(s.nbytes for s in read) + written
 
@@ -94,10 +96,11 @@ class NormQkvRope(OpSpec):
             n_q, n_k = heads[0] * hd, heads[1] * hd
             rows = n_q, n_k, n_v or n_k
             weights = (Operand((n, k), t, role="weight") for n, t in zip(rows, types, strict=True))
-            pos = Operand((m,), "i32", lambda rng, shape: rng.permutation(31)[: shape[0]])
+            pos = Operand((m,), "i32", lambda rng, shape: rng.integers(0, 4096, shape))
+            where = Operand((m,), "i32", lambda rng, shape: rng.permutation(31)[: shape[0]])
             states = (Operand((31, n), state, role="state") for n in rows[1:])
             norm = Operand((k,), data=positive, role="weight")
-            return (Operand((m, k)), norm, *weights, pos, *states)
+            return (Operand((m, k)), norm, *weights, pos, where, *states)
 
         for mode in ("norm", "neox"):
             rope = {"eps": 1e-5, "n_dims": 64, "head_dim": 64, "mode": mode}

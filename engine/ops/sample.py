@@ -1,4 +1,6 @@
-"""sample: the next token from its logits, on the device, the same on every backend to the bit.
+"""sample: next tokens from their logits, on the device, the same on every backend to the bit.
+
+Every row of logits has settings, a generator and a history of its own.
 
 Everything below is IEEE arithmetic in the order written: float32 (round to nearest, no fused
 multiply-add) unless said otherwise. So numpy, C++ and CUDA choose the same token.
@@ -109,34 +111,36 @@ class Sample(OpSpec):
         "token."
     )
     operands = (
-        "logits f32 [1, n_vocab]",
-        "settings f32 [8]: temp, top_k, top_p, min_p, repeat_penalty, repeat_last_n, 0, 0",
-        "rng i64 [2]: seed, step",
-        "history i32 [h], newest last, -1 where empty",
+        "logits f32 [n, n_vocab]",
+        "settings f32 [n, 8]: temp, top_k, top_p, min_p, repeat_penalty, repeat_last_n, 0, 0",
+        "rng i64 [n, 2]: seed, step",
+        "history i32 [n, h], newest last, -1 where empty",
     )
     cost = "10 a logit"
     tolerance = 0.0
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
         logits, settings, rng, history = srcs
-        if logits.dtype is not F32 or len(logits.shape) != 2 or logits.shape[0] != 1:
-            raise self.fail("logits must be f32 [1, n_vocab]", *srcs)
-        if settings.dtype is not F32 or settings.shape != (8,):
-            raise self.fail("settings must be f32 [8]", *srcs)
-        if rng.dtype is not I64 or rng.shape != (2,):
-            raise self.fail("rng must be i64 [2]", *srcs)
-        if history.dtype is not I32 or len(history.shape) != 1:
-            raise self.fail("history must be i32 [h]", *srcs)
+        if logits.dtype is not F32 or len(logits.shape) != 2:
+            raise self.fail("logits must be f32 [n, n_vocab]", *srcs)
+        n = logits.shape[0]
+        if settings.dtype is not F32 or settings.shape != (n, 8):
+            raise self.fail(f"settings must be f32 [{n}, 8]", *srcs)
+        if rng.dtype is not I64 or rng.shape != (n, 2):
+            raise self.fail(f"rng must be i64 [{n}, 2]", *srcs)
+        if history.dtype is not I32 or len(history.shape) != 2 or history.shape[0] != n:
+            raise self.fail(f"history must be i32 [{n}, h]", *srcs)
         if logits.shape[1] == 0 or not all(rows_dense(s) for s in srcs):
-            raise self.fail("operands must be dense, and logits not empty", *srcs)
-        return I32, (1,)
+            raise self.fail("rows must be dense, and those of logits not empty", *srcs)
+        return I32, (n,)
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
-        logits, settings, rng, history = srcs
+        return np.array([self._row(*row) for row in zip(*srcs, strict=True)], np.int32)
+
+    def _row(self, logits: Any, settings: Any, rng: Any, history: Any) -> int:
         with np.errstate(all="ignore"):
-            penalized = penalize(logits[0], settings, history)
-            token = choose(penalized, settings, uniform(int(rng[0]), int(rng[1])))
-        return np.array([token], np.int32)
+            penalized = penalize(logits, settings, history)
+            return choose(penalized, settings, uniform(int(rng[0]), int(rng[1])))
 
     def flops(self, out: Tensor) -> int:
         return 10 * out.live_srcs()[0].size
@@ -149,9 +153,9 @@ class Sample(OpSpec):
             return Case(
                 (
                     Operand((1, n), data=logits),
-                    Operand((8,), data=full),
-                    Operand((2,), "i64", rng),
-                    Operand((h,), "i32", history),
+                    Operand((1, 8), data=full),
+                    Operand((1, 2), "i64", rng),
+                    Operand((1, h), "i32", history),
                 ),
                 note=note,
             )
@@ -185,3 +189,31 @@ class Sample(OpSpec):
             yield case(f"masked {step}", 1.0, logits=tail, rng=(6, step))
             yield case(f"hot {step}", 100.0, 0, 0.999, rng=(8, step), n=32003, logits=wide)
             yield case(f"cold {step}", 0.05, 40, rng=(9, step), logits=wide)
+        # Rows that ask for different things: greedy, a small top_k, everything, penalties.
+        rows = (
+            (0.0, 0, 1, 0, 1, 0),
+            (0.8, 40, 0.95, 0.05, 1, 0),
+            (1.0, 0, 1, 0, 1, 0),
+            (0.0, 0, 1, 0, 2.0, 3),
+            (0.7, 0, 0.9, 0.0, 1.3, -1),
+            (1.5, 5, 1, 0.1, 1.1, 2),
+        )
+        for n, vocab in ((6, 172), (5, 32003), (1, 2048), (37, 1025)):
+            yield Case(
+                (
+                    Operand((n, vocab), data=wide),
+                    Operand((n, 8), data=[(*rows[i % 6], 0, 0) for i in range(n)]),
+                    Operand((n, 2), "i64", [(7 * i, i) for i in range(n)]),
+                    Operand((n, 4), "i32", lambda rng, s: rng.integers(-1, 172, s)),
+                ),
+                note=f"{n} rows of {vocab}",
+            )
+        yield Case(
+            (
+                Operand((3, 64), data=wide, pad=(1, 5)),
+                Operand((3, 8), data=(0.8, *[0] * 7), pad=(1, 1)),
+                Operand((3, 2), "i64", [(1, 2), (3, 4), (5, 6)], pad=(1, 1)),
+                Operand((3, 9), "i32", -1, pad=(1, 3)),
+            ),
+            note="views",
+        )

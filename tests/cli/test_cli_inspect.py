@@ -12,8 +12,9 @@ from tiny_model import write_tiny
 
 from gguflow.engine.gguf import GgufFile, Typed, write_gguf
 from gguflow.engine.graph import F16, Role
-from gguflow.engine.loader import WeightStore
+from gguflow.engine.load import WeightStore
 from gguflow.engine.model import Model
+from gguflow.engine.plan_key import step_key
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +90,7 @@ def test_plan(call, tiny_model: str) -> None:
     assert out.startswith("plan for 5 tokens a run\n")
     assert "segment 0: cpu" in out and "attention" in out and "with reuse" in out
     doc = json.loads(call("inspect", tiny_model, "--plan", "--json")[1])["plan"]
-    plan = Model(*_source(tiny_model)).plan(1, "last", sample=True)
+    plan = Model(*_source(tiny_model)).plan(step_key(1, "last", True))
     names = [op["name"] for s in doc["segments"] for op in s["ops"]]
     assert names == [n.name for n in plan.nodes]
     space = doc["spaces"]["host"]
@@ -102,7 +103,7 @@ def test_plan(call, tiny_model: str) -> None:
 
 
 def _source(path: str):
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
     from gguflow.engine.options import Options
 
     return open_model(path), Options()
@@ -118,7 +119,7 @@ def test_memory_is_what_a_session_allocates(call, tiny_model: str, monkeypatch) 
     model = Model.load(tiny_model, n_ctx=50, n_ubatch=20, k_type=F32)
     session = model.new_session()
     space = doc["spaces"]["host"]
-    leaves = model.plan(20, "last", True).leaves(Role.STATE)
+    leaves = model.plan(step_key(20, "last", True)).leaves(Role.STATE)
     assert sum(session._states[t.name].nbytes for t in leaves) <= space["states"]
     # Two layers, 50 rows of 2 heads of 16 values: 4 bytes for keys, 2 for values.
     assert space["states"] == 2 * 50 * 2 * 16 * (4 + 2)

@@ -9,6 +9,7 @@ import gguflow.engine.ops  # noqa: F401
 from gguflow.engine.backends.numpy import evaluate
 from gguflow.engine.compile import RULES, fuse_graph
 from gguflow.engine.graph import F32, I32, Graph, Tensor, op_spec
+from gguflow.engine.plan_key import PAGE
 
 
 def everything(_: Tensor) -> bool:
@@ -127,22 +128,24 @@ def attention(last: bool = False, other_pos: bool = False) -> Graph:
     """A block up to its attention: two tokens, two heads of four; `last` looks at the last only."""
     g = Graph()
     x, pos = g.input("x", F32, (2, 16)), g.input("pos", I32, (2,))
-    states = [g.state(n, F32, (5, 8)) for n in ("keys", "values")]
+    where, seq = g.input("rows", I32, (2,)), g.input("seq", I32, (2,))
+    states = [g.state(n, F32, (PAGE, 8)) for n in ("keys", "values")]
     h = g.mul(g.rms_norm(x, eps=1e-5), g.weight("norm", F32, (16,)), name="h")
     k, v = (g.mul_mat(g.weight(f"w{n}", F32, (8, 16)), h, name=n) for n in "kv")
     q_pos = g.input("other", I32, (2,)) if other_pos else pos
     if last:
-        h, q_pos = g.slice(h, 0, 1, 2), g.slice(pos, 0, 1, 2)
+        h, q_pos, seq = (g.slice(t, 0, 1, 2) for t in (h, pos, seq))
     n = h.shape[0]
     q = g.mul_mat(g.weight("wq", F32, (8, 16)), h, name="q")
     turn = {"n_dims": 4, "mode": "neox"}
     q = g.rope(g.reshape(q, (n, 2, 4)), q_pos, name="q_rope", **turn)
     k = g.rope(g.reshape(k, (2, 2, 4)), pos, name="k_rope", **turn)
     rows = [
-        g.reshape(g.set_rows(s, y, pos), (5, 2, 4))
+        g.reshape(g.set_rows(s, y, where), (PAGE, 2, 4))
         for s, y in zip(states, (g.reshape(k, (2, 8)), v), strict=True)
     ]
-    g.output(g.attention(q, *rows, q_pos, scale=0.5, name="kqv"))
+    table = g.input("table", I32, (1, 1))
+    g.output(g.attention(q, *rows, q_pos, seq, table, scale=0.5, name="kqv"))
     return g
 
 
@@ -150,15 +153,16 @@ def test_everything_before_attention_becomes_one_op() -> None:
     plain, fused = attention(), fuse_graph(attention(), everything)
     assert ops(fused) == ["norm_qkv_rope", "attention"]
     assert [n.name for n in fused.nodes] == ["q_rope", "kqv"]
-    values = {n: x for n, x in feed(plain).items() if n not in ("pos", "keys", "values")}
+    values = {n: x for n, x in feed(plain).items() if n not in ("keys", "values")}
     results = []
     for g in (plain, fused):
-        states = {n: np.zeros((5, 8), np.float32) for n in ("keys", "values")}
-        pos = np.array([1, 2], np.int32)
-        results.append((evaluate(g, {**values, **states, "pos": pos})["kqv"], states))
+        states = {n: np.zeros((PAGE, 8), np.float32) for n in ("keys", "values")}
+        given = {"pos": [1, 2], "rows": [3, 4], "seq": [0, 0], "table": [[0]]}
+        ids = {n: np.array(x, np.int32) for n, x in given.items()}
+        results.append((evaluate(g, {**values, **states, **ids})["kqv"], states))
     np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-5, atol=1e-6)
     for name, state in results[0][1].items():
-        assert state[1:3].all() and not state[3:].any()
+        assert state[3:5].all() and not state[:3].any() and not state[5:].any()
         np.testing.assert_allclose(state, results[1][1][name], rtol=1e-5, atol=1e-6)
 
 

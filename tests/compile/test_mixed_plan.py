@@ -16,6 +16,7 @@ from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.compile import PlacementRules, layer_overrides
 from gguflow.engine.graph import F32
 from gguflow.engine.model import Model
+from gguflow.engine.plan_key import step_key
 
 IDS = [1, 9, 17, 33, 40, 7, 7, 60]
 
@@ -101,7 +102,7 @@ def test_layer_overrides_take_the_last_layers_first(
 ) -> None:
     overrides = layer_overrides(2, n_layers, "remote", "numpy")
     model = Model.load(path, backends=("remote", "numpy"), overrides=overrides)
-    placed = model.plan(1, "last", sample=False).placement.of
+    placed = model.plan(step_key(1, "last", False)).placement.of
     wanted = (".ffn_up.weight", "output.weight", "token_embd.weight")
     found = [t.name for t, b in placed.items() if b == "remote" and t.name.endswith(wanted)]
     found = [n for n in found if "attn" not in n]

@@ -13,6 +13,7 @@ from tiny_model import write_tiny
 from gguflow.engine.compile.place import layer_overrides
 from gguflow.engine.graph import F16, F32, dtype_by_name
 from gguflow.engine.model import Model
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import SamplerSettings
 
@@ -54,7 +55,7 @@ def test_logits_are_the_cpus(gpu: Any, tmp_path: Path, arch: str, kv: str) -> No
 def test_nothing_falls_back_to_the_cpu(gpu: Any, tmp_path: Path) -> None:
     model = Model.load(write_tiny(tmp_path / "m.gguf"), backends=CUDA)
     for n in (1, 33):
-        plan = model.plan(n, "last", sample=True)
+        plan = model.plan(step_key(n, "last", True))
         assert plan.placement.fallbacks == []
         assert [s.backend for s in plan.segments] == ["cuda"]
 

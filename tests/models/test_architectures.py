@@ -12,6 +12,7 @@ from tiny_model import USUAL, write_tiny
 from gguflow.engine.graph import dtype_by_name
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
+from gguflow.engine.plan_key import step_key
 from gguflow.models.base import architectures
 
 TOLERANCE = 1e-3  # NMSE of a whole model's logits
@@ -81,7 +82,7 @@ def test_prefill_is_stepping(arch: str, variant: str, tmp_path: Path) -> None:
 def test_everything_runs_natively(arch: str, tmp_path: Path) -> None:
     model = Model.load(write_tiny(tmp_path / "m.gguf", arch))
     for n, sample in ((1, True), (5, False)):
-        assert {s.backend for s in model.plan(n, "last", sample).segments} == {"cpu"}
+        assert {s.backend for s in model.plan(step_key(n, "last", sample)).segments} == {"cpu"}
 
 
 @pytest.mark.parametrize(("kv", "tolerance"), [("f16", 1e-5), ("bf16", 1e-3), ("q8_0", 1e-3)])

@@ -15,6 +15,7 @@ from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.graph import dtype_by_name
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
+from gguflow.engine.plan_key import step_key
 from gguflow.engine.sampling import SamplerSettings
 
 GREEDY = SamplerSettings(temperature=0.0)
@@ -111,7 +112,7 @@ def test_threads_for_prompts_do_not_matter(load: Load, long_ids: list[int]) -> N
 
 def test_fusion_does_not_change_the_result(load: Load, long_ids: list[int]) -> None:
     plain = load(fuse=False)
-    ops = [n.op for n in plain.plan(4, "last", sample=False).nodes]
+    ops = [n.op for n in plain.plan(step_key(4, "last", False)).nodes]
     assert "mul_mat_swiglu" not in ops and "silu" in ops
     assert nmse(logits(load(), long_ids), logits(plain, long_ids)) <= 1e-10
     assert greedy(plain, long_ids, 24) == greedy(load(), long_ids, 24)

@@ -16,11 +16,12 @@ from tiny_model import USUAL
 from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.gguf import GgufError, GgufFile
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
-from gguflow.engine.sparse import NeuronSplit, write_split
-from gguflow.engine.sparse import device as placing
-from gguflow.engine.sparse.identity import model_hash
+from gguflow.engine.plan_key import step_key
+from gguflow.engine.variants.relu import NeuronSplit, sparse_run, write_split
+from gguflow.engine.variants.relu import device as placing
+from gguflow.engine.variants.relu.identity import model_hash
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_where_everything_is(path: Path, tmp_path: Path, device: type[SmallDevic
     file = tmp_path / "s.gpuidx"
     split = write_random_split(file, (40, N_FF), model_hash(open_model(path)))
     model = Model.load(path, n_threads=1, split=str(file))
-    plan = model.plan(1, "last", sample=True)
+    plan = model.plan(step_key(1, "last", True))
     where = {n: plan.placement.of[t] for n, t in plan.graph.leaves.items()}
     on_host = {n for n, b in where.items() if b == "cpu"}
     assert on_host == {"tokens", "token_embd.weight", "blk.0.gpu_idx", *(
@@ -112,7 +113,7 @@ def test_where_everything_is(path: Path, tmp_path: Path, device: type[SmallDevic
 
 
 def needs(model: Model) -> int:
-    plan = model.plan(model.options.n_ubatch, "last", sample=True)
+    plan = model.plan(step_key(model.options.n_ubatch, "last", True))
     return plan.bytes_by_space()["cuda:0"].total
 
 
@@ -125,7 +126,7 @@ def test_a_budget_is_kept_and_used(
     for kib in (300, 360, 400, 600):
         model = Model.load(path, n_threads=1, n_ubatch=8, n_ctx=64, vram_budget=kib << 10)
         assert needs(model) <= kib << 10
-        kept.append(sum(model.sparse.n_gpu))  # type: ignore[union-attr]
+        kept.append(sum(sparse_run(model.setup).n_gpu))  # type: ignore[union-attr]
         assert nmse(model.logits(IDS), run(path)) < 1e-6
     assert kept == sorted(kept) and kept[0] < kept[-1] == N_LAYER * N_FF
 
@@ -144,8 +145,8 @@ def test_prompts_are_cut_smaller_when_memory_is_short(
 
 
 def test_a_budget_too_small_for_attention(path: Path, device: type[SmallDevice]) -> None:
-    says = (r"--vram-budget 0.01 GiB: .* are needed before the first neuron, .* more: attention "
-            r"96.50 KiB, KV cache .*lower -c or -ub")  # fmt: skip
+    says = (r"`vram_budget` 0.01 GiB: .* are needed before the first neuron, .* more: attention "
+            r"96.50 KiB, KV cache .*lower `n_ctx` or `n_ubatch`")  # fmt: skip
     with pytest.raises(MemoryError, match=says):
         Model.load(path, vram_budget=int(0.01 * 2**30))
 
@@ -165,6 +166,6 @@ def test_a_tied_head_takes_the_embeddings_along(tmp_path: Path, device: type[Sma
     file = tmp_path / "s.gpuidx"
     write_random_split(file, (40, 40), model_hash(open_model(path)))
     model = Model.load(path, n_threads=1, split=str(file))
-    plan = model.plan(1, "last", sample=False)
+    plan = model.plan(step_key(1, "last", False))
     assert plan.placement.of[plan.graph.leaves["token_embd.weight"]] == "cuda"
     assert nmse(model.logits(IDS), run(path)) < 1e-6

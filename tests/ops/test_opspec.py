@@ -46,7 +46,7 @@ def test_parameter_blocks_are_c_structs() -> None:
     assert pack("rope", n_dims=64, mode="2d", freq_base=5e5) == struct.pack(
         "<3i6f", 64, 2, 0, 5e5, 1, 0, 1, 32, 1
     )
-    assert pack("attention", scale=0.5, window=7) == struct.pack("<3fi", 0.5, 0, 0, 7)
+    assert pack("attention", scale=0.5, window=7) == struct.pack("<3f2i", 0.5, 0, 0, 7, 0)
     assert pack("cpy", type=8) == struct.pack("<i", 8)
     assert pack("repeat", r1=3) == struct.pack("<4i", 1, 3, 1, 1)
     assert pack("silu") == b""
@@ -73,20 +73,23 @@ def test_rows_cost_only_what_is_touched() -> None:
 
 def test_attention_costs_what_it_reads() -> None:
     g = Graph()
-    q, pos = g.input("q", F32, (2, 4, 8)), g.input("pos", I32, (2,))
-    k, v = g.state("k", F16, (100, 2, 8)), g.state("v", F16, (100, 2, 16))
+    q, pos, seq = g.input("q", F32, (2, 4, 8)), *(g.input(t, I32, (2,)) for t in ("pos", "seq"))
+    k, v = g.state("k", F16, (128, 2, 8)), g.state("v", F16, (128, 2, 16))
+    where = pos, seq, g.input("table", I32, (1, 2))
     spec = op_spec("attention")
-    node = g.attention(q, k, v, pos, scale=1.0)
-    io = 2 * 4 * 8 * 4 + 2 * 4 * 16 * 4 + 2 * 4
+    node = g.attention(q, k, v, *where, scale=1.0)
+    io = 2 * 4 * 8 * 4 + 2 * 4 * 16 * 4 + 3 * 2 * 4
     row = 2 * (8 + 16) * 2  # one position of k and v
     per_pair = 4 * (2 * 8 + 2 * 16 + 6)
     # Tokens at positions 5 and 6 see 6 and 7 keys, and read 7 rows.
     assert spec.cost_at(node, 5) == (io + 7 * row, 13 * per_pair)
-    assert spec.cost_at(node, 98) == (spec.bytes(node), spec.flops(node))
-    assert spec.bytes(node) == io + 100 * row
-    windowed = g.attention(q, k, v, pos, scale=1.0, window=3)
+    assert spec.cost_at(node, 126) == (spec.bytes(node), spec.flops(node))
+    assert spec.bytes(node) == io + 128 * row
+    windowed = g.attention(q, k, v, *where, scale=1.0, window=3)
     assert spec.cost_at(windowed, 5) == (io + 4 * row, 6 * per_pair)
     assert spec.cost_at(windowed, 0) == (io + 2 * row, 3 * per_pair)
+    alone = g.attention(q, k, v, *where, scale=1.0, n_single=2)  # each after 5 of its own
+    assert spec.cost_at(alone, 4) == (io + 12 * row, 12 * per_pair)
 
 
 def test_the_table_in_the_docs_is_current() -> None:

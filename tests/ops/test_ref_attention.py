@@ -8,15 +8,23 @@ from typing import Any
 import numpy as np
 from harness import reference
 
+from gguflow.engine.plan_key import PAGE
+
 
 def column(*values: float) -> np.ndarray:
     """One head of size one: [rows, 1, 1]."""
     return np.array(values, np.float32).reshape(-1, 1, 1)
 
 
-def attend(q: Any, k: Any, v: Any, pos: Any, **params: Any) -> np.ndarray:
-    got = reference("attention", q, k, v, np.asarray(pos, np.int32), **{"scale": 1.0, **params})
-    return got.reshape(-1)
+def attend(
+    q: Any, k: Any, v: Any, pos: Any, seq: Any = 0, table: Any = ((0,),), **params: Any
+) -> np.ndarray:
+    """k, v: rows from the first page on; what is missing of the last one is NaN."""
+    missing = -len(k) % PAGE
+    k, v = (np.pad(x, ((0, missing), (0, 0), (0, 0)), constant_values=np.nan) for x in (k, v))
+    pos, table = np.asarray(pos, np.int32), np.asarray(table, np.int32)
+    seq = np.broadcast_to(np.int32(seq), pos.shape)
+    return reference("attention", q, k, v, pos, seq, table, **{"scale": 1.0, **params}).reshape(-1)
 
 
 def test_weights_are_the_softmax_of_the_scores() -> None:
@@ -72,3 +80,19 @@ def test_it_is_soft_max_between_two_products() -> None:
     y = reference("mul_mat", v.transpose(1, 2, 0), p).transpose(1, 0, 2)
     got = attend(q, k, v, pos, scale=0.3, max_bias=8.0, window=3)
     np.testing.assert_allclose(got, y.reshape(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_keys_are_found_through_the_table() -> None:
+    k = np.zeros((3 * PAGE, 1, 1), np.float32)
+    v = np.repeat(np.float32([1, 10, 100]), PAGE).reshape(-1, 1, 1)
+    table = [[2, 0, -1], [1, -1, -1]]
+    got = attend(column(0, 0, 0, 0), k, v, [63, 64, 127, 5], [0, 0, 0, 1], table)
+    np.testing.assert_allclose(got, [100, (64 * 100 + 1) / 65, 50.5, 10], rtol=1e-6)
+
+
+def test_pages_that_are_not_there_are_not_seen() -> None:
+    k, v = np.zeros((PAGE, 1, 1), np.float32), np.full((PAGE, 1, 1), 3, np.float32)
+    table = [[-1, 0]]
+    np.testing.assert_allclose(attend(column(0, 0), k, v, [70, 3], 0, table), [3, 0])
+    np.testing.assert_allclose(attend(column(0), k, v, [70], 0, [[0, -1]]), [3])
+    np.testing.assert_allclose(attend(column(0, 0), k, v, [5, 5], [-1, 0], [[0]]), [0, 3])

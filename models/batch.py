@@ -1,0 +1,121 @@
+"""What a graph is built for: the rows of a run, and where their keys and values live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gguflow.engine.graph import F32, I32, I64, DType, Graph, Tensor
+from gguflow.engine.plan_key import PAGE, PlanKey
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """What a layer keeps of every token: widths of its key and value rows, 0 for none.
+
+    window: how many of the last tokens it needs; 0 for all.
+    """
+
+    n_k: int
+    n_v: int
+    window: int = 0
+
+    @property
+    def group(self) -> str:
+        """Layers of one group share pages and page tables."""
+        return f"window{self.window}" if self.window else "full"
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Pages of the KV cache by group, and entries of a sequence's page tables."""
+
+    n_pages: Mapping[str, int]
+    n_entries: int
+
+
+@dataclass(frozen=True)
+class LayerKv:
+    """A layer's states, the rows that the run's tokens write, and the page tables to read by."""
+
+    k: Tensor
+    v: Tensor
+    rows: Tensor
+    table: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of a run and the cache they live in. k_type, v_type: the cache's element types."""
+
+    key: PlanKey
+    cache: CacheSize
+    k_type: DType
+    v_type: DType
+
+    def inputs(self, g: Graph) -> Inputs:
+        """Declare the inputs that every decoder has."""
+        return Inputs(g, self)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where rows stand. pos, seq: i32 [n], -1 where padded; the first n_single rows are each alone
+    in their sequence."""
+
+    pos: Tensor
+    seq: Tensor
+    n_single: int
+
+
+class Inputs:
+    """A run's inputs: token ids, i32 [n_tokens], -1 where padded, and where its rows stand."""
+
+    def __init__(self, g: Graph, batch: Batch) -> None:
+        n = batch.key.n_tokens
+        self._g, self._batch = g, batch
+        self.key = batch.key
+        self.tokens, pos, seq = (g.input(t, I32, (n,)) for t in ("tokens", "pos", "seq"))
+        self.rows = Rows(pos, seq, batch.key.n_single)
+        self._picked: dict[Tensor, Tensor] = {}
+
+    def kv(self, i: int, layer: CacheLayer) -> LayerKv:
+        """States and indices of layer i."""
+        g, b, group = self._g, self._batch, layer.group
+        n_rows = b.cache.n_pages[group] * PAGE
+        return LayerKv(
+            g.state(f"kv.{i}.k", b.k_type, (n_rows, layer.n_k)),
+            g.state(f"kv.{i}.v", b.v_type, (n_rows, layer.n_v)),
+            g.input(f"rows.{group}", I32, (b.key.n_tokens,)),
+            g.input(f"table.{group}", I32, (b.key.n_seqs, b.cache.n_entries)),
+        )
+
+    @property
+    def out_rows(self) -> Rows:
+        """The rows to output: all where all are output, or none."""
+        key, g = self.key, self._g
+        if not key.picks:
+            return self.rows
+        pos, seq = (g.input(f"out.{t}", I32, (key.n_out,)) for t in ("pos", "seq"))
+        return Rows(pos, seq, key.n_out if key.n_out <= key.n_seqs else 0)
+
+    def out(self, x: Tensor) -> Tensor:
+        """The rows to output of x, f32 [n_tokens, ..]; x itself if it has no others."""
+        if not self.key.picks or x.shape[0] == self.key.n_out:
+            return x
+        if x not in self._picked:
+            ids = self._g.input("out.ids", I32, (self.key.n_out,))
+            self._picked[x] = self._g.get_rows(x, ids, name=f"{x.name.split('.')[-1]}_out")
+        return self._picked[x]
+
+
+def append_sampler(g: Graph, logits: Tensor, n_history: int) -> Tensor:
+    """Record the sampler after logits; returns the chosen tokens, int32 [n]."""
+    n = logits.shape[0]
+    return g.sample(
+        logits,
+        g.input("sampler.settings", F32, (n, 8)),
+        g.input("sampler.rng", I64, (n, 2)),
+        g.input("sampler.history", I32, (n, n_history)),
+        name="sample",
+    )

@@ -241,7 +241,7 @@ class Session:
             if self._turn is sampler and self._runs_ahead(ids, sampler, most):
                 assert self._ahead is not None
                 self._turn = None  # should this be interrupted
-                token = self._ahead.next()
+                token = int(self._ahead.next()[0])
                 self.tokens.append(ids[-1])
                 self._turn = sampler
                 return token, 1
@@ -275,7 +275,7 @@ class Session:
         if bound.token_loop is None:
             return False
         self._write(bound, ids[-1:], sampler)
-        self._ahead = Ahead(bound.token_loop, n_past, most)
+        self._ahead = Ahead(bound.token_loop, most)
         return True
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:

@@ -41,20 +41,24 @@ class Executable(Protocol):
 
 
 class TokenLoop(Protocol):
-    """Steps of a plan that feed their token to the next one, so that the host need not wait for it.
+    """Steps of a plan that feed their tokens to the next one, so that the host need not wait for
+    them. Every row of the plan is alone in its sequence, or padding.
 
-    An executable that can do so has `token_loop(places, n_history)`; places: memory of `tokens`,
-    `pos`, `sampler.rng`, `sampler.history` (of n_history ids) and the sampled `token`.
+    A step writes the next one's `tokens`, `pos`, `rows` of every group of layers (by the group's
+    page table, which has to have the pages of all steps that are launched), `sampler.rng` and
+    `sampler.history`. An executable that can do so has `token_loop(tensors)`: the plan's inputs by
+    name, and the sampled tokens as `token`.
     """
 
     def start(self) -> None:
         """Take the plan's inputs as they are now. Nothing launched before is running then."""
 
     def launch(self) -> None:
-        """Enqueue one step; at most 64 whose token was not waited for."""
+        """Enqueue one step; at most 64 whose tokens were not waited for."""
 
-    def wait(self, pos: int) -> int:
-        """The token that belongs at a position: of the step whose input `pos` was one less."""
+    def wait(self, step: int) -> np.ndarray:
+        """The tokens of a step, int32 [n], -1 for padding. Steps are counted from 1 since the
+        start."""
 
 
 class Memory(Protocol):

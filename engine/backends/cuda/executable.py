@@ -43,20 +43,19 @@ class CudaExecutable:
         info = self._device.info
         wanted = [scratch_bytes(n, info) if isinstance(n, Tensor) else 0 for n in nodes]
         self._scratch = backend.scratch(max(wanted, default=0))
-        self._keep: list[object] = [memory]
+        self._memory = memory
+        self._keep: list[object] = []
         self._uploads: dict[int, MirroredBuffer] = {}
         self._downloads: dict[int, MirroredBuffer] = {}
 
         def operand(t: Tensor | None) -> Operand | None:
             if t is None:
                 return None
-            buffer, offset = memory.locate(t.owner)
-            if not isinstance(buffer, CudaBuffer):
-                raise ValueError(f"{t.name}: the cuda backend cannot reach its memory")
+            buffer, address = _place(memory, t)
             if isinstance(buffer, MirroredBuffer):
                 moved = self._uploads if t.owner.role is Role.INPUT else self._downloads
                 moved[buffer.address] = buffer
-            return Operand.of(t, buffer.address + offset + t.view_offset)
+            return Operand.of(t, address)
 
         made: list[list[Launch | Gemm]] = []
         left: Launch | Gemm | None = None  # what the start of the scratch memory holds
@@ -123,14 +122,12 @@ class CudaExecutable:
             graph = stream.end_capture()
         return graph
 
-    def token_loop(
-        self, places: Mapping[str, tuple[CudaBuffer, int]], n_history: int
-    ) -> CudaTokenLoop:
-        """Steps of this executable, each of which makes its token the next one's input.
+    def token_loop(self, tensors: Mapping[str, Tensor]) -> CudaTokenLoop:
+        """Steps of this executable, each of which makes its tokens the next one's input.
 
-        places: where `tokens`, `pos`, `sampler.rng`, `sampler.history` (of n_history ids) and the
-        sampled `token` are.
+        tensors: the plan's inputs by name, and the sampled tokens as `token`.
         """
+        places = {name: (t, _place(self._memory, t)[1]) for name, t in tensors.items()}
 
         def begin() -> None:
             for bring in self._bring:
@@ -147,7 +144,7 @@ class CudaExecutable:
 
             return self._capture(step)
 
-        return CudaTokenLoop(self._backend, places, n_history, begin, capture)
+        return CudaTokenLoop(self._backend, places, begin, capture)
 
     def run(self, ends_ns: np.ndarray | None = None) -> None:
         device = self._device
@@ -190,6 +187,14 @@ class CudaExecutable:
             self._timed = self._capture(partial(self._enqueue, clocks)), times
             self._keep.append(clocks)
         return self._timed
+
+
+def _place(memory: Memory, t: Tensor) -> tuple[CudaBuffer, int]:
+    """The buffer that holds a tensor, and the tensor's address."""
+    buffer, offset = memory.locate(t.owner)
+    if not isinstance(buffer, CudaBuffer):
+        raise ValueError(f"{t.name}: the cuda backend cannot reach its memory")
+    return buffer, buffer.address + offset + t.view_offset
 
 
 def read_ticks(times: CudaBuffer) -> np.ndarray:

@@ -147,8 +147,8 @@ __device__ __forceinline__ void multiply_block(const char* upper, const char* lo
     }
     return;
   }
-  const Pairs hi = Weights<W>::pairs(upper, block32, t, 0);
-  const Pairs lo = Weights<W>::pairs(lower, block32, t, 0);
+  const Pairs hi = Weights<W>::pairs(upper, block32, t, 0, masks);
+  const Pairs lo = Weights<W>::pairs(lower, block32, t, 0, masks);
   const u32 first[4] = {hi.v[0], lo.v[0], hi.v[1], lo.v[1]};
   const u32 second[4] = {hi.v[2], lo.v[2], hi.v[3], lo.v[3]};
 #pragma unroll
@@ -243,8 +243,7 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
   const int row = lane / 4, t = lane % 4;
   const int first = warp * B;  // of a stage's blocks
   float* const corrections = m.corrections + first * G * 8;
-  const u32 nothing = (u32)(a.m >> 31);
-  const Masks masks = {0x000F000Fu | nothing, 0x00F000F0u | nothing};
+  const Masks masks = masks_of(a.m);
   uint4 x[P * B][G];
   Place at, out;
   Slice slice;

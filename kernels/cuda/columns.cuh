@@ -11,6 +11,12 @@
 
 enum { PLAIN, GLU, QKV };
 
+// 0x000F000F and 0x00F000F0, which the compiler must not know: as constants they would be moved
+// into registers at every use.
+struct Masks {
+  u32 low, high;
+};
+
 // Mirrored by `arguments` in columns.py.
 struct ColumnsArgs {
   const char* w[3];          // of one type, rows w_row bytes apart
@@ -30,6 +36,7 @@ struct ColumnsArgs {
   int n, m, k, splits, tiles;
   int head_dim, neox, state_type[2], n_state;
   int w_stages, x_stages, w_stride;  // how the kernel's memory is divided
+  Masks masks;
 };
 
 // A tile of so many pairs: its matrix and its first pair.

@@ -18,6 +18,7 @@ from .rope import rope_numbers
 PLAIN, GLU, QKV = range(3)  # as in columns.cuh
 _NIBBLES = ("q4_0",)  # whose lanes hold elements 4 t and following of both halves of 32
 _NO_ROPE = bytes(40)
+_MASKS = (0x000F000F, 0x00F000F0)  # of nibbles
 # What the raw fragments of mul_mat_stream.cu hold for a zero, in a lane's first four elements and
 # in its second four, and the factor of the second (`Raw` in columns_weights.cuh).
 _ZEROS = {
@@ -235,11 +236,12 @@ def arguments(
     )  # fmt: skip
     n = p.dst.ne[0] * (p.dst.ne[1] if heads else 1)
     body += struct.pack(
-        "@21i", *three(p.pairs), *three([w.ne[1] for w in p.weights]),
+        "@21i2I", *three(p.pairs), *three([w.ne[1] for w in p.weights]),
         p.kind, heads.first if heads else 0, n, p.m, p.k, splits, tiles,
         heads.head_dim if heads else 0, int(heads.neox) if heads else 0,
         *(0 if s is None else STATES.index(s.dtype.name) for s in two),
         states[0].ne[1] if states else 0, w_stages, x_stages, w_stride,
+        *_MASKS,
     )  # fmt: skip
     return body + bytes(-len(body) % 16)
 

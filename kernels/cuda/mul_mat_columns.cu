@@ -160,7 +160,7 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Rings& ring
     }
   };
 
-  const Masks masks = masks_of(a.m);
+  const Masks masks = a.masks;
   Fragments<W, MT, BLOCKS> fragments[2];
   Place w, x;
   int used = -1;  // stage of columns that the group before has used up

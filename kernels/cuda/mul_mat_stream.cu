@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
   const int row = lane / 4, t = lane % 4;
   const int first = warp * B;  // of a stage's blocks
   float* const corrections = m.corrections + first * G * 8;
-  const Masks masks = masks_of(a.m);
+  const Masks masks = a.masks;
   uint4 x[P * B][G];
   Place at, out;
   Slice slice;

@@ -93,10 +93,11 @@ def cache_layer(hp: HParams) -> CacheLayer:
 
 
 def attention_weights(hp: HParams) -> Iterator[WeightSpec]:
-    """Of `attention`, without norms of heads."""
-    yield from linear_weights("attn_q", hp.n_head * hp.head_dim, hp.n_embd)
-    yield from linear_weights("attn_k", hp.n_embd_kv, hp.n_embd)
-    yield from linear_weights("attn_v", hp.n_head_kv * hp.head_dim_v, hp.n_embd)
+    """Of `attention`, without norms of heads. A file may hold q, k and v as one, in this order."""
+    sizes = hp.n_head * hp.head_dim, hp.n_embd_kv, hp.n_head_kv * hp.head_dim_v
+    for i, part in enumerate("qkv"):
+        rows = "attn_qkv", sum(sizes[:i]), sum(sizes)
+        yield from linear_weights(f"attn_{part}", sizes[i], hp.n_embd, rows)
     yield from linear_weights("attn_output", hp.n_embd, hp.n_head * hp.head_dim_v)
 
 

@@ -6,20 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-from tiny_model import tiny_hparams, write_tiny
+from tiny_model import tiny_hparams, tiny_weights, write_tiny
 
+from gguflow.engine.gguf import UnsupportedType, write_gguf
 from gguflow.engine.graph import dtype_by_name
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.plan_key import PlanKey
-from gguflow.models.base import ModelError
+from gguflow.engine.quants import encode
+from gguflow.models.base import Architecture, ModelError, architecture
 from gguflow.models.decoder import Decoder
 
 FAMILIES = (
-    "llama", "llama31", "llama-bias-tied", "mistral", "qwen2", "qwen3", "gemma", "gemma2",
+    "llama", "llama31", "llama-bias-tied", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3",
 )  # fmt: skip
 BAR = 1e-5  # NMSE of the logits
 F32 = dtype_by_name("f32")
@@ -106,6 +109,64 @@ def test_gemma2_27b_scales_queries_by_the_embeddings_width(tmp_path: Path) -> No
     small = {"n_embd": 32, "n_ff": 32}
     assert scale(**small) == 16**-0.5
     assert scale(**small, n_layer=46) == 8**-0.5
+
+
+# -- weights that a file holds as one --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q8_0", "mxfp4"])
+def test_fused_weights_are_their_parts(tmp_path: Path, dtype: str) -> None:
+    """mxfp4: a type that is converted as it is loaded."""
+    model = architecture("phi3")(tiny_hparams("phi3"))
+    parts = tiny_weights(model, optional=("output.weight", "q.bias", "k.bias", "v.bias"))
+    whole = dict(parts)
+    for i in range(model.hp.n_layer):
+        for kind in ("weight", "bias"):
+            qkv = [whole.pop(f"blk.{i}.attn_{p}.{kind}") for p in "qkv"]
+            whole[f"blk.{i}.attn_qkv.{kind}"] = np.concatenate(qkv)
+        gate_up = [whole.pop(f"blk.{i}.ffn_{p}.weight") for p in ("gate", "up")]
+        whole[f"blk.{i}.ffn_up.weight"] = np.concatenate(gate_up)
+    paths = [write_arrays(tmp_path / f"{n}.gguf", model, arrays, dtype)
+             for n, arrays in (("parts", parts), ("whole", whole))]  # fmt: skip
+    assert np.array_equal(run(paths[0], IDS), run(paths[1], IDS))
+    notes = [open_model(path).notes for path in paths]
+    assert all("not used" not in note for note in notes[1])
+    if dtype == "mxfp4":
+        assert [len(n) for n in notes] == [1, 1]
+
+
+def write_arrays(path: Path, model: Architecture, arrays: dict[str, Any], dtype: str) -> Path:
+    def tensor(a: np.ndarray) -> Any:
+        if a.ndim == 1 or dtype == "f32":
+            return F32, a.shape, a
+        if dtype == "mxfp4":
+            kind = gguf.GGMLQuantizationType.MXFP4
+            return UnsupportedType("mxfp4", int(kind), 32, 17), a.shape, gguf.quantize(a, kind)
+        return dtype_by_name(dtype), a.shape, encode(dtype_by_name(dtype), a)
+
+    write_gguf(path, dict(model.keys()), {n: tensor(a) for n, a in arrays.items()})
+    return path
+
+
+def test_a_fused_weight_of_another_shape_is_named(tmp_path: Path) -> None:
+    model = architecture("phi3")(tiny_hparams("phi3"))
+    arrays = tiny_weights(model)
+    for part in "qkv":
+        del arrays[f"blk.0.attn_{part}.weight"]
+    arrays["blk.0.attn_qkv.weight"] = np.zeros((96, 64), np.float32)
+    path = write_arrays(tmp_path / "m.gguf", model, arrays, "f32")
+    with pytest.raises(ModelError, match=r"blk.0.attn_qkv.weight.*\[96, 64\].*\[128, 64\]"):
+        open_model(path)
+    del arrays["blk.0.attn_qkv.weight"]
+    path = write_arrays(tmp_path / "m.gguf", model, arrays, "f32")
+    with pytest.raises(ModelError, match=r"attn_q.weight \(or blk.0.attn_qkv.weight\) is missing"):
+        open_model(path)
+
+
+def test_longrope_is_refused(tmp_path: Path) -> None:
+    factors = {"rope_factors_long.weight": np.ones(8, np.float32)}
+    with pytest.raises(ModelError, match="rope_factors_long.weight"):
+        open_model(write_tiny(tmp_path / "m.gguf", "phi3", weights=factors))
 
 
 # -- hyperparameters by layer ----------------------------------------------------------------------

@@ -19,8 +19,8 @@ def attention(at: Site, h: Tensor, *, rope_mode: str, head_norm: Norm = RMS_NORM
     """Grouped-query attention. h: normed input f32 [n_tokens, n_embd]; returns f32 [m, n_embd], in
     the last layer of the rows to output alone.
 
-    rope_mode: "norm" turns adjacent values, "neox" those half a head apart. head_norm: the kind of
-    norm that queries and keys get where there are weights for it.
+    rope_mode: "norm" turns adjacent values, "neox" those half a head apart, "" none. head_norm: the
+    kind of norm that queries and keys get where there are weights for it.
     """
     hp, inp = at.hp, at.inp
     k = linear(at, "attn_k", h, "k")
@@ -54,7 +54,7 @@ def heads(at: Site, x: Tensor, n: int, name: str, norm: Norm) -> Tensor:
 def rope(at: Site, x: Tensor, pos: Tensor, mode: str, name: str) -> Tensor:
     """Heads turned by their positions: f32 [m, n, hd]. As they are where the layer turns none."""
     hp = at.hp
-    if not hp.rope_dims:
+    if not mode or not hp.rope_dims:
         return x
     factors = at.weights.get("rope_freqs.weight")
     return at.g.rope(x, pos, factors, n_dims=hp.rope_dims, mode=mode, freq_base=hp.rope_base,

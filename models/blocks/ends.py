@@ -27,16 +27,9 @@ def logits(at: Site, x: Tensor, *, norm: Norm, scale: float = 1.0) -> Tensor:
     g, cap = at.g, at.hp.logit_softcap
     x = norm(at, "output_norm", at.inp.out(x), "output_norm")
     head = at.find("output.weight")
-    scale = scale / cap if cap else scale
-    y = g.mul_mat(
-        at.weight("token_embd.weight") if head is None else head,
-        x,
-        name="logits" if scale == 1.0 and not cap else "logits_mm",
-    )
-    y = scaled(at, y, scale, "logits_scaled" if cap else "logits")
-    if cap:
-        y = g.scale(g.tanh(y, name="logits_tanh"), s=cap, name="logits")
-    return y
+    y = g.mul_mat(at.weight("token_embd.weight") if head is None else head, x, name="logits")
+    y = scaled(at, y, scale / cap if cap else scale, "logits_scaled")
+    return g.scale(g.tanh(y, name="logits_tanh"), s=cap, name="logits_capped") if cap else y
 
 
 def end_weights(hp: HParams, norm: Norm) -> Iterator[WeightSpec]:

@@ -23,6 +23,7 @@ from gguflow.models.decoder import Decoder
 
 FAMILIES = (
     "llama", "llama31", "llama-bias-tied", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3",
+    "gemma3", "granite", "olmo2", "smollm3", "ernie45", "glm4",
 )  # fmt: skip
 BAR = 1e-5  # NMSE of the logits
 F32 = dtype_by_name("f32")

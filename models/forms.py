@@ -1,8 +1,9 @@
-"""The two forms of a layer: attention, then feed-forward; or both side by side."""
+"""The two forms of a layer: attention, then feed-forward; or both of the same input."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 from gguflow.engine.graph import Tensor
@@ -46,3 +47,29 @@ class Sequential(Decoder):
             if self.post_norms:
                 out = self.norm(at, "post_ffw_norm", out, "post_norm")
             return residual(at, x, out)
+
+
+class Parallel(Decoder):
+    """x += attention(h) + ffn(h), h = norm(x).
+
+    two_norms: attention has a norm of its own, `attn_norm_2`, where the file has it.
+    """
+
+    two_norms: ClassVar[bool] = False
+
+    def layer_weights(self, hp: HParams) -> Iterator[WeightSpec]:
+        yield from self.norm.weights("attn_norm", hp.n_embd)
+        if self.two_norms:
+            for spec in self.norm.weights("attn_norm_2", hp.n_embd):
+                yield replace(spec, optional=True)
+        yield from attention_weights(hp)
+        yield from ffn_weights(hp, gated=self.gated)
+
+    def layer(self, at: Site, x: Tensor) -> Tensor:
+        with at.g.scope("attn"):
+            h = self.norm(at, "attn_norm", x)
+            own = at.find("attn_norm_2.weight") is not None
+            mine = self.norm(at, "attn_norm_2", x, "norm_2") if own else h
+            x = residual(at, x, attention(at, mine, rope_mode=self.rope_mode))
+        with at.g.scope("ffn"):
+            return residual(at, x, ffn(at, at.needed(h), act=self.act))

@@ -23,19 +23,25 @@ def attention(at: Site, h: Tensor, *, rope_mode: str, head_norm: Norm = RMS_NORM
     kind of norm that queries and keys get where there are weights for it.
     """
     hp, inp = at.hp, at.inp
-    k = linear(at, "attn_k", h, "k")
-    v = linear(at, "attn_v", h, "v")
+    k = clamped(at, linear(at, "attn_k", h, "k"), "k")
+    v = clamped(at, linear(at, "attn_v", h, "v"), "v")
     here = inp.rows
     h = at.needed(h)
     if h.shape[0] != inp.key.n_tokens:
         here = inp.out_rows
-    q = linear(at, "attn_q", h, "q")
+    q = clamped(at, linear(at, "attn_q", h, "q"), "q")
     q = heads(at, q, hp.n_head, "q", head_norm)
     k = heads(at, k, hp.n_head_kv, "k", head_norm)
     q = rope(at, q, here.pos, rope_mode, "q_rope")
     k = rope(at, k, inp.rows.pos, rope_mode, "k_rope")
     out = attend(at, q, k, v, here)
     return linear(at, "attn_output", out, "out")
+
+
+def clamped(at: Site, x: Tensor, name: str) -> Tensor:
+    """x within the bound of queries, keys and values, where there is one."""
+    bound = at.hp.clamp_kqv
+    return at.g.clamp(x, min=-bound, max=bound, name=f"{name}_clamped") if bound else x
 
 
 def heads(at: Site, x: Tensor, n: int, name: str, norm: Norm) -> Tensor:

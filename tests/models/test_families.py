@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from gguflow.models.decoder import Decoder
 
 FAMILIES = (
     "llama", "llama31", "llama-bias-tied", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3",
-    "gemma3", "granite", "olmo2", "smollm3", "ernie45", "glm4",
+    "gemma3", "granite", "olmo2", "smollm3", "ernie45", "glm4", "phi2", "falcon", "falcon40",
+    "cohere2", "stablelm", "starcoder2", "gpt2", "bloom", "mpt",
 )  # fmt: skip
 BAR = 1e-5  # NMSE of the logits
 F32 = dtype_by_name("f32")
@@ -74,7 +76,15 @@ def test_gemma2_layers_take_turns(tmp_path: Path) -> None:
     assert {"table.full", "table.window8", "rows.full", "rows.window8"} <= leaves.keys()
 
 
-# Each of these is one number or norm of Gemma 2, and the result without it.
+def test_gemma2_is_fused_around_its_norms(tmp_path: Path) -> None:
+    # What a block gives is normed before it joins the residual stream, so no product ends in it.
+    model = Model.load(write_tiny(tmp_path / "m.gguf", "gemma2"))
+    ops = Counter(node.op for node in model.plan(PlanKey(1, 0, 1, 1)).nodes)
+    assert ops["geglu"] == 2 and ops["add"] == 4 and ops["rms_norm_mul"] == 9
+    assert not ops.keys() & {"mul_mat_add", "gelu", "rms_norm"}
+
+
+# Each of these is one number of Gemma 2, and the result without it.
 @pytest.mark.parametrize(
     "changes",
     [{"attn_softcap": 0.0}, {"logit_softcap": 0.0}, {"sliding_window": 0}, {"sliding_window": 9}],
@@ -110,6 +120,66 @@ def test_gemma2_27b_scales_queries_by_the_embeddings_width(tmp_path: Path) -> No
     small = {"n_embd": 32, "n_ff": 32}
     assert scale(**small) == 16**-0.5
     assert scale(**small, n_layer=46) == 8**-0.5
+
+
+# -- numbers and forms of others -------------------------------------------------------------------
+
+
+def test_gemma3_rotates_by_two_bases(tmp_path: Path) -> None:
+    keys = {".rope.scaling.type": "linear", ".rope.scaling.factor": 8.0}
+    model = Model.load(write_tiny(tmp_path / "m.gguf", "gemma3", keys=keys))
+    ropes = {n.name: n.params for n in model.graph(PlanKey(1, 0, 1, 1)).nodes if n.op == "rope"}
+    found = [(ropes[f"blk.{i}.attn.q_rope"][p]) for i in (4, 5, 6)
+             for p in ("freq_base", "freq_scale")]  # fmt: skip
+    assert found == [100.0, 1.0, 1e4, 0.125, 100.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("arch", "rotated"), [("smollm3", [0, 1, 2, 4]), ("cohere2", [0, 1, 2, 4]), ("gpt2", []),
+                          ("bloom", []), ("mpt", []), ("phi2", [0, 1])],
+)  # fmt: skip
+def test_layers_without_rotation(tmp_path: Path, arch: str, rotated: list[int]) -> None:
+    model = Model.load(write_tiny(tmp_path / "m.gguf", arch))
+    ropes = {n.name for n in model.graph(PlanKey(1, 0, 1, 1)).nodes if n.op == "rope"}
+    assert ropes == {f"blk.{i}.attn.{x}_rope" for i in rotated for x in "qk"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        *(("granite", {name: 1.0}) for name in ("embd_scale", "residual_scale", "logit_scale")),
+        ("granite", {"attn_scale": 0.0}), ("cohere2", {"logit_scale": 1.0}),
+        ("mpt", {"alibi_bias": 0.0}), ("mpt", {"clamp_kqv": 0.0}),
+        ("gemma3", {"rope_base_window": 1e4}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_number_counts(tmp_path: Path, arch: str, changes: dict[str, float]) -> None:
+    plain = run(write_tiny(tmp_path / "plain.gguf", arch, gain=2.0), IDS)
+    other = run(write_tiny(tmp_path / "other.gguf", arch, gain=2.0, **changes), IDS)
+    assert nmse(other, plain) > 1e-4
+
+
+def test_only_rows_to_output_pass_the_last_attention(tmp_path: Path) -> None:
+    for arch in ("phi2", "gemma2"):
+        model = Model.load(write_tiny(tmp_path / "m.gguf", arch))
+        shapes = {n.name: n.shape for n in model.graph(PlanKey(0, 9, 1, 2)).nodes}
+        assert shapes["blk.0.ffn.down"][0] == shapes["blk.1.attn.k_rope"][0] == 9
+        assert shapes["blk.1.attn.q_rope"][0] == shapes["blk.1.ffn.down"][0] == 2
+        picks = [n for n in model.graph(PlanKey(0, 9, 1, 2)).nodes if n.op == "get_rows"]
+        assert len(picks) == 3  # embeddings; what is normed and the residual stream, once each
+
+
+def test_falcon_may_have_a_second_norm(tmp_path: Path) -> None:
+    one = write_tiny(tmp_path / "one.gguf", "falcon")
+    two = write_tiny(tmp_path / "two.gguf", "falcon", optional=("attn_norm_2.weight",))
+    assert nmse(run(two, IDS), run(one, IDS)) > 1e-4
+
+
+def test_a_form_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "stablelm", keys={".use_parallel_residual": True})
+    with pytest.raises(ModelError, match=r"stablelm\.use_parallel_residual"):
+        open_model(path)
 
 
 # -- weights that a file holds as one --------------------------------------------------------------

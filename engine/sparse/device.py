@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
-from gguflow.engine.compile import ALIGN, Plan, human_bytes, round_up
+from gguflow.engine.compile import Plan, human_bytes, round_up
 from gguflow.engine.graph import Role
 from gguflow.engine.loader import ModelSource
 
@@ -71,14 +70,16 @@ class DevicePlacement:
 
     source: ModelSource
     run: SparseRun
-    device: Any  # a Backend with memory() -> (free, all) bytes
+    device: Backend
     host: Backend
     plan_for: PlanFor
     budget: int
     n_threads: int | None = None
 
     def __post_init__(self) -> None:
-        free = self.device.memory()[0]
+        assert self.device.memory is not None, f"{self.device.name} has no memory of its own"
+        self.unit = self.device.memory.unit
+        free = self.device.memory.room()[0]
         self.limit = min(self.budget or free, free)
         self.tied = "output.weight" not in self.source.weights
 
@@ -142,11 +143,10 @@ class DevicePlacement:
 
     def _predictors(self, left: int) -> int:
         """The first layers whose predictors take no more than `left` bytes."""
-        unit = getattr(self.device, "alloc_unit", ALIGN)
         for i in range(self.source.arch.hp.n_layer):
             for part in ("fc1", "fc2"):
                 w = self.source.weights[f"blk.{i}.{part}.weight"]
-                left -= round_up(w.nbytes, unit)
+                left -= round_up(w.nbytes, self.unit)
             if left < 0:
                 return i
         return self.source.arch.hp.n_layer

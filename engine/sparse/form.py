@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -119,7 +118,7 @@ def _forms(source: ModelSource, options: Options) -> dict[str, tuple[ModelSource
 def _path(
     sources: Mapping[str, tuple[ModelSource, SparseRun]],
     counts: Activations | None,
-    backend: Any,
+    backend: Backend,
     options: Options,
 ) -> Path:
     """Where the choice is kept: by model, types of the layers, counts, processor."""
@@ -130,8 +129,7 @@ def _path(
         for name, w in source.weights.items()
         if is_of_layer(name)
     ]
-    device, library = getattr(backend, "device", None), getattr(backend, "lib", None)
-    processor = machine_name(), getattr(device, "name", ""), getattr(library, "isa", "")
+    processor = machine_name(), backend.processor
     depends = repr(
         (VERSION, types, counts.hash if counts else "", backend.name, processor, options.fuse)
     )
@@ -172,8 +170,8 @@ def _shares(model: Model, counts: Activations | None) -> tuple[np.ndarray, np.nd
     return np.array([r.active for r in rows]), np.array([r.computed for r in rows])
 
 
-def _release(backend: Any) -> None:
+def _release(backend: Backend) -> None:
     """Let go of what was measured with: the device's memory is counted after this."""
     gc.collect()  # a session and its model hold each other
-    if hasattr(backend, "trim"):
-        backend.trim()
+    if backend.memory is not None:
+        backend.memory.trim()

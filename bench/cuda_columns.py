@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+import gguflow.engine.ops  # noqa: F401  (registers the ops)
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import F32, Graph, Tensor, dtype_by_name
 from gguflow.engine.quants import decode

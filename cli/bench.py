@@ -300,7 +300,7 @@ def facts(model: Model, args: Namespace) -> dict[str, Any]:
         "build_commit": f"gguflow {__version__}",
         "build_number": 0,
         "cpu_info": machine_name(),
-        "gpu_info": device.device.name if device else "",
+        "gpu_info": device.processor if device else "",
         "backends": (device.name if device else next(iter(model.backends))).upper(),
         "model_filename": model.source.path,
         "model_type": model_type(model.source),

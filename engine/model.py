@@ -194,10 +194,10 @@ class Model:
 
     def load_weights(self, progress: Progress | None = None) -> None:
         """Bring the weights to their backends. Done once, by `load`."""
-        device: Any = self.backends.get(DEVICE_BACKEND)
-        if hasattr(device, "reserve") and not self.weights.buffers:
+        device = self.backends.get(DEVICE_BACKEND)
+        if device is not None and device.memory is not None and not self.weights.buffers:
             b = needed(self.largest_plans(), device)
-            device.reserve(b.total, b.scratch)
+            device.memory.reserve(b.total, b.scratch)
         plan = self.plan(token_key())
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
@@ -238,7 +238,7 @@ class Model:
         """Threads that generation uses."""
         if self.options.n_threads:
             return self.options.n_threads
-        return next((n for b in self.backends.values() if (n := getattr(b, "n_threads", 0))), 1)
+        return next((n for b in self.backends.values() if (n := b.n_threads)), 1)
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Raises ContextError for more tokens than the context holds, ValueError for none and for

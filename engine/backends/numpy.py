@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Memory
+from gguflow.engine.backends.base import Backend, Flags, Live, Memory, Program, Ticks, refuse
 from gguflow.engine.backends.host import HostBuffer
+from gguflow.engine.compile import Step
 from gguflow.engine.graph import Graph, Role, Tensor, op_spec
 from gguflow.engine.quants import decode, encode
 
@@ -118,7 +119,7 @@ def evaluate(
     return {t.name: read(t, buffers) for t in tensors}
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """The references as a backend: runs every op on every type, slowly."""
 
     name = "numpy"
@@ -130,13 +131,14 @@ class NumpyBackend:
     def supports(self, node: Tensor) -> bool:
         return node.op is not None
 
-    def peaks(self) -> None:
+    def peaks(self) -> tuple[float, ...] | None:
         return None
 
     def alloc(self, nbytes: int) -> HostBuffer:
         return HostBuffer.zeros(nbytes)
 
-    alloc_shared = alloc
+    def alloc_shared(self, nbytes: int) -> HostBuffer:
+        return HostBuffer.zeros(nbytes)
 
     def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         return 0
@@ -144,34 +146,47 @@ class NumpyBackend:
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
         return HostBuffer(raw)
 
-    def compile(
-        self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
-    ) -> NumpyExecutable:
-        return NumpyExecutable(nodes, memory)
+    def lower(
+        self,
+        steps: Sequence[Step],
+        memory: Memory,
+        n_threads: int | None = None,
+        flags: Flags | None = None,
+    ) -> Program:
+        return NumpyProgram(self.name, steps, memory)
 
 
-class NumpyExecutable:
-    """A segment run node by node."""
+class NumpyProgram(Program):
+    """Nodes run one by one."""
 
-    def __init__(self, nodes: Sequence[Tensor], memory: Memory) -> None:
-        self.n_ops = len(nodes)
-        self.kernels: Sequence[str] = [f"{n.op}.reference" for n in nodes]
-        self._nodes = list(nodes)
-        self._buffers: dict[Tensor, np.ndarray] = {}
-        for owner in {t.owner for n in nodes for t in (n, *n.live_srcs())}:
-            buffer, offset = memory.locate(owner)
-            data = buffer.host()
-            if data is None:
-                raise ValueError(f"{owner.name}: the numpy backend cannot reach its memory")
-            self._buffers[owner] = data.view(np.uint8)[offset : offset + owner.nbytes]
+    def __init__(self, name: str, steps: Sequence[Step], memory: Memory) -> None:
+        self._nodes = [s if isinstance(s, Tensor) else refuse(s, name) for s in steps]
+        self.kernels = [f"{n.op}.reference" for n in self._nodes]
+        self._buffers = buffers_of(self._nodes, memory)
+        self._ticks: list[int] | None = None
 
-    def run(self, ends_ns: np.ndarray | None = None) -> None:
-        if ends_ns is not None:
-            ends_ns[0] = time.perf_counter_ns()
-        for i, node in enumerate(self._nodes):
+    def start(self, timed: bool = False, live: Live | None = None) -> None:
+        ticks = [time.perf_counter_ns()]
+        for node in self._nodes:
             run_node(node, self._buffers)
-            if ends_ns is not None:
-                ends_ns[i + 1] = time.perf_counter_ns()
+            ticks.append(time.perf_counter_ns())
+        self._ticks = ticks if timed else None
+
+    def finish(self) -> Ticks | None:
+        ticks, self._ticks = self._ticks, None
+        return None if ticks is None else Ticks(np.array(ticks, np.int64), of_host=True)
+
+
+def buffers_of(nodes: Sequence[Tensor], memory: Memory) -> dict[Tensor, np.ndarray]:
+    """The bytes of all that the nodes read and write. Raises ValueError for what lies elsewhere."""
+    found = {}
+    for owner in {t.owner for n in nodes for t in (n, *n.live_srcs())}:
+        buffer, offset = memory.locate(owner)
+        data = buffer.host()
+        if data is None:
+            raise ValueError(f"{owner.name}: the numpy backend cannot reach its memory")
+        found[owner] = data.view(np.uint8)[offset : offset + owner.nbytes]
+    return found
 
 
 def create(options: dict[str, Any]) -> NumpyBackend:

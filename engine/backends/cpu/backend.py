@@ -1,4 +1,4 @@
-"""The CPU backend: lowers a segment to an array of op records and runs it in one native call."""
+"""The CPU backend: memory, weights and op records for the native kernels."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from gguflow.engine import env
-from gguflow.engine.backends.base import Memory
+from gguflow.engine.backends.base import Backend, Flags, Links, Memory
 from gguflow.engine.backends.host import HostBuffer, HostSlab
-from gguflow.engine.backends.link import HostProgram, ProgramStep
+from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor, op_spec
 
 from .abi import GF_PACKED, GfOp, GfTensor, tensor_record
 from .convert import NativeConverter
 from .native import CpuLibrary, CpuLibraryError, load_library, runnable_isas
 from .peaks import measure
+from .program import CpuProgram
 
 # Ops that read packed weights as their first operands (mul_mat_swiglu: the first two).
 PACKED_USERS = {"mul_mat": 1, "mul_mat_add": 1, "mul_mat_swiglu": 2, "get_rows": 1}
@@ -28,15 +28,17 @@ PACKED_USERS = {"mul_mat": 1, "mul_mat_add": 1, "mul_mat_swiglu": 2, "get_rows":
 SINGLE_THREAD_BYTES = 16 << 10
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """Native kernels on host threads."""
 
     name = "cpu"
     space = "host"
+    links = Links()
 
     def __init__(self, n_threads: int | None = None, isa: str | None = None) -> None:
         self.n_threads = n_threads or default_threads()
         self.lib: CpuLibrary = load_library(isa)
+        self.processor = self.lib.isa
         self._pools: dict[int, int] = {}
         self._supported: dict[tuple[object, ...], bool] = {}
         self._packed = HostSlab()
@@ -66,7 +68,7 @@ class CpuBackend:
         layout = ((t.dtype, t.shape, t.strides) if t else None for t in (node, *node.srcs))
         key = (node.op, *node.params.items(), *layout)
         if key not in self._supported:
-            self._supported[key] = self.lib.accepts(node.op, self._record(node, None))
+            self._supported[key] = self.lib.accepts(node.op, self.record(node, None))
         return self._supported[key]
 
     def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
@@ -96,7 +98,8 @@ class CpuBackend:
     def alloc(self, nbytes: int) -> HostBuffer:
         return HostBuffer.zeros(nbytes)
 
-    alloc_shared = alloc
+    def alloc_shared(self, nbytes: int) -> HostBuffer:
+        return HostBuffer.zeros(nbytes)
 
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
         if not packed:
@@ -123,7 +126,7 @@ class CpuBackend:
 
     # -- lowering --------------------------------------------------------------------------------
 
-    def _record(self, node: Tensor, memory: Memory | None) -> GfOp:
+    def record(self, node: Tensor, memory: Memory | None) -> GfOp:
         """The op record of a node; without memory, all addresses are null."""
         assert node.op is not None
 
@@ -151,51 +154,14 @@ class CpuBackend:
         op.max_threads = 1 if spec.bytes(node) + spec.flops(node) < SINGLE_THREAD_BYTES else 0
         return op
 
-    def compile(
-        self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
-    ) -> CpuExecutable:
-        return CpuExecutable(self, nodes, memory, n_threads or self.n_threads)
-
-    def compile_host_program(
-        self, steps: Sequence[ProgramStep], memory: Memory, n_threads: int | None = None
-    ) -> HostProgram:
-        from .linked import CpuProgram
-
-        return CpuProgram(self, steps, memory, n_threads or self.n_threads)
-
-
-class CpuExecutable:
-    """A segment as op records; `run` is one native call."""
-
-    def __init__(
-        self, backend: CpuBackend, nodes: Sequence[Any], memory: Memory, n_threads: int
-    ) -> None:
-        self.n_ops = len(nodes)
-        self.kernels = [self._kernel(backend, n) for n in nodes]
-        records = [self._record(backend, n, memory, n_threads) for n in nodes]
-        scratch = max([r.scratch for r in records], default=0)
-        self._ops = (GfOp * max(len(records), 1))(*records)
-        self._scratch = HostBuffer.zeros(scratch)
-        self._keep = (backend, memory)
-        self._run = backend.lib.cdll.gf_pool_run
-        self._args = (
-            ctypes.c_void_p(backend.pool(n_threads)),
-            ctypes.cast(self._ops, ctypes.c_void_p),
-            ctypes.c_int64(self.n_ops),
-            ctypes.c_void_p(self._scratch.address),
-            ctypes.c_int64(scratch),
-        )
-
-    def _kernel(self, backend: CpuBackend, node: Any) -> str:
-        return f"{node.op}.{backend.lib.isa}"
-
-    def _record(self, backend: CpuBackend, node: Any, memory: Memory, n_threads: int) -> GfOp:
-        record = backend._record(node, memory)
-        record.scratch = backend.lib.scratch_bytes(node.op, record, n_threads)
-        return record
-
-    def run(self, ends_ns: np.ndarray | None = None) -> None:
-        self._run(*self._args, None if ends_ns is None else ctypes.c_void_p(ends_ns.ctypes.data))
+    def lower(
+        self,
+        steps: Sequence[Step],
+        memory: Memory,
+        n_threads: int | None = None,
+        flags: Flags | None = None,
+    ) -> CpuProgram:
+        return CpuProgram(self, steps, memory, n_threads or self.n_threads, flags or {})
 
 
 def default_threads() -> int:

@@ -38,6 +38,7 @@ class CpuLibrary:
         pool_run.restype = None
         pool_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
                              ctypes.c_int64, ctypes.c_void_p]  # fmt: skip
+        self.cdll.gf_pool_run_linked.restype = None
         self.cdll.gf_pool_create.restype = ctypes.c_void_p
         self.cdll.gf_pool_create.argtypes = [ctypes.c_int32] * 3
         self.cdll.gf_pool_destroy.restype = None

@@ -27,7 +27,10 @@ from gguflow.engine.options import Options
 from gguflow.engine.plan_key import PAGE, PlanKey, step_key
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings
-from gguflow.engine.session import PLAN_CACHE, ContextError, Session, token_ids
+from gguflow.engine.serving.buckets import Buckets
+from gguflow.engine.serving.kv import window_pages
+from gguflow.engine.serving.runner import PLAN_CACHE
+from gguflow.engine.session import ContextError, Session, token_ids
 from gguflow.engine.sparse.run import SparseRun
 from gguflow.engine.sparse.setup import prepare
 from gguflow.engine.sparse.split import NeuronSplit
@@ -141,12 +144,15 @@ class Model:
         self.split = placement.place(fixed)
 
     def _largest_plans(self) -> list[Plan]:
-        """What a generation runs: a full ubatch, then single tokens."""
-        sizes = dict.fromkeys((self.options.n_ubatch, 1))
-        return [self.plan(step_key(n, "last", True)) for n in sizes]
+        """What generations run: a full ubatch, then single tokens."""
+        n = self.options.n_seqs
+        keys = self.buckets.largest, self.buckets.key(n, 0, n, n, False, True)
+        return [self.plan(key) for key in dict.fromkeys(keys)]
 
     def _completed(self, options: Options) -> Options:
         n_ctx = options.n_ctx or self.hp.n_ctx_train
+        if options.n_cache:
+            n_ctx = min(n_ctx, options.n_cache)
         n_ubatch = max(1, min(options.n_ubatch, options.n_batch, n_ctx, self._most_ubatch))
         return replace(options, n_ctx=n_ctx, n_ubatch=n_ubatch)
 
@@ -233,10 +239,21 @@ class Model:
 
     def cache_size(self) -> CacheSize:
         """Pages of the KV cache by group of layers."""
-        n_entries = -(-self.options.n_ctx // PAGE)
-        layers = (self.arch.cache(i) for i in range(self.hp.n_layer))
-        groups = dict.fromkeys(layer.group for layer in layers if layer)
-        return CacheSize(dict.fromkeys(groups, n_entries), n_entries)
+        o = self.options
+        n_entries = -(-o.n_ctx // PAGE)
+        n_full = -(-o.n_cache // PAGE) if o.n_cache else o.n_seqs * n_entries
+        layers = filter(None, (self.arch.cache(i) for i in range(self.hp.n_layer)))
+        windows = {layer.group: layer.window for layer in layers}
+        n_pages = {
+            group: min(n_full, o.n_seqs * window_pages(w, o.n_ubatch)) if w else n_full
+            for group, w in windows.items()
+        }
+        return CacheSize(n_pages, n_entries)
+
+    @property
+    def buckets(self) -> Buckets:
+        """The sizes that plans are compiled for."""
+        return Buckets(self.options.n_seqs, self.options.n_ubatch)
 
     def graph(self, key: PlanKey) -> Graph:
         """The forward pass over a run's rows as an uncompiled graph."""
@@ -263,9 +280,7 @@ class Model:
 
     def forecast(self) -> list[str]:
         """Lines that say, before loading, what runs where and the bytes each device will need."""
-        lines = summary(
-            self.plan(step_key(self.options.n_ubatch, "last", True)), self.repacked_bytes()
-        )
+        lines = summary(self.plan(self.buckets.largest), self.repacked_bytes())
         return [*lines, *self.source.notes]
 
     @property

@@ -98,6 +98,13 @@ class KvCache:
         a row that came of a single token marks all after it, which were computed from it."""
         return self._seqs[seq].n_chunked
 
+    def n_findable(self, ids: Sequence[int], salt: bytes = b"") -> int:
+        """How many of `ids` a new sequence would begin with."""
+        if not self._share or len(ids) <= PAGE:
+            return 0
+        hashes = self._chain(salt, ids[: len(ids) - 1])
+        return self._resume(hashes, len(hashes) * PAGE, None)[0]
+
     def create(self, ids: Sequence[int] = (), salt: bytes = b"") -> int:
         """A new sequence, which begins with as many of `ids` as are found, but never all: the last
         one has to be computed. salt: what else the rows depend on. Raises OutOfPages."""
@@ -106,7 +113,7 @@ class KvCache:
         s = _Sequence(salt)
         n = 0
         if self._share and len(ids) > PAGE:
-            hashes = self._chain(s, ids[: len(ids) - 1])
+            hashes = self._chain(salt, ids[: len(ids) - 1])
             n, found = self._resume(hashes, len(hashes) * PAGE, None)
             s.hashes = hashes[: n // PAGE]
         seq = self._free[-1]
@@ -145,7 +152,7 @@ class KvCache:
         return new
 
     def free(self, seq: int) -> None:
-        """End a sequence. Its full pages can still be found, the last ones for the shortest time."""
+        """End a sequence. Its full pages can still be found, the last for the shortest time."""
         for name in self.groups:
             self._drop(name, seq, range(self.n_entries))
         if self.states is not None:
@@ -247,9 +254,9 @@ class KvCache:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _chain(self, s: _Sequence, ids: Sequence[int]) -> list[bytes]:
+    def _chain(self, salt: bytes, ids: Sequence[int]) -> list[bytes]:
         """The keys of the full pages of `ids`."""
-        found, parent = [], s.salt
+        found, parent = [], salt
         for p in range(len(ids) // PAGE):
             parent = chain_hash(parent, list(ids[p * PAGE : (p + 1) * PAGE]))
             found.append(parent)

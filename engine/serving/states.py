@@ -31,7 +31,8 @@ class StateSlots:
         return self._live[seq]
 
     def create(self, seq: int, checkpoint: bytes | None) -> None:
-        """A slot for a new sequence, from a copy made earlier if there is a key. Raises OutOfPages."""
+        """A slot for a new sequence, from a copy made earlier where a key is given. Raises
+        OutOfPages."""
         source = None if checkpoint is None else self.pool.find(checkpoint)
         if source is None:
             self._live[seq] = self.pool.take()

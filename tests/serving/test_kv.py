@@ -1,4 +1,4 @@
-"""The KV cache's bookkeeping: single cases by hand, then anything at all against a model of memory."""
+"""The KV cache's bookkeeping: cases by hand, then anything at all against a model of memory."""
 
 from __future__ import annotations
 

@@ -35,6 +35,8 @@ class Buckets:
 
         n_out: rows with an output, at most one a sequence. every: instead, each row has one.
         """
+        if self.n_chunk == 1 and (n_single, n_chunk) == (0, 1):
+            n_single, n_chunk = 1, 0  # a prompt token by token
         if not n_chunk:
             # Single rows all have an output: choosing among them would only add an op.
             n = 1 if n_single == 1 else self._of_seqs(n_single)

@@ -198,7 +198,8 @@ class Runner:
             table = inputs.get(f"table.{group}")  # a plan without outputs may need none
             if table is not None:
                 table[:m] = tables[rows.seqs]
-        n_out, out = len(rows.out), slice(len(rows.out))
+        n_out = len(rows.out)
+        out: np.ndarray | slice = slice(n_out)
         if key.picks:
             ids, pos, seq = (inputs[f"out.{x}"] for x in ("ids", "pos", "seq"))
             if n_out < key.n_out:

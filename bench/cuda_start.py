@@ -51,7 +51,7 @@ def start(path: str, device: str) -> None:
     import numpy as np
 
     phases.end("import numpy")
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
     from gguflow.engine.model import Model
     from gguflow.engine.options import Options
     from gguflow.engine.sampling import SamplerSettings

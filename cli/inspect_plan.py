@@ -126,4 +126,4 @@ def memory_text(model: Model) -> str:
         f"KV cache of {m['type_k']} and {m['type_v']}"
     )
     table = columns([("device", "what", "bytes", ""), *rows], right=(2, 3))
-    return "\n".join([head, table, *model.source.notes])
+    return "\n".join([head, table, *model.notes])

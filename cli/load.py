@@ -13,7 +13,7 @@ from .errors import UsageError
 from .progress import Bar
 
 if TYPE_CHECKING:
-    from gguflow.engine.loader import ModelSource
+    from gguflow.engine.load import ModelSource
     from gguflow.engine.model import Model
     from gguflow.engine.options import Options
 
@@ -46,7 +46,7 @@ def model_path(args: Namespace) -> Path:
 
 def open_source(args: Namespace) -> ModelSource:
     """The model of -m, --random or the bundled one, before any memory is spent on it."""
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
 
     shape = getattr(args, "random", None)
     if shape is None:
@@ -58,7 +58,7 @@ def open_source(args: Namespace) -> ModelSource:
 
 def random_source(shape: str) -> ModelSource:
     """A model of a named shape with random weights."""
-    from gguflow.engine.loader import random_model
+    from gguflow.engine.load import random_model
     from gguflow.models.base import ModelError
     from gguflow.models.mixes import MixError
 
@@ -104,7 +104,7 @@ def load_weights(model: Model, quiet: bool = False) -> None:
     """
     from gguflow.engine.compile import fallbacks
 
-    unexpected = [*fallbacks(model.plan(step_key(1, "last", True))), *model.source.notes]
+    unexpected = [*fallbacks(model.plan(step_key(1, "last", True))), *model.notes]
     for line in unexpected if quiet else model.forecast():
         note(line)
     if not quiet:

@@ -24,9 +24,9 @@ class Options:
     n_gpu_layers: layers on the device, the output head counting as one; AUTO_LAYERS or
         ALL_LAYERS of `engine.limits` for what fits or everything. device: which one, by number.
     overrides: (regular expression, backend) pairs that place tensors, before n_gpu_layers does.
-    sparse: how a ReLU model's layers run: "predict" and "exact" as in `sparse.SparseRun`, "off" for
+    sparse: how a ReLU model's layers run: "predict" and "exact" as in `variants.relu`, "off" for
         densely, "auto" for the fastest, by measurement, where one backend runs all layers
-        (`sparse.form`); else for predicting when every layer has a predictor, else exactly.
+        (`variants.relu.form`); else for predicting when every layer has a predictor, else exactly.
     sparse_threshold: of the predictor's scores, one or one a layer; None for the file's.
     predictor: a file with predictors to use in place of the model's.
     vram_budget: bytes of device memory to use in all, 0 for no limit: a ReLU model's attention goes
@@ -76,5 +76,6 @@ class Options:
             raise OptionError(f"sparse_threshold {given!r}: expected a number, or one a layer")
         if (self.vram_budget or self.split) and self.n_gpu_layers:
             raise OptionError(
-                "--vram-budget and --split place a model on the device, as -ngl does: give one"
+                "`vram_budget` and `split` place a model on the device, as `n_gpu_layers` does: "
+                "give one"
             )

@@ -11,7 +11,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import F16, DType
-from gguflow.engine.loader import ModelSource, WeightSource
+from gguflow.engine.load import ModelSource, WeightSource
 from gguflow.engine.quants import dequantize_any
 from gguflow.models.base import ModelError
 from gguflow.models.mixes import Mix, tensor_type

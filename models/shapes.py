@@ -12,7 +12,9 @@ import numpy as np
 
 from gguflow.engine.graph import DType
 
-from .base import Architecture, HParams, ModelError, architecture
+from .base import Architecture, architecture
+from .hparams import HParams
+from .keys import ModelError
 from .mixes import find_mix, tensor_type
 from .planted import planted
 from .planted import scale as planted_scale
@@ -104,14 +106,4 @@ def random_rows(name: str, shape: tuple[int, ...], dtype: DType, gain: float = 1
 
 def metadata(arch: Architecture) -> Iterator[tuple[str, object]]:
     """The GGUF keys that describe the shape, for writing it to a file."""
-    hp = arch.hp
-    yield "general.architecture", hp.arch
-    for key, value in (
-        ("context_length", hp.n_ctx_train), ("embedding_length", hp.n_embd),
-        ("block_count", hp.n_layer), ("feed_forward_length", hp.n_ff),
-        ("attention.head_count", hp.n_head), ("attention.head_count_kv", hp.n_head_kv),
-        ("attention.key_length", hp.head_dim), ("attention.value_length", hp.head_dim_v),
-        ("attention.layer_norm_rms_epsilon", hp.norm_eps), ("rope.dimension_count", hp.rope_dims),
-        ("rope.freq_base", hp.rope_base), ("vocab_size", hp.n_vocab),
-    ):  # fmt: skip
-        yield f"{hp.arch}.{key}", value
+    yield from arch.keys()

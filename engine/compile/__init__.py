@@ -7,6 +7,8 @@ from .memory import ALIGN, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementError, PlacementRules, layer_overrides, place
 from .plan import Plan, PlanOptions, SpaceBytes, compile_graph
 from .prune import prune
+from .rewrite import recorded_before, replace_values
+from .shard import split_columns, split_rows, split_sum
 from .split import Copy, Segment, split
 from .types import BackendInfo
 
@@ -14,6 +16,6 @@ __all__ = [
     "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Link", "Meeting", "Placement",
     "PlacementError", "PlacementRules", "Plan", "PlanOptions", "Segment", "Signal", "SpaceBytes",
     "UnlinkableError", "Wait", "compile_graph", "fallbacks", "fuse", "fuse_graph", "human_bytes",
-    "layer_overrides", "link", "listing", "place", "plan_memory", "prune", "round_up", "split",
-    "summary",
+    "layer_overrides", "link", "listing", "place", "plan_memory", "prune", "recorded_before",
+    "replace_values", "round_up", "split", "split_columns", "split_rows", "split_sum", "summary",
 ]  # fmt: skip

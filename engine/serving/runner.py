@@ -23,7 +23,7 @@ from .rows import Rows
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
-PLAN_CACHE = 32  # plans kept by a model, and lowered ones by a runner
+PLAN_CACHE = 32  # lowered plans that a runner keeps
 
 
 class Sampling(NamedTuple):

@@ -35,7 +35,7 @@ MAX_GRID_YZ = 65535  # blocks a grid may have in y and in z (CUDA programming gu
 class Kernel:
     """One function of one `.cu` file: a C++ name expression, `unary<silu, f32>`.
 
-    options: of the compiler, besides those every kernel gets.
+    options: of the compiler, besides those every kernel gets; `-arch=` replaces the device's own.
     """
 
     source: str

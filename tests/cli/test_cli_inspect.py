@@ -12,7 +12,7 @@ from tiny_model import write_tiny
 
 from gguflow.engine.gguf import GgufFile, Typed, write_gguf
 from gguflow.engine.graph import F16, Role
-from gguflow.engine.loader import WeightStore
+from gguflow.engine.load import WeightStore
 from gguflow.engine.model import Model
 from gguflow.engine.plan_key import step_key
 
@@ -103,7 +103,7 @@ def test_plan(call, tiny_model: str) -> None:
 
 
 def _source(path: str):
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
     from gguflow.engine.options import Options
 
     return open_model(path), Options()

@@ -16,8 +16,8 @@ from gguflow.engine.backends.base import Backend, Memory, find_backend
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import round_up
 from gguflow.engine.graph import Tensor
+from gguflow.engine.load.offload import RESERVE, needed
 from gguflow.engine.model import Model
-from gguflow.engine.offload import RESERVE, needed
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.sampling import GREEDY
 
@@ -84,7 +84,7 @@ def test_a_generation_takes_what_was_said(
 ) -> None:
     path = write_tiny(tmp_path / "m.gguf")
     model = Model.load(path, n_gpu_layers=n_gpu_layers, n_ubatch=n_ubatch)
-    told = needed(model._largest_plans(), device)
+    told = needed(model.largest_plans(), device)
     assert device.reserved == (told.total, told.scratch)
     # One ubatch, then single tokens: no other plans than the two that are counted.
     ids = [1 + i % 90 for i in range(n_ubatch)]
@@ -99,7 +99,7 @@ def test_a_generation_takes_what_was_said(
 
 def test_one_byte_too_many_is_refused_with_the_figures(device: Counting, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf")
-    total = needed(Model.load(path, n_gpu_layers=3)._largest_plans(), device).total
+    total = needed(Model.load(path, n_gpu_layers=3).largest_plans(), device).total
     device.free = RESERVE + total
     Model.load(path, n_gpu_layers=3)
     device.free -= 1

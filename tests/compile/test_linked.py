@@ -20,12 +20,12 @@ from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.backends.link import FlagSignal, FlagWait
 from gguflow.engine.graph import Tensor
 from gguflow.engine.linked import LinkError, clock_offset
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.session import Session
-from gguflow.engine.sparse import NeuronSplit, write_split
-from gguflow.engine.sparse.identity import model_hash
+from gguflow.engine.variants.relu import NeuronSplit, write_split
+from gguflow.engine.variants.relu.identity import model_hash
 
 REMOTE = Pair("remote")  # two layers, two meetings each
 load, unlinked = REMOTE.load, REMOTE.unlinked

@@ -8,7 +8,7 @@ import gguflow.engine.ops  # noqa: F401
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
 from gguflow.engine.graph import F32, Graph, Tensor
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
-from gguflow.engine.offload import RESERVE, choose_layers, needed
+from gguflow.engine.load.offload import RESERVE, choose_layers, needed
 
 N_LAYER, LAYER_BYTES = 4, 1024 * 1024 * 4
 

@@ -135,7 +135,7 @@ def test_prompts_of_any_length_share_few_plans(
         compiled.append(args)
         return compile_graph(*args)
 
-    monkeypatch.setattr("gguflow.engine.model.compile_graph", counted)
+    monkeypatch.setattr("gguflow.engine.planning.compile_graph", counted)
     session = model.with_options(n_ctx=64).new_session()
     for n in (*range(2, 65), 1):
         list(session.generate([n] * n, 2, GREEDY))

@@ -8,8 +8,8 @@ import pytest
 import gguflow.engine.ops  # noqa: F401
 from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.graph import dtype_by_name
-from gguflow.engine.sparse import speeds
-from gguflow.engine.sparse.speeds import LayerShape, SpeedError, measure_side, measure_sync
+from gguflow.engine.variants.relu import speeds
+from gguflow.engine.variants.relu.speeds import LayerShape, SpeedError, measure_side, measure_sync
 
 
 class Clocked(NumpyBackend):

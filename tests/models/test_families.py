@@ -1,0 +1,170 @@
+"""Families against the logits their publishers' own code gives, and what only some of them have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_model import tiny_hparams, write_tiny
+
+from gguflow.engine.graph import dtype_by_name
+from gguflow.engine.load import open_model
+from gguflow.engine.model import Model
+from gguflow.engine.options import Options
+from gguflow.engine.plan_key import PlanKey
+from gguflow.models.base import ModelError
+from gguflow.models.decoder import Decoder
+
+FAMILIES = (
+    "llama", "llama31", "llama-bias-tied", "mistral", "qwen2", "qwen3", "gemma", "gemma2",
+)  # fmt: skip
+BAR = 1e-5  # NMSE of the logits
+F32 = dtype_by_name("f32")
+IDS = [int(i) for i in np.random.default_rng(5).integers(0, 96, 40)]
+
+
+def nmse(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(((found - expected) ** 2).sum() / (expected**2).sum())
+
+
+def run(path: Path, ids: Sequence[int], **options: Any) -> np.ndarray:
+    kept = {"n_threads": 1, "k_type": F32, "v_type": F32}
+    return Model.load(path, Options(**kept | options)).logits(ids)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "cpu"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_the_publishers(shared_data: Path, family: str, backend: str) -> None:
+    directory = shared_data / "architectures"
+    if not directory.is_dir():
+        pytest.skip("no architectures in the reference data")
+    with np.load(directory / f"{family}.npz") as z:
+        ids, expected = z["ids"].tolist(), z["logits"]
+    path = directory / f"{family}.gguf"
+    assert nmse(run(path, ids, backends=(backend,)), expected) <= BAR
+    if backend == "cpu":
+        for n in (1, 7):  # token by token, and in pieces that cross windows
+            assert nmse(run(path, ids, n_ubatch=n), expected) <= BAR
+        assert Model.load(path).tokenizer.n_vocab == expected.shape[1]
+
+
+# -- Gemma 2 ---------------------------------------------------------------------------------------
+
+
+def test_gemma2_across_windows_in_any_pieces(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "gemma2", optional=())
+    expected = run(path, IDS, backends=("numpy",))
+    for n in (1, 5, 16, 40):
+        assert nmse(run(path, IDS, n_ubatch=n), expected) <= 1e-6
+    assert nmse(run(path, IDS, fuse=False), expected) <= 1e-6
+
+
+def test_gemma2_layers_take_turns(tmp_path: Path) -> None:
+    model = Model.load(write_tiny(tmp_path / "m.gguf", "gemma2", n_layer=3))
+    layers = [model.arch.cache(i) for i in range(3)]
+    assert [layer.window for layer in layers if layer] == [8, 0, 8]
+    leaves = model.graph(PlanKey(0, 3, 1, 1)).leaves
+    assert {"table.full", "table.window8", "rows.full", "rows.window8"} <= leaves.keys()
+
+
+# Each of these is one number or norm of Gemma 2, and the result without it.
+@pytest.mark.parametrize(
+    "changes",
+    [{"attn_softcap": 0.0}, {"logit_softcap": 0.0}, {"sliding_window": 0}, {"sliding_window": 9}],
+    ids=str,
+)
+def test_gemma2_has_its_numbers_from_the_file(tmp_path: Path, changes: dict[str, Any]) -> None:
+    how: dict[str, Any] = {"optional": (), "gain": 3.0}
+    plain = run(write_tiny(tmp_path / "plain.gguf", "gemma2", **how), IDS)
+    other = run(write_tiny(tmp_path / "other.gguf", "gemma2", **how, **changes), IDS)
+    assert nmse(other, plain) > 1e-4
+
+
+def test_gemma2_without_keys_has_the_first_models_numbers(tmp_path: Path) -> None:
+    keys = dict.fromkeys(
+        (".attn_logit_softcapping", ".final_logit_softcapping", ".attention.sliding_window")
+    )
+    hp = open_model(write_tiny(tmp_path / "m.gguf", "gemma2", keys=keys)).arch.hp
+    assert (hp.attn_softcap, hp.logit_softcap, hp.sliding_window) == (50.0, 30.0, 4096)
+
+
+def test_gemma2_logits_stay_within_their_cap(tmp_path: Path) -> None:
+    logits = run(write_tiny(tmp_path / "m.gguf", "gemma2", gain=40.0), IDS)
+    assert 2.9 < np.abs(logits).max() <= 3.0
+
+
+def test_gemma2_27b_scales_queries_by_the_embeddings_width(tmp_path: Path) -> None:
+    def scale(**changes: Any) -> float:
+        model = Model.load(write_tiny(tmp_path / "m.gguf", "gemma2", **changes))
+        graph = model.graph(PlanKey(1, 0, 1, 1))
+        (found,) = {n.params["scale"] for n in graph.nodes if n.op == "attention"}
+        return float(found)
+
+    small = {"n_embd": 32, "n_ff": 32}
+    assert scale(**small) == 16**-0.5
+    assert scale(**small, n_layer=46) == 8**-0.5
+
+
+# -- hyperparameters by layer ----------------------------------------------------------------------
+
+MIXED = {"n_ff": (96, 32), "n_head_kv": (1, 4), "sliding_window": (8, 0)}
+
+
+def mixed(path: Path, **changes: Any) -> Path:
+    most = {name: max(values) for name, values in MIXED.items()}
+    return write_tiny(path, gain=2.0, by_layer=MIXED, **most, **changes)
+
+
+def test_layers_differ_as_the_file_says(tmp_path: Path) -> None:
+    path = mixed(tmp_path / "m.gguf")
+    source = open_model(path)
+    assert isinstance(source.arch, Decoder)
+    for name, values in MIXED.items():
+        found = tuple(getattr(source.arch.layer_hparams(i), name) for i in range(2))
+        assert found == values
+    assert source.weights["blk.1.ffn_up.weight"].shape == (32, 64)
+    assert source.weights["blk.0.attn_k.weight"].shape == (16, 64)
+    expected = run(path, IDS, backends=("numpy",))
+    for n in (3, 40):
+        assert nmse(run(path, IDS, n_ubatch=n), expected) <= 1e-6
+
+
+def test_a_period_says_which_layers_have_the_window(tmp_path: Path) -> None:
+    keys = {".attention.sliding_window": 8, ".attention.sliding_window_pattern": 3}
+    arch = open_model(write_tiny(tmp_path / "m.gguf", n_layer=7, keys=keys)).arch
+    windows = [layer.window for i in range(7) if (layer := arch.cache(i))]
+    assert windows == [8, 8, 0, 8, 8, 0, 8]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("feed_forward_length", [96, 96, 96], "2, one a layer"),
+        ("feed_forward_length", [96, 0], r"feed_forward_length\[1\]: 0 is out of range 1"),
+        ("attention.head_count_kv", [2, 3], "3 KV heads do not divide 4"),
+        ("attention.sliding_window_pattern", [True], "expected 2 of 0 or 1"),
+        ("attention.sliding_window_pattern", 0, "0 is out of range 1"),
+        ("attention.sliding_window_pattern", "odd", "expected 2 of 0 or 1"),
+        ("final_logit_softcapping", 30.0, "30.0 changes the results.*expected 0.0"),
+        ("residual_scale", 0.5, "0.5 changes the results.*expected 1.0"),
+        ("logit_scale", -1.0, "-1.0 is out of range 0"),
+    ],
+)
+def test_a_bad_value_is_named(tmp_path: Path, key: str, value: Any, says: str) -> None:
+    path = write_tiny(tmp_path / "m.gguf", keys={f".{key}": value})
+    with pytest.raises(ModelError, match=rf"llama\.{key}.*{says}|{says}") as e:
+        open_model(path)
+    assert f"llama.{key}" in str(e.value)
+
+
+def test_hyperparameters_survive_a_file(tmp_path: Path) -> None:
+    for arch in ("llama", "gemma2"):
+        hp = tiny_hparams(arch, by_layer={"n_ff": (96, 64)})
+        path = write_tiny(tmp_path / "m.gguf", arch, by_layer={"n_ff": (96, 64)})
+        found = open_model(path).arch.hp
+        assert found.by_layer == hp.by_layer
+        for name in ("sliding_window", "attn_softcap", "logit_softcap", "n_ff", "n_head"):
+            assert getattr(found, name) == getattr(hp, name)

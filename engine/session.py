@@ -133,11 +133,15 @@ class Session:
         if self._gone:
             gone, self._gone = self._gone, []
             self.prefill(gone, None, "none")
-        n_out = {"last": 1, "all": n, "none": 0}[outputs]
-        self._kv.grow(self._seq, n)
-        rows = rows_of(self._kv, [Piece(self._seq, ids, n_out, n == 1)])
         sampling = None if sampler is None else sampling_of(sampler)
-        result = self._runner.run(rows, sampling, outputs == "all")
+        self._kv.grow(self._seq, n)
+        result: Sequence[np.ndarray]
+        if n == 1:
+            result = self._runner.run_one(self._seq, ids[0], sampling, outputs != "none")
+        else:
+            n_out = {"last": 1, "all": n, "none": 0}[outputs]
+            rows = rows_of(self._kv, [Piece(self._seq, ids, n_out)])
+            result = self._runner.run(rows, sampling, outputs == "all")
         self._kv.advance(self._seq, ids, n == 1)
         return result
 
@@ -262,8 +266,7 @@ class Session:
             most //= 2
             if most < LEAST_AHEAD:
                 return False
-        rows = rows_of(self._kv, [Piece(self._seq, ids[-1:], 1, True)])
-        bound = self._runner.write(rows, sampling_of(sampler))
+        bound = self._runner.write_one(self._seq, ids[-1], sampling_of(sampler))
         assert bound.token_loop is not None
         self._ahead = Ahead(bound.token_loop, most)
         return True

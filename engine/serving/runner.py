@@ -13,7 +13,7 @@ from gguflow.engine.backends.base import Backend, Buffer
 from gguflow.engine.compile import Plan
 from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Role
-from gguflow.engine.plan_key import PlanKey
+from gguflow.engine.plan_key import PAGE, PlanKey
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
 
@@ -147,19 +147,18 @@ class Runner:
         key = self._key(rows, sampling is not None, every)
         bound = self.plan(key)
         at = self._write(bound, key, rows, sampling)
-        if self.profile is None:
-            bound.run()
-        else:
-            ops, spans = bound.run_timed()
-            self.profile.add_step(
-                "decode" if rows.n_single == rows.n_tokens else "prefill",
-                rows.n_tokens,
-                ops,
-                spans,
-                time.perf_counter_ns() - began,
-                int(rows.pos[0]),
-            )
+        kind = "decode" if rows.n_single == rows.n_tokens else "prefill"
+        self._go(bound, kind, rows.n_tokens, int(rows.pos[0]), began)
         return Results(bound, key, rows, at)
+
+    def run_one(
+        self, seq: int, token: int, sampling: Sampling | None = None, output: bool = True
+    ) -> Sequence[np.ndarray]:
+        """`run` for one generated token of one sequence, which should cost little besides."""
+        began = time.perf_counter_ns()
+        bound = self.write_one(seq, token, sampling, output)
+        self._go(bound, "decode", 1, self.kv.length(seq), began)
+        return bound.outputs
 
     def write(self, rows: Rows, sampling: Sampling) -> BoundPlan:
         """The plan of single rows with its inputs written, for a loop that feeds itself."""
@@ -167,6 +166,33 @@ class Runner:
         bound = self.plan(key)
         self._write(bound, key, rows, sampling)
         return bound
+
+    def write_one(
+        self, seq: int, token: int, sampling: Sampling | None, output: bool = True
+    ) -> BoundPlan:
+        """The same for one row."""
+        bound = self.plan(PlanKey(1, 0, 1, int(output), sampling is not None))
+        inputs, pos = bound.inputs, self.kv.length(seq)
+        inputs["tokens"][0], inputs["pos"][0], inputs["seq"][0] = token, pos, 0
+        page, row = divmod(pos, PAGE)
+        for group, tables in self.kv.tables.items():
+            inputs["rows." + group][0] = int(tables[seq, page]) * PAGE + row
+            table = inputs.get("table." + group)
+            if table is not None:
+                table[0] = tables[seq]
+        if sampling is not None:
+            inputs["sampler.settings"][:] = sampling.settings
+            inputs["sampler.rng"][:] = sampling.rng
+            inputs["sampler.history"][:] = sampling.history
+        return bound
+
+    def _go(self, bound: BoundPlan, kind: str, n: int, n_past: int, began: int) -> None:
+        if self.profile is None:
+            bound.run()
+            return
+        ops, spans = bound.run_timed()
+        wall = time.perf_counter_ns() - began
+        self.profile.add_step(kind, n, ops, spans, wall, n_past)
 
     def _key(self, rows: Rows, sample: bool, every: bool) -> PlanKey:
         n_chunk = rows.n_tokens - rows.n_single

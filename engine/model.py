@@ -34,6 +34,7 @@ from gguflow.engine.planning import (
     Planner,
     Rewrite,
     Setup,
+    buckets,
     cache_size,
     prompt_key,
     record,
@@ -49,6 +50,7 @@ from gguflow.engine.resolve import (
     resolve_again,
 )
 from gguflow.engine.sampling import SamplerSettings
+from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.session import ContextError, Session, token_ids
 from gguflow.models.base import Architecture, HParams, ModelError
 from gguflow.models.batch import CacheSize
@@ -219,6 +221,11 @@ class Model:
     def cache_size(self) -> CacheSize:
         """Pages of the KV cache by group of layers."""
         return cache_size(self.setup)
+
+    @property
+    def buckets(self) -> Buckets:
+        """The sizes that plans are compiled for."""
+        return buckets(self.options)
 
     def graph(self, key: PlanKey) -> Graph:
         """The forward pass over a run's rows as an uncompiled graph."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gguflow.engine.graph import F16, DType
-from gguflow.engine.limits import MAX_THREADS, MAX_TOKENS, SPARSE_MODES
+from gguflow.engine.limits import MAX_SEQS, MAX_THREADS, MAX_TOKENS, SPARSE_MODES
 
 
 class OptionError(ValueError):
@@ -17,7 +17,8 @@ class OptionError(ValueError):
 class Options:
     """How a model is run; the defaults are llama.cpp's.
 
-    n_ctx: rows of the KV cache, 0 for what the model was trained with.
+    n_ctx: tokens of a sequence, 0 for what the model was trained with.
+    n_seqs: sequences at once. n_cache: rows of the KV cache in all, 0 for n_ctx for every sequence.
     n_batch, n_ubatch: tokens a prompt is cut into; results do not depend on them.
     n_threads, n_threads_batch: for single tokens and for prompts; 0 for all processors.
     n_gpu_layers: layers on the device, the output head counting as one; AUTO_LAYERS or
@@ -33,6 +34,8 @@ class Options:
     """
 
     n_ctx: int = 0
+    n_seqs: int = 1
+    n_cache: int = 0
     n_batch: int = 2048
     n_ubatch: int = 512
     n_threads: int = 0
@@ -54,6 +57,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, least, most in (
             ("n_ctx", 0, MAX_TOKENS),
+            ("n_seqs", 1, MAX_SEQS),
+            ("n_cache", 0, MAX_TOKENS),
             ("n_batch", 1, MAX_TOKENS),
             ("n_ubatch", 1, MAX_TOKENS),
             ("n_threads", 0, MAX_THREADS),

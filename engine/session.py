@@ -129,7 +129,7 @@ class Session:
         if n_past + n > self.model.options.n_ctx:
             raise ContextError(
                 f"{n_past + n} tokens do not fit the context of "
-                f"{self.model.options.n_ctx}; raise -c"
+                f"{self.model.options.n_ctx}; raise `n_ctx`"
             )
         bound = self.bound_plan(n, outputs, sampler is not None)
         self._write(bound, ids, sampler)

@@ -8,7 +8,7 @@ from .place import Placement, PlacementError, PlacementRules, layer_overrides, p
 from .plan import Plan, PlanOptions, SpaceBytes, compile_graph
 from .prune import prune
 from .rewrite import recorded_before, replace_values
-from .shard import split_columns, split_rows, split_sum
+from .shard import split_columns, split_rows, split_sum, sum_before
 from .split import Copy, Segment, split
 from .types import BackendInfo
 
@@ -17,5 +17,6 @@ __all__ = [
     "PlacementError", "PlacementRules", "Plan", "PlanOptions", "Segment", "Signal", "SpaceBytes",
     "UnlinkableError", "Wait", "compile_graph", "fallbacks", "fuse", "fuse_graph", "human_bytes",
     "layer_overrides", "link", "listing", "place", "plan_memory", "prune", "recorded_before",
-    "replace_values", "round_up", "split", "split_columns", "split_rows", "split_sum", "summary",
+    "replace_values", "round_up", "split", "split_columns", "split_rows", "split_sum",
+    "sum_before", "summary",
 ]  # fmt: skip

@@ -58,7 +58,7 @@ def open_source(args: Namespace) -> ModelSource:
 
 def random_source(shape: str) -> ModelSource:
     """A model of a named shape with random weights."""
-    from gguflow.engine.load import random_model
+    from gguflow.engine.load.random import random_model
     from gguflow.models.base import ModelError
     from gguflow.models.mixes import MixError
 

@@ -24,7 +24,6 @@ from gguflow.engine.load import (
     Progress,
     WeightStore,
     open_model,
-    random_model,
     weight_users,
 )
 from gguflow.engine.load.offload import needed
@@ -176,6 +175,8 @@ class Model:
         **changes: Any,
     ) -> Model:
         """A model of a named shape with random weights, to measure speed: `tinyllama-1.1b:Q4_0`."""
+        from gguflow.engine.load.random import random_model  # a file needs no shapes
+
         return cls._loaded(random_model(shape), options, progress, changes)
 
     @classmethod
@@ -258,8 +259,8 @@ class Model:
         """As `check_prompt`, but none at all are fine."""
         if len(ids) > self.options.n_ctx:
             raise ContextError(
-                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise -c "
-                "or shorten the prompt"
+                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise "
+                "`n_ctx` or shorten the prompt"
             )
         n_vocab = self.hp.n_vocab
         for t in ids:

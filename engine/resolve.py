@@ -91,7 +91,7 @@ def resolve(prepared: Prepared, planner: Planner, trial: Trial) -> Resolved:
 
 
 def _offloaded(setup: Setup, planner: Planner, device: Any) -> tuple[Setup, int]:
-    """-ngl as placement rules, and the number of layers. Raises MemoryError with the figures."""
+    """Whole layers on the device, and their number. Raises MemoryError with the figures."""
     options = setup.options
     candidates: dict[Overrides, Setup] = {}
 

@@ -50,6 +50,10 @@ class Memory(Protocol):
     def is_packed(self, owner: Tensor) -> bool:
         """Whether a weight is stored in the backend's own layout instead of the file's."""
 
+    @property
+    def rows(self) -> Mapping[Tensor, str]:
+        """What follows the batch's rows, and which: see `compile.batch_rows`."""
+
 
 # -- meetings --------------------------------------------------------------------------------------
 

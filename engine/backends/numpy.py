@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from gguflow.engine.backends.base import Backend, Flags, Live, Memory, Program, Ticks, refuse
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step
+from gguflow.engine.compile.batch_rows import row_operands
 from gguflow.engine.graph import Graph, Role, Tensor, op_spec
 from gguflow.engine.quants import decode, encode
 
@@ -163,11 +165,15 @@ class NumpyProgram(Program):
         self._nodes = [s if isinstance(s, Tensor) else refuse(s, name) for s in steps]
         self.kernels = [f"{n.op}.reference" for n in self._nodes]
         self._buffers = buffers_of(self._nodes, memory)
+        self._rows = memory.rows
         self._ticks: list[int] | None = None
 
     def start(self, timed: bool = False, live: Live | None = None) -> None:
         ticks = [time.perf_counter_ns()]
-        for node in self._nodes:
+        nodes = (
+            self._nodes if live is None else [fewer_rows(n, self._rows, live) for n in self._nodes]
+        )
+        for node in nodes:
             run_node(node, self._buffers)
             ticks.append(time.perf_counter_ns())
         self._ticks = ticks if timed else None
@@ -175,6 +181,20 @@ class NumpyProgram(Program):
     def finish(self) -> Ticks | None:
         ticks, self._ticks = self._ticks, None
         return None if ticks is None else Ticks(np.array(ticks, np.int64), of_host=True)
+
+
+def fewer_rows(node: Tensor, rows: Mapping[Tensor, str], live: Live) -> Tensor:
+    """The node over the first rows alone, in the same memory."""
+    operands: list[Tensor | None] = [node, *node.srcs]
+    for k in row_operands(node, rows):
+        at = 0 if k is None else k + 1
+        t = operands[at]
+        assert t is not None
+        n = min(live.get(rows[t], t.shape[0]), t.shape[0])
+        operands[at] = replace(t, shape=(n, *t.shape[1:]), view_of=t.owner)
+    out, *srcs = operands
+    assert out is not None
+    return replace(out, srcs=tuple(srcs))
 
 
 def buffers_of(nodes: Sequence[Tensor], memory: Memory) -> dict[Tensor, np.ndarray]:

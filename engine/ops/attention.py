@@ -28,6 +28,8 @@ class Attention(OpSpec):
         "v f32, f16, bf16 or q8_0 [n_ctx, n_head_kv, hd_v]",
         "pos i32 [n_tok]",
     )
+    rows_of = 0
+    across = (1, 2, 5)
     params = (
         Param("scale", "f", doc="usually 1 / sqrt(hd)"),
         Param("max_bias", "f", 0.0, doc="ALiBi's largest bias; 0 turns it off"),

@@ -114,6 +114,7 @@ class Sample(OpSpec):
         "rng i64 [2]: seed, step",
         "history i32 [h], newest last, -1 where empty",
     )
+    rows_of = 0
     cost = "10 a logit"
     tolerance = 0.0
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.backends.base import DeviceId, find_backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph, summary
+from gguflow.engine.devices import Devices
 from gguflow.engine.graph import Graph, Role, Tensor
 from gguflow.engine.limits import MAX_TOKENS
 from gguflow.engine.loader import ModelSource, Progress, WeightStore, open_model, random_model
@@ -32,7 +33,7 @@ from gguflow.engine.sparse.setup import prepare
 from gguflow.engine.sparse.split import NeuronSplit
 from gguflow.models.base import Batch, ModelError, append_sampler
 
-DEVICE_BACKEND = "cuda"
+DEVICE_KIND = "cuda"
 LEAST_UBATCH = 32  # down to which prompts are cut smaller when a device has memory for little,
 WORK_SHARE = 64  # and the part of it that the values of a run may take then
 
@@ -46,15 +47,18 @@ class Model:
         self.hp = self.arch.hp
         self._most_ubatch = MAX_TOKENS  # lower where memory is short
         self.options = self._completed(options)
-        make = {"n_threads": options.n_threads or None, "isa": options.isa,
-                "device": options.device}  # fmt: skip
-        names = options.backends
-        if DEVICE_BACKEND not in names:
-            if options.n_gpu_layers or options.vram_budget or options.split:
-                names = (DEVICE_BACKEND, *names)
-            elif any(b == DEVICE_BACKEND for _, b in options.overrides):
-                names = (*names, DEVICE_BACKEND)
-        self.backends: dict[str, Backend] = {b: find_backend(b, make) for b in names}
+        make = {"n_threads": options.n_threads or None, "isa": options.isa}
+        devices = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
+        names, self.device = options.backends, ""  # what -ngl, --vram-budget and --split place on
+        places = bool(options.n_gpu_layers or options.vram_budget or options.split)
+        if places and not any(DeviceId.parse(n).kind == DEVICE_KIND for n in names):
+            names = (DEVICE_KIND, *names)
+        for name in names:
+            devices.open(name)
+        if places:
+            self.device = devices.open(DEVICE_KIND)
+        self.options = replace(self.options, overrides=devices.named(options.overrides))
+        self.backends = devices.backends
         self.weights = WeightStore()
         self._session: Session | None = None
         self._plans: OrderedDict[tuple[int, str, bool], Plan] = OrderedDict()
@@ -91,14 +95,14 @@ class Model:
             self._plans.clear()
             return self._largest_plans()
 
-        device = self.backends[DEVICE_BACKEND]
+        device = self.backends[self.device]
         layers, overrides = choose_layers(n_gpu_layers, self.hp.n_layer, device, plans_for)
         plans_for(overrides)
         self.n_gpu_layers = layers
         self._note_offload()
 
     def _note_offload(self) -> None:
-        space = self.backends[DEVICE_BACKEND].space
+        space = self.backends[self.device].space
         self.source.notes.append(f"{self.n_gpu_layers} of {self.hp.n_layer + 1} layers on {space}")
 
     def _place_neurons(self) -> None:
@@ -116,9 +120,9 @@ class Model:
             return self.plan(self.options.n_ubatch, "last", sample=True)
 
         assert self.sparse is not None
-        host = next(b for name, b in self.backends.items() if name != DEVICE_BACKEND)
+        host = next(b for name, b in self.backends.items() if name != self.device)
         placement = DevicePlacement(
-            self.source, self.sparse, self.backends[DEVICE_BACKEND], host, plan_for,
+            self.source, self.sparse, self.backends[self.device], host, plan_for,
             options.vram_budget, options.n_threads or None,
         )  # fmt: skip
         asked = options.n_ubatch
@@ -207,10 +211,10 @@ class Model:
 
     def load_weights(self, progress: Progress | None = None) -> None:
         """Bring the weights to their backends. Done once, by `load`."""
-        device = self.backends.get(DEVICE_BACKEND)
-        if device is not None and device.memory is not None and not self.weights.buffers:
-            b = needed(self._largest_plans(), device)
-            device.memory.reserve(b.total, b.scratch)
+        for device in self.backends.values():
+            if device.memory is not None and not self.weights.buffers:
+                b = needed(self._largest_plans(), device)
+                device.memory.reserve(b.total, b.scratch)
         plan = self.plan(1, "last", sample=True)
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),

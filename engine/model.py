@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.backends.base import find_backend
 from gguflow.engine.compile import Plan, summary
+from gguflow.engine.devices import Devices
 from gguflow.engine.graph import Graph, Role
 from gguflow.engine.load import (
     ModelSource,
@@ -41,9 +42,8 @@ from gguflow.engine.planning import (
 )
 from gguflow.engine.profile import Profile
 from gguflow.engine.resolve import (
-    DEVICE_BACKEND,
     Resolved,
-    backend_names,
+    open_devices,
     prepare,
     resolve,
     resolve_again,
@@ -60,11 +60,10 @@ class Model:
 
     def __init__(self, source: ModelSource, options: Options) -> None:
         prepared = prepare(source, options)  # a wrong option is named before a device is looked for
-        make = {"n_threads": options.n_threads or None, "isa": options.isa,
-                "device": options.device}  # fmt: skip
-        self.backends: dict[str, Backend] = {
-            b: find_backend(b, make) for b in backend_names(options)
-        }
+        make = {"n_threads": options.n_threads or None, "isa": options.isa}
+        devices = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
+        prepared = open_devices(prepared, devices)
+        self.backends = devices.backends
         planner = Planner(self.backends)
         self._take(resolve(prepared, planner, self._trial), planner)
 
@@ -125,6 +124,11 @@ class Model:
     def notes(self) -> tuple[str, ...]:
         """What the user should know: conversions, placement, choices by measurement."""
         return self.resolved.notes
+
+    @property
+    def device(self) -> str:
+        """The device that layers or neurons were placed on; empty where none was asked for."""
+        return self.resolved.device
 
     @property
     def n_gpu_layers(self) -> int:
@@ -197,10 +201,10 @@ class Model:
 
     def load_weights(self, progress: Progress | None = None) -> None:
         """Bring the weights to their backends. Done once, by `load`."""
-        device = self.backends.get(DEVICE_BACKEND)
-        if device is not None and device.memory is not None and not self.weights.buffers:
-            b = needed(self.largest_plans(), device)
-            device.memory.reserve(b.total, b.scratch)
+        for device in self.backends.values():
+            if device.memory is not None and not self.weights.buffers:
+                b = needed(self.largest_plans(), device)
+                device.memory.reserve(b.total, b.scratch)
         plan = self.plan(token_key())
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),

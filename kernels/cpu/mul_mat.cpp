@@ -234,6 +234,7 @@ bool needs_init(const gf_op* op, int n_weights, const gf_tensor& x) {
 // (op->init = NULL, no barrier): with other weights, and for one column, which each thread then
 // quantizes for itself.
 
+GF_KERNEL_PACKED(mul_mat, 1)
 GF_KERNEL_SUPPORTS(mul_mat) {
   return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[1]) && gf::floats_ok(op->dst);
 }
@@ -244,6 +245,7 @@ GF_EXPORT int32_t gf_needs_init_mul_mat(const gf_op* op) {
 GF_KERNEL_INIT(mul_mat) { gf::convert_x(gf::MulMatPlan(op, 1, op->src[1]), th->scratch, th); }
 GF_KERNEL(mul_mat) { gf::run<gf::StoreProduct>(gf::MulMatPlan(op, 1, op->src[1]), th); }
 
+GF_KERNEL_PACKED(mul_mat_add, 1)
 GF_KERNEL_SUPPORTS(mul_mat_add) {
   return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[1]) && gf::floats_ok(op->dst) &&
          gf::floats_ok(op->src[2]);
@@ -255,6 +257,7 @@ GF_EXPORT int32_t gf_needs_init_mul_mat_add(const gf_op* op) {
 GF_KERNEL_INIT(mul_mat_add) { gf::convert_x(gf::MulMatPlan(op, 1, op->src[1]), th->scratch, th); }
 GF_KERNEL(mul_mat_add) { gf::run<gf::AddResidual>(gf::MulMatPlan(op, 1, op->src[1]), th); }
 
+GF_KERNEL_PACKED(mul_mat_swiglu, 3)
 GF_KERNEL_SUPPORTS(mul_mat_swiglu) {
   return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[2]) && gf::floats_ok(op->dst) &&
          gf::weight_ok(op->src[1]);

@@ -38,7 +38,7 @@ class Roomy(SmallDevice):
 
 
 def planner(device: LinkableBackend) -> Planner:
-    return Planner({"cuda": device, "cpu": find_backend("cpu", {"n_threads": 1})})
+    return Planner({device.name: device, "cpu": find_backend("cpu", {"n_threads": 1})})
 
 
 def no_trial(setup: Setup, ids: Any) -> Any:
@@ -46,7 +46,7 @@ def no_trial(setup: Setup, ids: Any) -> Any:
 
 
 def placed(path: Path, device: LinkableBackend, **changes: Any) -> Any:
-    prepared = prepare(open_model(path), Options(**changes))
+    prepared = replace(prepare(open_model(path), Options(**changes)), device=device.name)
     return resolve(prepared, planner(device), no_trial)
 
 
@@ -57,7 +57,11 @@ def test_the_same_is_decided_twice_and_nothing_is_changed(tmp_path: Path) -> Non
     for changes in ({"n_gpu_layers": 2}, {"n_gpu_layers": AUTO_LAYERS}, {"split": str(split)}):
         source, options = open_model(path), Options(sparse="exact", **changes)
         weights, notes = dict(source.weights), source.notes
-        found = [resolve(prepare(source, options), planner(Roomy()), no_trial) for _ in range(2)]
+        found = []
+        for _ in range(2):
+            device = Roomy()
+            prepared = replace(prepare(source, options), device=device.name)
+            found.append(resolve(prepared, planner(device), no_trial))
         assert (source.weights, source.notes) == (weights, notes)
         assert options == Options(sparse="exact", **changes)
         one, two = ((r.setup.options, r.n_gpu_layers, r.notes, list(r.setup.source.weights))

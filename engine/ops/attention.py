@@ -49,7 +49,11 @@ class Attention(OpSpec):
             raise self.fail("q and k must have one head size", *srcs)
         if k.shape[:2] != v.shape[:2]:
             raise self.fail("k and v must have the same rows and heads", *srcs)
-        if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        if 0 in (*q.shape[1:], *k.shape[1:], v.shape[2]):
+            raise self.fail(
+                "q, k and v must have at least one head, and heads of one or more", *srcs
+            )
+        if q.shape[1] % k.shape[1]:
             raise self.fail("the heads of q must be a multiple of those of k", *srcs)
         if pos.dtype is not I32 or pos.shape != q.shape[:1]:
             raise self.fail("pos must be i32 [n_tok]", *srcs)

@@ -25,12 +25,13 @@ constexpr int kRowsAtOnce = VL >= 16 ? 4 : VL >= 8 ? 2 : 1;
 // Shapes, the size of tiles and the scratch of one thread.
 struct layout {
   int64_t n_tok, n_head, n_head_kv, group, dk, dv, n_ctx;
-  int64_t tokens, kv_heads, heads;        // of a tile; heads a KV head
-  int64_t kv_parts, head_parts, n_tiles;  // tiles beside each other in these dimensions; all tiles
-  int64_t chunk;                          // keys converted at once
-  int64_t kv, q, o, s, state, bytes;      // offsets in scratch, in bytes
+  int64_t tokens, kv_heads, heads;            // of a tile; heads a KV head
+  int64_t kv_parts, head_parts, n_tiles = 0;  // tiles beside each other in these dimensions; all
+  int64_t chunk;                              // keys converted at once
+  int64_t kv = 0, q = 0, o = 0, s = 0, state = 0, bytes = 0;  // offsets in scratch, in bytes
 
   layout(const gf_op* op, int64_t n_threads) {
+    if (gf_nelements(op->dst) == 0 || op->src[1].ne[1] == 0) return;  // no tiles
     n_tok = op->src[0].ne[2];
     n_head = op->src[0].ne[1];
     n_head_kv = op->src[1].ne[1];

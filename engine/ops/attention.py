@@ -76,7 +76,7 @@ class Attention(OpSpec):
         if params["window"] > 0:
             visible &= distance < params["window"]
         s = np.where(visible, s, -np.inf)
-        top = s.max(axis=-1, keepdims=True)
+        top = s.max(axis=-1, keepdims=True, initial=-np.inf)
         e = np.exp(s - np.where(np.isneginf(top), 0, top))
         total = e.sum(axis=-1, keepdims=True)
         p = e / np.where(total == 0, 1, total)
@@ -99,7 +99,7 @@ class Attention(OpSpec):
         window = out.params["window"] or n_kv
         pairs = sum(min(max(n_kv - back, 0), window) for back in range(n_tok))
         rows = min(n_kv, window + n_tok - 1)
-        kv = rows * (k.nbytes + v.nbytes) // k.shape[0]
+        kv = rows * (k.nbytes + v.nbytes) // max(k.shape[0], 1)
         flops = pairs * n_head * (2 * hd + 2 * v.shape[2] + _SCORE)
         return out.nbytes + q.nbytes + pos.nbytes + kv, flops
 

@@ -51,7 +51,7 @@ class SparseFfn(OpSpec):
             raise self.fail(f"inner lengths {gate.shape[1]} and {x.shape[1]} differ", *srcs)
         if params["relu_up"] not in (0, 1):
             raise self.fail(f"relu_up={params['relu_up']}, expected 0 or 1", *srcs)
-        check_neurons(self, gate.shape[0], x.shape[0], 0, tuple(which), *srcs)
+        check_neurons(self, gate.shape[0], x.shape[0], None, tuple(which), *srcs)
         return F32, (x.shape[0], down.shape[1])
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:

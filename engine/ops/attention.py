@@ -107,18 +107,19 @@ class Attention(OpSpec):
         def case(
             n_tok: int, heads: tuple[int, int], hd: int, n_ctx: int, t: str = "f32", *,
             note: str = "", hd_v: int = 0, pos: Any = None, kv: dict[str, Any] | None = None,
-            **params: Any,
+            tv: str = "", **params: Any,
         ) -> Case:  # fmt: skip
             last = np.arange(n_ctx - n_tok, n_ctx)
             k = Operand((n_ctx, heads[1], hd), t, role="state", **(kv or {}))
-            v = Operand((n_ctx, heads[1], hd_v or hd), t, role="state", **(kv or {}))
+            v = Operand((n_ctx, heads[1], hd_v or hd), tv or t, role="state", **(kv or {}))
             where = Operand((n_tok,), "i32", last if pos is None else pos)
+            types = t if v.dtype == t else f"{t}/{tv}"
             return Case(
                 (Operand((n_tok, heads[0], hd)), k, v, where),
                 {"scale": hd**-0.5, **params},
-                note=f"{t} {n_tok} tok {heads[0]}/{heads[1]} heads of {hd}, ctx {n_ctx} {note}",
+                note=f"{types} {n_tok} tok {heads[0]}/{heads[1]} heads of {hd}, ctx {n_ctx} {note}",
                 # Nothing is rounded in f32 but sums and exponentials.
-                tolerance=1e-7 if t == "f32" else None,
+                tolerance=1e-7 if types == "f32" else None,
             )
 
         for t in ("f32", "f16", "bf16", "q8_0"):
@@ -137,6 +138,12 @@ class Attention(OpSpec):
             block = 32 if t == "q8_0" else 3
             yield case(3, (4, 2), 64, 40, t, kv={"pad": (3, 1, block)}, note="views")
             yield case(3, (4, 2), 64, 40, t, kv={"permute": (1, 0, 2)}, note="heads outermost")
+        some = [("f16", "q8_0"), ("q8_0", "f16"), ("f32", "f16"), ("f16", "f32"), ("f32", "q8_0")]
+        for t, tv in [*some, ("q8_0", "f32"), ("bf16", "f16"), ("f16", "bf16"), ("q8_0", "bf16")]:
+            yield case(1, (4, 2), 64, 172, t, tv=tv)
+            yield case(19, (8, 2), 64, 100, t, tv=tv)
+            yield case(1, (6, 2), 96, 64, t, tv=tv, hd_v=32, note="v narrower")
+            yield case(17, (4, 1), 128, 33, t, tv=tv, window=5, note="window")
         yield case(5, (4, 2), 64, 40, softcap=30.0, max_bias=4.0, window=9, note="all at once")
         # Scores near a hundred: exp without the maximum taken off overflows.
         yield case(3, (2, 1), 64, 40, scale=4.0, note="large scores")

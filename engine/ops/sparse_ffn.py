@@ -80,6 +80,10 @@ class SparseFfn(OpSpec):
         yield Case((gate, up, down, x, Operand((2, 37))), note="three types")
         yield Case((gate, up, down, x, Operand((2, 37))), {"relu_up": 1}, note="relu on both")
         yield Case((gate, gate, down, x), {"relu_up": 1}, note="relu on both, no idx")
+        nan = Operand((2, 67), data=lambda rng, shape: [[np.nan], [1.0]] * rng.uniform(1, 2, shape))
+        for t in ("f32", "f16"):
+            w = Operand((37, 67), t, scaled, role="weight")
+            yield Case((w, w, w, nan), note=f"{t} NaN", tolerance=1e-7 if t == "f32" else None)
         w = Operand((33, 64), "q8_0", scaled, pad=(1, 32))
         x, idx = Operand((3, 64), pad=(1, 7)), Operand((3, 33), pad=(1, 3))
         yield Case((w, w, w, x, idx), note="views")

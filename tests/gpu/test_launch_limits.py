@@ -21,7 +21,13 @@ from gguflow.kernels.cuda.launch import (
     supports,
 )
 
-HUGE = ((1 << 18) + 256, 5 << 20, (1 << 28) + 256, 1 << 31, (1 << 33) + 256)  # whole blocks of any type
+HUGE = (
+    (1 << 18) + 256,
+    5 << 20,
+    (1 << 28) + 256,
+    1 << 31,
+    (1 << 33) + 256,
+)  # whole blocks of any type
 
 
 def _grown(case: Case) -> Iterator[Case]:

@@ -51,7 +51,7 @@ class MulMat(OpSpec):
         for axis in (0, 1):
             w = np.repeat(w, x.shape[axis] // w.shape[axis], axis=axis)
         y = x @ w.swapaxes(-1, -2)
-        return y.reshape(*srcs[1].shape[:-1], -1).astype(np.float32)
+        return y.reshape(*srcs[1].shape[:-1], w.shape[-2]).astype(np.float32)
 
     def flops(self, out: Tensor) -> int:
         return 2 * out.size * out.live_srcs()[0].shape[-1]

@@ -92,7 +92,7 @@ def tokens(shape: str, n: int) -> None:
     """Print the lines of one shape."""
     model = Model.random(shape, backends=("cuda", "numpy"), n_ctx=n + 128)
     session = model.new_session()
-    device = model.backends["cuda"].device  # type: ignore[attr-defined]
+    device = model.backends["cuda:0"].device  # type: ignore[attr-defined]
     print(f"{shape}, us a token (tokens/s)", flush=True)
 
     def say(what: str, us: float) -> None:

@@ -91,18 +91,20 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
-    backends = {b: find_backend(b, {"n_threads": args.threads}) for b in (args.device, "cpu")}
-    found: dict[str, tuple[BoundPlan, float]] = {}
+    found = [find_backend(b, {"n_threads": args.threads}) for b in (args.device, "cpu")]
+    backends = {b.name: b for b in found}
+    args.device = found[0].name
+    measured: dict[str, tuple[BoundPlan, float]] = {}
     for name, cold, linked in (
         ("device alone", args.device, False),
         ("by segments", "cpu", False),
         ("linked", "cpu", True),
     ):
         plan = bound(backends, args, cold, linked)
-        found[name] = plan, median_us(plan, args.steps)
-    check(found)
-    alone = found["device alone"][1]
-    for name, (plan, us) in found.items():
+        measured[name] = plan, median_us(plan, args.steps)
+    check(measured)
+    alone = measured["device alone"][1]
+    for name, (plan, us) in measured.items():
         extra = (
             f", {(us - alone) / args.layers / 2:6.2f} us a meeting"
             if plan.plan.segments[1:]
@@ -110,7 +112,7 @@ def main() -> None:
         )
         print(f"{name:14} {us:9.1f} us a run, {us / args.layers:7.2f} us a layer{extra}")
     if args.profile:
-        print_profile(found["linked"][0])
+        print_profile(measured["linked"][0])
 
 
 def check(found: dict[str, tuple[BoundPlan, Any]]) -> None:

@@ -301,7 +301,7 @@ def facts(model: Model, args: Namespace) -> dict[str, Any]:
         "build_number": 0,
         "cpu_info": machine_name(),
         "gpu_info": device.processor if device else "",
-        "backends": (device.name if device else next(iter(model.backends))).upper(),
+        "backends": (device or next(iter(model.backends.values()))).id.kind.upper(),
         "model_filename": model.source.path,
         "model_type": model_type(model.source),
         "model_size": sum(w.nbytes for w in weights),

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.backends.base import find_backend
 from gguflow.engine.compile import Plan, summary
+from gguflow.engine.devices import Devices
 from gguflow.engine.graph import Graph, Role
 from gguflow.engine.load import (
     ModelSource,
     Progress,
     WeightStore,
     open_model,
-    random_model,
     weight_users,
 )
 from gguflow.engine.load.offload import needed
@@ -34,6 +34,7 @@ from gguflow.engine.planning import (
     Planner,
     Rewrite,
     Setup,
+    buckets,
     cache_size,
     prompt_key,
     record,
@@ -41,14 +42,14 @@ from gguflow.engine.planning import (
 )
 from gguflow.engine.profile import Profile
 from gguflow.engine.resolve import (
-    DEVICE_BACKEND,
     Resolved,
-    backend_names,
+    open_devices,
     prepare,
     resolve,
     resolve_again,
 )
 from gguflow.engine.sampling import SamplerSettings
+from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.session import ContextError, Session, token_ids
 from gguflow.models.base import Architecture, HParams, ModelError
 from gguflow.models.batch import CacheSize
@@ -59,11 +60,10 @@ class Model:
 
     def __init__(self, source: ModelSource, options: Options) -> None:
         prepared = prepare(source, options)  # a wrong option is named before a device is looked for
-        make = {"n_threads": options.n_threads or None, "isa": options.isa,
-                "device": options.device}  # fmt: skip
-        self.backends: dict[str, Backend] = {
-            b: find_backend(b, make) for b in backend_names(options)
-        }
+        make = {"n_threads": options.n_threads or None, "isa": options.isa}
+        devices = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
+        prepared = open_devices(prepared, devices)
+        self.backends = devices.backends
         planner = Planner(self.backends)
         self._take(resolve(prepared, planner, self._trial), planner)
 
@@ -126,6 +126,11 @@ class Model:
         return self.resolved.notes
 
     @property
+    def device(self) -> str:
+        """The device that layers or neurons were placed on; empty where none was asked for."""
+        return self.resolved.device
+
+    @property
     def n_gpu_layers(self) -> int:
         """Layers on the device, the output head counting as one."""
         return self.resolved.n_gpu_layers
@@ -174,6 +179,8 @@ class Model:
         **changes: Any,
     ) -> Model:
         """A model of a named shape with random weights, to measure speed: `tinyllama-1.1b:Q4_0`."""
+        from gguflow.engine.load.random import random_model  # a file needs no shapes
+
         return cls._loaded(random_model(shape), options, progress, changes)
 
     @classmethod
@@ -194,10 +201,10 @@ class Model:
 
     def load_weights(self, progress: Progress | None = None) -> None:
         """Bring the weights to their backends. Done once, by `load`."""
-        device = self.backends.get(DEVICE_BACKEND)
-        if device is not None and device.memory is not None and not self.weights.buffers:
-            b = needed(self.largest_plans(), device)
-            device.memory.reserve(b.total, b.scratch)
+        for device in self.backends.values():
+            if device.memory is not None and not self.weights.buffers:
+                b = needed(self.largest_plans(), device)
+                device.memory.reserve(b.total, b.scratch)
         plan = self.plan(token_key())
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
@@ -219,6 +226,11 @@ class Model:
     def cache_size(self) -> CacheSize:
         """Pages of the KV cache by group of layers."""
         return cache_size(self.setup)
+
+    @property
+    def buckets(self) -> Buckets:
+        """The sizes that plans are compiled for."""
+        return buckets(self.options)
 
     def graph(self, key: PlanKey) -> Graph:
         """The forward pass over a run's rows as an uncompiled graph."""
@@ -251,8 +263,8 @@ class Model:
         """As `check_prompt`, but none at all are fine."""
         if len(ids) > self.options.n_ctx:
             raise ContextError(
-                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise -c "
-                "or shorten the prompt"
+                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise "
+                "`n_ctx` or shorten the prompt"
             )
         n_vocab = self.hp.n_vocab
         for t in ids:

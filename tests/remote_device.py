@@ -48,6 +48,7 @@ class Inside:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self.shared: dict[int, SharedBuffer] = {}
+        self.rows = memory.rows
 
     def locate(self, owner: Tensor) -> tuple[HostBuffer, int]:
         buffer, offset = self._memory.locate(owner)

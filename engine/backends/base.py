@@ -23,6 +23,25 @@ from .host import HostBuffer
 Live = Mapping[str, int]  # rows to compute, by the name that compile.batch_rows gives them
 
 
+@dataclass(frozen=True)
+class DeviceId:
+    """One device: `cuda:1` is the second that backend `cuda` has."""
+
+    kind: str
+    index: int = 0
+
+    @classmethod
+    def parse(cls, text: str, index: int = 0) -> DeviceId:
+        """`cuda:1`, or `cuda` for the device at `index`. Raises LookupError for anything else."""
+        kind, colon, number = text.partition(":")
+        if not kind.isidentifier() or (colon and not (number.isascii() and number.isdigit())):
+            raise LookupError(f"no backend called {text!r}")
+        return cls(kind, int(number) if colon else index)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}"
+
+
 class Buffer(Protocol):
     """Device memory."""
 
@@ -49,6 +68,10 @@ class Memory(Protocol):
 
     def is_packed(self, owner: Tensor) -> bool:
         """Whether a weight is stored in the backend's own layout instead of the file's."""
+
+    @property
+    def rows(self) -> Mapping[Tensor, str]:
+        """What follows the batch's rows, and which: see `compile.batch_rows`."""
 
 
 # -- meetings --------------------------------------------------------------------------------------
@@ -228,11 +251,13 @@ class Converter(Protocol):
 class Backend(ABC):
     """One device and the kernels for it.
 
-    name: as placement has it, `cpu` or `cuda:1`. space: memory space; tensors move between
-    backends without a copy within one space. processor: what runs the kernels, in a word or two.
-    n_threads: of the host that it computes with, 0 for none.
+    id: the device. name: as placement has it, `cuda:1`, or `cpu` where there is one of a kind.
+    space: memory space; tensors move between backends without a copy within one space. processor:
+    what runs the kernels, in a word or two. n_threads: of the host that it computes with, 0 for
+    none.
     """
 
+    id: DeviceId
     name: str
     space: str
     processor: str = ""
@@ -293,24 +318,23 @@ class Backend(ABC):
 
 
 def backend_names() -> list[str]:
-    """Every backend there is a module for; making one shows whether this machine can use it."""
+    """Every backend there is a directory for; making one shows whether this machine can use it."""
     package = import_module("gguflow.engine.backends")
-    helpers = ("base", "host")
-    return [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in helpers]
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg]
 
 
 def find_backend(name: str, options: Mapping[str, Any] | None = None) -> Backend:
-    """The backend in `gguflow.engine.backends.<name>`, made with `options`.
+    """The device `name`, `cuda:1`, of the backend in `gguflow.engine.backends.<kind>`.
 
+    options: of all backends; each takes its own. Without a number, `device` among them is it.
     Raises LookupError when there is none by that name. The module's own errors pass through.
     """
-    if not name.isidentifier():
+    given = dict(options or {})
+    wanted = DeviceId.parse(name, int(given.get("device") or 0))
+    if wanted.kind not in backend_names():
         raise LookupError(f"no backend called {name!r}")
-    try:
-        module = import_module(f"gguflow.engine.backends.{name}")
-    except ModuleNotFoundError as e:
-        if e.name and e.name.startswith("gguflow.engine.backends"):
-            raise LookupError(f"no backend called {name!r}") from None
-        raise
-    backend: Backend = module.create(dict(options or {}))
+    module = import_module(f"gguflow.engine.backends.{wanted.kind}")
+    backend: Backend = module.create(given | {"device": wanted.index})
+    if ":" in name and backend.id != wanted:
+        raise LookupError(f"no device called {name!r}: there is one {backend.name}")
     return backend

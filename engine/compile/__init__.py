@@ -17,7 +17,7 @@ from .schedule import (
     check_side_by_side,
     schedule,
 )
-from .shard import split_columns, split_rows, split_sum
+from .shard import split_columns, split_rows, split_sum, sum_before
 from .split import Copy, Segment, split
 from .types import BackendInfo
 
@@ -27,5 +27,5 @@ __all__ = [
     "SpaceBytes", "Step", "UnlinkableError", "check_side_by_side", "compile_graph", "fallbacks",
     "fuse", "fuse_graph", "human_bytes", "layer_overrides", "listing", "place", "plan_memory",
     "prune", "recorded_before", "replace_values", "round_up", "schedule", "split",
-    "split_columns", "split_rows", "split_sum", "summary",
+    "split_columns", "split_rows", "split_sum", "sum_before", "summary",
 ]  # fmt: skip

@@ -61,6 +61,7 @@ class Places:
     def __init__(self) -> None:
         self.at: dict[Tensor, Buffer] = {}
         self.packed: set[Tensor] = set()
+        self.rows: dict[Tensor, str] = {}  # all are computed
 
     def locate(self, owner: Tensor) -> tuple[Buffer, int]:
         return self.at[owner], 0

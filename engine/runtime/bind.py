@@ -12,6 +12,7 @@ import numpy as np
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend, Buffer, Live, TokenLoop
 from gguflow.engine.compile import Plan, UnlinkableError
+from gguflow.engine.compile.batch_rows import check_live, most_rows
 from gguflow.engine.graph import Role, Tensor
 from gguflow.engine.profile import PlanRows
 
@@ -72,18 +73,28 @@ class BoundPlan:
         """Run the plan once.
 
         live: rows that count, by name: {"tokens": 77, "outputs": 1}. Backends may leave out the
-        rows behind them, whose values are then those of an earlier run.
+        rows behind them, whose values are then those of an earlier run. Raises RowsError for more
+        than the plan has, or none.
         """
-        for c in self.brought:
-            c.run()
+        self._begin(live)
         self.runner.run(live)
 
     def run_timed(self, live: Live | None = None) -> tuple[PlanRows, np.ndarray]:
         """The same with clock readings: the rows of what ran, and for each its start and end, int64
         [n_rows, 2] nanoseconds."""
+        self._begin(live)
+        return self.rows, self.runner.run_timed(live)
+
+    def _begin(self, live: Live | None) -> None:
+        if live is not None:
+            check_live(live, self.most_rows)
         for c in self.brought:
             c.run()
-        return self.rows, self.runner.run_timed(live)
+
+    @cached_property
+    def most_rows(self) -> dict[str, int]:
+        """How many rows it is made for, by name."""
+        return most_rows(self.plan.graph, self.memory.rows.values())
 
     @property
     def rows(self) -> PlanRows:

@@ -9,6 +9,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import Backend, Buffer
 from gguflow.engine.compile import Copy, Plan, Recv, round_up
+from gguflow.engine.compile.batch_rows import batch_rows
 from gguflow.engine.compile.memory import SHARED_OUTPUT_BYTES
 from gguflow.engine.graph import Role, Tensor, written_owners
 
@@ -34,6 +35,9 @@ class BoundMemory:
     copies: Mapping[tuple[Tensor, str], Place] = field(default_factory=dict)
     sent: Mapping[Tensor, Place] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.rows = batch_rows(self.plan.graph)
+
     def locate(self, owner: Tensor) -> Place:
         """Where a tensor lives at home."""
         if owner in self.sent:
@@ -57,6 +61,10 @@ class SpaceMemory:
 
     memory: BoundMemory
     space: str
+
+    @property
+    def rows(self) -> Mapping[Tensor, str]:
+        return self.memory.rows
 
     def locate(self, owner: Tensor) -> Place:
         copied = self.memory.copies.get((owner, self.space))

@@ -162,7 +162,7 @@ def test_sessions_on_two_threads_take_turns(
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"overrides": ((r"output.*", "cpu"), (".*", "remote"))}, "only 2 meetings"),
+        ({"overrides": ((r"^output", "cpu"), (".*", "remote"))}, "only 2 meetings"),
         ({"backends": ("remote", "numpy"), "overrides": ((".*ffn.*", "numpy"),)},
          "numpy and remote cannot wait for each other"),
         ({"backends": ("remote", "cpu", "numpy"),

@@ -166,11 +166,11 @@ def test_a_profile_shows_both_sides(gpu: Any, path: Path) -> None:
     steps(load(path), profile)
     for k in range(len(profile.steps)):
         rows = [r for r in profile.rows([k]) if r.op != "host"]
-        assert {r.backend for r in rows} == {"cpu", "cuda"}
+        assert {r.backend for r in rows} == {"cpu", "cuda:0"}
         assert all(r.us >= 0 for r in rows)
         by_name = {r.name: r for r in rows}
         waits = [r for r in rows if r.op == "wait" and r.backend == "cpu"]
-        signals = [r for r in rows if r.op == "signal" and r.backend == "cuda"]
+        signals = [r for r in rows if r.op == "signal" and r.backend == "cuda:0"]
         assert len(waits) == len(signals) == 2 and len(by_name) == len(rows)
         for s, w in zip(signals, waits, strict=True):  # within the clocks' resolution
             assert s.start_us <= w.start_us + w.us + 5

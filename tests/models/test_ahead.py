@@ -12,6 +12,7 @@ from tiny_model import write_tiny
 
 from gguflow.engine.ahead import DEPTH
 from gguflow.engine.model import Model
+from gguflow.engine.plan_key import PAGE
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan
 from gguflow.engine.sampling import SamplerSettings
@@ -29,7 +30,7 @@ class Loop:
 
     def __init__(self, bound: BoundPlan) -> None:
         self.bound = bound
-        self.ring: dict[int, int] = {}
+        self.ring: list[np.ndarray] = []
         self.launched = self.waited = 0
         self.fails = False
         Loop.made.append(self)
@@ -46,21 +47,27 @@ class Loop:
         for name, a in mine.items():
             self.bound.inputs[name][...] = a
         self.bound.run()
-        token = int(self.bound.outputs[-1][0])
+        tokens = self.bound.outputs[-1].copy()
         for name, a in theirs.items():  # the host's copies are not the device's
             self.bound.inputs[name][...] = a
-        mine["tokens"][0] = token
+        mine["tokens"][:] = tokens
         mine["pos"] += 1
-        mine["sampler.rng"][1] += 1
-        mine["sampler.history"][:] = [*mine["sampler.history"][1:], token]
-        self.ring[int(mine["pos"][0])] = token
+        for name in mine:
+            if name.startswith("rows."):
+                table = mine[name.replace("rows", "table")]
+                pages = table[mine["seq"], np.minimum(mine["pos"] // PAGE, table.shape[1] - 1)]
+                mine[name][:] = np.where(pages < 0, -1, pages * PAGE + mine["pos"] % PAGE)
+        mine["sampler.rng"][:, 1] += 1
+        history = mine["sampler.history"]
+        history[:] = np.concatenate([history[:, 1:], tokens[:, None]], axis=1)
+        self.ring.append(tokens)
 
-    def wait(self, pos: int) -> int:
+    def wait(self, step: int) -> np.ndarray:
         if self.fails:
             self.fails = False
             raise KeyboardInterrupt
         self.waited += 1
-        return self.ring.pop(pos)
+        return self.ring[step]
 
 
 @pytest.fixture

@@ -205,6 +205,7 @@ class GuardedMemory:
     ) -> None:
         self._places: dict[Tensor, tuple[Buffer, int]] = {}
         self._packed: set[Tensor] = set()
+        self.rows: dict[Tensor, str] = {}
         node = built.node
         for name, leaf in built.graph.leaves.items():
             raw = built.feeds[name]

@@ -109,6 +109,7 @@ class OneBuffer:
 
     def __init__(self, owners: list[Tensor]) -> None:
         self.offsets, end = {}, 8
+        self.rows: dict[Tensor, str] = {}
         for t in owners:
             self.offsets[t] = end
             end += t.nbytes

@@ -11,19 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from gguflow.engine import env
-from gguflow.engine.backends.base import Backend, Flags, Links, Memory
+from gguflow.engine.backends.base import Backend, DeviceId, Flags, Links, Memory
 from gguflow.engine.backends.host import HostBuffer, HostSlab
 from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor, op_spec
 
-from .abi import GF_PACKED, GfOp, GfTensor, tensor_record
+from .abi import GF_PACKED, MAX_SRC, PARAM_BYTES, AbiError, GfOp, GfTensor, tensor_record
 from .convert import NativeConverter
 from .native import CpuLibrary, CpuLibraryError, load_library, runnable_isas
 from .peaks import measure
 from .program import CpuProgram
 
-# Ops that read packed weights as their first operands (mul_mat_swiglu: the first two).
-PACKED_USERS = {"mul_mat": 1, "mul_mat_add": 1, "mul_mat_swiglu": 2, "get_rows": 1}
 # Below this many bytes moved, waking the other threads costs more than they save.
 SINGLE_THREAD_BYTES = 16 << 10
 
@@ -31,6 +29,7 @@ SINGLE_THREAD_BYTES = 16 << 10
 class CpuBackend(Backend):
     """Native kernels on host threads."""
 
+    id = DeviceId("cpu")
     name = "cpu"
     space = "host"
     links = Links()
@@ -65,6 +64,8 @@ class CpuBackend(Backend):
     def supports(self, node: Tensor) -> bool:
         if node.op is None or not self.lib.address(f"gf_op_{node.op}"):
             return False
+        if len(node.srcs) > MAX_SRC:
+            return False
         layout = ((t.dtype, t.shape, t.strides) if t else None for t in (node, *node.srcs))
         key = (node.op, *node.params.items(), *layout)
         if key not in self._supported:
@@ -74,14 +75,16 @@ class CpuBackend(Backend):
     def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         if len(weight.shape) != 2 or not weight.dtype.is_quantized:
             return 0
+        multiplied = False
         for u in users:
-            reads = PACKED_USERS.get(u.op or "", 0)
-            if any(
-                s is not None and s.owner is weight and (i >= reads or s is not weight)
-                for i, s in enumerate(u.srcs)
-            ):
-                return 0
-        if not any((u.op or "").startswith("mul_mat") for u in users):
+            spec = op_spec(u.op or "")
+            for i, s in enumerate(u.srcs):
+                if s is None or s.owner is not weight:
+                    continue
+                if s is not weight or not self.lib.reads_packed(spec.name, i):
+                    return 0
+                multiplied |= i in spec.weights
+        if not multiplied:
             return 0  # a table that is only looked up in gains nothing
         return self.lib.packed_bytes(weight.dtype, *weight.shape)
 
@@ -127,8 +130,14 @@ class CpuBackend(Backend):
     # -- lowering --------------------------------------------------------------------------------
 
     def record(self, node: Tensor, memory: Memory | None) -> GfOp:
-        """The op record of a node; without memory, all addresses are null."""
+        """The op record of a node; without memory, all addresses are null.
+
+        Raises AbiError for more operands or parameters than a record carries.
+        """
         assert node.op is not None
+        if len(node.srcs) > MAX_SRC:
+            raise AbiError(f"{node.name}: {node.op} has {len(node.srcs)} operands, GF_MAX_SRC of "
+                           f"kernels/cpu/abi.h is {MAX_SRC}")  # fmt: skip
 
         def operand(t: Tensor | None) -> GfTensor:
             if t is None:
@@ -147,6 +156,9 @@ class CpuBackend(Backend):
         for i, s in enumerate(node.srcs):
             op.src[i] = operand(s)
         params = spec.pack_params(node.params)
+        if len(params) > PARAM_BYTES:
+            raise AbiError(f"{node.name}: the parameters of {node.op} take {len(params)} bytes, "
+                           f"GF_PARAM_BYTES of kernels/cpu/abi.h is {PARAM_BYTES}")  # fmt: skip
         ctypes.memmove(op.params, params, len(params))
         op.fn = self.lib.address(f"gf_op_{node.op}")
         if self.lib.needs_init(node.op, op):

@@ -16,6 +16,7 @@ from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.graph import Tensor
 
 from .abi import GfOp
+from .live_rows import LiveRows
 
 if TYPE_CHECKING:
     from .backend import CpuBackend
@@ -42,21 +43,19 @@ class CpuProgram(Program):
         self._stop = np.zeros(1, np.int32)
         self.kernels = [f"{_symbol(backend, s)}.{backend.lib.isa}" for s in steps]
         records = [self._record(backend, s, memory, n_threads, flags) for s in steps]
-        scratch = max([r.scratch for r in records], default=0)
         self._ops = (GfOp * max(len(records), 1))(*records)
-        self._scratch = HostBuffer.zeros(scratch)
         self._keep = (backend, memory)
         self._ticks: np.ndarray | None = None
+        self._rows = LiveRows(backend.lib, self._ops, steps, memory.rows, n_threads)
+        self._live: Live | None = None
         cdll = backend.lib.cdll
-        args = (
+        self._before: tuple[object, ...] = (
             ctypes.c_void_p(backend.pool(n_threads)),
             ctypes.cast(self._ops, ctypes.c_void_p),
             ctypes.c_int64(len(records)),
-            ctypes.c_void_p(self._scratch.address),
-            ctypes.c_int64(scratch),
         )
+        self._take_scratch(max([r.scratch for r in records], default=0))
         # The two entries of the executor differ in what follows the clock readings.
-        self._before: tuple[object, ...] = args
         self._after: tuple[object, ...] = ()
         self._run = cdll.gf_pool_run
         if any(not isinstance(s, Tensor) for s in steps):
@@ -86,8 +85,18 @@ class CpuProgram(Program):
         ctypes.memmove(op.params, params, len(params))
         return op
 
+    def _take_scratch(self, nbytes: int) -> None:
+        self._scratch = HostBuffer.zeros(nbytes)
+        where = ctypes.c_void_p(self._scratch.address), ctypes.c_int64(nbytes)
+        self._before = (*self._before[:3], *where)
+
     def start(self, timed: bool = False, live: Live | None = None) -> None:
         """Runs all of it on the calling thread and the pool's."""
+        if live != self._live:
+            scratch = self._rows.set(live)
+            if scratch > self._scratch.nbytes:
+                self._take_scratch(scratch)
+            self._live = None if live is None else dict(live)
         ends = None
         if timed:
             self._ticks = np.zeros(len(self.kernels) + 1, np.int64)

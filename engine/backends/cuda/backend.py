@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, Flags, Links, Memory, Program, Rival
+from gguflow.engine.backends.base import Backend, DeviceId, Flags, Links, Memory, Program, Rival
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor
@@ -25,11 +25,10 @@ from .program import CudaProgram
 class CudaBackend(Backend):
     """One GPU and its kernels. Raises CudaError when there is no GPU that can be used."""
 
-    name = "cuda"
-
     def __init__(self, device: int = 0) -> None:
         self.device = CudaDevice(device)
-        self.space = f"cuda:{device}"
+        self.id = DeviceId("cuda", device)
+        self.name = self.space = str(self.id)
         self.processor = self.device.name
         self.modules = Modules(self.device)
         self.memory: CudaMemory = CudaMemory(self.device)

@@ -1,21 +1,16 @@
-"""The numpy backend: every op run through its reference. The oracle the other backends are held to.
+"""Every op run through its reference, on the bytes that a kernel would see.
 
-Memory is as everywhere: an owner tensor (a leaf, or a node that is no view) has a flat array of
-bytes, and every tensor is a strided window on its owner's. So an op's operands are decoded from the
-bytes a kernel would see, and its result is encoded into them.
+Memory is as on every backend: an owner tensor (a leaf, or a node that is no view) has a flat array
+of bytes, and every tensor is a strided window on its owner's. An op's operands are decoded from it,
+and its result is encoded into it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, Flags, Live, Memory, Program, Ticks, refuse
-from gguflow.engine.backends.host import HostBuffer
-from gguflow.engine.compile import Step
 from gguflow.engine.graph import Graph, Role, Tensor, op_spec
 from gguflow.engine.quants import decode, encode
 
@@ -30,6 +25,8 @@ def window(t: Tensor, buffers: Buffers) -> np.ndarray:
     block = t.dtype.block
     shape = (*t.shape[:-1], t.shape[-1] // block) if block > 1 else t.shape
     unit = np.dtype((np.void, t.dtype.nbytes)) if block > 1 else t.dtype.storage
+    if t.size == 0:  # its strides reach nowhere, whatever numpy thinks of them
+        return np.empty(shape, unit)
     try:
         return np.ndarray(shape, unit, buffers[t.owner], t.view_offset, t.strides)
     except (TypeError, ValueError) as e:
@@ -117,78 +114,3 @@ def evaluate(
     wanted = outputs if outputs is not None else graph.outputs or graph.nodes
     tensors = [by_name[t] if isinstance(t, str) else t for t in wanted]
     return {t.name: read(t, buffers) for t in tensors}
-
-
-class NumpyBackend(Backend):
-    """The references as a backend: runs every op on every type, slowly."""
-
-    name = "numpy"
-    space = "host"
-
-    def describe(self) -> str:
-        return "reference implementations of every op, slow"
-
-    def supports(self, node: Tensor) -> bool:
-        return node.op is not None
-
-    def peaks(self) -> tuple[float, ...] | None:
-        return None
-
-    def alloc(self, nbytes: int) -> HostBuffer:
-        return HostBuffer.zeros(nbytes)
-
-    def alloc_shared(self, nbytes: int) -> HostBuffer:
-        return HostBuffer.zeros(nbytes)
-
-    def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
-        return 0
-
-    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
-        return HostBuffer(raw)
-
-    def lower(
-        self,
-        steps: Sequence[Step],
-        memory: Memory,
-        n_threads: int | None = None,
-        flags: Flags | None = None,
-    ) -> Program:
-        return NumpyProgram(self.name, steps, memory)
-
-
-class NumpyProgram(Program):
-    """Nodes run one by one."""
-
-    def __init__(self, name: str, steps: Sequence[Step], memory: Memory) -> None:
-        self._nodes = [s if isinstance(s, Tensor) else refuse(s, name) for s in steps]
-        self.kernels = [f"{n.op}.reference" for n in self._nodes]
-        self._buffers = buffers_of(self._nodes, memory)
-        self._ticks: list[int] | None = None
-
-    def start(self, timed: bool = False, live: Live | None = None) -> None:
-        ticks = [time.perf_counter_ns()]
-        for node in self._nodes:
-            run_node(node, self._buffers)
-            ticks.append(time.perf_counter_ns())
-        self._ticks = ticks if timed else None
-
-    def finish(self) -> Ticks | None:
-        ticks, self._ticks = self._ticks, None
-        return None if ticks is None else Ticks(np.array(ticks, np.int64), of_host=True)
-
-
-def buffers_of(nodes: Sequence[Tensor], memory: Memory) -> dict[Tensor, np.ndarray]:
-    """The bytes of all that the nodes read and write. Raises ValueError for what lies elsewhere."""
-    found = {}
-    for owner in {t.owner for n in nodes for t in (n, *n.live_srcs())}:
-        buffer, offset = memory.locate(owner)
-        data = buffer.host()
-        if data is None:
-            raise ValueError(f"{owner.name}: the numpy backend cannot reach its memory")
-        found[owner] = data.view(np.uint8)[offset : offset + owner.nbytes]
-    return found
-
-
-def create(options: dict[str, Any]) -> NumpyBackend:
-    """What `find_backend("numpy")` calls; there are no options."""
-    return NumpyBackend()

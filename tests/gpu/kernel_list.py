@@ -8,7 +8,7 @@ from harness import declare_case
 
 from gguflow.engine.graph import OpSpec, Tensor, all_ops
 from gguflow.kernels.cuda import link
-from gguflow.kernels.cuda.advance import advance
+from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
     Call,
@@ -49,7 +49,8 @@ def entries_by_source() -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
     of_cases = (k for s in all_ops() for k in kernels_of(s))
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
-    others = timestamp(0), advance(0, 0, 0, 0, 0, 0, 0, 0), *mirror([(0, 0, 64)]), *linked
+    step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
+    others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     for kernel in (*of_cases, *(s.kernel for s in (*others, *peaks))):
         found.setdefault(kernel.source, set()).add(kernel.entry)

@@ -113,6 +113,7 @@ def arguments(
     r: Operand | None = None,
     pairs: Sequence[int],
     pos: Operand | None = None,
+    rows: Operand | None = None,
     factors: Operand | None = None,
     states: Sequence[Operand] = (),
     rope: bytes = bytes(40),
@@ -130,9 +131,9 @@ def arguments(
     r_step = 0 if r is None or r.ne[1] == 1 else r.nb[1] // 4
     two = [*states, None, None][:2]
     body = struct.pack(
-        "@19q",
+        "@20q",
         *three([o.address for o in w]), x.address, address(norm), dst.address, address(r),
-        address(pos), address(factors), *(address(s) for s in two),
+        address(pos), address(rows), address(factors), *(address(s) for s in two),
         *three([o.nb[1] for o in w]), x.nb[1] // 4, dst.nb[1] // 4, r_step,
         *(0 if s is None else s.nb[1] for s in two),
     )  # fmt: skip
@@ -188,11 +189,12 @@ def swiglu_few(
 
 
 def _supports_qkv(node: Tensor) -> bool:
-    _, _, wq, wk, wv, pos, k_state, v_state = node.srcs[:8]
-    assert wq and wk and wv and pos and k_state and v_state
+    _, _, wq, wk, wv, pos, rows, k_state, v_state = node.srcs[:9]
+    assert wq and wk and wv and pos and rows and k_state and v_state
     return (
         wq.dtype is wk.dtype
         and pos.is_contiguous
+        and rows.is_contiguous
         and k_state.shape[0] == v_state.shape[0]
         and node.params["n_dims"] == node.shape[2]
         and node.params["mode"] in ("norm", "neox")
@@ -239,7 +241,8 @@ def launches(call: Call) -> list[Launch]:
     dense = Tensor("q", F32, (x.ne[1], weights[0].ne[1]), call.node.role)
     args = arguments(
         weights, x, Operand.of(dense, call.dst.address), stages, norm=norm, eps=eps, pairs=pairs,
-        pos=call.src(5), states=[call.src(6), call.src(7)], factors=call.optional(8),
+        pos=call.src(5), rows=call.src(6), states=[call.src(7), call.src(8)],
+        factors=call.optional(9),
         rope=rope_numbers(p, head_dim), head_dim=head_dim, neox=p["mode"] == "neox",
     )  # fmt: skip
     return [_launch("QKV", weights, x.ne[1], warps, shared, sum(pairs), args, d)]

@@ -17,8 +17,9 @@ struct VecArgs {
   float* dst;
   const float* r;  // added; null: nothing
   const i32* pos;
-  const float* factors;  // of the frequencies; null: ones
-  char* state[2];        // keys and values
+  const i32* state_rows;  // rows of the states that the columns become
+  const float* factors;   // of the frequencies; null: ones
+  char* state[2];         // keys and values
   i64 row_bytes[3];
   i64 x_step, dst_step, r_step;  // floats from column to column
   i64 state_step[2];             // bytes from row to row
@@ -233,7 +234,7 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
     dst[p.row1] = y1;
     return;
   }
-  const int s = p.matrix - 1, at = __ldcg(a.pos + c);
+  const int s = p.matrix - 1, at = __ldcg(a.state_rows + c);
   if (at < 0 || at >= a.n_ctx) return;
   char* const row = a.state[s] + at * a.state_step[s];
   put_state(row, a.state_type[s], p.row0, y0);

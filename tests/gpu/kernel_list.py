@@ -8,7 +8,7 @@ from harness import declare_case
 
 from gguflow.engine.graph import OpSpec, Tensor, all_ops
 from gguflow.kernels.cuda import link
-from gguflow.kernels.cuda.advance import advance
+from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
     Call,
@@ -26,13 +26,15 @@ from gguflow.kernels.cuda.timestamp import timestamp
 DEVICE = DeviceInfo()
 
 
-def launches_of(node: Tensor, address: int = 1 << 20) -> list[Launch | Gemm]:
+def launches_of(
+    node: Tensor, address: int = 1 << 20, device: DeviceInfo = DEVICE
+) -> list[Launch | Gemm]:
     """The launches of a node whose operands lie at made-up aligned addresses."""
     srcs = tuple(
         None if s is None else Operand.of(s, address * (i + 2) + s.view_offset)
         for i, s in enumerate(node.srcs)
     )
-    return list(launches(Call(node, Operand.of(node, address), srcs, DEVICE, scratch=1 << 30)))
+    return list(launches(Call(node, Operand.of(node, address), srcs, device, scratch=1 << 30)))
 
 
 @cache
@@ -49,7 +51,8 @@ def entries_by_source() -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
     of_cases = (k for s in all_ops() for k in kernels_of(s))
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
-    others = timestamp(0), advance(0, 0, 0, 0, 0, 0, 0, 0), *mirror([(0, 0, 64)]), *linked
+    step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
+    others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     for kernel in (*of_cases, *(s.kernel for s in (*others, *peaks))):
         found.setdefault(kernel.source, set()).add(kernel.entry)

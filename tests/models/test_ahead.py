@@ -67,7 +67,7 @@ class Loop:
             self.fails = False
             raise KeyboardInterrupt
         self.waited += 1
-        return self.ring[step]
+        return self.ring[step - 1]  # steps count from 1
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ from gguflow.engine.planning import (
     token_key,
 )
 from gguflow.engine.profile import Profile
+from gguflow.engine.prompt import ContextError, token_ids
 from gguflow.engine.resolve import (
     DEVICE_BACKEND,
     Resolved,
@@ -51,7 +52,7 @@ from gguflow.engine.resolve import (
 )
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.buckets import Buckets
-from gguflow.engine.session import ContextError, Session, token_ids
+from gguflow.engine.session import Session
 from gguflow.models.base import Architecture, HParams, ModelError
 from gguflow.models.batch import CacheSize
 

@@ -308,7 +308,7 @@ def test_mixed_lengths_arriving_at_random(model: Model, n_requests: int) -> None
     pool = engine._kv.pools["full"]
     arenas = {space: arena.nbytes for space, arena in engine._runner._arenas.items()}
     arrivals = np.sort(rng.integers(0, 8 * n_requests, n_requests))
-    cancels = {i: int(rng.integers(0, 8 * n_requests)) for i in range(0, n_requests, 10)}
+    cancels = {i: int(arrivals[i] + rng.integers(1, 30)) for i in range(0, n_requests, 10)}
     found: dict[int, list[Token]] = {}
     ids: list[int] = []
     for step in itertools.count():

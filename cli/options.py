@@ -360,7 +360,7 @@ def placement(args: Namespace) -> dict[str, Any]:
 
 
 def sampler_settings(args: Namespace) -> SamplerSettings:
-    """`SamplerSettings` from add_sampling's arguments. Raises SamplerError naming the flag."""
+    """`SamplerSettings` from add_sampling's arguments. Raises SamplerError naming the field."""
     from gguflow.engine.sampling import SamplerSettings
 
     return SamplerSettings(

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.backends.base import find_backend
 from gguflow.engine.compile import Plan, summary
+from gguflow.engine.devices import Devices
 from gguflow.engine.graph import Graph, Role
 from gguflow.engine.load import (
     ModelSource,
     Progress,
     WeightStore,
     open_model,
-    random_model,
     weight_users,
 )
 from gguflow.engine.load.offload import needed
@@ -43,9 +43,8 @@ from gguflow.engine.planning import (
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import ContextError, token_ids
 from gguflow.engine.resolve import (
-    DEVICE_BACKEND,
     Resolved,
-    backend_names,
+    open_devices,
     prepare,
     resolve,
     resolve_again,
@@ -62,11 +61,10 @@ class Model:
 
     def __init__(self, source: ModelSource, options: Options) -> None:
         prepared = prepare(source, options)  # a wrong option is named before a device is looked for
-        make = {"n_threads": options.n_threads or None, "isa": options.isa,
-                "device": options.device}  # fmt: skip
-        self.backends: dict[str, Backend] = {
-            b: find_backend(b, make) for b in backend_names(options)
-        }
+        make = {"n_threads": options.n_threads or None, "isa": options.isa}
+        devices = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
+        prepared = open_devices(prepared, devices)
+        self.backends = devices.backends
         planner = Planner(self.backends)
         self._take(resolve(prepared, planner, self._trial), planner)
 
@@ -129,6 +127,11 @@ class Model:
         return self.resolved.notes
 
     @property
+    def device(self) -> str:
+        """The device that layers or neurons were placed on; empty where none was asked for."""
+        return self.resolved.device
+
+    @property
     def n_gpu_layers(self) -> int:
         """Layers on the device, the output head counting as one."""
         return self.resolved.n_gpu_layers
@@ -177,6 +180,8 @@ class Model:
         **changes: Any,
     ) -> Model:
         """A model of a named shape with random weights, to measure speed: `tinyllama-1.1b:Q4_0`."""
+        from gguflow.engine.load.random import random_model  # a file needs no shapes
+
         return cls._loaded(random_model(shape), options, progress, changes)
 
     @classmethod
@@ -197,10 +202,10 @@ class Model:
 
     def load_weights(self, progress: Progress | None = None) -> None:
         """Bring the weights to their backends. Done once, by `load`."""
-        device: Any = self.backends.get(DEVICE_BACKEND)
-        if hasattr(device, "reserve") and not self.weights.buffers:
-            b = needed(self.largest_plans(), device)
-            device.reserve(b.total, b.scratch)
+        for device in self.backends.values():
+            if device.memory is not None and not self.weights.buffers:
+                b = needed(self.largest_plans(), device)
+                device.memory.reserve(b.total, b.scratch)
         plan = self.plan(token_key())
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
@@ -246,7 +251,7 @@ class Model:
         """Threads that generation uses."""
         if self.options.n_threads:
             return self.options.n_threads
-        return next((n for b in self.backends.values() if (n := getattr(b, "n_threads", 0))), 1)
+        return next((n for b in self.backends.values() if (n := b.n_threads)), 1)
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Raises ContextError for more tokens than the context holds, ValueError for none and for
@@ -259,8 +264,8 @@ class Model:
         """As `check_prompt`, but none at all are fine."""
         if len(ids) > self.options.n_ctx:
             raise ContextError(
-                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise -c "
-                "or shorten the prompt"
+                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise "
+                "`n_ctx` or shorten the prompt"
             )
         n_vocab = self.hp.n_vocab
         for t in ids:

@@ -13,7 +13,7 @@ N_HISTORY = 256  # tokens the repetition penalty can look back at
 
 
 class SamplerError(ValueError):
-    """A sampler setting out of its range: names the flag."""
+    """A field of `SamplerSettings` out of its range: names it."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class SamplerSettings:
     def __post_init__(self) -> None:
         seed = self.seed or 0
         checks = (
-            ("--temp", self.temperature, not math.isnan(self.temperature), "a number"),
-            ("--top-k", self.top_k, 0 <= self.top_k < 1 << 24, "0 to 16777215"),
-            ("--top-p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0, up to 1"),
-            ("--min-p", self.min_p, 0.0 <= self.min_p <= 1.0, "0 to 1"),
-            ("--repeat-penalty", self.repeat_penalty, 0.0 < self.repeat_penalty < math.inf,
+            ("temperature", self.temperature, not math.isnan(self.temperature), "a number"),
+            ("top_k", self.top_k, 0 <= self.top_k < 1 << 24, "0 to 16777215"),
+            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0, up to 1"),
+            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "0 to 1"),
+            ("repeat_penalty", self.repeat_penalty, 0.0 < self.repeat_penalty < math.inf,
              "above 0"),
-            ("--repeat-last-n", self.repeat_last_n, 0 <= self.repeat_last_n <= N_HISTORY,
+            ("repeat_last_n", self.repeat_last_n, 0 <= self.repeat_last_n <= N_HISTORY,
              f"0 to {N_HISTORY}"),
-            ("--seed", self.seed, -(1 << 63) <= seed < 1 << 63, "64 bits"),
+            ("seed", self.seed, -(1 << 63) <= seed < 1 << 63, "64 bits"),
         )  # fmt: skip
-        for flag, value, ok, expected in checks:
+        for name, value, ok, expected in checks:
             if not ok:
-                raise SamplerError(f"{flag} {value}: out of range, expected {expected}")
+                raise SamplerError(f"`{name}` {value}: out of range, expected {expected}")
 
     def vector(self) -> np.ndarray:
         """The `sample` op's settings operand, float32 [8]."""

@@ -114,7 +114,7 @@ class Session:
         if n_past + n > self.model.options.n_ctx:
             raise ContextError(
                 f"{n_past + n} tokens do not fit the context of "
-                f"{self.model.options.n_ctx}; raise -c"
+                f"{self.model.options.n_ctx}; raise `n_ctx`"
             )
         if not n:
             raise ValueError("no tokens to run")

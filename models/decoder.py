@@ -15,12 +15,17 @@ from .hparams import HParams, hparam_keys, read_hparams
 
 
 class Decoder(Architecture):
-    """Embeddings, layers, a norm and a head. A family provides `layer` and `layer_weights`."""
+    """Embeddings, layers, a norm and a head.
+
+    A family provides `layer` and `layer_weights`, or has them from one of `forms`.
+    """
 
     norm: ClassVar[Norm] = RMS_NORM
-    rope_mode: ClassVar[str] = "norm"  # rotary layout: "norm" adjacent pairs, "neox" half split
-    reads: ClassVar[Mapping[str, float]] = {}  # numbers that the family has: see `read_hparams`
+    rope_mode: ClassVar[str] = "norm"  # turns pairs: "norm" adjacent, "neox" half a head apart
+    act: ClassVar[str] = "silu"  # of feed-forward layers
+    gated: ClassVar[bool] = True  # whether they have a gate
     full_every: ClassVar[int] = 0  # of layers with a sliding window, every n-th sees all tokens
+    reads: ClassVar[Mapping[str, float]] = {}  # numbers that the family has: see `read_hparams`
 
     def layer(self, at: Site, x: Tensor) -> Tensor:
         """Record a layer over the residual stream x, f32 [n_tokens, n_embd]; returns the new one,

@@ -32,7 +32,7 @@ class Pair:
         return Model.load(path, backends=(self.device, "cpu"), **given | options)
 
     def unlinked(self, monkeypatch: pytest.MonkeyPatch, path: Path, **options: Any) -> np.ndarray:
-        """`steps` segment by segment."""
+        """`steps`, the two in turns."""
         with monkeypatch.context() as m:
             m.setenv("GGUFLOW_LINK", "0")
             return steps(self.load(path, **options))
@@ -52,12 +52,3 @@ def steps(model: Model, profile: Profile | None = None) -> np.ndarray:
     """Logits of single-token steps."""
     s = model.new_session(profile)
     return np.stack([s.step((t,), "last")[0][0].copy() for t in IDS])
-
-
-def after_first(model: Model) -> Any:
-    """A session whose next step is linked."""
-    s = model.new_session()
-    s.step(IDS[:1], "last")
-    s.step(IDS[1:2], "last")
-    s.rewind(1)
-    return s

@@ -38,6 +38,8 @@ class Attention(OpSpec):
         "seq i32 [n_tok], a row of the table each",
         "table i32 [n_seqs, n_entries], pages of k and v",
     )
+    rows_of = 0
+    across = (1, 2, 5)
     params = (
         Param("scale", "f", doc="usually 1 / sqrt(hd)"),
         Param("max_bias", "f", 0.0, doc="ALiBi's largest bias; 0 turns it off"),

@@ -15,6 +15,8 @@ class GetRows(OpSpec):
     name = "get_rows"
     doc = "Row `ids[i]` of the table, dequantized. An id outside [0, n) gives a row of zeros."
     operands = ("table any float or quantized [n, d]", "ids i32 [m]")
+    rows_of = 1
+    across = (0,)
     cost = "0 (1 an element for a quantized table)"
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:

@@ -13,6 +13,7 @@ from ._common import gelu, rows_dense, silu
 
 class _Glu(OpSpec):
     operands = ("gate f32 [.., n], or gate and up side by side [.., 2n]", "up? f32 [.., n]")
+    rows_of = 0
     in_place = (0, 1)
     per_element = 5
 

@@ -18,6 +18,7 @@ class LayerNorm(OpSpec):
         "variance (Ba, Kiros and Hinton 2016)."
     )
     operands = ("x f32 [.., d]", "w? f32 [d]", "b? f32 [d]")
+    rows_of = 0
     params = (Param("eps", "f", doc="added to the variance"),)
     cost = "7 an element"
     in_place = (0,)

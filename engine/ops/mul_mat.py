@@ -38,6 +38,8 @@ class MulMat(OpSpec):
         "w any float or quantized [b3?, b2?, n, k]",
         "x f32 [c3?, c2?, m, k]; c3 % b3 == c2 % b2 == 0",
     )
+    rows_of = 1
+    weights = (0,)
     cost = "2 m n k a batch"
     tolerance = 5e-4
 

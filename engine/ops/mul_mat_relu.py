@@ -16,6 +16,8 @@ class MulMatRelu(OpSpec):
     name = "mul_mat_relu"
     doc = "relu(mul_mat(w, x))."
     operands: ClassVar[tuple[str, ...]] = ("w any float or quantized [n, k]", "x f32 [m, k]")
+    rows_of = 1
+    weights = (0,)
     cost = "2 m n k + m n"
     tolerance = 5e-4
     fused_from: ClassVar[tuple[str, ...]] = ("mul_mat", "relu")

@@ -29,6 +29,8 @@ class MulMatSparse(OpSpec):
         "is not), or gpu_idx[j] != 0. Without idx all are active."
     )
     operands = ("w any float or quantized [n_rows, k]", "x f32 [m, k]", *NEURONS)
+    rows_of = 1
+    weights = (0,)
     params = (
         Param("threshold", "f", 0.0),
         Param("n_ff", "i", 0, doc="neurons, where neither idx nor gpu_idx says; 0: n_rows"),

@@ -34,6 +34,9 @@ class NormQkvRope(OpSpec):
         "v_state any float or quantized [n_ctx, n_v]",
         "freq_factors? f32 [n_dims / 2]",
     )
+    rows_of = 0
+    weights = (2, 3, 4)
+    across = (6, 7)
     params = (*RmsNorm.params, Param("head_dim", "i", doc="elements of a head"), *Rope.params)
     cost = "2 m k (n_q + n_k + n_v) + 5 m k"
     tolerance = 5e-4

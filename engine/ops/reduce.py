@@ -12,6 +12,7 @@ from ..graph import F32, I32, Case, DType, Operand, OpSpec, Param, Shape, Tensor
 
 class _Reduce(OpSpec):
     operands = ("x f32",)
+    rows_of = 0
     params = (Param("axis", "i", -1, doc="the dimension reduced, counted from the innermost, -1"),)
     cost = "1 an element of x"
     result = F32

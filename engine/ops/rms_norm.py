@@ -15,6 +15,7 @@ class RmsNorm(OpSpec):
     name = "rms_norm"
     doc = "x / sqrt(mean(x^2) + eps) over the last dimension (Zhang and Sennrich 2019)."
     operands = ("x f32 [.., d]",)
+    rows_of = 0
     params = (Param("eps", "f", doc="added to the mean square"),)
     cost = "4 an element"
     in_place = (0,)
@@ -49,6 +50,7 @@ class RmsNormMul(OpSpec):
     name = "rms_norm_mul"
     doc = "rms_norm(x) * w."
     operands = ("x f32 [.., d]", "w f32 [d]")
+    rows_of = 0
     params = RmsNorm.params
     cost = "5 an element"
     fused_from = ("rms_norm", "mul")

@@ -35,6 +35,8 @@ class SparseFfn(OpSpec):
         "x f32 [m, k]",
         *NEURONS,
     )
+    rows_of = 3
+    weights = (0, 1, 2)
     params = (Param("threshold", "f", 0.0), Param("relu_up", "i", 0))
     cost = "m n_rows (4 k + 2 n_embd + 2), as if all were active"
     tolerance = 5e-4

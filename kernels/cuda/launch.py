@@ -130,6 +130,9 @@ class Call:
 
 
 _TENSOR = struct.Struct(f"@P{2 * MAX_DIMS}q")
+TENSOR_BYTES = 72  # of a gf_tensor, as common.cuh asserts too
+if _TENSOR.size != TENSOR_BYTES:
+    raise ImportError(f"a tensor packs to {_TENSOR.size} bytes, gf_tensor has {TENSOR_BYTES}")
 
 
 def pack(*parts: Operand | bytes | None) -> bytes:

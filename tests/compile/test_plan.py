@@ -21,6 +21,8 @@ from gguflow.engine.graph import F16, F32, I32, Graph, Tensor
 class Fake:
     """A backend that runs every op but those it lacks."""
 
+    memory = None
+
     def __init__(self, name: str, space: str, lacks: Iterable[str] = ()) -> None:
         self.name, self.space, self.lacks = name, space, set(lacks)
 

@@ -34,11 +34,11 @@ class SmallDevice(LinkableBackend):
 
     name = "cuda"
     space = "cuda:0"
-    total = 64 << 30
-    used = 100 << 20
+    free = (64 << 30) - (100 << 20)
 
-    def memory(self) -> tuple[int, int]:
-        return self.total - self.used, self.total
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory.free, self.memory.total = self.free, 64 << 30
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def hot(seed: int) -> SamplerSettings:
 
 def test_a_prompt_longer_than_the_context(model: Model, session: Session) -> None:
     n_ctx = model.options.n_ctx
-    with pytest.raises(ContextError, match=f"{n_ctx + 1} tokens.*{n_ctx}.*-c"):
+    with pytest.raises(ContextError, match=f"{n_ctx + 1} tokens.*{n_ctx}.*n_ctx"):
         next(session.generate([1] * (n_ctx + 1), 1, GREEDY))
     assert session.tokens == []
 

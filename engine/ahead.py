@@ -2,43 +2,63 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 import numpy as np
 
 from gguflow.engine.backends.base import TokenLoop
 
-DEPTH = 8  # steps on their way: they hide what the host does between two tokens
+LEAST, DEPTH = 2, 8  # steps on their way: they hide what the host does between two tokens
+COVERED_S = 6e-3  # of the device's time that steps on their way should last
 
 
 class Ahead:
-    """The next tokens of some sequences, one a row of a plan.
+    """The next tokens of sequences that are generated together.
 
     Steps run beyond a stop write rows of the KV cache past the last token taken; those are not
     visible to anything and are written again when their positions come.
     """
 
     def __init__(self, loop: TokenLoop, most: int) -> None:
-        """loop: its inputs are written for the next step. most: steps to run."""
+        """loop: its inputs are written for the first step. most: steps to run, for which the page
+        tables have pages."""
         self._loop = loop
         self._left = most
-        self._step = 0
-        self._running = 0
+        self._running = self._taken = 0
+        self._came: float | None = None  # when the last tokens came
+        self._depth = LEAST
         loop.start()
 
     @property
     def is_over(self) -> bool:
         return not self._left and not self._running
 
+    @property
+    def running(self) -> int:
+        """Steps on their way."""
+        return self._running
+
     def next(self) -> np.ndarray:
-        """The tokens of the next step, int32 [n]."""
-        while self._left and self._running < DEPTH:
+        """The tokens after the next ones of the sequences: int32 [n], -1 for padding."""
+        while self._left and self._running < self._depth:
             self._loop.launch()
             self._left -= 1
             self._running += 1
-        tokens = self._loop.wait(self._step)
-        self._step += 1
+        tokens = self._loop.wait(self._taken + 1)
+        self._taken += 1
         self._running -= 1
+        self._measure()
         return tokens
 
     def stop(self) -> None:
-        """Launch no more: what is on its way is still to be taken."""
+        """Start no more steps; those on their way are still to be taken."""
         self._left = 0
+
+    def _measure(self) -> None:
+        """Long steps need fewer on their way: what is run beyond a stop is lost."""
+        now = time.perf_counter()
+        if self._came is not None and now > self._came:
+            wanted = min(DEPTH, max(LEAST, math.ceil(COVERED_S / (now - self._came))))
+            self._depth += (wanted > self._depth) - (wanted < self._depth)
+        self._came = now

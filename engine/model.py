@@ -34,9 +34,7 @@ from gguflow.engine.planning import (
     Planner,
     Rewrite,
     Setup,
-    buckets,
     cache_size,
-    prompt_key,
     record,
     token_key,
 )
@@ -231,7 +229,7 @@ class Model:
     @property
     def buckets(self) -> Buckets:
         """The sizes that plans are compiled for."""
-        return buckets(self.options)
+        return self._planner.buckets(self.setup)
 
     def graph(self, key: PlanKey) -> Graph:
         """The forward pass over a run's rows as an uncompiled graph."""
@@ -243,7 +241,7 @@ class Model:
 
     def forecast(self) -> list[str]:
         """Lines that say, before loading, what runs where and the bytes each device will need."""
-        lines = summary(self.plan(prompt_key(self.options)), self.repacked_bytes())
+        lines = summary(self.plan(self.buckets.largest), self.repacked_bytes())
         return [*lines, *self.notes]
 
     @property

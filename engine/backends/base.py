@@ -143,8 +143,9 @@ class TokenLoop(Protocol):
     def launch(self) -> None:
         """Enqueue one step; at most 64 whose token was not waited for."""
 
-    def wait(self, pos: int) -> int:
-        """The token that belongs at a position: of the step whose input `pos` was one less."""
+    def wait(self, step: int) -> np.ndarray:
+        """The tokens of a step, int32 [n], -1 for padding. Steps are counted from 1 since the
+        start."""
 
 
 class Program(ABC):

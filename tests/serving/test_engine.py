@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stand_in_loop import Loop, install
 from tiny_model import write_tiny
 
+from gguflow.engine.compile import compile_graph
 from gguflow.engine.model import Model
+from gguflow.engine.planning import Planner, buckets
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import ContextError
 from gguflow.engine.sampling import GREEDY, SamplerSettings
@@ -39,6 +42,11 @@ def run(engine: Engine) -> dict[int, list[Token]]:
         for token in engine.step():
             found.setdefault(token.request, []).append(token)
     return found
+
+
+def pad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans in sizes, padded, as a device has them."""
+    monkeypatch.setattr(Planner, "buckets", lambda self, setup: buckets(setup.options))
 
 
 def text(tokens: list[Token]) -> list[int]:
@@ -261,9 +269,10 @@ def test_a_profile_has_every_run(model: Model) -> None:
     assert [s.n_tokens for s in profile.steps] == [12, 2, 2, 2, 2]
 
 
-def test_no_prompt_length_compiles_anew(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gguflow.engine.planning import compile_graph
-
+@pytest.mark.parametrize(("live", "most"), [(True, 4), (False, 32)])
+def test_no_prompt_length_compiles_anew(
+    model: Model, monkeypatch: pytest.MonkeyPatch, live: bool, most: int
+) -> None:
     compiled: list[object] = []
 
     def counted(*args):
@@ -271,26 +280,44 @@ def test_no_prompt_length_compiles_anew(model: Model, monkeypatch: pytest.Monkey
         return compile_graph(*args)
 
     monkeypatch.setattr("gguflow.engine.planning.compile_graph", counted)
+    if not live:
+        pad(monkeypatch)
     engine = Engine(model.with_options(n_ubatch=64), n_seqs=4)
     rng = np.random.default_rng(0)
-    for n in rng.integers(1, 200, 60).tolist():
-        engine.add(Request(rng.integers(1, 90, n).tolist(), int(rng.integers(1, 9)), GREEDY))
-    run(engine)
-    n_first = len(compiled)
-    assert n_first <= 32
-    for n in rng.integers(1, 200, 30).tolist():
-        engine.add(Request(rng.integers(1, 90, n).tolist(), int(rng.integers(1, 9)), GREEDY))
-    run(engine)
-    assert len(compiled) <= 36
+
+    def requests(n: int) -> None:
+        for length in rng.integers(1, 200, n).tolist():
+            ids = rng.integers(1, 90, length).tolist()
+            engine.add(Request(ids, int(rng.integers(1, 9)), GREEDY))
+        run(engine)
+
+    requests(60)
+    assert len(compiled) <= most
+    before = len(compiled)
+    requests(30)
+    assert len(compiled) - before <= (0 if live else 6)
+
+
+def test_a_first_token_compiles_nothing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = model.with_options(n_ubatch=256).new_session()
+    next(session.generate([1] * 100, 1, GREEDY))
+    monkeypatch.setattr("gguflow.engine.planning.compile_graph", None)
+    for n in (2, 3, 17, 99, 101, 255, 256):
+        next(session.generate([n % 90] * n, 1, GREEDY))
 
 
 # -- everything at once ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "n_requests", [60, pytest.param(200, marks=pytest.mark.slow)]
-)  # fmt: skip
-def test_mixed_lengths_arriving_at_random(model: Model, n_requests: int) -> None:
+@pytest.mark.parametrize("kind", ["live rows", "padded", "padded, with loops"])
+@pytest.mark.parametrize("n_requests", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_mixed_lengths_arriving_at_random(
+    model: Model, monkeypatch: pytest.MonkeyPatch, n_requests: int, kind: str
+) -> None:
+    if kind != "live rows":
+        pad(monkeypatch)
+    if kind == "padded, with loops":
+        install(monkeypatch)
     rng = np.random.default_rng(n_requests)
     beginnings = [rng.integers(1, 90, 700).tolist() for _ in range(3)]
     requests = []
@@ -326,6 +353,9 @@ def test_mixed_lengths_arriving_at_random(model: Model, n_requests: int) -> None
     assert arenas == {space: arena.nbytes for space, arena in engine._runner._arenas.items()}
     stats = engine.stats
     assert stats.n_preempted > 0 and stats.n_found > 0
+    if kind == "padded, with loops":
+        assert any(loop.launched for loop in Loop.made)
+    monkeypatch.undo()
     n_cancelled = 0
     session = model.new_session()
     for i, r in zip(ids, requests, strict=True):

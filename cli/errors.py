@@ -46,7 +46,7 @@ _CODES = (
     ("gguflow.engine.profile.errors", "ProfileFileError", BAD_FILE),
     ("gguflow.models.base", "ModelError", BAD_FILE),
     ("gguflow.models.chat", "ChatTemplateError", BAD_FILE),
-    ("gguflow.engine.session", "ContextError", NO_RESOURCES),
+    ("gguflow.engine.prompt", "ContextError", NO_RESOURCES),
     ("gguflow.engine.options", "OptionError", BAD_ARGUMENT),
     ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),
     ("gguflow.engine.variants.relu.speeds", "SpeedError", NO_RESOURCES),

@@ -60,5 +60,13 @@ class Ahead:
         self._came = now
 
     def stop(self) -> None:
-        """Launch no more: what is on its way is still to be taken."""
+        """Start no more steps; those on their way are still to be taken."""
         self._left = 0
+
+    def _measure(self) -> None:
+        """Long steps need fewer on their way: what is run beyond a stop is lost."""
+        now = time.perf_counter()
+        if self._came is not None and now > self._came:
+            wanted = min(DEPTH, max(LEAST, math.ceil(COVERED_S / (now - self._came))))
+            self._depth += (wanted > self._depth) - (wanted < self._depth)
+        self._came = now

@@ -34,13 +34,12 @@ from gguflow.engine.planning import (
     Planner,
     Rewrite,
     Setup,
-    buckets,
     cache_size,
-    prompt_key,
     record,
     token_key,
 )
 from gguflow.engine.profile import Profile
+from gguflow.engine.prompt import ContextError, token_ids
 from gguflow.engine.resolve import (
     Resolved,
     open_devices,
@@ -50,7 +49,7 @@ from gguflow.engine.resolve import (
 )
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.buckets import Buckets
-from gguflow.engine.session import ContextError, Session, token_ids
+from gguflow.engine.session import Session
 from gguflow.models.base import Architecture, HParams, ModelError
 from gguflow.models.batch import CacheSize
 
@@ -230,7 +229,7 @@ class Model:
     @property
     def buckets(self) -> Buckets:
         """The sizes that plans are compiled for."""
-        return buckets(self.options)
+        return self._planner.buckets(self.setup)
 
     def graph(self, key: PlanKey) -> Graph:
         """The forward pass over a run's rows as an uncompiled graph."""
@@ -242,7 +241,7 @@ class Model:
 
     def forecast(self) -> list[str]:
         """Lines that say, before loading, what runs where and the bytes each device will need."""
-        lines = summary(self.plan(prompt_key(self.options)), self.repacked_bytes())
+        lines = summary(self.plan(self.buckets.largest), self.repacked_bytes())
         return [*lines, *self.notes]
 
     @property

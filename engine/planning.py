@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
+from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Graph
 from gguflow.engine.limits import MAX_TOKENS
 from gguflow.engine.load import ModelSource
@@ -66,9 +67,9 @@ def cache_size(setup: Setup) -> CacheSize:
     return CacheSize(n_pages, n_entries)
 
 
-def buckets(options: Options) -> Buckets:
-    """The sizes that plans are compiled for."""
-    return Buckets(options.n_seqs, options.n_ubatch)
+def buckets(options: Options, live: bool = False) -> Buckets:
+    """The sizes that plans are compiled for. live: see `Buckets`."""
+    return Buckets(options.n_seqs, options.n_ubatch, live)
 
 
 def record(setup: Setup, key: PlanKey) -> Graph:
@@ -115,11 +116,14 @@ class Planner:
                 self._kept.popitem(last=False)
         return self._kept[at]
 
+    def buckets(self, setup: Setup) -> Buckets:
+        """The sizes that plans are compiled for. Hosts leave out rows that are not there."""
+        return buckets(setup.options, all(b.space == HOST_SPACE for b in self.backends.values()))
+
     def largest(self, setup: Setup) -> list[Plan]:
         """What generations run: full pieces of prompts, then single tokens."""
-        n = setup.options.n_seqs
-        decode = buckets(setup.options).key(n, 0, n, n, False, True)
-        keys = dict.fromkeys((prompt_key(setup.options), decode))
+        n, sizes = setup.options.n_seqs, self.buckets(setup)
+        keys = dict.fromkeys((sizes.largest, sizes.key(n, 0, n, n, False, True)))
         return [self.plan(setup, key) for key in keys]
 
     def plans_of(self, setup: Setup) -> dict[PlanKey, Plan]:

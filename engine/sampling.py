@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,6 +56,12 @@ class SamplerSettings:
         )  # fmt: skip
 
 
+def seed_of(settings: SamplerSettings) -> int:
+    """The seed of a generation: what was asked for, or one drawn now."""
+    seed = settings.seed
+    return int.from_bytes(os.urandom(4)) >> 1 if seed is None or seed == -1 else seed
+
+
 GREEDY = SamplerSettings(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
@@ -65,8 +72,7 @@ class SamplerState:
     settings: SamplerSettings = field(default_factory=SamplerSettings)
 
     def __post_init__(self) -> None:
-        seed = self.settings.seed
-        self.seed = int.from_bytes(os.urandom(4)) >> 1 if seed in (None, -1) else seed
+        self.seed = seed_of(self.settings)
         self.vector = self.settings.vector()
         self.rng = np.array([self.seed, 0], np.int64)
         self.history = np.full(N_HISTORY, -1, np.int32)  # oldest first, -1 where there is none yet
@@ -79,3 +85,32 @@ class SamplerState:
     def advance(self) -> None:
         """The next draw uses the next number of the stream."""
         self.rng[1] += 1
+
+
+class SamplerRows:
+    """The same for many sequences, as the rows of three arrays: settings f32 [n, 8], rng i64
+    [n, 2], history i32 [n, N_HISTORY]. The history is kept where there is a penalty to apply."""
+
+    def __init__(self, n: int) -> None:
+        self.settings = np.zeros((n, 8), np.float32)
+        self.rng = np.zeros((n, 2), np.int64)
+        self.history = np.full((n, N_HISTORY), -1, np.int32)
+
+    def set(
+        self, i: int, settings: SamplerSettings, seed: int, tokens: Sequence[int], n_drawn: int
+    ) -> None:
+        """Row i for a sequence of tokens, of which so many were drawn."""
+        self.settings[i] = settings.vector()
+        self.rng[i] = seed, n_drawn
+        self.history[i] = -1
+        last = tokens[-N_HISTORY:]
+        self.history[i, N_HISTORY - len(last) :] = last
+
+    def accept(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """A drawn token for each of some rows."""
+        self.rng[rows, 1] += 1
+        penalized = self.settings[rows, 4] != 1
+        if penalized.any():
+            rows, tokens = rows[penalized], tokens[penalized]
+            self.history[rows, :-1] = self.history[rows, 1:]
+            self.history[rows, -1] = tokens

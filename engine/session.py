@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gguflow.engine.ahead import Ahead
 from gguflow.engine.profile import Profile
+from gguflow.engine.prompt import ContextError, token_ids
 from gguflow.engine.runtime import BoundPlan
 from gguflow.engine.sampling import SamplerSettings, SamplerState
 from gguflow.engine.serving.pages import OutOfPages
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
 LEAST_AHEAD = 3  # steps left that are worth starting to run ahead
-
-
-class ContextError(ValueError):
-    """More tokens than the context holds."""
-
-
-def token_ids(ids: Iterable[int]) -> list[int]:
-    """Token ids as a list of ints. Raises TypeError for what is not one row of whole numbers."""
-    try:
-        return [index(t) for t in ids]
-    except TypeError:
-        raise TypeError("token ids must be whole numbers, in a list or a 1-D array") from None
 
 
 def sampling_of(sampler: SamplerState) -> Sampling:

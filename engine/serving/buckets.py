@@ -42,8 +42,10 @@ class Buckets:
             n = 1 if n_single == 1 else self._of_seqs(n_single)
             return PlanKey(n, 0, n, n if n_out or every else 0, sample)
         if self.live:
-            mixed = self.n_seqs if self.n_seqs > 1 else 0
-            n_single, n_chunk = 0, max(self._chunk(n_chunk), self.n_chunk) + mixed
+            most = self.n_chunk + (self.n_seqs if self.n_seqs > 1 else 0)
+            n_single, n_chunk = 0, n_single + n_chunk
+            # Logits of all rows are large: no more of them than asked for.
+            n_chunk = most if n_chunk <= most and not every else self._chunk(n_chunk)
         else:
             n_single = n_single and self._of_seqs(n_single)
             n_chunk = self._chunk(n_chunk)

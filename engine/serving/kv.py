@@ -86,6 +86,11 @@ class KvCache:
     def n_seqs(self) -> int:
         return len(self._seqs)
 
+    @property
+    def n_free_seqs(self) -> int:
+        """Sequences that can still be created."""
+        return len(self._free)
+
     def tokens(self, seq: int) -> list[int]:
         """The tokens whose rows are there: the cache's own list, to read."""
         return self._seqs[seq].tokens
@@ -200,6 +205,27 @@ class KvCache:
                 if table[p] < 0:
                     table[p] = pool.take()
         s.room = (last + 1) * PAGE
+
+    def shrink(self, seq: int) -> None:
+        """Give back the pages that were grown and not written to."""
+        s = self._seqs[seq]
+        n_pages = -(-len(s.tokens) // PAGE)
+        for name in self.groups:
+            self._drop(name, seq, range(n_pages, self.n_entries))
+        s.room = 0
+
+    def has_pages(self, seq: int, n: int, spare: int = 0) -> bool:
+        """Whether n more tokens fit as things are, and `spare` more pages of every group."""
+        length = len(self._seqs[seq].tokens)
+        wanted = -(-(length + n) // PAGE)
+        for name, group in self.groups.items():
+            held = int(np.count_nonzero(self.tables[name][seq] >= 0))
+            most = wanted - length // PAGE
+            if group.window:  # what is behind is given back on the way
+                most = min(most, window_pages(group.window, n) - held)
+            if most + spare > self.pools[name].n_available:
+                return False
+        return True
 
     def advance(self, seq: int, ids: Sequence[int], generated: bool = False) -> None:
         """The rows of these tokens, which come next, have been computed. generated: one by one, and

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, Buffer
+from gguflow.engine.backends.base import Backend, Buffer, Live
 from gguflow.engine.compile import Plan
+from gguflow.engine.compile.batch_rows import OUTPUTS, TOKENS
 from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Role
 from gguflow.engine.plan_key import PAGE, PlanKey
@@ -148,7 +149,10 @@ class Runner:
         bound = self.plan(key)
         at = self._write(bound, key, rows, sampling)
         kind = "decode" if rows.n_single == rows.n_tokens else "prefill"
-        self._go(bound, kind, rows.n_tokens, int(rows.pos[0]), began)
+        live = None
+        if isinstance(at, slice):
+            live = {TOKENS: rows.n_tokens, OUTPUTS: max(1, len(rows.out))}
+        self._go(bound, live, kind, rows.n_tokens, int(rows.pos[0]), began)
         return Results(bound, key, rows, at)
 
     def run_one(
@@ -157,8 +161,12 @@ class Runner:
         """`run` for one generated token of one sequence, which should cost little besides."""
         began = time.perf_counter_ns()
         bound = self.write_one(seq, token, sampling, output)
-        self._go(bound, "decode", 1, self.kv.length(seq), began)
+        self._go(bound, None, "decode", 1, self.kv.length(seq), began)
         return bound.outputs
+
+    def has_loop(self, rows: Rows) -> bool:
+        """Whether single rows can feed themselves: see `write`."""
+        return self.plan(self._key(rows, True, False)).token_loop is not None
 
     def write(self, rows: Rows, sampling: Sampling) -> BoundPlan:
         """The plan of single rows with its inputs written, for a loop that feeds itself."""
@@ -186,11 +194,13 @@ class Runner:
             inputs["sampler.history"][:] = sampling.history
         return bound
 
-    def _go(self, bound: BoundPlan, kind: str, n: int, n_past: int, began: int) -> None:
+    def _go(
+        self, bound: BoundPlan, live: Live | None, kind: str, n: int, n_past: int, began: int
+    ) -> None:
         if self.profile is None:
-            bound.run()
+            bound.run(live)
             return
-        ops, spans = bound.run_timed()
+        ops, spans = bound.run_timed(live)
         wall = time.perf_counter_ns() - began
         self.profile.add_step(kind, n, ops, spans, wall, n_past)
 

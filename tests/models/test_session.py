@@ -14,8 +14,9 @@ from gguflow.engine.compile import compile_graph
 from gguflow.engine.gguf import GgufError
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
+from gguflow.engine.prompt import ContextError
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.session import ContextError, Session
+from gguflow.engine.session import Session
 from gguflow.models.base import ModelError
 
 GREEDY = SamplerSettings(temperature=0.0)

@@ -51,7 +51,7 @@ def start(path: str, device: str) -> None:
     import numpy as np
 
     phases.end("import numpy")
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
     from gguflow.engine.model import Model
     from gguflow.engine.options import Options
     from gguflow.engine.sampling import SamplerSettings
@@ -83,7 +83,7 @@ def start(path: str, device: str) -> None:
     phases.end("tokenizer")
     model.load_weights()
     if device == "cuda":
-        model.backends["cuda"].device.synchronize()  # type: ignore[attr-defined]
+        model.backends["cuda:0"].device.synchronize()  # type: ignore[attr-defined]
     phases.end("weights")
     session = model.new_session()
     phases.end("session: KV cache and arena")

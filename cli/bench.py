@@ -37,7 +37,7 @@ from .profiling import new_profile, save_profile
 from .prompt import random_ids
 
 if TYPE_CHECKING:
-    from gguflow.engine.loader import ModelSource
+    from gguflow.engine.load import ModelSource
     from gguflow.engine.model import Model
     from gguflow.engine.profile import Profile
     from gguflow.engine.session import Session
@@ -174,7 +174,7 @@ def run(args: Namespace) -> int:
             raise UsageError("-o sql: not with --kernels")
         return run_kernels(args)
     profile_path = check_profile(args)
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
     from gguflow.engine.options import Options
     from gguflow.engine.profile.machine import cores
 
@@ -233,16 +233,14 @@ def load(source: ModelSource, tests: Sequence[BenchTest], args: Namespace) -> Mo
 
     largest = settings(max(tests, key=lambda t: t.n_ctx))
     largest |= {"n_ubatch": max(t.n_ubatch for t in tests)}
-    model = prepare(
-        replace(source, notes=[*source.notes]),  # placing a model adds to them
-        Options(
-            **largest,
-            fuse=not args.no_fuse,
-            n_gpu_layers=tests[0].n_gpu_layers,
-            **placement(args),
-            **sparse(args),
-        ),
+    options = Options(
+        **largest,
+        fuse=not args.no_fuse,
+        n_gpu_layers=tests[0].n_gpu_layers,
+        **placement(args),
+        **sparse(args),
     )
+    model = prepare(source, options)
     load_weights(model, quiet=True)
     return model
 
@@ -302,8 +300,8 @@ def facts(model: Model, args: Namespace) -> dict[str, Any]:
         "build_commit": f"gguflow {__version__}",
         "build_number": 0,
         "cpu_info": machine_name(),
-        "gpu_info": device.device.name if device else "",
-        "backends": (device.name if device else next(iter(model.backends))).upper(),
+        "gpu_info": device.processor if device else "",
+        "backends": (device or next(iter(model.backends.values()))).id.kind.upper(),
         "model_filename": model.source.path,
         "model_type": model_type(model.source),
         "model_size": sum(w.nbytes for w in weights),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 OK = 0
@@ -45,10 +46,10 @@ _CODES = (
     ("gguflow.engine.profile.errors", "ProfileFileError", BAD_FILE),
     ("gguflow.models.base", "ModelError", BAD_FILE),
     ("gguflow.models.chat", "ChatTemplateError", BAD_FILE),
-    ("gguflow.engine.session", "ContextError", NO_RESOURCES),
+    ("gguflow.engine.prompt", "ContextError", NO_RESOURCES),
     ("gguflow.engine.options", "OptionError", BAD_ARGUMENT),
     ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),
-    ("gguflow.engine.sparse.speeds", "SpeedError", NO_RESOURCES),
+    ("gguflow.engine.variants.relu.speeds", "SpeedError", NO_RESOURCES),
 )
 
 
@@ -69,9 +70,31 @@ def exit_code(error: BaseException) -> int:
     return INTERNAL
 
 
+# The engine's messages name fields of `Options` and `SamplerSettings` in backquotes; here they are
+# flags.
+FLAGS = {
+    "n_ctx": "-c", "n_batch": "-b", "n_ubatch": "-ub", "n_threads": "-t", "n_threads_batch": "-tb",
+    "k_type": "-ctk", "v_type": "-ctv", "n_gpu_layers": "-ngl", "device": "--device",
+    "overrides": "-ot", "sparse": "--sparse", "sparse_threshold": "--sparse-threshold",
+    "predictor": "--predictor", "vram_budget": "--vram-budget", "split": "--split",
+    "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p", "min_p": "--min-p",
+    "repeat_penalty": "--repeat-penalty", "repeat_last_n": "--repeat-last-n", "seed": "--seed",
+}  # fmt: skip
+_FIELD = re.compile(rf"`({'|'.join(FLAGS)})(?:=([^`]*))?`")
+
+
+def with_flags(text: str) -> str:
+    """A message of the engine with flags for fields: `sparse=exact` is --sparse exact."""
+
+    def flag(m: re.Match[str]) -> str:
+        return FLAGS[m[1]] if m[2] is None else f"{FLAGS[m[1]]} {m[2]}"
+
+    return _FIELD.sub(flag, text)
+
+
 def message(error: BaseException) -> str:
     """What to print of an error: one line."""
-    text = " ".join(str(error).split())
+    text = with_flags(" ".join(str(error).split()))
     if exit_code(error) == INTERNAL:
         return f"{type(error).__name__}: {text} (this is a bug; --debug shows where)"
     return text or type(error).__name__

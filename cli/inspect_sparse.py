@@ -14,7 +14,7 @@ _PREDICTOR = re.compile(r"blk\.(\d{1,9})\.(fc1|fc2)\.weight")
 def sparse_facts(f: GgufFile) -> dict[str, Any] | None:
     """Of a split: neurons on the device by layer. Of a model or a predictor: its rank by layer,
     bytes and threshold. None for a file without either."""
-    from gguflow.engine.sparse.split import is_split, open_split
+    from gguflow.engine.variants.relu.split import is_split, open_split
 
     if is_split(f):
         stored = open_split(f.path)
@@ -48,7 +48,7 @@ def sparse_facts(f: GgufFile) -> dict[str, Any] | None:
 def sparse_text(f: GgufFile, facts: dict[str, Any]) -> str:
     """The same in words."""
     if facts["kind"] == "split":
-        from gguflow.engine.sparse.split import open_split
+        from gguflow.engine.variants.relu.split import open_split
 
         from .sparse.show import show_split
 

@@ -26,7 +26,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from gguflow.engine.evaluate import Row
-    from gguflow.engine.loader import ModelSource
+    from gguflow.engine.load import ModelSource
 
 SUMMARY = "perplexity of a text, and a table of what each type loses"
 EPILOG = """\
@@ -61,7 +61,7 @@ def add_arguments(p: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from gguflow.engine.evaluate import compare
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
     from gguflow.engine.options import Options
 
     types = type_names(args.types)
@@ -133,7 +133,7 @@ def models(
     source: ModelSource, reference: str | None, types: Sequence[str], threads: int | None
 ) -> list[tuple[str, ModelSource]]:
     """What to compare, by name, the reference first."""
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
     from gguflow.engine.requantize import native_converter, requantize
     from gguflow.models.mixes import find_mix
 

@@ -79,6 +79,8 @@ def add_arguments(p: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     if args.dump is not None or args.diff is not None:
         return show_files(args)
+    from gguflow.engine.variants.relu.tools.activity import measure_activity
+
     path = check_profile(args)
     model = prepare(open_source(args), engine_options(args))
     prompt = prompt_ids(args, model)
@@ -101,10 +103,7 @@ def run(args: Namespace) -> int:
             session.prefill(prompt, None, "last")
         for token in generated[: 1 if recorder is None else None]:
             session.step((token,), "last")
-    if model.sparse is not None:
-        from gguflow.engine.sparse.activity import measure_activity
-
-        profile.activity += measure_activity(model, [*prompt, *generated][:ACTIVITY_TOKENS])
+    profile.activity += measure_activity(model, [*prompt, *generated][:ACTIVITY_TOKENS])
     show(profile, args)
     if path is not None:
         save_profile(profile, path)

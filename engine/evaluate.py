@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from gguflow.engine.loader import ModelSource
+from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.session import Session

@@ -7,7 +7,6 @@ for piece in model.generate("Once upon a time", max_tokens=64):
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
@@ -17,156 +16,142 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, find_backend
-from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph, summary
-from gguflow.engine.graph import Graph, Role, Tensor
-from gguflow.engine.limits import MAX_TOKENS
-from gguflow.engine.loader import ModelSource, Progress, WeightStore, open_model, random_model
-from gguflow.engine.offload import choose_layers, needed
+from gguflow.engine.backends.base import find_backend
+from gguflow.engine.compile import Plan, summary
+from gguflow.engine.devices import Devices
+from gguflow.engine.graph import Graph, Role
+from gguflow.engine.load import (
+    ModelSource,
+    Progress,
+    WeightStore,
+    open_model,
+    weight_users,
+)
+from gguflow.engine.load.offload import needed
 from gguflow.engine.options import Options
-from gguflow.engine.plan_key import PAGE, PlanKey, step_key
+from gguflow.engine.plan_key import PlanKey
+from gguflow.engine.planning import (
+    Planner,
+    Rewrite,
+    Setup,
+    cache_size,
+    record,
+    token_key,
+)
 from gguflow.engine.profile import Profile
-from gguflow.engine.sampling import N_HISTORY, SamplerSettings
-from gguflow.engine.session import PLAN_CACHE, ContextError, Session, token_ids
-from gguflow.engine.sparse.run import SparseRun
-from gguflow.engine.sparse.setup import prepare
-from gguflow.engine.sparse.split import NeuronSplit
-from gguflow.models.base import ModelError
-from gguflow.models.batch import Batch, CacheSize, append_sampler
-
-DEVICE_BACKEND = "cuda"
-LEAST_UBATCH = 32  # down to which prompts are cut smaller when a device has memory for little,
-WORK_SHARE = 64  # and the part of it that the values of a run may take then
+from gguflow.engine.prompt import ContextError, token_ids
+from gguflow.engine.resolve import (
+    Resolved,
+    open_devices,
+    prepare,
+    resolve,
+    resolve_again,
+)
+from gguflow.engine.sampling import SamplerSettings
+from gguflow.engine.serving.buckets import Buckets
+from gguflow.engine.session import Session
+from gguflow.models.base import Architecture, HParams, ModelError
+from gguflow.models.batch import CacheSize
 
 
 class Model:
     """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
 
     def __init__(self, source: ModelSource, options: Options) -> None:
-        self.source, self.sparse = prepare(source, options)
-        self.arch = self.source.arch
-        self.hp = self.arch.hp
-        self._most_ubatch = MAX_TOKENS  # lower where memory is short
-        self.options = self._completed(options)
-        make = {"n_threads": options.n_threads or None, "isa": options.isa,
-                "device": options.device}  # fmt: skip
-        names = options.backends
-        if DEVICE_BACKEND not in names:
-            if options.n_gpu_layers or options.vram_budget or options.split:
-                names = (DEVICE_BACKEND, *names)
-            elif any(b == DEVICE_BACKEND for _, b in options.overrides):
-                names = (*names, DEVICE_BACKEND)
-        self.backends: dict[str, Backend] = {b: find_backend(b, make) for b in names}
+        prepared = prepare(source, options)  # a wrong option is named before a device is looked for
+        make = {"n_threads": options.n_threads or None, "isa": options.isa}
+        devices = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
+        prepared = open_devices(prepared, devices)
+        self.backends = devices.backends
+        planner = Planner(self.backends)
+        self._take(resolve(prepared, planner, self._trial), planner)
+
+    def _take(self, resolved: Resolved, planner: Planner) -> None:
+        self.resolved, self._planner = resolved, planner
         self.weights = WeightStore()
         self._session: Session | None = None
-        self._plans: OrderedDict[PlanKey, Plan] = OrderedDict()
-        self.n_gpu_layers = 0  # on the device, the output head counting as one
-        self.split: NeuronSplit | None = None  # of a ReLU model over the device and the host
-        if options.n_gpu_layers:
-            self._offload(options.n_gpu_layers)
-        if options.vram_budget or options.split:
-            self._place_neurons()
-        elif self.sparse is not None and options.sparse == "auto":
-            self._choose_form(source, options)
 
-    def _choose_form(self, source: ModelSource, options: Options) -> None:
-        """Settle --sparse auto by measurement, once it is known where the layers run."""
-        from gguflow.engine.sparse.form import choose_form
+    def _of(self, resolved: Resolved) -> Model:
+        """Another model over the same backends, which holds no weights yet."""
+        other = copy(self)
+        other._take(resolved, Planner(self.backends))
+        return other
 
-        form = choose_form(self, source, options)
-        if form is None:
-            return
-        assert self.sparse is not None
-        if form.mode != self.sparse.mode:
-            self.source, self.sparse = prepare(source, replace(options, sparse=form.mode))
-            if self.n_gpu_layers:
-                self._note_offload()
-            self._plans.clear()
-        self.source.notes.append(form.describe())
+    def _trial(self, setup: Setup, ids: Sequence[int]) -> Iterator[Sequence[np.ndarray]]:
+        """Load a model that is set up and run a sequence of tokens: the outputs of every piece."""
+        model = self._of(Resolved(setup))
+        model.load_weights()
+        yield from model.outputs(ids)
 
-    def _offload(self, n_gpu_layers: int) -> None:
-        """Turn -ngl into placement rules. Raises MemoryError when it does not fit."""
-        mine = self.options.overrides
+    def outputs(self, ids: Sequence[int]) -> Iterator[Sequence[np.ndarray]]:
+        """Run a new sequence in pieces of n_ubatch, without logits; yields each piece's outputs,
+        those of a rewrite that adds some. The next piece overwrites them."""
+        self.check_ids(ids)
+        n_ubatch = self.options.n_ubatch
+        self.session.rewind(0)
+        for i in range(0, len(ids), n_ubatch):
+            yield self.session.step(ids[i : i + n_ubatch], "none")
 
-        def plans_for(overrides: tuple[tuple[str, str], ...]) -> list[Plan]:
-            self.options = replace(self.options, overrides=(*mine, *overrides))
-            self._plans.clear()
-            return self._largest_plans()
+    # -- what was resolved -----------------------------------------------------------------------
 
-        device: Any = self.backends[DEVICE_BACKEND]
-        layers, overrides = choose_layers(n_gpu_layers, self.hp.n_layer, device, plans_for)
-        plans_for(overrides)
-        self.n_gpu_layers = layers
-        self._note_offload()
+    @property
+    def setup(self) -> Setup:
+        """Weights, options and graph rewrites of what runs."""
+        return self.resolved.setup
 
-    def _note_offload(self) -> None:
-        space = self.backends[DEVICE_BACKEND].space
-        self.source.notes.append(f"{self.n_gpu_layers} of {self.hp.n_layer + 1} layers on {space}")
+    @property
+    def source(self) -> ModelSource:
+        """Where the weights come from."""
+        return self.setup.source
 
-    def _place_neurons(self) -> None:
-        """Divide a ReLU model between the device and the host by --vram-budget or --split."""
-        from gguflow.engine.sparse.device import DevicePlacement
-        from gguflow.engine.sparse.identity import model_hash
-        from gguflow.engine.sparse.split import read_split
+    @property
+    def options(self) -> Options:
+        """Complete: n_ctx and n_ubatch are this model's, overrides hold all placement rules."""
+        return self.setup.options
 
-        mine, options, hp = self.options.overrides, self.options, self.hp
+    @property
+    def arch(self) -> Architecture:
+        """The architecture."""
+        return self.source.arch
 
-        def plan_for(source: ModelSource, run: SparseRun, overrides: Any) -> Plan:
-            self.source, self.sparse = source, run
-            self.options = replace(self.options, overrides=(*mine, *overrides))
-            self._plans.clear()
-            return self.plan(step_key(self.options.n_ubatch, "last", True))
+    @property
+    def hp(self) -> HParams:
+        """Its hyperparameters."""
+        return self.arch.hp
 
-        assert self.sparse is not None
-        host = next(b for name, b in self.backends.items() if name != DEVICE_BACKEND)
-        placement = DevicePlacement(
-            self.source, self.sparse, self.backends[DEVICE_BACKEND], host, plan_for,
-            options.vram_budget, options.n_threads or None,
-        )  # fmt: skip
-        asked = options.n_ubatch
-        while (
-            self.options.n_ubatch > LEAST_UBATCH
-            and placement.work() > placement.limit // WORK_SHARE
-        ):
-            self._most_ubatch = self.options.n_ubatch // 2
-            self.options = self._completed(self.options)
-        if self.options.n_ubatch < asked:
-            self.source.notes.append(
-                f"prompts in pieces of {self.options.n_ubatch} tokens instead of {asked}, which "
-                "leaves the device's memory to weights"
-            )
-        fixed = None
-        if options.split:
-            fixed = read_split(options.split, hp.n_layer, hp.n_ff, model_hash(self.source))
-        self.split = placement.place(fixed)
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know: conversions, placement, choices by measurement."""
+        return self.resolved.notes
 
-    def _largest_plans(self) -> list[Plan]:
-        """What a generation runs: a full ubatch, then single tokens."""
-        sizes = dict.fromkeys((self.options.n_ubatch, 1))
-        return [self.plan(step_key(n, "last", True)) for n in sizes]
+    @property
+    def device(self) -> str:
+        """The device that layers or neurons were placed on; empty where none was asked for."""
+        return self.resolved.device
 
-    def _completed(self, options: Options) -> Options:
-        n_ctx = options.n_ctx or self.hp.n_ctx_train
-        n_ubatch = max(1, min(options.n_ubatch, options.n_batch, n_ctx, self._most_ubatch))
-        return replace(options, n_ctx=n_ctx, n_ubatch=n_ubatch)
+    @property
+    def n_gpu_layers(self) -> int:
+        """Layers on the device, the output head counting as one."""
+        return self.resolved.n_gpu_layers
 
     def with_options(self, **changes: Any) -> Model:
         """The same weights and backends run in another way; `changes` are fields of `Options`.
 
-        What is placed, and whose predictors, is settled when a model is loaded. Another sparse mode
-        loads what it needs besides.
+        What is placed is settled when a model is loaded. What a variant needs besides is loaded.
         """
-        other = copy(self)
-        other.options = self._completed(replace(self.options, **changes))
-        other._session, other._plans = None, OrderedDict()
-        if self.sparse is not None and changes.keys() & {"sparse", "sparse_threshold"}:
-            settled = replace(other.options, predictor="", vram_budget=0, split="")
-            other.source, run = prepare(self.source, settled)
-            assert run is not None
-            other.sparse = replace(run, n_gpu=self.sparse.n_gpu if run.mode != "off" else ())
-            if self.weights.buffers:
-                other.weights = self.weights.fork()
-                other.load_weights()
+        return self._with(resolve_again(self.resolved, changes))
+
+    def with_rewrite(self, change: Rewrite) -> Model:
+        """The same weights and backends, with one more change to every graph."""
+        setup = replace(self.setup, rewrites=(*self.setup.rewrites, change))
+        return self._with(replace(self.resolved, setup=setup))
+
+    def _with(self, resolved: Resolved) -> Model:
+        other = self._of(resolved)
+        other.weights = self.weights
+        if self.weights.buffers and resolved.setup.source is not self.source:
+            other.weights = self.weights.fork()
+            other.load_weights()
         return other
 
     @classmethod
@@ -193,6 +178,8 @@ class Model:
         **changes: Any,
     ) -> Model:
         """A model of a named shape with random weights, to measure speed: `tinyllama-1.1b:Q4_0`."""
+        from gguflow.engine.load.random import random_model  # a file needs no shapes
+
         return cls._loaded(random_model(shape), options, progress, changes)
 
     @classmethod
@@ -207,13 +194,17 @@ class Model:
         model.load_weights(progress)
         return model
 
+    def largest_plans(self) -> list[Plan]:
+        """What a generation runs: a full piece of a prompt, then single tokens."""
+        return self._planner.largest(self.setup)
+
     def load_weights(self, progress: Progress | None = None) -> None:
         """Bring the weights to their backends. Done once, by `load`."""
-        device: Any = self.backends.get(DEVICE_BACKEND)
-        if hasattr(device, "reserve") and not self.weights.buffers:
-            b = needed(self._largest_plans(), device)
-            device.reserve(b.total, b.scratch)
-        plan = self.plan(step_key(1, "last", True))
+        for device in self.backends.values():
+            if device.memory is not None and not self.weights.buffers:
+                b = needed(self.largest_plans(), device)
+                device.memory.reserve(b.total, b.scratch)
+        plan = self.plan(token_key())
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress,
@@ -221,7 +212,7 @@ class Model:
 
     def repacked_bytes(self) -> dict[str, int]:
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""
-        plan = self.plan(step_key(1, "last", True))
+        plan = self.plan(token_key())
         users = weight_users(plan)
         out: dict[str, int] = {}
         for t in plan.leaves(Role.WEIGHT):
@@ -233,47 +224,32 @@ class Model:
 
     def cache_size(self) -> CacheSize:
         """Pages of the KV cache by group of layers."""
-        n_entries = -(-self.options.n_ctx // PAGE)
-        layers = (self.arch.cache(i) for i in range(self.hp.n_layer))
-        groups = dict.fromkeys(layer.group for layer in layers if layer)
-        return CacheSize(dict.fromkeys(groups, n_entries), n_entries)
+        return cache_size(self.setup)
+
+    @property
+    def buckets(self) -> Buckets:
+        """The sizes that plans are compiled for."""
+        return self._planner.buckets(self.setup)
 
     def graph(self, key: PlanKey) -> Graph:
         """The forward pass over a run's rows as an uncompiled graph."""
-        g = Graph()
-        o = self.options
-        leaves = {s.name: g.weight(s.name, s.dtype, s.shape) for s in self.source.weights.values()}
-        batch = Batch(key, self.cache_size(), o.k_type, o.v_type, self.sparse)
-        logits = self.arch.build(g, leaves, batch)
-        g.drop_unused_weights()  # those of the forms that do not run
-        if key.n_out:
-            g.output(logits)
-        if key.sample:
-            g.output(append_sampler(g, logits, N_HISTORY))
-        return g
+        return record(self.setup, key)
 
     def plan(self, key: PlanKey) -> Plan:
         """Compile a graph; needs no weights in memory. Raises PlacementError."""
-        if key not in self._plans:
-            rules = PlacementRules(tuple(self.backends.values()), self.options.overrides)
-            self._plans[key] = compile_graph(self.graph(key), PlanOptions(rules, self.options.fuse))
-            while len(self._plans) > PLAN_CACHE:
-                self._plans.popitem(last=False)
-        return self._plans[key]
+        return self._planner.plan(self.setup, key)
 
     def forecast(self) -> list[str]:
         """Lines that say, before loading, what runs where and the bytes each device will need."""
-        lines = summary(
-            self.plan(step_key(self.options.n_ubatch, "last", True)), self.repacked_bytes()
-        )
-        return [*lines, *self.source.notes]
+        lines = summary(self.plan(self.buckets.largest), self.repacked_bytes())
+        return [*lines, *self.notes]
 
     @property
     def n_threads(self) -> int:
         """Threads that generation uses."""
         if self.options.n_threads:
             return self.options.n_threads
-        return next((n for b in self.backends.values() if (n := getattr(b, "n_threads", 0))), 1)
+        return next((n for b in self.backends.values() if (n := b.n_threads)), 1)
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Raises ContextError for more tokens than the context holds, ValueError for none and for
@@ -286,8 +262,8 @@ class Model:
         """As `check_prompt`, but none at all are fine."""
         if len(ids) > self.options.n_ctx:
             raise ContextError(
-                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise -c "
-                "or shorten the prompt"
+                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise "
+                "`n_ctx` or shorten the prompt"
             )
         n_vocab = self.hp.n_vocab
         for t in ids:
@@ -349,12 +325,3 @@ class Model:
         Raises ContextError for more than the context holds, ValueError for ids that do not exist.
         """
         return self.session.logits(token_ids)
-
-
-def weight_users(plan: Plan) -> dict[Tensor, list[Tensor]]:
-    """The nodes that read each tensor."""
-    users: dict[Tensor, list[Tensor]] = {}
-    for n in plan.nodes:
-        for s in n.live_srcs():
-            users.setdefault(s.owner, []).append(n)
-    return users

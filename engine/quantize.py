@@ -19,10 +19,9 @@ from gguflow.engine.gguf import GgufError, GgufFile, TensorInfo, Typed, write_gg
 from gguflow.engine.gguf.errors import show
 from gguflow.engine.gguf.tensors import ElementType
 from gguflow.engine.graph import DType, dtype_by_name
-from gguflow.engine.loader import COMPUTE_TYPES, POWERINFER_MAGIC
+from gguflow.engine.load import COMPUTE_TYPES, powerinfer
 from gguflow.engine.requantize import Converter, convert
 from gguflow.models.mixes import ALIASES, FALLBACKS, find_mix, tensor_type
-from gguflow.models.relullama import ReluLlama
 
 # Small, and worth more than the bytes they take; what llama.cpp leaves alone, by part of the name.
 _KEPT = (
@@ -116,25 +115,11 @@ def new_metadata(file: GgufFile, mix_name: str) -> dict[str, Typed]:
     from gguf.constants import GGML_QUANT_VERSION
 
     metadata = {k: v for k, v in file.typed_metadata().items() if k not in _SPLIT_KEYS}
-    if file.magic == POWERINFER_MAGIC:
-        metadata = _of_relullama(metadata)
+    if file.magic == powerinfer.MAGIC:
+        metadata = powerinfer.plain_metadata(metadata)
     metadata["general.quantization_version"] = Typed("u32", GGML_QUANT_VERSION)
     metadata["general.file_type"] = Typed("u32", file_type(mix_name))
     return metadata
-
-
-def _of_relullama(metadata: dict[str, Typed]) -> dict[str, Typed]:
-    """PowerInfer's metadata under the name that a plain GGUF file has: by their own, its models
-    would be taken for those with SiLU."""
-    old, new = metadata["general.architecture"].value, ReluLlama.name
-    renamed = {
-        f"{new}{k.removeprefix(old)}" if k.startswith(f"{old}.") else k: v
-        for k, v in metadata.items()
-    }
-    renamed["general.architecture"] = Typed("str", new)
-    if old == "bamboo":
-        renamed[f"{new}.relu_up"] = Typed("bool", True)
-    return renamed
 
 
 def file_type(mix_name: str) -> int:

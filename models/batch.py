@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gguflow.engine.graph import F32, I32, I64, DType, Graph, Tensor
 from gguflow.engine.plan_key import PAGE, PlanKey
@@ -47,30 +46,38 @@ class LayerKv:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of a run and the cache they live in. k_type, v_type: the cache's element types.
-
-    sparse: how the feed-forward layers of a ReLU model run; None for densely.
-    """
+    """The rows of a run and the cache they live in. k_type, v_type: the cache's element types."""
 
     key: PlanKey
     cache: CacheSize
     k_type: DType
     v_type: DType
-    sparse: Any = None
 
     def inputs(self, g: Graph) -> Inputs:
         """Declare the inputs that every decoder has."""
         return Inputs(g, self)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Where rows stand. pos, seq: i32 [n], -1 where padded; the first n_single rows are each alone
+    in their sequence."""
+
+    pos: Tensor
+    seq: Tensor
+    n_single: int
+
+
 class Inputs:
-    """A run's inputs. tokens, pos, seq: i32 [n_tokens], -1 where padded (see `PlanKey`)."""
+    """A run's inputs: token ids, i32 [n_tokens], -1 where padded, and where its rows stand."""
 
     def __init__(self, g: Graph, batch: Batch) -> None:
         n = batch.key.n_tokens
         self._g, self._batch = g, batch
         self.key = batch.key
-        self.tokens, self.pos, self.seq = (g.input(t, I32, (n,)) for t in ("tokens", "pos", "seq"))
+        self.tokens, pos, seq = (g.input(t, I32, (n,)) for t in ("tokens", "pos", "seq"))
+        self.rows = Rows(pos, seq, batch.key.n_single)
+        self._picked: dict[Tensor, Tensor] = {}
 
     def kv(self, i: int, layer: CacheLayer) -> LayerKv:
         """States and indices of layer i."""
@@ -83,14 +90,23 @@ class Inputs:
             g.input(f"table.{group}", I32, (b.key.n_seqs, b.cache.n_entries)),
         )
 
-    def picked(self, *values: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """(pos, seq, values) of the rows to output; values: f32 [n_tokens, ..]. As they are where
-        all rows are output, or none."""
-        if not self.key.picks:
-            return self.pos, self.seq, list(values)
-        g, n = self._g, self.key.n_out
-        ids, pos, seq = (g.input(f"out.{t}", I32, (n,)) for t in ("ids", "pos", "seq"))
-        return pos, seq, [g.get_rows(t, ids, name=f"{t.name}_out") for t in values]
+    @property
+    def out_rows(self) -> Rows:
+        """The rows to output: all where all are output, or none."""
+        key, g = self.key, self._g
+        if not key.picks:
+            return self.rows
+        pos, seq = (g.input(f"out.{t}", I32, (key.n_out,)) for t in ("pos", "seq"))
+        return Rows(pos, seq, key.n_out if key.n_out <= key.n_seqs else 0)
+
+    def out(self, x: Tensor) -> Tensor:
+        """The rows to output of x, f32 [n_tokens, ..]; x itself if it has no others."""
+        if not self.key.picks or x.shape[0] == self.key.n_out:
+            return x
+        if x not in self._picked:
+            ids = self._g.input("out.ids", I32, (self.key.n_out,))
+            self._picked[x] = self._g.get_rows(x, ids, name=f"{x.name.split('.')[-1]}_out")
+        return self._picked[x]
 
 
 def append_sampler(g: Graph, logits: Tensor, n_history: int) -> Tensor:

@@ -19,7 +19,7 @@ import numpy as np
 import sentencepiece as spm
 from gguf.quants import quantize
 
-from gguflow.engine.sparse.train import Predictor
+from gguflow.engine.variants.relu.tools.train import Predictor
 from training.checkpoint import load_model
 from training.model import Llama
 

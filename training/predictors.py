@@ -22,7 +22,7 @@ import torch
 from gguf.quants import dequantize, quantize
 from torch import Tensor
 
-from gguflow.engine.sparse.train import (
+from gguflow.engine.variants.relu.tools.train import (
     Predictor,
     Settings,
     predict,

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..load import bundled_folder, random_source
 
 if TYPE_CHECKING:
-    from gguflow.engine.loader import ModelSource
+    from gguflow.engine.load import ModelSource
 
 
 def add_relu_model(p: ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def bundled_relu_model() -> Path:
 
 def open_relu(args: Namespace) -> ModelSource:
     """The model of -m, --random or the bundled one. Raises ModelError when it is not of ReLU."""
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
     from gguflow.models.base import ModelError
 
     if args.random is not None:

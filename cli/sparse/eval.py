@@ -17,7 +17,7 @@ from ..options import real, whole
 from .common import add_relu_model, check_output, open_relu
 
 if TYPE_CHECKING:
-    from gguflow.engine.sparse.evaluate import Result
+    from gguflow.engine.variants.relu.tools.evaluate import Result
 
 SUMMARY = "perplexity and missed neurons against the threshold"
 EPILOG = """\
@@ -63,9 +63,9 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def run(args: Namespace) -> int:
     from gguflow.engine.options import Options
-    from gguflow.engine.sparse.curve import curve_svg
-    from gguflow.engine.sparse.evaluate import compare
-    from gguflow.engine.sparse.source import missing_predictor
+    from gguflow.engine.variants.relu.source import missing_predictor
+    from gguflow.engine.variants.relu.tools.curve import curve_svg
+    from gguflow.engine.variants.relu.tools.evaluate import compare
     from gguflow.models.base import ModelError
 
     from ..perplexity import Progress
@@ -117,7 +117,7 @@ def verdict(results: Sequence[Result], tolerance: float) -> int:
 
 def markdown(results: Sequence[Result]) -> str:
     """A table of the runs, and one of the layers at the file's threshold."""
-    from gguflow.engine.sparse.evaluate import total
+    from gguflow.engine.variants.relu.tools.evaluate import total
 
     head = ["threshold", "skipped", "missed", "perplexity", "above dense", "mean KL", "99 % KL",
             "same top token"]  # fmt: skip

@@ -9,7 +9,7 @@ from ..columns import columns
 from ..errors import OK
 
 if TYPE_CHECKING:
-    from gguflow.engine.sparse.split import StoredSplit
+    from gguflow.engine.variants.relu.split import StoredSplit
 
 SUMMARY = "show activation counts or a split, by layer"
 EPILOG = """\
@@ -26,8 +26,8 @@ def add_arguments(p: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from gguflow.engine.gguf import GgufFile
-    from gguflow.engine.sparse.split import open_split
-    from gguflow.engine.sparse.stats import FORMAT, read_stats
+    from gguflow.engine.variants.relu.split import open_split
+    from gguflow.engine.variants.relu.stats import FORMAT, read_stats
 
     from .stats import report
 
@@ -45,7 +45,7 @@ def run(args: Namespace) -> int:
 def show_split(stored: StoredSplit, stats_path: str | None) -> str:
     """A table by layer, and what the file says of itself."""
     from gguflow.engine.compile import human_bytes
-    from gguflow.engine.sparse.stats import read_stats
+    from gguflow.engine.variants.relu.stats import read_stats
 
     split = stored.split
     head = ["layer", "on GPU", "%"]

@@ -14,11 +14,11 @@ from .common import add_relu_model, check_output, open_relu
 
 if TYPE_CHECKING:
     from gguflow.engine.backends.base import Backend
-    from gguflow.engine.loader import ModelSource
-    from gguflow.engine.sparse.costs import NeuronBytes, Speeds
-    from gguflow.engine.sparse.expect import LayerExpectation
-    from gguflow.engine.sparse.split import NeuronSplit
-    from gguflow.engine.sparse.stats import Activations
+    from gguflow.engine.load import ModelSource
+    from gguflow.engine.variants.relu.costs import NeuronBytes, Speeds
+    from gguflow.engine.variants.relu.expect import LayerExpectation
+    from gguflow.engine.variants.relu.split import NeuronSplit
+    from gguflow.engine.variants.relu.stats import Activations
 
 SUMMARY = "choose the neurons that a GPU keeps within a budget"
 EPILOG = """\
@@ -66,7 +66,7 @@ class Solved:
 
 
 def run(args: Namespace) -> int:
-    from gguflow.engine.sparse.split import write_split
+    from gguflow.engine.variants.relu.split import write_split
 
     if bool(args.vram_budget) == bool(args.ffn_budget):
         raise UsageError("one of --vram-budget and --ffn-budget is needed")
@@ -86,33 +86,37 @@ def run(args: Namespace) -> int:
 
 def solve_whole(args: Namespace) -> Solved:
     """--vram-budget: as a run with it does."""
-    from gguflow.engine.model import DEVICE_BACKEND, Model
-    from gguflow.engine.sparse.place import layer_shapes, neuron_bytes
-    from gguflow.engine.sparse.speeds import measure
-    from gguflow.engine.sparse.store import model_stats
+    from gguflow.engine.model import Model
+    from gguflow.engine.variants.relu import sparse_run
+    from gguflow.engine.variants.relu.place import layer_shapes, neuron_bytes
+    from gguflow.engine.variants.relu.speeds import measure
+    from gguflow.engine.variants.relu.store import model_stats
 
     source = open_relu(args)
     stats = model_stats(source)
     model = Model(source, engine_options(args))
-    assert model.split is not None and model.sparse is not None
-    for line in model.source.notes:
+    how = sparse_run(model.setup)
+    assert how is not None and how.split is not None
+    for line in model.notes:
         note(line)
-    device = model.backends[DEVICE_BACKEND]
+    device = model.backends[model.device]
     host = next(b for b in model.backends.values() if b is not device)
     speeds = measure(device, host, layer_shapes(model.source)[0], model.options.n_threads or None)
-    exact = model.sparse.mode == "exact"
-    return Solved(model.split, stats, neuron_bytes(model.source), speeds, exact)
+    exact = how.mode == "exact"
+    return Solved(how.split, stats, neuron_bytes(model.source), speeds, exact)
 
 
 def solve_rows(args: Namespace) -> Solved:
     """--ffn-budget: the rows of neurons alone."""
-    from gguflow.engine.sparse.place import neuron_bytes
-    from gguflow.engine.sparse.setup import prepare
-    from gguflow.engine.sparse.solve import choose_split
-    from gguflow.engine.sparse.stats import read_stats
-    from gguflow.engine.sparse.store import check_stats, model_stats
+    from gguflow.engine.planning import Setup
+    from gguflow.engine.variants.relu import VARIANT, sparse_run
+    from gguflow.engine.variants.relu.place import neuron_bytes
+    from gguflow.engine.variants.relu.solve import choose_split
+    from gguflow.engine.variants.relu.stats import read_stats
+    from gguflow.engine.variants.relu.store import check_stats, model_stats
 
-    source, how = prepare(open_relu(args), engine_options(args))
+    setup = VARIANT.prepare(Setup(open_relu(args), engine_options(args)))
+    source, how = setup.source, sparse_run(setup)
     if how is None or how.mode == "off":
         raise UsageError("--sparse off: a dense run has no neurons to place")
     if args.stats:
@@ -129,14 +133,14 @@ def solve_rows(args: Namespace) -> Solved:
 def row_speeds(args: Namespace, source: ModelSource) -> Speeds:
     """The speeds given, and measured ones for those that are not."""
     from gguflow.engine.backends.base import find_backend
-    from gguflow.engine.sparse.costs import Side, Speeds
-    from gguflow.engine.sparse.place import layer_shapes
-    from gguflow.engine.sparse.speeds import measure_side, measure_sync
+    from gguflow.engine.variants.relu.costs import Side, Speeds
+    from gguflow.engine.variants.relu.place import layer_shapes
+    from gguflow.engine.variants.relu.speeds import measure_side, measure_sync
 
     shape = layer_shapes(source)[0]
     host = find_backend("cpu", {"n_threads": args.threads})
     wants_gpu = args.gpu_gbs is None or args.sync_us is None
-    gpu = find_backend("cuda", {"device": args.device}) if wants_gpu else None
+    gpu = find_backend(f"cuda:{args.device}") if wants_gpu else None
 
     def side(gbs: float | None, backend: Backend | None) -> Side:
         if gbs is not None:
@@ -155,8 +159,8 @@ def row_speeds(args: Namespace, source: ModelSource) -> Speeds:
 def report(s: Solved) -> str:
     """A table by layer, the whole, and the speeds behind it."""
     from gguflow.engine.compile import human_bytes
-    from gguflow.engine.sparse.budget import no_neurons
-    from gguflow.engine.sparse.expect import expect
+    from gguflow.engine.variants.relu.budget import no_neurons
+    from gguflow.engine.variants.relu.expect import expect
 
     def of(split: NeuronSplit) -> list[LayerExpectation]:
         return expect(split, s.stats.probabilities, s.neurons, s.speeds, s.exact)

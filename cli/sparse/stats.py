@@ -17,8 +17,8 @@ from ..options import whole
 from .common import add_relu_model, check_output, open_relu
 
 if TYPE_CHECKING:
-    from gguflow.engine.loader import ModelSource
-    from gguflow.engine.sparse.stats import Activations
+    from gguflow.engine.load import ModelSource
+    from gguflow.engine.variants.relu.stats import Activations
 
 SUMMARY = "count how often each neuron fires on a text"
 EPILOG = """\
@@ -43,9 +43,9 @@ def add_arguments(p: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from gguflow.engine.model import Model
     from gguflow.engine.options import Options
-    from gguflow.engine.sparse.stats import count_activations, tap_names, write_stats
-    from gguflow.engine.sparse.store import stats_path
-    from gguflow.engine.sparse.taps import TappedModel
+    from gguflow.engine.variants.relu.stats import write_stats
+    from gguflow.engine.variants.relu.store import stats_path
+    from gguflow.engine.variants.relu.tools.count import count_activations
 
     check_output("-o", args.output)
     source = open_relu(args)
@@ -53,9 +53,8 @@ def run(args: Namespace) -> int:
     options = Options(n_ctx=args.ctx_size, n_ubatch=64, n_threads=args.threads or 0, sparse="off")
     model = Model(source, options)
     load_weights(model, quiet=True)
-    taps = tap_names(model.hp.n_layer, source.arch.relu_up)  # type: ignore[attr-defined]
     n_tokens = sum(map(len, chunks))
-    stats = count_activations(TappedModel(model, taps), chunks, progress(n_tokens))
+    stats = count_activations(model, chunks, progress(n_tokens))
     path = Path(args.output) if args.output else stats_path(stats.model_hash)
     if not args.output:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +88,7 @@ def progress(n_tokens: int) -> Callable[[int], None] | None:
 
 def report(stats: Activations) -> str:
     """A table by layer, and a line for all of it."""
-    from gguflow.engine.sparse.stats import hottest
+    from gguflow.engine.variants.relu.stats import hottest
 
     head = ["layer", "active %", "never %", "hottest % with 80 % of activations"]
     rows = [head]

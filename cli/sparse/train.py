@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gguflow.engine.graph import DType
-    from gguflow.engine.loader import ModelSource
-    from gguflow.engine.sparse.train import Predictor, Settings
+    from gguflow.engine.load import ModelSource
+    from gguflow.engine.variants.relu.tools.train import Predictor, Settings
 
 SUMMARY = "train activity predictors on a text"
 EPILOG = """\
@@ -82,7 +82,7 @@ def run(args: Namespace) -> int:
     if find_spec("torch") is None:
         raise PackageError("training needs torch: pip install 'gguflow[train]'")
     from gguflow.engine.quantize import writable_type
-    from gguflow.engine.sparse.train import Settings, table
+    from gguflow.engine.variants.relu.tools.train import Settings, table
 
     try:
         dtype = writable_type(args.type)
@@ -102,8 +102,8 @@ def train(args: Namespace, source: ModelSource, settings: Settings) -> list[Pred
 
     from gguflow.engine.model import Model
     from gguflow.engine.options import Options
-    from gguflow.engine.sparse.collect import record
-    from gguflow.engine.sparse.train import train_layer
+    from gguflow.engine.variants.relu.tools.collect import record
+    from gguflow.engine.variants.relu.tools.train import train_layer
 
     from .stats import progress
 
@@ -143,12 +143,12 @@ def resumed(args: Namespace, source: ModelSource) -> list[tuple[Tensor, Tensor]]
     import torch
 
     from gguflow.engine.quants import decode
-    from gguflow.engine.sparse.identity import model_hash
-    from gguflow.engine.sparse.predictor import with_predictor
+    from gguflow.engine.variants.relu.identity import model_hash
+    from gguflow.engine.variants.relu.predictor import with_predictor
 
     if not args.resume:
         return []
-    weights = with_predictor(source, args.resume, model_hash(source)).weights
+    weights = with_predictor(source, args.resume, model_hash(source))[0].weights
 
     def matrix(name: str) -> Tensor:
         w = weights[name]
@@ -173,9 +173,9 @@ def spread(args: Namespace, source: ModelSource) -> list[list[int]]:
 
 def write(args: Namespace, source: ModelSource, found: list[Predictor], dtype: DType) -> None:
     """The files that were asked for."""
-    from gguflow.engine.sparse.embed import embed_predictor
-    from gguflow.engine.sparse.identity import model_hash
-    from gguflow.engine.sparse.predictor import write_predictor
+    from gguflow.engine.variants.relu.identity import model_hash
+    from gguflow.engine.variants.relu.predictor import write_predictor
+    from gguflow.engine.variants.relu.tools.embed import embed_predictor
 
     layers = [(p.fc1.numpy(), p.fc2.numpy()) for p in found]
     thresholds = [p.threshold for p in found]

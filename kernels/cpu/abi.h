@@ -57,6 +57,8 @@ struct gf_tensor {
   int32_t flags;
 };
 
+static_assert(sizeof(struct gf_tensor) == 80, "mirrored in engine/backends/cpu/abi.py");
+
 struct gf_op;
 struct gf_thread;
 typedef void (*gf_kernel)(const struct gf_op* op, struct gf_thread* th);
@@ -74,6 +76,9 @@ struct gf_op {
   unsigned char
       params[GF_PARAM_BYTES];  // the op's parameters in the order its OpSpec declares them
 };
+
+static_assert(sizeof(struct gf_op) == 32 + (1 + GF_MAX_SRC) * 80 + GF_PARAM_BYTES,
+              "mirrored in engine/backends/cpu/abi.py");
 
 // What a kernel knows of the thread that runs it. Threads with ith >= nth of an op are not called.
 struct gf_thread {

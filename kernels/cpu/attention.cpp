@@ -1,11 +1,12 @@
-// attention: causal attention over a KV cache with grouped heads, an online softmax over blocks of
-// keys (Dao et al. 2022).
+// attention: causal attention of many sequences over a KV cache in pages, with grouped heads and an
+// online softmax over blocks of keys (Dao et al. 2022). A block of keys is a page, so finding it is
+// one look-up.
 //
 // A piece of work is a tile: some tokens, some KV heads, and some of the query heads that share
-// one. Keys and values are converted to floats once, block by block, for all rows (token, query
-// head) of the tile. Blocks begin at multiples of ATT_KEYS from key 0, and a row takes every block
-// it sees anything of in order, so its result is the same to the bit in any tile: prompt or single
-// token, any number of threads.
+// one. A tile's tokens are taken sequence by sequence. Keys and values are converted to floats
+// once, block by block, for all rows (token, query head) of a sequence's tokens. A row takes every
+// block it sees anything of in order, so its result is the same to the bit in any tile: prompt or
+// single token, any batch, any number of threads.
 #include <algorithm>
 
 #include "cpu/alibi.h"
@@ -15,59 +16,84 @@ namespace {
 
 struct attention_params {
   float scale, max_bias, softcap;
-  int32_t window;
+  int32_t window, n_single;
 };
 
 constexpr int64_t kMaxRows = 64;  // rows (token, query head) a tile
 constexpr int64_t kFewRows = 8;   // rows a KV head
 constexpr int kRowsAtOnce = VL >= 16 ? 4 : VL >= 8 ? 2 : 1;
 
-// Shapes, the size of tiles and the scratch of one thread.
-struct layout {
-  int64_t n_tok, n_head, n_head_kv, group, dk, dv, n_ctx;
+// How some neighbouring tokens are cut into tiles.
+struct cut {
+  int64_t first, n_tok;                   // these tokens
   int64_t tokens, kv_heads, heads;        // of a tile; heads a KV head
   int64_t kv_parts, head_parts, n_tiles;  // tiles beside each other in these dimensions; all tiles
-  int64_t chunk;                          // keys converted at once
-  int64_t kv, q, o, s, state, bytes;      // offsets in scratch, in bytes
 
-  layout(const gf_op* op, int64_t n_threads) {
-    n_tok = op->src[0].ne[2];
-    n_head = op->src[0].ne[1];
-    n_head_kv = op->src[1].ne[1];
-    n_ctx = op->src[1].ne[2];
-    group = n_head / n_head_kv;
-    dk = vf_padded(op->src[0].ne[0]);
-    dv = vf_padded(op->src[2].ne[0]);
+  cut(int64_t first, int64_t n_tok, int64_t at_once, int64_t n_head_kv, int64_t group,
+      int64_t n_wanted)
+      : first(first), n_tok(n_tok) {
     // Many rows a KV head convert keys less often. With few tokens many KV heads are taken
     // together, for the heads of a key lie side by side and memory likes to be read in order.
-    heads = std::min(group, kMaxRows);
-    tokens = std::max<int64_t>(1, std::min(n_tok, kMaxRows / heads));
-    kv_heads = std::min(n_head_kv, kMaxRows / (heads * tokens));
-    const auto count = [this] {
+    heads = std::max<int64_t>(1, std::min(group, kMaxRows));
+    tokens = std::max<int64_t>(1, std::min(at_once, kMaxRows / heads));
+    kv_heads = std::max<int64_t>(1, std::min(n_head_kv, kMaxRows / (heads * tokens)));
+    const auto count = [&] {
       kv_parts = (n_head_kv + kv_heads - 1) / kv_heads;
       head_parts = (group + heads - 1) / heads;
       return kv_parts * head_parts * ((n_tok + tokens - 1) / tokens);
     };
-    while (count() < n_threads && kv_heads * tokens * heads > 1) {  // something for every thread
+    while (count() < n_wanted && kv_heads * tokens * heads > 1) {
       int64_t& side = kv_heads > 1 ? kv_heads : tokens > 1 ? tokens : heads;
       side = (side + 1) / 2;
     }
     n_tiles = count();
-    const int64_t rows = kv_heads * tokens * heads;
+  }
+};
+
+// Shapes, tiles and the scratch of one thread.
+struct layout {
+  int64_t n_tok, n_head, n_head_kv, group, dk, dv;
+  int64_t n_seqs, n_entries, n_pages;
+  cut singles, others;
+  int64_t kv, q, o, s, state, bytes;  // offsets in scratch, in bytes
+
+  layout(const gf_op* op, int64_t n_threads)
+      : n_tok(op->src[0].ne[2]),
+        n_head(op->src[0].ne[1]),
+        n_head_kv(op->src[1].ne[1]),
+        group(n_head / std::max<int64_t>(n_head_kv, 1)),
+        dk(vf_padded(op->src[0].ne[0])),
+        dv(vf_padded(op->src[2].ne[0])),
+        n_seqs(op->src[5].ne[1]),
+        n_entries(op->src[5].ne[0]),
+        n_pages(op->src[1].ne[2] / ATT_KEYS),
+        singles(cut_singles(n_singles(op), n_threads)),
+        others(cut_others(n_singles(op), n_threads)) {
     int64_t end = 0;
     const auto place = [&end](int64_t n_floats) {
       const int64_t at = end;
       end += (n_floats * int64_t{sizeof(float)} + 63) / 64 * 64;
       return at;
     };
-    // For few rows what counts is that converted keys stay in the first-level cache until used.
-    chunk = tokens * heads <= kFewRows ? ATT_KEYS / 4 : ATT_KEYS;
-    kv = place(chunk * std::max(dk, dv));
-    q = place(rows * dk);
-    o = place(rows * dv);
-    s = place(tokens * heads * ATT_KEYS);
-    state = place(2 * rows);
+    // Room for the largest tile: a run of fewer tokens than were reserved for may have it.
+    kv = place(ATT_KEYS * std::max(dk, dv));
+    q = place(kMaxRows * dk);
+    o = place(kMaxRows * dv);
+    s = place(kMaxRows * ATT_KEYS);
+    state = place(2 * kMaxRows);
     bytes = end;
+  }
+
+ private:
+  int64_t n_singles(const gf_op* op) const {
+    return std::min<int64_t>(gf_params<attention_params>(op).n_single, n_tok);
+  }
+  // Sequences differ in length: more tiles than threads even that out.
+  cut cut_singles(int64_t n, int64_t n_threads) const {
+    return {0, n, 1, n_head_kv, group, n > 1 ? 2 * n_threads : n_threads};
+  }
+  cut cut_others(int64_t first, int64_t n_threads) const {
+    return {first, n_tok - first, n_tok - first, n_head_kv, group, n_threads};
   }
 };
 
@@ -83,27 +109,44 @@ class Tile {
     state_ = reinterpret_cast<att_state*>(scratch + l.state);
   }
 
-  // Late tokens see most keys, so their tiles come first: the threads then end together.
-  void run(int64_t index) {
-    const int64_t per_range = l_.kv_parts * l_.head_parts;
-    const int64_t range = (l_.n_tiles / per_range - 1) - index / per_range;
-    const int64_t head_part = index % l_.head_parts;
-    const int64_t kv_part = index % per_range / l_.head_parts;
-    first_kv_ = kv_part * l_.kv_heads;
-    kv_heads_ = std::min(l_.kv_heads, l_.n_head_kv - first_kv_);
-    first_head_ = head_part * l_.heads;
-    heads_ = std::min(l_.heads, l_.group - first_head_);
-    first_ = range * l_.tokens;
-    tokens_ = std::min(l_.tokens, l_.n_tok - first_);
+  // Late tokens of a prompt see most keys, so their tiles come first: the threads then end
+  // together.
+  void run(const cut& c, int64_t index) {
+    const int64_t per_range = c.kv_parts * c.head_parts;
+    const int64_t range = (c.n_tiles / per_range - 1) - index / per_range;
+    const int64_t head_part = index % c.head_parts;
+    const int64_t kv_part = index % per_range / c.head_parts;
+    first_kv_ = kv_part * c.kv_heads;
+    kv_heads_ = std::min(c.kv_heads, l_.n_head_kv - first_kv_);
+    first_head_ = head_part * c.heads;
+    heads_ = std::min(c.heads, l_.group - first_head_);
+    // For few rows what counts is that converted keys stay in the first-level cache until used.
+    chunk_ = c.tokens * c.heads <= kFewRows ? ATT_KEYS / 4 : ATT_KEYS;
 
-    gf_range keys = {l_.n_ctx, 0};
-    for (int64_t t = 0; t < tokens_; ++t) {
+    first_ = c.first + range * c.tokens;
+    const int64_t end = std::min(first_ + c.tokens, c.first + c.n_tok);
+    for (; first_ < end; first_ += tokens_) {
+      const int64_t seq = sequence(first_);
+      for (tokens_ = 1; first_ + tokens_ < end && sequence(first_ + tokens_) == seq;) ++tokens_;
+      run_sequence(seq);
+    }
+  }
+
+ private:
+  // Tokens first_ .. first_ + tokens_ - 1, all of one sequence.
+  void run_sequence(int64_t seq) {
+    gf_range keys = {l_.n_entries * ATT_KEYS, 0};
+    const bool known = seq >= 0 && seq < l_.n_seqs;
+    for (int64_t t = 0; known && t < tokens_; ++t) {
       const gf_range r = visible(t);
       if (r.begin >= r.end) continue;
       keys = {std::min(keys.begin, r.begin), std::max(keys.end, r.end)};
     }
     begin_rows();
     for (int64_t b = keys.begin / ATT_KEYS * ATT_KEYS; b < keys.end; b += ATT_KEYS) {
+      page_ = page(seq, b / ATT_KEYS);
+      if (page_ < 0) continue;
+      next_page_ = b + ATT_KEYS < keys.end ? page(seq, b / ATT_KEYS + 1) : -1;
       for (int64_t g = 0; g < kv_heads_; ++g) {
         block(g, b, {std::max(b, keys.begin), std::min(b + ATT_KEYS, keys.end)});
       }
@@ -111,16 +154,25 @@ class Tile {
     end_rows();
   }
 
- private:
+  int64_t sequence(int64_t token) const {
+    return static_cast<const int32_t*>(op_->src[4].data)[token];
+  }
+
   int64_t position(int64_t t) const {
     return static_cast<const int32_t*>(op_->src[3].data)[first_ + t];
+  }
+
+  // The page of an entry of the sequence's table; -1 when there is none.
+  int64_t page(int64_t seq, int64_t entry) const {
+    const int64_t i = reinterpret_cast<const int32_t*>(gf_row_ptr(op_->src[5], {seq, 0, 0}))[entry];
+    return i >= 0 && i < l_.n_pages ? i : -1;
   }
 
   // Keys that the tile's token t sees.
   gf_range visible(int64_t t) const {
     const int64_t pos = position(t);
     const int64_t begin = p_.window > 0 ? std::max<int64_t>(0, pos - p_.window + 1) : 0;
-    return {begin, std::min(pos + 1, l_.n_ctx)};
+    return {begin, std::min(pos + 1, l_.n_entries * ATT_KEYS)};
   }
 
   // Calls f(row, head, token) for the rows of the tile; head and token index q and the result.
@@ -182,15 +234,15 @@ class Tile {
   // which is all of it for most, come together.
   template <typename F>
   void for_chunks(const gf_tensor& x, int64_t g, int64_t b, gf_range keys, int64_t width, F&& f) {
-    for (int64_t at = (keys.begin - b) / l_.chunk * l_.chunk; b + at < keys.end; at += l_.chunk) {
+    for (int64_t at = (keys.begin - b) / chunk_ * chunk_; b + at < keys.end; at += chunk_) {
       const int64_t first = b + at;
-      const gf_range inside = {std::max(first, keys.begin), std::min(first + l_.chunk, keys.end)};
-      stage(x, g, inside, kv_ + (inside.begin - first) * width, width);
+      const gf_range inside = {std::max(first, keys.begin), std::min(first + chunk_, keys.end)};
+      stage(x, g, inside.begin - b, inside.end - b, kv_ + (inside.begin - first) * width, width);
       for (int64_t t = 0; t < tokens_;) {
-        const gf_range seen = visible_part(t, first, l_.chunk);
+        const gf_range seen = visible_part(t, first, chunk_);
         int64_t next = t + 1;
         for (; next < tokens_; ++next) {
-          const gf_range other = visible_part(next, first, l_.chunk);
+          const gf_range other = visible_part(next, first, chunk_);
           if (other.begin != seen.begin || other.end != seen.end) break;
         }
         if (seen.begin < seen.end) f(t * heads_, (next - t) * heads_, seen, at);
@@ -199,15 +251,15 @@ class Tile {
     }
   }
 
-  // Converts rows of k or v of the tile's KV head g to floats.
-  void stage(const gf_tensor& x, int64_t g, gf_range keys, float* to, int64_t width) const {
+  // Converts rows [begin, end) of the page, of k or v and the tile's KV head g, to floats.
+  void stage(const gf_tensor& x, int64_t g, int64_t begin, int64_t end, float* to,
+             int64_t width) const {
     const int64_t bytes = gf_row_bytes(x.type, x.ne[0]);
-    const char* from = gf_row_ptr(x, {first_kv_ + g, keys.begin, 0});
-    for (int64_t j = keys.begin; j < keys.end; ++j, from += x.nb[2], to += width) {
-      // The next block, to the second-level cache: its rows lie too far apart to be foreseen.
-      for (int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(from + ATT_KEYS * x.nb[2] + i, 0, 2);
-      }
+    const char* from = gf_row_ptr(x, {first_kv_ + g, page_ * ATT_KEYS + begin, 0});
+    // The next block, to the second-level cache: its rows lie too far apart to be foreseen.
+    const int64_t ahead = next_page_ < 0 ? 0 : (next_page_ - page_) * ATT_KEYS * x.nb[2];
+    for (int64_t j = begin; j < end; ++j, from += x.nb[2], to += width) {
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + ahead + i, 0, 2);
       att_stage_row(x.type, from, to, x.ne[0]);
     }
   }
@@ -268,6 +320,8 @@ class Tile {
   int64_t first_kv_ = 0, kv_heads_ = 0;  // KV heads
   int64_t first_head_ = 0, heads_ = 0;   // query heads within those of a KV head
   int64_t first_ = 0, tokens_ = 0;
+  int64_t chunk_ = 0;                  // keys converted at once
+  int64_t page_ = 0, next_page_ = -1;  // of the block; of the one after it, -1 when there is none
 };
 
 }  // namespace
@@ -279,14 +333,18 @@ GF_KERNEL_SUPPORTS(attention) {
   return known(op->src[1].type) && known(op->src[2].type);
 }
 
-GF_KERNEL_SCRATCH(attention) {
-  int64_t most = 0;  // fewer threads may run the op than there are, with larger tiles
-  for (int32_t n = 1; n <= n_threads; ++n) most = std::max(most, layout(op, n).bytes * n);
-  return most;
-}
+GF_KERNEL_SCRATCH(attention) { return layout(op, n_threads).bytes * n_threads; }
 
 GF_KERNEL(attention) {
+  if (gf_nelements(op->dst) == 0 || op->src[1].ne[1] == 0) return;  // nothing to attend
   const layout l(op, th->nth);
   Tile tile(op, l, th->scratch + th->ith * l.bytes);
-  for (int64_t i = gf_steal(th); i < l.n_tiles; i = gf_steal(th)) tile.run(i);
+  const int64_t n = l.others.n_tiles + l.singles.n_tiles;
+  for (int64_t i = gf_steal(th); i < n; i = gf_steal(th)) {
+    if (i < l.others.n_tiles) {
+      tile.run(l.others, i);
+    } else {
+      tile.run(l.singles, i - l.others.n_tiles);
+    }
+  }
 }

@@ -21,6 +21,10 @@
 #define GF_KERNEL_SUPPORTS(name) \
   GF_EXPORT int32_t gf_supports_##name([[maybe_unused]] const gf_op* op)
 
+// Which operands may be in the interleaved layout (GF_PACKED), one bit each; none without this.
+#define GF_KERNEL_PACKED(name, bits) \
+  GF_EXPORT int32_t gf_packed_##name(void) { return bits; }
+
 #if defined(_MSC_VER)
 #define GF_RESTRICT __restrict
 #define GF_INLINE __forceinline

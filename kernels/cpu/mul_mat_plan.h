@@ -104,7 +104,7 @@ struct MulMatPlan {
         continue;
       }
       w[i].acts = acts_bytes;
-      acts_bytes += w[i].packed ? round_up(tiles.padded_columns() * (k / 32) * kActBlockBytes, 64)
+      acts_bytes += w[i].packed ? round_up(n_cols * (k / 32) * kActBlockBytes, 64)
                                 : n_matrices * n_cols * bf16_column_bytes();
     }
   }

@@ -39,11 +39,10 @@ float uniform(uint64_t seed, uint64_t step) {
 }
 
 // Step 1. Reads the original logits, so that a token met twice is penalized once.
-void penalize(const float* logits, float* l, int64_t n_vocab, const settings& s,
-              const gf_tensor& history) {
-  const int64_t h = history.ne[0], n = whole(s.repeat_last_n);
+void penalize(const float* logits, float* l, int64_t n_vocab, const settings& s, const int32_t* ids,
+              int64_t h) {
+  const int64_t n = whole(s.repeat_last_n);
   if (s.repeat_penalty == 1.0f || n == 0) return;
-  const auto* const ids = static_cast<const int32_t*>(history.data);
   for (int64_t i = n < 0 || n > h ? 0 : h - n; i < h; ++i) {
     const int32_t t = ids[i];
     if (t < 0 || t >= n_vocab) continue;
@@ -96,25 +95,36 @@ int32_t choose(const float* l, int64_t n_vocab, const settings& s, float u, int3
   return order[c.find(tempered, [u](float sum, float total) { return sum > u * total; })];
 }
 
-}  // namespace
-
-// The logits, the order of the candidates, and as much again to sort them.
-GF_KERNEL_SCRATCH(sample) {
+// Bytes a row needs: the logits, the order of the candidates, and as much again to sort them.
+int64_t row_scratch(const gf_op* op) {
   return op->src[0].ne[0] * int64_t{sizeof(float) + 2 * sizeof(int32_t)};
 }
 
-GF_KERNEL(sample) {
-  if (th->ith != 0) return;
-  const auto* const logits = static_cast<const float*>(op->src[0].data);
+void sample_row(const gf_op* op, int64_t row, unsigned char* scratch) {
+  const auto* const logits = reinterpret_cast<const float*>(gf_row_ptr(op->src[0], row));
   const int64_t n_vocab = op->src[0].ne[0];
   settings s;
-  std::memcpy(&s, op->src[1].data, sizeof s);
+  std::memcpy(&s, gf_row_ptr(op->src[1], row), sizeof s);
   uint64_t rng[2];
-  std::memcpy(rng, op->src[2].data, sizeof rng);
-  auto* const l = reinterpret_cast<float*>(th->scratch);
+  std::memcpy(rng, gf_row_ptr(op->src[2], row), sizeof rng);
+  const auto* const history = reinterpret_cast<const int32_t*>(gf_row_ptr(op->src[3], row));
+  auto* const l = reinterpret_cast<float*>(scratch);
   // A broken model's NaN is never chosen before a number.
   for (int64_t i = 0; i < n_vocab; ++i) l[i] = logits[i] == logits[i] ? logits[i] : -INFINITY;
-  penalize(logits, l, n_vocab, s, op->src[3]);
+  penalize(logits, l, n_vocab, s, history, op->src[3].ne[0]);
   auto* const order = reinterpret_cast<int32_t*>(l + n_vocab);
-  *static_cast<int32_t*>(op->dst.data) = choose(l, n_vocab, s, uniform(rng[0], rng[1]), order);
+  static_cast<int32_t*>(op->dst.data)[row] = choose(l, n_vocab, s, uniform(rng[0], rng[1]), order);
+}
+
+}  // namespace
+
+GF_KERNEL_SCRATCH(sample) {
+  return row_scratch(op) * std::min<int64_t>(op->src[0].ne[1], n_threads);
+}
+
+GF_KERNEL(sample) {
+  const int64_t n = op->src[0].ne[1];
+  if (th->ith >= n) return;
+  unsigned char* const scratch = th->scratch + th->ith * row_scratch(op);
+  for (int64_t row = gf_steal(th); row < n; row = gf_steal(th)) sample_row(op, row, scratch);
 }

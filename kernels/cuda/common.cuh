@@ -24,6 +24,7 @@ struct gf_tensor {
     return row(i1, q % ne[2], q / ne[2]);
   }
 };
+static_assert(sizeof(gf_tensor) == 72, "TENSOR_BYTES of launch.py");
 
 // -- element types -------------------------------------------------------------------------------
 

@@ -110,7 +110,8 @@ def compile_source(
     try:
         for e in entries:
             _check(nvrtc, nvrtc.nvrtcAddNameExpression(program, e.encode()))
-        flags = [o.encode() for o in (*OPTIONS, *options, f"-arch={arch}", f"-I{ROOT}")]
+        target = () if any(o.startswith("-arch=") for o in options) else (f"-arch={arch}",)
+        flags = [o.encode() for o in (*OPTIONS, *options, *target, f"-I{ROOT}")]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
         if int(status) != 0:
             log = b" " * int(_check(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))

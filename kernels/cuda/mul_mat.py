@@ -9,7 +9,7 @@ from types import ModuleType
 
 from gguflow.engine.graph import F32, Tensor
 
-from . import mul_mat_gemm, mul_mat_mma
+from . import mul_mat_columns, mul_mat_gemm, mul_mat_mma
 from .elementwise import map_launch
 from .gemm import Gemm
 from .launch import (
@@ -31,6 +31,7 @@ FEW = 8  # columns up to which a warp a row is used
 TILE = 64
 WARPS = 4
 MANY = (mul_mat_mma, mul_mat_gemm)  # for more columns, the first that takes the operands
+COLUMNS = 256  # up to which mul_mat_columns.cu comes before those
 
 
 def supports(node: Tensor) -> bool:
@@ -76,11 +77,13 @@ def _ways(node: Tensor, device: DeviceInfo, most: int) -> tuple[ModuleType, ...]
     if m == 1:
         return ()
     srcs = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
+    first = (mul_mat_columns,) if prod(node.shape[:-1]) <= COLUMNS else ()
     if m > FEW or not _takes_few(node.op, Operand.of(node, 0), srcs, device):
-        return MANY
+        return (*first, *MANY)
     if m <= most:
         return ()
-    return (mul_mat_mma,) if node.live_srcs()[0].dtype.is_quantized else (mul_mat_gemm,)
+    quantized = node.live_srcs()[0].dtype.is_quantized
+    return (*first, mul_mat_mma if quantized else mul_mat_gemm)
 
 
 def launches(call: Call, most: int = FASTEST) -> list[Launch | Gemm]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Callable
 
 import pytest
 from cli_helpers import ENV
+from remote_device import RemoteMemory
 from tiny_model import write_tiny
 
 from gguflow.cli.main import main
@@ -66,12 +66,12 @@ class Gpu(CpuBackend):
 
     name = "cuda"
     space = "cuda:0"
-    device = Namespace(name="Imaginary GPU")
+    links = None
 
-    def memory(self) -> tuple[int, int]:
-        return 1 << 40, 1 << 40
-
-    def reserve(self, nbytes: int, scratch: int) -> None: ...
+    def __init__(self, n_threads: int) -> None:
+        super().__init__(n_threads)
+        self.processor = "Imaginary GPU"
+        self.memory = RemoteMemory()
 
 
 @pytest.fixture

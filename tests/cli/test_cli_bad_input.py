@@ -11,7 +11,7 @@ from cli_helpers import ENV, one_line_error, write_bytes
 from tiny_model import write_tiny
 
 from gguflow.cli import load
-from gguflow.engine.loader import WeightStore
+from gguflow.engine.load import WeightStore
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from gguflow.cli.bench import measure, model_type
 from gguflow.cli.bench_grid import BenchTest, grid, layer_counts, numbers, pair
 from gguflow.cli.bench_output import record
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 
 SMALL = ("-p", "6", "-n", "3", "-pg", "4,2", "-d", "0,5", "-r", "2", "-t", "1")

@@ -12,7 +12,7 @@ from tiny_model import write_tiny
 
 from gguflow.engine.gguf import GgufFile, Typed, write_gguf
 from gguflow.engine.graph import F16, Role
-from gguflow.engine.loader import WeightStore
+from gguflow.engine.load import WeightStore
 from gguflow.engine.model import Model
 from gguflow.engine.plan_key import step_key
 
@@ -103,7 +103,7 @@ def test_plan(call, tiny_model: str) -> None:
 
 
 def _source(path: str):
-    from gguflow.engine.loader import open_model
+    from gguflow.engine.load import open_model
     from gguflow.engine.options import Options
 
     return open_model(path), Options()
@@ -155,7 +155,7 @@ def test_devices(call, run) -> None:
     assert (code, err) == (0, "")
     machine, *devices = out.splitlines()
     assert "cores" in machine
-    assert [d.split()[0] for d in devices if d[0] != " "] == ["cpu", "cuda", "numpy"]
+    assert [d.split()[0] for d in devices if d[0] != " "] == ["cpu", "cuda", "null", "numpy"]
     assert "(in use)" in devices[0] and "baseline" in devices[0] and "GB/s read" in devices[1]
     done = run("devices", env={"GGUFLOW_CPU_ISA": "mmx"})
     assert done.returncode == 0

@@ -10,8 +10,8 @@ import pytest
 from cli_helpers import one_line_error
 from tiny_model import write_tiny
 
-from gguflow.engine.sparse.split import open_split
-from gguflow.engine.sparse.stats import read_stats
+from gguflow.engine.variants.relu.split import open_split
+from gguflow.engine.variants.relu.stats import read_stats
 
 SPEEDS = ("--gpu-gbs", "1000", "--host-gbs", "0.01", "--sync-us", "10")
 SOME = "0.00005"  # GiB: 70 of the tiny model's 192 neurons of 768 bytes

@@ -10,7 +10,7 @@ import pytest
 from cli_helpers import one_line_error
 from tiny_model import write_tiny
 
-from gguflow.engine.sparse import NeuronSplit, write_split
+from gguflow.engine.variants.relu import NeuronSplit, write_split
 
 N_FF, N_EMBD = 96, 64
 
@@ -54,7 +54,7 @@ def test_inspect_shows_a_split(call, tmp_path: Path, tiny_model: str) -> None:
 
 def test_bench_measures_forms_only_for_auto(call, model: Path, monkeypatch) -> None:
     monkeypatch.setattr(
-        "gguflow.engine.sparse.form.choose_form", lambda *a: pytest.fail("nobody asked")
+        "gguflow.engine.variants.relu.variant.choose_form", lambda *a: pytest.fail("nobody asked")
     )
     words = ("-m", str(model), "--sparse", "off", "-p", "4", "-n", "0", "-r", "1")
     assert call("bench", *words)[0] == 0

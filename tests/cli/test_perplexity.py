@@ -14,7 +14,7 @@ from tiny_model import write_tiny
 
 from gguflow.engine import evaluate
 from gguflow.engine.evaluate import log_softmax, windows
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.requantize import native_converter, requantize

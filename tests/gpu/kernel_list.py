@@ -26,13 +26,15 @@ from gguflow.kernels.cuda.timestamp import timestamp
 DEVICE = DeviceInfo()
 
 
-def launches_of(node: Tensor, address: int = 1 << 20) -> list[Launch | Gemm]:
+def launches_of(
+    node: Tensor, address: int = 1 << 20, device: DeviceInfo = DEVICE
+) -> list[Launch | Gemm]:
     """The launches of a node whose operands lie at made-up aligned addresses."""
     srcs = tuple(
         None if s is None else Operand.of(s, address * (i + 2) + s.view_offset)
         for i, s in enumerate(node.srcs)
     )
-    return list(launches(Call(node, Operand.of(node, address), srcs, DEVICE, scratch=1 << 30)))
+    return list(launches(Call(node, Operand.of(node, address), srcs, device, scratch=1 << 30)))
 
 
 @cache

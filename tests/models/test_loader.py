@@ -15,7 +15,7 @@ from tiny_model import tiny_hparams, tiny_weights, write_tiny
 
 from gguflow.engine.gguf import GgufError, Typed, UnsupportedType, write_gguf
 from gguflow.engine.graph import F32
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.models.base import ModelError, architecture
 from gguflow.models.shapes import metadata
@@ -73,7 +73,7 @@ def test_extra_tensors_are_noted_and_ignored(tmp_path: Path) -> None:
     plain = write_tiny(tmp_path / "plain.gguf")
     extra = {f"extra.{i}.weight": np.zeros((2, 2), np.float32) for i in range(6)}
     path = write_tiny(tmp_path / "m.gguf", weights=extra)
-    assert open_model(plain).notes == []
+    assert open_model(plain).notes == ()
     (note,) = open_model(path).notes
     assert "6 tensors" in note
     assert "extra.0.weight" in note
@@ -163,7 +163,7 @@ def test_a_bad_key_is_named(tmp_path: Path, key: str, value: Any) -> None:
 @pytest.mark.parametrize("name", ["gpt9", "", "llama\nfoo", "../llama"])
 def test_an_unknown_architecture_lists_the_known(tmp_path: Path, name: str) -> None:
     path = write_tiny(tmp_path / "m.gguf", keys={"general.architecture": name})
-    with pytest.raises(ModelError, match=r"general\.architecture.*llama, qwen2, qwen3") as e:
+    with pytest.raises(ModelError, match=r"general\.architecture.*llama, .*qwen2, qwen3") as e:
         open_model(path)
     assert "\n" not in str(e.value)
 

@@ -12,17 +12,21 @@ import pytest
 from relu_models import IDS, N_EMBD, N_FF, N_LAYER, RANKS, nmse, predictors, run, write, write_part
 from tiny_model import write_tiny
 
+from gguflow.engine.backends.numpy import evaluate
 from gguflow.engine.gguf import GgufError, GgufFile, write_gguf
-from gguflow.engine.graph import F32, dtype_by_name
-from gguflow.engine.loader import open_model
+from gguflow.engine.graph import F32, Graph, dtype_by_name
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import step_key
+from gguflow.engine.planning import Setup
 from gguflow.engine.quants import decode, encode
-from gguflow.engine.sparse.identity import model_hash
-from gguflow.engine.sparse.predictor import write_predictor
-from gguflow.engine.sparse.setup import prepare
+from gguflow.engine.variants.relu import VARIANT, SparseRun, sparse_run
+from gguflow.engine.variants.relu.identity import model_hash
+from gguflow.engine.variants.relu.predictor import write_predictor
 from gguflow.models.base import ModelError
+from gguflow.models.blocks import Site
+from gguflow.models.relullama import ReluLlama
 
 MINUS_INFINITY = float("-inf")
 
@@ -63,18 +67,17 @@ def test_dense_is_llama_with_relu(path: Path) -> None:
 
 def ffn(model: Model, i: int, x: np.ndarray, mode: Any, threshold: float | None = None) -> Any:
     """The feed-forward part of one layer, by the references."""
-    from gguflow.engine.backends.numpy import evaluate
-    from gguflow.engine.graph import Graph
-    from gguflow.engine.sparse import SparseRun
-    from gguflow.models.base import Batch
-
     g = Graph()
     sources = model.source.weights
     w = {s.name: g.weight(s.name, s.dtype, s.shape) for s in sources.values()}
-    batch = Batch(len(x), 8, F32, F32, sparse=SparseRun(mode, threshold))
-    out = g.output(model.arch.ffn(g, w, batch, i, g.input("x", F32, x.shape)))  # type: ignore[attr-defined]
+    inputs: Any = None
+    assert isinstance(model.arch, ReluLlama)
+    with g.scope(f"blk.{i}"):
+        at = Site(g, w, inputs, model.hp, i)
+        g.output(model.arch.feed_forward(at, g.input("x", F32, x.shape)))
+    SparseRun(mode, threshold).rewrite(g)
     feeds = {n: sources[n].read() for n in w}
-    return evaluate(g, {**feeds, "x": x})[out.name]
+    return evaluate(g, {**feeds, "x": x})[g.outputs[0].name]
 
 
 def test_the_threshold_decides(path: Path) -> None:
@@ -125,7 +128,8 @@ def test_auto_predicts_only_where_it_can(path: Path, tmp_path: Path) -> None:
     half = {"blk.1.fc1.weight": None, "blk.1.fc2.weight": None}
     partly = write_part(tmp_path / "part.gguf", path, half)
     for file, mode in ((path, "predict"), (bare, "exact"), (partly, "exact")):
-        assert prepare(open_model(file), Options())[1].mode == mode  # type: ignore[union-attr]
+        run = sparse_run(VARIANT.prepare(Setup(open_model(file), Options())))
+        assert run is not None and run.mode == mode
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -155,12 +159,13 @@ def test_a_down_matrix_the_usual_way_round(dtype: str, path: Path, tmp_path: Pat
     for mode in ("off", "exact", "predict"):
         assert nmse(run(usual, sparse=mode), run(rows, sparse=mode)) < tolerance, mode
     assert nmse(run(usual, sparse="exact"), dense) < tolerance
-    source = Model.load(usual, sparse="predict").source
+    loaded = Model.load(usual, sparse="predict")
+    source = loaded.source
     assert source.weights["blk.0.ffn_down_t.weight"].shape == (N_FF, N_EMBD)
-    (said,) = source.notes
+    (said,) = loaded.notes
     assert said.startswith("2 tensors are converted while loading: ffn_down, transposed")
     assert ("again quantized, as q8_0" in said) == (dtype == "q8_0")
-    assert Model.load(usual, sparse="off").source.notes == []
+    assert Model.load(usual, sparse="off").notes == ()
     f32 = decode(dtype_by_name("f32"), open_model(path).weights["blk.0.ffn_down_t.weight"].read(),
                  (N_FF, N_EMBD))  # fmt: skip
     w = source.weights["blk.0.ffn_down_t.weight"]
@@ -174,7 +179,7 @@ def test_types_without_sparse_kernels_are_converted(path: Path, tmp_path: Path) 
     assert {s.backend for s in model.plan(step_key(1, "last", False)).segments} == {"cpu"}
     assert nmse(model.logits(IDS), dense) < 1e-3
     assert any("q5_0 of the sparse layers (again quantized, as q8_0)" in n
-               for n in model.source.notes)  # fmt: skip
+               for n in model.notes)  # fmt: skip
 
 
 def power_infer(path: Path, source: Path, arch: str, threshold: float) -> Path:
@@ -229,7 +234,8 @@ def test_quantizing_keeps_what_it_is(path: Path, tmp_path: Path) -> None:
         assert f.tensors["blk.0.fc1.weight"].dtype.name == "q8_0"
         assert f.tensors["blk.0.fc2.weight"].dtype.name == "f16"  # rows of 12
     assert nmse(run(out, sparse="exact"), run(theirs, sparse="exact")) < 1e-2
-    assert Model.load(out).arch.threshold == 1.5  # type: ignore[attr-defined]
+    run_ = sparse_run(Model.load(out, sparse="predict").setup)
+    assert run_ is not None and run_.layer_threshold(1) == 1.5
 
 
 def test_a_predictor_in_a_file_of_its_own(path: Path, tmp_path: Path) -> None:
@@ -289,8 +295,9 @@ def test_tensors_that_do_not_fit(
      (np.float32([1, 2, 3]), "3 values for 2 layers")],
 )  # fmt: skip
 def test_a_bad_threshold_in_the_file(value: Any, says: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"relullama.sparse_threshold: {says}"):
-        open_model(write(tmp_path / "x.gguf", keys={".sparse_threshold": value}))
+    path = write(tmp_path / "x.gguf", keys={".sparse_threshold": value})
+    with pytest.raises(ModelError, match=f"x.gguf: relullama.sparse_threshold: {says}"):
+        Model.load(path)
 
 
 def test_a_predictor_of_another_model(path: Path, tmp_path: Path) -> None:
@@ -312,7 +319,7 @@ def test_a_predictor_of_another_model(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"w.gguf: tensor blk.0.fc2.weight has shape \[96, 13\]"):
         Model.load(path, predictor=str(wrong))
     plain = write_tiny(tmp_path / "llama.gguf")
-    with pytest.raises(ModelError, match="--predictor is for relullama models; this one is llama"):
+    with pytest.raises(ModelError, match="`predictor` is for relullama models; this one is llama"):
         Model.load(plain, predictor=str(side))
     with pytest.raises(ValueError, match="1 predictors for 2 layers"):
         write_predictor(side, hp, layers[:1], 0.0, "")
@@ -327,7 +334,7 @@ def test_options_out_of_range(path: Path) -> None:
         ({"sparse_threshold": (1.0,)}, "1 values for 2 layers"),
         ({"vram_budget": -1}, "vram_budget -1"),
         ({"vram_budget": 1 << 30, "n_gpu_layers": 1}, "give one"),
-        ({"vram_budget": 1 << 30, "sparse": "off"}, "they need --sparse predict or exact"),
+        ({"vram_budget": 1 << 30, "sparse": "off"}, "they need `sparse=predict` or exact"),
     ):
         with pytest.raises(OptionError, match=says):
             Model.load(path, **options)
@@ -335,6 +342,6 @@ def test_options_out_of_range(path: Path) -> None:
 
 def test_a_source_is_not_changed_by_running_it(path: Path) -> None:
     source = open_model(path)
-    before = replace(source, weights=dict(source.weights), notes=list(source.notes))
+    before = replace(source, weights=dict(source.weights))
     Model(source, Options(sparse="exact"))
     assert (source.weights, source.notes) == (before.weights, before.notes)

@@ -16,12 +16,12 @@ from tiny_model import USUAL
 from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.gguf import GgufError, GgufFile
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.plan_key import step_key
-from gguflow.engine.sparse import NeuronSplit, write_split
-from gguflow.engine.sparse import device as placing
-from gguflow.engine.sparse.identity import model_hash
+from gguflow.engine.variants.relu import NeuronSplit, sparse_run, write_split
+from gguflow.engine.variants.relu import device as placing
+from gguflow.engine.variants.relu.identity import model_hash
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,11 @@ class SmallDevice(LinkableBackend):
 
     name = "cuda"
     space = "cuda:0"
-    total = 64 << 30
-    used = 100 << 20
+    free = (64 << 30) - (100 << 20)
 
-    def memory(self) -> tuple[int, int]:
-        return self.total - self.used, self.total
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory.free, self.memory.total = self.free, 64 << 30
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_budget_is_kept_and_used(
     for kib in (300, 360, 400, 600):
         model = Model.load(path, n_threads=1, n_ubatch=8, n_ctx=64, vram_budget=kib << 10)
         assert needs(model) <= kib << 10
-        kept.append(sum(model.sparse.n_gpu))  # type: ignore[union-attr]
+        kept.append(sum(sparse_run(model.setup).n_gpu))  # type: ignore[union-attr]
         assert nmse(model.logits(IDS), run(path)) < 1e-6
     assert kept == sorted(kept) and kept[0] < kept[-1] == N_LAYER * N_FF
 
@@ -145,8 +145,8 @@ def test_prompts_are_cut_smaller_when_memory_is_short(
 
 
 def test_a_budget_too_small_for_attention(path: Path, device: type[SmallDevice]) -> None:
-    says = (r"--vram-budget 0.01 GiB: .* are needed before the first neuron, .* more: attention "
-            r"96.50 KiB, KV cache .*lower -c or -ub")  # fmt: skip
+    says = (r"`vram_budget` 0.01 GiB: .* are needed before the first neuron, .* more: attention "
+            r"96.50 KiB, KV cache .*lower `n_ctx` or `n_ubatch`")  # fmt: skip
     with pytest.raises(MemoryError, match=says):
         Model.load(path, vram_budget=int(0.01 * 2**30))
 

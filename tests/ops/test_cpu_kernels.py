@@ -6,7 +6,9 @@ computed in the same call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from gguflow.engine.backends.cpu import backend as cpu_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
 from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.graph import Case, Operand, OpSpec, all_ops, op_spec
+from gguflow.engine.plan_key import PAGE
 
 ISAS = runnable_isas()
 
@@ -41,7 +44,9 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def _run(backend: CpuBackend, op: str, srcs: list[Operand | None], **params: object) -> np.ndarray:
+def _run(
+    backend: CpuBackend, op: str, srcs: Sequence[Operand | None], **params: object
+) -> np.ndarray:
     """The result of one op on explicit operands."""
     built = build_case(op_spec(op), Case(tuple(srcs), params), np.random.default_rng(0))
     return run_on(backend, built, n_threads=2)
@@ -132,6 +137,15 @@ def test_a_row_does_not_depend_on_the_batch(backend: CpuBackend, op: str) -> Non
 # -- attention -------------------------------------------------------------------------------------
 
 
+def _attend(
+    backend: CpuBackend, q: np.ndarray, kv: Sequence[Operand], pos: Any, seq: Any, table: Any,
+    **params: object,
+) -> np.ndarray:  # fmt: skip
+    where = [np.asarray(x, np.int32) for x in (pos, seq, table)]
+    srcs = [_f32(q), *kv, *(Operand(x.shape, "i32", x) for x in where)]
+    return _run(backend, "attention", srcs, scale=0.2, **params)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize(
     "heads, hd, params",
@@ -146,47 +160,69 @@ def test_a_row_does_not_depend_on_the_batch(backend: CpuBackend, op: str) -> Non
 def test_attention_does_not_depend_on_the_batch(
     backend: CpuBackend, dtype: str, heads: tuple[int, int], hd: int, params: dict[str, object]
 ) -> None:
-    """A prompt at once, in pieces, and token by token: the same bits."""
+    """A prompt at once, in pieces, token by token, among other sequences: the same bits."""
     n_tok, past = 37, 150
     rng = np.random.default_rng(2)
     q = rng.standard_normal((n_tok, heads[0], hd)).astype(np.float32)
-    kv = [rng.standard_normal((past + n_tok, heads[1], hd)).astype(np.float32) for _ in range(2)]
+    shape = (6 * PAGE, heads[1], hd)
+    kv = [Operand(shape, dtype, rng.standard_normal(shape), role="state") for _ in range(2)]
+    table = [[5, 0, 3], [1, 4, -1], [2, -1, -1]]
+    pos = np.arange(past, past + n_tok)
 
-    def run(begin: int, end: int) -> np.ndarray:
-        pos = np.arange(past + begin, past + end)
-        srcs: list[Operand | None] = [_f32(q[begin:end])]
-        srcs += [Operand(x.shape, dtype, x, role="state") for x in kv]
-        srcs.append(Operand(pos.shape, "i32", pos))
-        return _run(backend, "attention", srcs, scale=0.2, **params)
+    def run(rows: Any, pos: Any, seq: Any, **more: object) -> np.ndarray:
+        return _attend(backend, q[rows], kv, pos, seq, table, **params, **more)
 
-    whole = run(0, n_tok)
-    pieces = [run(b, min(b + 5, n_tok)) for b in range(0, n_tok, 5)]
-    assert _same_bits(whole, np.concatenate(pieces))
-    assert _same_bits(whole[20:24], np.concatenate([run(i, i + 1) for i in range(20, 24)]))
+    whole = run(range(n_tok), pos, [0] * n_tok)
+    pieces = [range(b, min(b + 5, n_tok)) for b in range(0, n_tok, 5)]
+    assert _same_bits(whole, np.concatenate([run(r, pos[r], [0] * len(r)) for r in pieces]))
+    for n_single in (0, 1):
+        alone = [run([i], pos[[i]], [0], n_single=n_single) for i in range(20, 24)]
+        assert _same_bits(whole[20:24], np.concatenate(alone))
+    # Two tokens that are alone, ten and then twenty of another sequence and of this one, padding.
+    rows = [20, 3, *range(10), *range(10, 30), 36]
+    where = [*pos[[20]], 17, *range(70, 80), *pos[10:30], -1]
+    seq = [0, 2, *[1] * 10, *[0] * 20, -1]
+    told, untold = (run(rows, where, seq, n_single=n) for n in (2, 0))
+    assert _same_bits(told, untold)
+    assert _same_bits(told[[0]], whole[[20]])
+    assert _same_bits(told[12:32], whole[10:30])
+    assert _same_bits(told[2:12], run(range(10), range(70, 80), [1] * 10))
+    assert not told[32].any()
+    # Tokens of a sequence that are not neighbours.
+    mixed = run([20, 3, 21], [*pos[[20]], 17, *pos[[21]]], [0, 2, 0])
+    assert _same_bits(mixed, np.stack([whole[20], told[1], whole[21]]))
 
 
 def test_attention_does_not_read_rows_beyond_the_position(backend: CpuBackend) -> None:
-    """Cache rows not yet written may hold anything."""
+    """Cache rows not yet written, and pages of nobody, may hold anything."""
     rng = np.random.default_rng(3)
     q = rng.standard_normal((3, 4, 40)).astype(np.float32)
-    kv = rng.standard_normal((2, 200, 2, 40)).astype(np.float32)
-    pos = Operand((3,), "i32", [98, 99, 100])
-    dirty = kv.copy()
-    dirty[:, 101:] = np.nan
+    kv = rng.standard_normal((2, 4 * PAGE, 2, 40)).astype(np.float32)
+    dirty = np.full_like(kv, np.nan)
+    table, window = [[2, 0, -1, 7]], 150  # a page that is not there, and one beyond the last
+    dirty[:, 2 * PAGE :][:, :PAGE] = kv[:, 2 * PAGE :][:, :PAGE]
+    dirty[:, :40] = kv[:, :40]
     clean, other = (
-        _run(backend, "attention", [_f32(q), _f32(c[0]), _f32(c[1]), pos], scale=0.1)
-        for c in (kv, dirty)
+        _attend(backend, q, [_f32(x[0]), _f32(x[1])], [101, 102, 103], [0] * 3, table)
+        for x in (kv, dirty)
     )
     assert _same_bits(clean, other)
+    gone = _attend(backend, q, [_f32(x) for x in kv], [200, 101, 255], [0] * 3, table,
+                   window=window)  # fmt: skip
+    assert np.isfinite(gone).all()
+    assert gone[:2].any() and gone[2].any()
+    nowhere = _attend(backend, q, [_f32(x) for x in kv], [5, 5, 5], [1, -1, 1 << 30], table)
+    assert not nowhere.any()
 
 
 # -- sampling -----------------------------------------------------------------------------------
 
 
 def test_sample_survives_logits_that_are_no_numbers(backend: CpuBackend) -> None:
-    settings = Operand((8,), data=[0.8, 0, 0.9, 0.1, 1, 0, 0, 0])
-    rng, history = Operand((2,), "i64", [1, 2]), Operand((1,), "i32", -1)
-    logits = np.full((1, 500), np.nan, np.float32)
-    assert 0 <= _run(backend, "sample", [_f32(logits), settings, rng, history])[0] < 500
-    logits[0, 321] = 1.0
-    assert _run(backend, "sample", [_f32(logits), settings, rng, history])[0] == 321
+    settings = Operand((2, 8), data=[0.8, 0, 0.9, 0.1, 1, 0, 0, 0])
+    rng, history = Operand((2, 2), "i64", [1, 2]), Operand((2, 1), "i32", -1)
+    logits = np.full((2, 500), np.nan, np.float32)
+    logits[1, 321] = 1.0
+    first, second = _run(backend, "sample", [_f32(logits), settings, rng, history])
+    assert 0 <= first < 500
+    assert second == 321

@@ -8,9 +8,9 @@ from relu_model import predictors
 
 from gguflow.engine.graph import F32
 from gguflow.engine.model import Model
-from gguflow.engine.sparse.activity import measure_activity
-from gguflow.engine.sparse.stats import count_activations, tap_names
-from gguflow.engine.sparse.taps import TappedModel
+from gguflow.engine.taps import tapped
+from gguflow.engine.variants.relu.tools.activity import measure_activity
+from gguflow.engine.variants.relu.tools.count import count_activations
 
 IDS = [1, 9, 17, 33, 40, 7, 7, 60, 5, 6, 11, 80]
 
@@ -22,7 +22,7 @@ def load(path, **options) -> Model:
 def test_exactly_what_fires_is_computed(write_relu) -> None:
     path = write_relu()
     rows = measure_activity(load(path, sparse="exact"), IDS)
-    stats = count_activations(TappedModel(load(path, sparse="off"), tap_names(2)), [IDS])
+    stats = count_activations(load(path, sparse="off"), [IDS])
     assert [r.layer for r in rows] == ["blk.0", "blk.1"]
     for row, active in zip(rows, stats.active_fraction, strict=True):
         assert row.active == row.computed == pytest.approx(active)
@@ -45,8 +45,8 @@ def test_recall_is_that_of_scores_and_gates(write_relu) -> None:
     """The first layer's input is that of the dense model, so it can be reckoned there."""
     path = write_relu()
     row = measure_activity(load(path, sparse="predict"), IDS)[0]
-    dense = TappedModel(load(path, sparse="off"), ["blk.0.ffn.gate", "blk.0.attn.residual"])
-    gate, x = (v.copy() for v in next(dense.tapped([IDS])))
+    dense, names = load(path, sparse="off"), ["blk.0.ffn.gate", "blk.0.attn.residual"]
+    gate, x = (v.copy() for v in next(tapped(dense, names, [IDS])))
     p = predictors()
     scores = np.maximum(x @ p["blk.0.fc1.weight"].T, 0) @ p["blk.0.fc2.weight"].T
     fires, runs = gate > 0, scores >= 0

@@ -14,7 +14,7 @@ from relu_model import predictors
 from gguflow.cli.main import main
 from gguflow.engine.evaluate import windows
 from gguflow.engine.model import Model
-from gguflow.engine.sparse.taps import TappedModel
+from gguflow.engine.taps import tapped
 
 TEXT = "the quick brown fox jumps over the lazy dog, 12 times; " * 6
 SVG = "{http://www.w3.org/2000/svg}"
@@ -57,7 +57,7 @@ def test_against_the_definitions(write_relu, ask, threshold: float | None) -> No
     model = Model.load(path, n_ctx=48, **changes)
     names = [f"blk.{i}.ffn.{part}" for part in ("norm", "predict") for i in range(2)]
     seen = [c[:-1] for c in text_windows(model)]  # a window's last token predicts nothing
-    values = [[v.copy() for v in found] for found in TappedModel(model, names).tapped(seen)]
+    values = [[v.copy() for v in found] for found in tapped(model, names, seen)]
     for i, layer in enumerate(row["layers"]):
         h = np.concatenate([v[i] for v in values])
         idx = np.concatenate([v[2 + i] for v in values])
@@ -115,8 +115,8 @@ def test_thresholds_of_layers(write_relu, ask) -> None:
 
 
 def test_a_predictor_of_another_file(write_relu, ask) -> None:
-    from gguflow.engine.sparse.identity import model_hash
-    from gguflow.engine.sparse.predictor import write_predictor
+    from gguflow.engine.variants.relu.identity import model_hash
+    from gguflow.engine.variants.relu.predictor import write_predictor
 
     whole, bare = write_relu(), write_relu(predict=False, name="bare.gguf")
     source = Model.load(bare).source

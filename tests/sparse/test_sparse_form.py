@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from tiny_model import write_tiny
 
 from gguflow.cli.main import main
 from gguflow.engine.backends.numpy import NumpyBackend
-from gguflow.engine.loader import open_model
+from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.quants import decode
-from gguflow.engine.sparse import layer_time
-from gguflow.engine.sparse.form import fastest
-from gguflow.engine.sparse.layer_time import is_of_layer
+from gguflow.engine.variants.relu import layer_time, sparse_run
+from gguflow.engine.variants.relu.form import fastest
+from gguflow.engine.variants.relu.layer_time import is_of_layer
 
 BUNDLED = Path(__file__).parents[2] / "models" / "bundled" / "tales-relu.gguf"
 FAST, SLOW, WASTED = (
@@ -34,21 +35,21 @@ class Clocked(NumpyBackend):
 
     def __init__(self, ms: dict[str, float], name: str = "one") -> None:
         super().__init__()
-        self.ms, self.device, self.n_compiled = ms, type("Device", (), {"name": name}), 0
+        self.ms, self.processor, self.n_compiled = ms, name, 0
 
-    def compile(self, nodes: Any, memory: Any, n_threads: int | None = None) -> Any:
-        executable = super().compile(nodes, memory, n_threads)
-        names = " ".join(n.name for n in nodes)
+    def lower(self, steps: Any, memory: Any, n_threads: Any = None, flags: Any = None) -> Any:
+        program = super().lower(steps, memory, n_threads)
+        names = " ".join(n.name for n in steps)
         mode = "predict" if ".predict" in names else "off" if ".ffn.gate" in names else "exact"
-        n_layers, run = names.count(".ffn.residual"), executable.run
+        n_layers, start = names.count(".ffn.residual"), program.start
         self.n_compiled += 1
 
-        def timed(ends_ns: Any = None) -> None:
-            run(ends_ns)
+        def clocked(timed: bool = False, live: Any = None) -> None:
+            start(timed, live)
             Clocked.now += n_layers * self.ms[mode] / 1e3
 
-        executable.run = timed
-        return executable
+        program.start = clocked  # type: ignore[method-assign]
+        return program
 
 
 @pytest.fixture
@@ -65,6 +66,12 @@ def load(write_relu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
+def mode_of(model: Model) -> str:
+    run = sparse_run(model.setup)
+    assert run is not None
+    return run.mode
+
+
 def kept(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache").rglob("*.form.json"))
 
@@ -72,39 +79,55 @@ def kept(tmp_path: Path) -> list[Path]:
 @pytest.mark.parametrize(("ms", "mode"), [(FAST, "predict"), (SLOW, "off"), (WASTED, "exact")])
 def test_the_fastest_is_taken(load, ms: dict[str, float], mode: str) -> None:
     model = load(Clocked(ms))
-    assert model.sparse.mode == mode == fastest(ms)
-    assert model.source.notes[-1].startswith(f"sparse: {mode} (layer {ms[mode]:.3g} ms; ")
+    assert mode_of(model) == mode == fastest(ms)
+    assert model.notes[-1].startswith(f"sparse: {mode} (layer {ms[mode]:.3g} ms; ")
     expected = load(Clocked(ms), sparse=mode).logits([1, 9, 17])
     assert np.array_equal(model.logits([1, 9, 17]), expected)
 
 
 def test_the_note_has_every_figure(load) -> None:
-    note = load(Clocked(FAST)).source.notes[-1]
+    note = load(Clocked(FAST)).notes[-1]
     assert note.startswith("sparse: predict (layer 0.4 ms; exact 0.6, dense 0.5 at ")
     assert 5 < float(note.split(" at ")[1].split(" %")[0]) < 95  # random gates: about half
 
 
 def test_without_predictors_there_are_two(load) -> None:
     model = load(Clocked(FAST), predict=False)
-    assert model.sparse.mode == "off" and "predict" not in model.source.notes[-1]
+    assert mode_of(model) == "off" and "predict" not in model.notes[-1]
 
 
 def test_the_choice_is_kept_by_device(load, tmp_path: Path) -> None:
     load(Clocked(FAST))
     again = Clocked(WASTED)
     model = load(again)
-    assert model.sparse.mode == "predict" and again.n_compiled == 0  # nothing was run
-    assert load(Clocked(WASTED, "another")).sparse.mode == "exact"
-    assert load(Clocked(WASTED), n_threads=1).sparse.mode == "predict"  # texts do not depend on -t
+    assert mode_of(model) == "predict" and again.n_compiled == 0  # nothing was run
+    assert mode_of(load(Clocked(WASTED, "another"))) == "exact"
+    assert mode_of(load(Clocked(WASTED), n_threads=1)) == "predict"  # texts do not depend on -t
     assert len(kept(tmp_path)) == 2
 
 
 def test_a_damaged_file_is_measured_again(load, tmp_path: Path) -> None:
     load(Clocked(FAST))
     (file,) = kept(tmp_path)
-    for text in ("", "{}", "[1]", '{"mode": "predict", "ms": {}}', '{"mode": "x", "ms": {"x": 1}}'):
+    whole = {"mode": "predict", "ms": {"predict": 1.0, "exact": 2.0, "off": 2.0}, "active": 0.1}
+    damaged = [
+        "", "{}", "[1]", "7", "null",
+        *(json.dumps({**whole, **change}) for change in (
+            {"mode": "x"}, {"mode": 3}, {"mode": ["predict"]}, {"ms": {}}, {"ms": 5},
+            {"ms": {"predict": "fast"}}, {"ms": {"predict": None}}, {"active": "half"},
+            {"active": float("nan")}, {"error": ""},
+        )),
+    ]  # fmt: skip
+    for text in damaged:
         file.write_text(text)
-        assert load(Clocked(WASTED)).sparse.mode == "exact"
+        model = load(Clocked(WASTED))
+        assert mode_of(model) == "exact"
+        assert (
+            model.notes[-2] == f"{file}: not a measurement that this version kept; measured again"
+        )
+        assert mode_of(load(Clocked(FAST))) == "exact" and len(load(Clocked(FAST)).notes) == 1
+    file.write_text(json.dumps(whole))
+    assert mode_of(load(Clocked(WASTED))) == "predict"
 
 
 def test_what_cannot_be_measured_predicts_and_says_so(load, tmp_path: Path) -> None:
@@ -113,15 +136,25 @@ def test_what_cannot_be_measured_predicts_and_says_so(load, tmp_path: Path) -> N
             raise MemoryError("no room")
 
     model = load(Full(WASTED))
-    assert model.sparse.mode == "predict"
-    assert model.source.notes[-1] == "sparse: predict, not measured (no room)"
-    assert load(Clocked(WASTED)).sparse.mode == "predict"  # as before: the same text
+    assert mode_of(model) == "predict"
+    assert model.notes[-1] == "sparse: predict, not measured (no room)"
+    assert kept(tmp_path) == []  # there was no room once
+    assert mode_of(load(Clocked(WASTED))) == "exact" and len(kept(tmp_path)) == 1
+
+
+def test_a_fault_of_the_program_is_not_taken_for_a_lack_of_room(load, tmp_path: Path) -> None:
+    class Broken(Clocked):
+        def alloc(self, nbytes: int) -> Any:
+            raise AttributeError("misspelt")
+
+    with pytest.raises(AttributeError, match="misspelt"):
+        load(Broken(WASTED))
 
 
 @pytest.mark.parametrize("options", [{"sparse": "predict"}, {"sparse_threshold": 0.5}])
 def test_what_is_asked_for_is_not_measured(load, tmp_path: Path, options: dict[str, Any]) -> None:
     model = load(Clocked(WASTED), **options)
-    assert model.sparse.mode == "predict" and model.source.notes == [] and not kept(tmp_path)
+    assert mode_of(model) == "predict" and model.notes == () and not kept(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +18,19 @@ from gguflow.engine.compile import Plan
 from gguflow.engine.graph import F32
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
-from gguflow.engine.plan_key import step_key
-from gguflow.engine.sparse import NeuronSplit, place
-from gguflow.engine.sparse.budget import BudgetError, fit, no_neurons
-from gguflow.engine.sparse.costs import NeuronBytes, Side, Speeds
-from gguflow.engine.sparse.device import Groups, overrides
-from gguflow.engine.sparse.expect import expect
-from gguflow.engine.sparse.identity import model_hash
-from gguflow.engine.sparse.place import neuron_bytes, place_neurons
-from gguflow.engine.sparse.solve import Choice, choose_split
-from gguflow.engine.sparse.source import with_hot_rows
-from gguflow.engine.sparse.split import open_split
-from gguflow.engine.sparse.stats import Activations
-from gguflow.engine.sparse.store import NoStatsError
+from gguflow.engine.planning import Planner, Setup, prompt_key
+from gguflow.engine.variants.relu import NeuronSplit, place, sparse_run
+from gguflow.engine.variants.relu.budget import BudgetError, fit, no_neurons
+from gguflow.engine.variants.relu.costs import NeuronBytes, Side, Speeds
+from gguflow.engine.variants.relu.device import Groups, overrides
+from gguflow.engine.variants.relu.expect import expect
+from gguflow.engine.variants.relu.identity import model_hash
+from gguflow.engine.variants.relu.place import neuron_bytes, place_neurons
+from gguflow.engine.variants.relu.solve import Choice, choose_split
+from gguflow.engine.variants.relu.source import with_hot_rows
+from gguflow.engine.variants.relu.split import open_split
+from gguflow.engine.variants.relu.stats import Activations
+from gguflow.engine.variants.relu.store import NoStatsError
 from gguflow.models.base import ModelError
 
 SPEEDS = Speeds(Side(1e9), Side(50e9), 1e-7)
@@ -46,7 +47,7 @@ class Hybrid:
         )
         self.source = self.model.source
         self.device, self.host = RemoteBackend(), find_backend("cpu", {"n_threads": 1})
-        self.model.backends = {"remote": self.device, "cpu": self.host, "numpy": NumpyBackend()}
+        self.planner = Planner({"remote": self.device, "cpu": self.host, "numpy": NumpyBackend()})
         self.splits: list[NeuronSplit] = []
         rng = np.random.default_rng(1)
         counts = tuple(rng.integers(0, 1000, N_FF) for _ in range(N_LAYER))
@@ -54,15 +55,14 @@ class Hybrid:
 
     def plan_for(self, split: NeuronSplit) -> Plan:
         self.splits.append(split)
-        m = self.model
-        assert m.sparse is not None
-        m.source = with_hot_rows(self.source, split)
-        m.sparse = type(m.sparse)(m.sparse.mode, m.sparse.threshold, split.n_gpu)
+        run = sparse_run(self.model.setup)
+        assert run is not None
         rules = overrides(split.n_gpu, N_FF, Groups(N_LAYER, True), False, "remote", "cpu")
-        m.options = Options(n_ctx=64, n_ubatch=8, k_type=F32, v_type=F32, overrides=rules,
-                            backends=("remote", "cpu", "numpy"))  # fmt: skip
-        m._plans.clear()
-        return m.plan(step_key(8, "last", True))
+        options = Options(n_ctx=64, n_ubatch=8, k_type=F32, v_type=F32, overrides=rules,
+                          backends=("remote", "cpu", "numpy"))  # fmt: skip
+        source = with_hot_rows(self.source, split)
+        setup = Setup(source, options, (replace(run, split=split),))
+        return self.planner.plan(setup, prompt_key(options))
 
     def bytes_of(self, split: NeuronSplit) -> int:
         return self.plan_for(split).bytes_by_space()["remote:0"].total

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguflow.engine.sparse.costs import NeuronBytes, Side, Speeds, layer_costs
-from gguflow.engine.sparse.greedy import solve_greedy
-from gguflow.engine.sparse.solve import choose_split, solve_milp
+from gguflow.engine.variants.relu.costs import NeuronBytes, Side, Speeds, layer_costs
+from gguflow.engine.variants.relu.greedy import solve_greedy
+from gguflow.engine.variants.relu.solve import choose_split, solve_milp
 
 SPEEDS = Speeds(Side(1e9, 1e-6), Side(20e9, 2e-6), 1e-6)
 NEURON = NeuronBytes(64, 64, 64)
@@ -146,7 +146,7 @@ def test_without_scipy_the_greedy_answer_stands_in(monkeypatch) -> None:
 
 
 def test_a_solver_without_an_answer_leaves_the_greedy_one(monkeypatch) -> None:
-    monkeypatch.setattr("gguflow.engine.sparse.solve.solve_milp", lambda *_: None)
+    monkeypatch.setattr("gguflow.engine.variants.relu.solve.solve_milp", lambda *_: None)
     choice = choose_split([power_law(512, 0.1, 0)], [NEURON], 10000, SPEEDS, 32)
     assert choice.method == "greedy" and "in time" in choice.reason
 

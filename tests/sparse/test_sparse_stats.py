@@ -10,17 +10,16 @@ from gguflow.engine.gguf import GgufError, write_gguf
 from gguflow.engine.graph import F32, I64
 from gguflow.engine.model import Model
 from gguflow.engine.plan_key import step_key
-from gguflow.engine.sparse.identity import model_hash
-from gguflow.engine.sparse.stats import (
+from gguflow.engine.taps import Taps, tapped
+from gguflow.engine.variants.relu.identity import model_hash
+from gguflow.engine.variants.relu.stats import (
     Activations,
-    count_activations,
     hottest,
     read_stats,
-    tap_names,
     write_stats,
 )
-from gguflow.engine.sparse.store import NoStatsError, check_stats, model_stats, stats_path
-from gguflow.engine.sparse.taps import TappedModel
+from gguflow.engine.variants.relu.store import NoStatsError, check_stats, model_stats, stats_path
+from gguflow.engine.variants.relu.tools.count import count_activations
 from gguflow.models.base import ModelError
 
 CHUNKS = [[1, 9, 17, 33, 40, 7, 7, 60, 5, 6], [1, 2, 3, 4, 5]]
@@ -71,7 +70,7 @@ def arrays(model: Model) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("n_ubatch", [1, 4, 64])
 def test_counts_are_those_of_a_forward_pass_by_hand(write_relu, n_ubatch: int) -> None:
     model = Model.load(write_relu(), sparse="off", n_ubatch=n_ubatch, k_type=F32, v_type=F32)
-    stats = count_activations(TappedModel(model, tap_names(2)), CHUNKS)
+    stats = count_activations(model, CHUNKS)
     w = arrays(model)
     by_hand = [np.concatenate(g) for g in zip(*(silu_free_forward(w, c) for c in CHUNKS),
                                               strict=True)]  # fmt: skip
@@ -85,24 +84,35 @@ def test_counts_are_those_of_a_forward_pass_by_hand(write_relu, n_ubatch: int) -
 def test_tapping_leaves_the_model_as_it_is(write_relu) -> None:
     model = Model.load(write_relu(), sparse="off")
     before = model.logits(CHUNKS[0]).copy()
-    tapped = TappedModel(model, tap_names(2))
-    count_activations(tapped, CHUNKS)
+    count_activations(model, CHUNKS)
     np.testing.assert_array_equal(model.logits(CHUNKS[0]), before)
 
 
 def test_relu_on_up_counts_where_both_fire(write_relu) -> None:
-    model = Model.load(write_relu(), sparse="off")
-    gate = count_activations(TappedModel(model, tap_names(2)), CHUNKS)
-    both = count_activations(TappedModel(model, tap_names(2, relu_up=True)), CHUNKS)
-    assert tap_names(2, True)[2:] == ("blk.0.ffn.up", "blk.1.ffn.up")
-    for a, b in zip(gate.counts, both.counts, strict=True):
-        assert (b <= a).all() and 0 < b.sum() < a.sum()
+    model = Model.load(write_relu(keys={".relu_up": True}), sparse="off")
+    names = [f"blk.{i}.ffn.{part}" for part in ("gate", "up") for i in range(2)]
+    values = [[v.copy() for v in found] for found in tapped(model, names, CHUNKS)]
+    for i, count in enumerate(count_activations(model, CHUNKS).counts):
+        gate, up = (np.concatenate([v[k] for v in values]) > 0 for k in (i, 2 + i))
+        np.testing.assert_array_equal(count, (gate & up).sum(0))
+        assert 0 < count.sum() < gate.sum()
 
 
 def test_an_unknown_tap_is_named(write_relu) -> None:
     model = Model.load(write_relu(), sparse="off")
     with pytest.raises(ModelError, match="the graph has no blk.0.ffn.nothing"):
-        TappedModel(model, ["blk.0.ffn.nothing"]).plan(step_key(1, "none", False))
+        next(tapped(model, ["blk.0.ffn.nothing"], CHUNKS))
+
+
+def test_taps_leave_earlier_outputs_behind_theirs(write_relu) -> None:
+    """One after another, and when options change afterwards."""
+    model = Model.load(write_relu(), sparse="exact")
+    key = step_key(4, "all", False)
+    for names in (("blk.0.ffn.norm",), ("blk.1.ffn.norm", "blk.1.attn.residual")):
+        model = model.with_rewrite(Taps(names, ""))
+    for changed in (model, model.with_options(n_threads=1), model.with_options(sparse="off")):
+        found = [t.name for t in changed.graph(key).outputs]
+        assert found == ["blk.1.ffn.norm", "blk.1.attn.residual", "blk.0.ffn.norm", "logits"]
 
 
 def test_quantizations_share_a_hash_and_other_models_do_not(write_relu, tmp_path) -> None:
@@ -167,7 +177,7 @@ def test_kept_statistics_are_found_and_checked(write_relu, tmp_path, monkeypatch
     model = Model.load(write_relu(), sparse="off")
     with pytest.raises(NoStatsError, match="gguflow sparse stats"):
         model_stats(model.source)
-    stats = count_activations(TappedModel(model, tap_names(2)), CHUNKS)
+    stats = count_activations(model, CHUNKS)
     path = stats_path(stats.model_hash)
     path.parent.mkdir(parents=True)
     write_stats(path, stats)

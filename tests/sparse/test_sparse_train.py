@@ -11,9 +11,10 @@ from gguflow.cli.main import main
 from gguflow.engine.evaluate import windows
 from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.model import Model
-from gguflow.engine.sparse import collect
-from gguflow.engine.sparse.collect import contributions, down_norms, record
-from gguflow.engine.sparse.embed import embed_predictor
+from gguflow.engine.variants.relu.predictor import file_threshold
+from gguflow.engine.variants.relu.tools import collect
+from gguflow.engine.variants.relu.tools.collect import contributions, down_norms, record
+from gguflow.engine.variants.relu.tools.embed import embed_predictor
 
 TEXT = "the quick brown fox jumps over the lazy dog, 12 times; " * 30
 
@@ -77,7 +78,7 @@ def planted(n: int, seed: int):
 @pytest.mark.parametrize("recall", [0.8, 0.97])
 def test_a_predictor_learns_what_can_be_learned(recall: float) -> None:
     pytest.importorskip("torch")
-    from gguflow.engine.sparse.train import Settings, measure, train_layer
+    from gguflow.engine.variants.relu.tools.train import Settings, measure, train_layer
 
     x, share = planted(6000, 1)
     seen: list[float] = []
@@ -98,14 +99,14 @@ def test_a_predictor_learns_what_can_be_learned(recall: float) -> None:
 
 
 def measure_spread(p):
-    from gguflow.engine.sparse.train import predict
+    from gguflow.engine.variants.relu.tools.train import predict
 
     return predict(planted(500, 3)[0], p.fc1, p.fc2).std()
 
 
 def test_quality_by_hand() -> None:
     torch = pytest.importorskip("torch")
-    from gguflow.engine.sparse.train import measure
+    from gguflow.engine.variants.relu.tools.train import measure
 
     x = torch.tensor([[1.0, -1.0], [2.0, 1.0]])
     fc1, fc2 = torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -119,7 +120,7 @@ def test_quality_by_hand() -> None:
 
 def test_too_few_tokens() -> None:
     torch = pytest.importorskip("torch")
-    from gguflow.engine.sparse.train import Settings, train_layer
+    from gguflow.engine.variants.relu.tools.train import Settings, train_layer
 
     with pytest.raises(ValueError, match="5 tokens are too few"):
         train_layer(torch.ones(5, 4), torch.ones(5, 8).half(), Settings())
@@ -140,7 +141,7 @@ def test_the_command(write_relu, tmp_path: Path, capfd) -> None:
 
     for where, more in ((path, {"predictor": str(side)}), (whole, {})):
         model = Model.load(where, sparse="predict", **more)
-        assert len(model.arch.threshold) == 2  # one a layer
+        assert len(file_threshold(model.source)) == 2  # one a layer
     files = GgufFile.open(path), GgufFile.open(whole)
     for name in files[0].tensors:
         assert files[0].data(name).tobytes() == files[1].data(name).tobytes()
@@ -167,7 +168,7 @@ def test_predictors_in_a_copy_replace_those_there(write_relu, tmp_path: Path) ->
     f = GgufFile.open(out)
     assert f.tensors["blk.0.fc1.weight"].shape == (5, 64)
     np.testing.assert_array_equal(f.array("blk.1.fc2.weight"), layers[1][1].astype(np.float16))
-    assert Model.load(out).arch.threshold == -0.25
+    assert file_threshold(Model.load(out).source) == -0.25
 
 
 def test_a_copy_of_powerinfers_file_is_refused(write_relu, tmp_path: Path) -> None:

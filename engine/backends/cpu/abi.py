@@ -15,6 +15,10 @@ GF_PACKED = 1
 Dims = ctypes.c_int64 * MAX_DIMS
 
 
+class AbiError(ValueError):
+    """An op that its record does not hold: names it and the limit."""
+
+
 class GfTensor(ctypes.Structure):
     """A tensor operand: ggml's ne and nb, innermost dimension first."""
 

@@ -1,0 +1,66 @@
+"""How much of a model goes to a device: layers as placement rules, and whether they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gguflow.engine.backends.base import Backend
+from gguflow.engine.compile import Plan, SpaceBytes, human_bytes, layer_overrides
+from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
+
+RESERVE = 256 << 20  # left free for the driver, the kernels and what else the device shows
+
+
+Overrides = tuple[tuple[str, str], ...]
+PlansFor = Callable[[Overrides], Sequence[Plan]]  # what a generation runs, under given overrides
+
+
+def choose_layers(
+    n_gpu_layers: int, n_layer: int, device: Backend, plans_for: PlansFor
+) -> tuple[int, Overrides]:
+    """The number of layers on the device and the overrides that put them there.
+
+    n_gpu_layers: a number, AUTO_LAYERS or ALL_LAYERS; the output head counts as one more layer.
+    Raises MemoryError with the figures when what was asked for does not fit.
+    """
+    everything = n_layer + 1
+    if n_gpu_layers == AUTO_LAYERS:
+        free = _room(device)[0] - RESERVE
+        least, most = 0, everything  # the largest number that fits, by bisection
+        while least < most:
+            # All of them first: mostly they fit.
+            middle = most if most == everything else (least + most + 1) // 2
+            overrides = layer_overrides(n_layer, middle, device.name)
+            if needed(plans_for(overrides), device).total <= free:
+                least = middle
+            else:
+                most = middle - 1
+        return least, layer_overrides(n_layer, least, device.name)
+    layers = everything if n_gpu_layers == ALL_LAYERS else min(n_gpu_layers, everything)
+    overrides = layer_overrides(n_layer, layers, device.name)
+    check_fits(plans_for(overrides), device)
+    return layers, overrides
+
+
+def needed(plans: Sequence[Plan], device: Backend) -> SpaceBytes:
+    """What plans of one session take on the device."""
+    return SpaceBytes.together([p.bytes_by_space()[device.space] for p in plans])
+
+
+def _room(device: Backend) -> tuple[int, int]:
+    """(free, all) bytes of a device's memory."""
+    assert device.memory is not None, f"{device.name} computes in the host's memory"
+    return device.memory.room()
+
+
+def check_fits(plans: Sequence[Plan], device: Backend) -> None:
+    """Raises MemoryError with the figures when the plans do not fit the device."""
+    free, total = _room(device)
+    b = needed(plans, device)
+    if b.total + RESERVE > free:
+        raise MemoryError(
+            f"{device.space}: {human_bytes(b.total)} are needed (weights {human_bytes(b.weights)}, "
+            f"KV cache {human_bytes(b.states)}, intermediate values {human_bytes(b.working)}) and "
+            f"{human_bytes(RESERVE)} kept free, but only {human_bytes(free)} of "
+            f"{human_bytes(total)} are; lower `n_gpu_layers` or `n_ctx`, or use `n_gpu_layers=auto`"
+        )

@@ -1,0 +1,224 @@
+"""A model before any memory is spent on it: a file becomes an architecture and checked weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
+from gguflow.engine.gguf import GgufFile
+from gguflow.engine.graph import F16, F32, DType, dtype_by_name
+from gguflow.engine.quants import decode, dequantize_any, encode
+from gguflow.models.base import Architecture, ModelError, WeightSpec, architecture
+
+from . import powerinfer
+
+
+@dataclass(frozen=True, eq=False)
+class WeightSource:
+    """One weight as the engine will hold it, and where its bytes come from.
+
+    convert: name of the file's element type when it is not one the engine computes with and the
+    weight is dequantized and stored as `dtype` instead.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]  # uint8 bytes in `dtype`
+    release: Callable[[], None]  # the source's pages are no longer needed
+    convert: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.array_bytes(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSource:
+    """A model before any memory is spent on it.
+
+    notes: what the user should know: conversions, ignored tensors. activity: of random weights made
+    so, by layer how probable it is that each neuron fires, float64 [n_ff].
+    """
+
+    path: str
+    metadata: Mapping[str, Any]
+    arch: Architecture
+    weights: dict[str, WeightSource]
+    notes: tuple[str, ...]
+    n_bytes: int
+    activity: Callable[[], Sequence[np.ndarray]] | None = None
+
+
+def open_model(path: str | Path) -> ModelSource:
+    """Open a GGUF model and check every tensor the architecture needs.
+
+    Raises GgufError for a bad file, ModelError naming the key or tensor for a model that does not
+    fit its architecture.
+    """
+    f = GgufFile.open(path)
+    embd = f.tensors.get("token_embd.weight")
+    try:
+        cls = architecture(_arch_name(f.magic, f.metadata))
+    except ModelError as e:
+        raise ModelError(f"{path}: {e}") from None
+    if embd is None or len(embd.shape) != 2:
+        raise ModelError(
+            f"{path}: token_embd.weight: missing or not a matrix; is this a whole model "
+            "or only a vocabulary?"
+        )
+    weights: dict[str, WeightSource] = {}
+    used: set[str] = set()
+    converted: dict[tuple[str, str], int] = {}
+    try:
+        arch = cls.from_metadata(f.metadata, embd.shape[0])
+        for spec in arch.weights():
+            info = _find(f, spec, cls.name)
+            if info is None:
+                continue
+            source = file_weight(f, info)
+            if source.convert and info.name not in used:
+                key = source.convert, source.dtype.name
+                converted[key] = converted.get(key, 0) + 1
+            used.add(info.name)
+            if spec.part is not None and _holds(info, spec):
+                source = _rows(source, spec)
+            weights[source.name] = source
+        arch.check({t.name: tuple(t.shape) for t in f.tensors.values()})
+    except ModelError as e:
+        text = str(e)
+        raise ModelError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+
+    notes = [
+        f"{n} tensors of type {a} are dequantized to {b} while loading (no kernels for {a})"
+        for (a, b), n in sorted(converted.items())
+    ]
+    if unused := [n for n in f.tensors if n not in used]:
+        shown = ", ".join(unused[:4]) + (" ..." if len(unused) > 4 else "")
+        notes.append(f"{len(unused)} tensors are not used by {cls.name}: {shown}")
+    return ModelSource(str(path), f.metadata, arch, weights, tuple(notes), f.n_bytes)
+
+
+def _arch_name(magic: str, metadata: Mapping[str, Any]) -> str:
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ModelError("general.architecture is missing or not text")
+    return powerinfer.plain_architecture(name) if magic == powerinfer.MAGIC else name
+
+
+def _find(f: Any, spec: WeightSpec, arch: str) -> Any:
+    """The file's tensor for a weight, for its transposed stand-in or for what it is a part of; None
+    if it may be absent."""
+    whole = f.tensors.get(spec.part.of) if spec.part else None
+    if whole is not None and _holds(whole, spec):
+        return whole
+    info, shape = f.tensors.get(spec.name), spec.shape
+    if info is None and spec.transposed in f.tensors:
+        info, shape = f.tensors[spec.transposed], spec.shape[::-1]
+    if info is None and whole is not None and spec.part is not None:
+        info, shape = whole, (spec.part.n_rows, *spec.shape[1:])
+    if info is None:
+        if spec.optional:
+            return None
+        others = [n for n in (spec.transposed, spec.part.of if spec.part else "") if n]
+        other = f" (or {' or '.join(others)})" if others else ""
+        raise ModelError(
+            f"tensor {spec.name}{other} is missing; {arch} needs it with shape {list(spec.shape)}"
+        )
+    if not replace(spec, shape=shape).fits(tuple(info.shape)):
+        raise ModelError(
+            f"tensor {info.name} has shape {list(info.shape)}, expected "
+            f"[{', '.join('any' if n == -1 else str(n) for n in shape)}]"
+        )
+    return info
+
+
+def _holds(info: Any, spec: WeightSpec) -> bool:
+    """Whether a tensor of the file is the one that the weight may be a part of."""
+    part = spec.part
+    return (
+        part is not None
+        and info.name == part.of
+        and tuple(info.shape) == (part.n_rows, *spec.shape[1:])
+    )
+
+
+def _rows(whole: WeightSource, spec: WeightSpec) -> WeightSource:
+    """A weight that the file holds as rows of another one, which lie in one piece."""
+    assert spec.part is not None
+    start, n = spec.part.start, spec.shape[0]
+
+    def read() -> np.ndarray:
+        return whole.read().reshape(whole.shape[0], -1)[start : start + n].reshape(-1)
+
+    return replace(whole, name=spec.name, shape=spec.shape, read=read)
+
+
+# Types with kernels; every other type is dequantized to one of these while loading.
+COMPUTE_TYPES = frozenset(
+    ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
+     "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
+)  # fmt: skip
+
+
+def file_weight(f: Any, info: Any) -> WeightSource:
+    """A tensor of an opened file as a weight."""
+    name, shape = info.name, tuple(info.shape)
+    raw = f.data(name)
+
+    def release() -> None:
+        f.advise(name, "dontneed")
+
+    if len(shape) == 1 and info.dtype.name != "f32":
+        # Norms and biases are small; the kernels read them as float32.
+        to_f32 = _dequantizer(info)
+
+        def read_f32() -> np.ndarray:
+            values = to_f32(raw, shape)
+            return np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
+
+        return WeightSource(name, F32, shape, read_f32, release)
+    if info.dtype.name in COMPUTE_TYPES:
+        return WeightSource(name, info.dtype, shape, lambda: raw, release)
+
+    # Q8_0 keeps what a low-bit type holds (its own error is far below theirs) at half F16's size.
+    target = dtype_by_name("q8_0") if shape[-1] % 32 == 0 else F16
+    dequantize = _dequantizer(info)
+
+    def read_converted() -> np.ndarray:
+        out = np.empty(target.array_bytes(shape), np.uint8)
+        rows, step = prod(shape[:-1]), 1024
+        row_in, row_out = len(raw) // rows, target.row_bytes(shape[-1])
+        for r in range(0, rows, step):
+            n = min(step, rows - r)
+            x = dequantize(raw[r * row_in : (r + n) * row_in], (n, shape[-1]))
+            try:
+                block = encode(target, x)
+            except ValueError as e:
+                raise ModelError(f"{info.path}: tensor {name}: {e}") from None
+            out[r * row_out : (r + n) * row_out] = block.view(np.uint8).reshape(-1)
+        return out
+
+    return WeightSource(name, target, shape, read_converted, release, convert=info.dtype.name)
+
+
+def _dequantizer(info: Any) -> Callable[[np.ndarray, tuple[int, ...]], np.ndarray]:
+    """(bytes, shape) -> float32, for the tensor's type. Raises ModelError if there is none."""
+    dtype = info.dtype
+    if isinstance(dtype, DType) and not dtype.is_integer:
+        return partial(decode, dtype)
+    try:
+        dequantize_any(dtype.ggml_id, np.zeros(dtype.nbytes, np.uint8), (dtype.block,))
+    except NotImplementedError:
+        raise ModelError(
+            f"{info.path}: tensor {info.name}: its type {dtype.name} cannot be read as numbers "
+            "to compute with"
+        ) from None
+    return partial(dequantize_any, dtype.ggml_id)

@@ -1,0 +1,70 @@
+"""Weights on their backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gguflow.engine.compile import Plan
+from gguflow.engine.graph import Tensor
+
+from .source import WeightSource
+
+Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what
+
+
+class WeightStore:
+    """Weights on their backends, shared by every plan of a model."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Any] = {}
+        self.packed: set[str] = set()
+        self.repacked_bytes: dict[str, int] = {}  # by memory space
+
+    def fork(self) -> WeightStore:
+        """A store with the same weights, to which others can be added."""
+        other = WeightStore()
+        other.buffers = dict(self.buffers)
+        other.packed, other.repacked_bytes = set(self.packed), dict(self.repacked_bytes)
+        return other
+
+    def load(
+        self,
+        sources: Mapping[str, WeightSource],
+        leaves: Iterable[Tensor],
+        users: Mapping[Tensor, list[Tensor]],
+        backend_of: Callable[[Tensor], Any],
+        progress: Progress | None = None,
+    ) -> None:
+        """Bring the weights `leaves` to their backends, repacked where the backend wants it;
+        those held in the form wanted stay."""
+        todo = []
+        for t in leaves:
+            packed_bytes = backend_of(t).packed_bytes(t, users.get(t, []))
+            held = t.name in self.buffers and (t.name in self.packed) == (packed_bytes > 0)
+            if not held:
+                todo.append((t, packed_bytes))
+        total, done = sum(t.nbytes for t, _ in todo), 0
+        for t, packed_bytes in todo:
+            backend, source = backend_of(t), sources[t.name]
+            self.packed.discard(t.name)
+            if progress:
+                progress(done, total, t.name)
+            self.buffers[t.name] = backend.load_weight(t, source.read(), packed_bytes > 0)
+            if packed_bytes:
+                self.packed.add(t.name)
+                space = backend.space
+                self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
+                source.release()
+            done += t.nbytes
+        if progress:
+            progress(total, total, "")
+
+
+def weight_users(plan: Plan) -> dict[Tensor, list[Tensor]]:
+    """The nodes that read each tensor."""
+    users: dict[Tensor, list[Tensor]] = {}
+    for n in plan.nodes:
+        for s in n.live_srcs():
+            users.setdefault(s.owner, []).append(n)
+    return users

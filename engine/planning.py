@@ -1,0 +1,131 @@
+"""From a model as it could run to its graphs and plans; nothing is loaded for them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gguflow.engine.backends.base import Backend
+from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
+from gguflow.engine.compile.types import HOST_SPACE
+from gguflow.engine.graph import Graph
+from gguflow.engine.limits import MAX_TOKENS
+from gguflow.engine.load import ModelSource
+from gguflow.engine.options import Options
+from gguflow.engine.plan_key import PAGE, PlanKey, step_key
+from gguflow.engine.sampling import N_HISTORY
+from gguflow.engine.serving.buckets import Buckets
+from gguflow.engine.serving.kv import window_pages
+from gguflow.models.batch import Batch, CacheSize, append_sampler
+
+KEPT = 32  # plans
+
+
+class Rewrite(Protocol):
+    """A change to a model's graphs, made after the architecture has recorded them."""
+
+    def rewrite(self, g: Graph) -> None:
+        """Change a graph in place. Weights that no op reads afterwards are dropped."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A model as it could run.
+
+    source: with the weights that this takes. options: complete, with the placement rules settled
+    so far. rewrites: of its graphs, in the order they are made. most_ubatch: tokens of a piece of a
+    prompt that memory has room for.
+    """
+
+    source: ModelSource
+    options: Options
+    rewrites: tuple[Rewrite, ...] = ()
+    most_ubatch: int = MAX_TOKENS
+
+    def under(self, options: Options) -> Setup:
+        """The same under other options, completed: n_ctx and n_ubatch are this model's."""
+        n_ctx = options.n_ctx or self.source.arch.hp.n_ctx_train
+        if options.n_cache:
+            n_ctx = min(n_ctx, options.n_cache)
+        n_ubatch = max(1, min(options.n_ubatch, options.n_batch, n_ctx, self.most_ubatch))
+        return replace(self, options=replace(options, n_ctx=n_ctx, n_ubatch=n_ubatch))
+
+
+def cache_size(setup: Setup) -> CacheSize:
+    """Pages of the KV cache by group of layers."""
+    o, arch = setup.options, setup.source.arch
+    n_entries = -(-o.n_ctx // PAGE)
+    n_full = -(-o.n_cache // PAGE) if o.n_cache else o.n_seqs * n_entries
+    layers = filter(None, (arch.cache(i) for i in range(arch.hp.n_layer)))
+    windows = {layer.group: layer.window for layer in layers}
+    n_pages = {
+        group: min(n_full, o.n_seqs * window_pages(window, o.n_ubatch)) if window else n_full
+        for group, window in windows.items()
+    }
+    return CacheSize(n_pages, n_entries)
+
+
+def buckets(options: Options, live: bool = False) -> Buckets:
+    """The sizes that plans are compiled for. live: see `Buckets`."""
+    return Buckets(options.n_seqs, options.n_ubatch, live)
+
+
+def record(setup: Setup, key: PlanKey) -> Graph:
+    """The forward pass over a run's rows as an uncompiled graph."""
+    g = Graph()
+    source, o = setup.source, setup.options
+    leaves = {s.name: g.weight(s.name, s.dtype, s.shape) for s in source.weights.values()}
+    logits = source.arch.build(g, leaves, Batch(key, cache_size(setup), o.k_type, o.v_type))
+    if key.n_out:
+        g.output(logits)
+    if key.sample:
+        g.output(append_sampler(g, logits, N_HISTORY))
+    for change in setup.rewrites:
+        change.rewrite(g)
+    g.drop_unused_weights()
+    return g
+
+
+def token_key() -> PlanKey:
+    """The plan of a single token and the choice of the next."""
+    return step_key(1, "last", True)
+
+
+def prompt_key(options: Options) -> PlanKey:
+    """The plan of full pieces of prompts beside other sequences' single tokens."""
+    return buckets(options).largest
+
+
+class Planner:
+    """Compiles plans over a model's backends. Those of the last few setups are kept."""
+
+    def __init__(self, backends: Mapping[str, Backend]) -> None:
+        self.backends = backends
+        self._kept: OrderedDict[tuple[Setup, PlanKey], Plan] = OrderedDict()
+
+    def plan(self, setup: Setup, key: PlanKey) -> Plan:
+        """Compile a graph; needs no weights in memory. Raises PlacementError."""
+        at = setup, key
+        if at not in self._kept:
+            rules = PlacementRules(tuple(self.backends.values()), setup.options.overrides)
+            options = PlanOptions(rules, setup.options.fuse)
+            self._kept[at] = compile_graph(record(setup, key), options)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return self._kept[at]
+
+    def buckets(self, setup: Setup) -> Buckets:
+        """The sizes that plans are compiled for. Hosts leave out rows that are not there."""
+        return buckets(setup.options, all(b.space == HOST_SPACE for b in self.backends.values()))
+
+    def largest(self, setup: Setup) -> list[Plan]:
+        """What generations run: full pieces of prompts, then single tokens."""
+        n, sizes = setup.options.n_seqs, self.buckets(setup)
+        keys = dict.fromkeys((sizes.largest, sizes.key(n, 0, n, n, False, True)))
+        return [self.plan(setup, key) for key in keys]
+
+    def plans_of(self, setup: Setup) -> dict[PlanKey, Plan]:
+        """The plans of a setup that are there already."""
+        return {key: plan for (of, key), plan in self._kept.items() if of is setup}

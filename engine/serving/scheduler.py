@@ -1,0 +1,150 @@
+"""Which rows the next run computes: continuous batching, a run at a time (Yu et al. 2022, "Orca").
+
+Every sequence that generates has its row in every run. Beside them go pieces of prompts, several
+prompts a run, first come first served, except that whoever is first leaves a quarter of what there
+is to those behind: a long prompt does not hold up short ones, and is not held up by them. A new
+request is let in when pages for its whole prompt are there. When pages run out the youngest
+sequence gives its own back and is computed again later, from the tokens it has.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from .kv import KvCache
+from .pages import OutOfPages
+from .request import Job
+
+
+@dataclass
+class Batch:
+    """What the next run computes. singles: jobs with one generated token. chunks: jobs, and how
+    many of their next tokens."""
+
+    singles: list[Job] = field(default_factory=list)
+    chunks: list[tuple[Job, int]] = field(default_factory=list)
+
+
+class Scheduler:
+    """Jobs that run and jobs that wait, both by age.
+
+    n_chunk: rows of prompts in a run. prompts_first: nobody generates while there are prompts to
+    compute.
+    """
+
+    def __init__(self, kv: KvCache, n_chunk: int, prompts_first: bool = False) -> None:
+        self.kv = kv
+        self.n_chunk = n_chunk
+        self.prompts_first = prompts_first
+        self.running: list[Job] = []
+        self.waiting: list[Job] = []
+        self.n_preempted = 0
+
+    def add(self, job: Job) -> None:
+        insort(self.waiting, job, key=lambda j: j.id)
+
+    def remove(self, job: Job) -> None:
+        """A job that has ended."""
+        if job.seq is None:
+            self.waiting.remove(job)
+            return
+        self.running.remove(job)
+        self.kv.free(job.seq)
+        job.seq, job.has_sampler = None, False
+
+    def next(self) -> Batch:
+        """The next run, with pages for its rows; empty when nobody is there."""
+        batch = Batch()
+        shares = self._shares()
+        for job in [*self.running]:
+            if job.seq is None:  # gave its pages to an older one
+                continue
+            if self._generates(job):
+                if self._grow(job, 1):
+                    batch.singles.append(job)
+            else:
+                self._add_chunk(batch, job, shares.get(job.id, 0))
+        self._admit(batch, shares)
+        if self.prompts_first and batch.chunks:
+            batch.singles.clear()
+        return batch
+
+    @property
+    def may_admit(self) -> bool:
+        """Whether the next run might let somebody in."""
+        return bool(self.waiting and self.kv.n_free_seqs)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _n_new(self, job: Job) -> int:
+        """Tokens whose rows are missing."""
+        return len(job.tokens) - (0 if job.seq is None else self.kv.length(job.seq))
+
+    def _generates(self, job: Job) -> bool:
+        return job.n_generated > 0 and self._n_new(job) == 1
+
+    def _shares(self) -> dict[int, int]:
+        """Rows of the run's chunks for jobs with a prompt to compute."""
+        n_free = self.kv.n_free_seqs
+        line = [j for j in self.running if not self._generates(j)] + self.waiting[:n_free]
+        wanted = {j.id: self._n_new(j) for j in line}
+        shares: dict[int, int] = {}
+        left = self.n_chunk
+        for i, job in enumerate(line):
+            most = left if i == len(line) - 1 else left - left // 4
+            shares[job.id] = min(wanted[job.id], most)
+            left -= shares[job.id]
+        for job in line:
+            more = min(wanted[job.id] - shares[job.id], left)
+            shares[job.id] += more
+            left -= more
+        return shares
+
+    def _add_chunk(self, batch: Batch, job: Job, n: int) -> None:
+        assert job.seq is not None
+        n = self.kv.until_checkpoint(job.seq, min(n, self._n_new(job)))
+        if n and self._grow(job, n):
+            batch.chunks.append((job, n))
+
+    def _admit(self, batch: Batch, shares: dict[int, int]) -> None:
+        while self.may_admit:
+            job = self.waiting[0]
+            share = shares.get(job.id, 0)
+            if not share:
+                return
+            try:
+                seq = self.kv.create(job.tokens, job.request.salt)
+            except OutOfPages:  # of recurrent states
+                return
+            n_new = len(job.tokens) - self.kv.length(seq)
+            # A page for everyone who generates should be left, or they would soon be short of it.
+            if self.running and not self.kv.has_pages(seq, n_new, len(self.running)):
+                self.kv.free(seq)
+                return
+            n = self.kv.until_checkpoint(seq, min(share, n_new))
+            self.kv.grow(seq, n)
+            self.waiting.pop(0)
+            job.seq = seq
+            insort(self.running, job, key=lambda j: j.id)
+            batch.chunks.append((job, n))
+
+    def _grow(self, job: Job, n: int) -> bool:
+        """Pages for n more rows, from younger jobs if need be; False where the job has to wait."""
+        assert job.seq is not None
+        while True:
+            try:
+                self.kv.grow(job.seq, n)
+                return True
+            except OutOfPages:
+                youngest = self.running[-1]
+                if youngest is job:
+                    if len(self.running) == 1:
+                        raise  # `Engine.add` lets nothing in that does not fit by itself
+                    return False
+                self._preempt(youngest)
+
+    def _preempt(self, job: Job) -> None:
+        self.remove(job)
+        self.add(job)
+        self.n_preempted += 1

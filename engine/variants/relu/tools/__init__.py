@@ -1,0 +1,1 @@
+"""What is done with whole ReLU models: counting, measuring, recording and training."""

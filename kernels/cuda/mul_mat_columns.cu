@@ -1,0 +1,429 @@
+// mul_mat for 2 columns and more on Hopper: weights are read once, as they are in memory, become
+// 16-bit fragments in registers, and are multiplied by the columns, which lie in shared memory, by
+// the products of warpgroups.
+//
+// A block multiplies 128 MT weight rows with N columns over a part of k: two warpgroups of MT times
+// 64 rows each. Of a gated product one has rows of gate and the other the same rows of up. A third
+// brings weights and columns through rings of stages in shared memory. Weights are
+// asked for before the kernels before this one are done (programmatic dependent launch).
+//
+// Sums of parts of k lie apart and are added by sum_columns, always in one order. The parts depend
+// on the weights' shape alone, so that a result does not depend on the other columns.
+#include "cuda/columns_weights.cuh"
+#include "cuda/functions.cuh"
+#include "cuda/pipeline.cuh"
+#include "cuda/wgmma.cuh"
+
+constexpr int kConsumers = 256, kBringers = 96, kThreads = kConsumers + kBringers + 32;
+constexpr int kTileK = 64;  // elements of a stage of columns
+
+// Whether two blocks share a multiprocessor.
+constexpr bool two_blocks(int n, int mt) { return mt == 1 && n <= 64; }
+
+struct ColumnsArgs {
+  const char* w[2];          // n rows w_row bytes apart; the second is up's, or null
+  const char* x;             // [groups of N columns][k / 64][N][64] as round_columns leaves them
+  const float* scales;       // of each column, or null
+  const char* r;             // added to the result, or null
+  float* dst;                // [m, n]
+  float4* parts;             // sums of parts of k, if there are several
+  i64 w_row, r_row, r_step;  // bytes: r's from column to column and from row to row
+  int n, m, k, splits, w_stages, x_stages;
+  int rows, fragments;  // of sum_columns: rows of a block, float4s of a thread
+};
+
+// What becomes of the sums of rows row, row + 8 and columns column, column + 1: dst = scale * sum
+// + r, or silu(gate) * up.
+__device__ __forceinline__ void store(const ColumnsArgs& a, int row, int column, float4 gate,
+                                      float4 up) {
+  const float y[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    if (column + c >= a.m) break;
+    const float scale = a.scales ? __ldcg(a.scales + column + c) : 1.0f;
+    const char* const r = a.r ? a.r + (column + c) * a.r_row : nullptr;
+#pragma unroll
+    for (int i = c; i < 4; i += 2) {
+      const i64 at = row + i / 2 * 8;
+      if (at >= a.n) break;
+      float v = y[i] * scale;
+      if (a.w[1]) v = silu()(v) * (u[i] * scale);
+      if (r) v += __ldcg(reinterpret_cast<const float*>(r + at * a.r_step));
+      a.dst[(i64)(column + c) * a.n + at] = v;
+    }
+  }
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// The rings: stages of columns, stages of weights, and for each of both a barrier that tells that
+// it is full and one that tells that it is free.
+struct Rings {
+  char *x, *w;
+  u64 *x_full, *x_free, *w_full, *w_free;
+};
+
+__device__ __forceinline__ void barrier_make(u64* bar, u32 arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals)
+               : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u64* bar) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
+}
+
+// A stage of a ring, and how often it has been passed.
+struct Place {
+  int stage = 0;
+  u32 parity = 0;
+
+  __device__ __forceinline__ void next(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <class W, int MT>
+__device__ __forceinline__ void bring_weights(const ColumnsArgs& a, const Rings& rings, int begin,
+                                              int end, int thread) {
+  using L = Weights<W>;
+  constexpr int ROWS = 128 * MT, STAGE = ROWS * L::STRIDE;
+  const bool gated = a.w[1] != nullptr;
+  const i64 row0 = (i64)blockIdx.x * (gated ? ROWS / 2 : ROWS);
+  const i64 last = (a.n - 1) * a.w_row + (i64)(a.k / L::CHUNK) * L::BYTES;
+  Place at;
+  for (int chunk = begin; chunk < end; ++chunk) {
+    barrier_wait(rings.w_free + at.stage, at.parity ^ 1);
+    const u32 to = shared_address(rings.w + at.stage * STAGE);
+#pragma unroll 4
+    for (int i = thread; i < ROWS * L::PIECES; i += kBringers) {
+      const int r = i / L::PIECES, piece = i % L::PIECES;
+      const bool up = gated && r >= ROWS / 2;
+      const i64 row = row0 + (up ? r - ROWS / 2 : r);
+      const char* const w = up ? a.w[1] : a.w[0];
+      const char* const start = w + row * a.w_row + (i64)chunk * L::BYTES;
+      const char* const from = start - L::offset(start) + 16 * piece;
+      if (row < a.n && (L::ALIGNED || from < w + last)) copy16_async(to + L::place(r, piece), from);
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
+                     shared_address(rings.w_full + at.stage))
+                 : "memory");
+    at.next(a.w_stages);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void bring_columns(const ColumnsArgs& a, const Rings& rings, int begin,
+                                              int end) {
+  constexpr u32 STAGE = N * kTileK * 2;
+  const char* const x = a.x + (i64)blockIdx.z * (a.k / kTileK) * STAGE;
+  asm volatile("fence.proxy.async;" ::: "memory");
+  Place at;
+  for (int tile = begin; tile < end; ++tile) {
+    barrier_wait(rings.x_free + at.stage, at.parity ^ 1);
+    const u32 bar = shared_address(rings.x_full + at.stage);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(STAGE)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(shared_address(rings.x + at.stage * STAGE)),
+        "l"(x + (i64)tile * STAGE), "r"(STAGE), "r"(bar)
+        : "memory");
+    at.next(a.x_stages);
+  }
+}
+
+// Fragments of BLOCKS times 32 elements: two steps of 16 each.
+template <class W, int MT, int BLOCKS>
+struct Fragments {
+  u32 v[MT][2 * BLOCKS][4];
+
+  // rows: of this lane, the upper and the lower of each tile.
+  __device__ __forceinline__ void load(const char* const (&rows)[MT][2], int block32, int t,
+                                       int odd) {
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int b = 0; b < BLOCKS; ++b) {
+        const Pairs lo = Weights<W>::pairs(rows[i][0], block32 + b, t, odd);
+        const Pairs hi = Weights<W>::pairs(rows[i][1], block32 + b, t, odd);
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          u32(&to)[4] = v[i][2 * b + s];
+          to[0] = lo.v[2 * s];
+          to[1] = hi.v[2 * s];
+          to[2] = lo.v[2 * s + 1];
+          to[3] = hi.v[2 * s + 1];
+        }
+      }
+    }
+  }
+};
+
+template <class W, int N, int MT>
+__device__ __forceinline__ void multiply(const ColumnsArgs& a, const Rings& rings, int begin,
+                                         int end, float (&sums)[MT][N / 2]) {
+  using L = Weights<W>;
+  constexpr int STAGE = 128 * MT * L::STRIDE, X_STAGE = N * kTileK * 2;
+  constexpr int BLOCKS = MT * N > 128 ? 1 : 2;  // of 32 elements in a step, as registers allow
+  constexpr int STEPS = L::CHUNK / 32 / BLOCKS;
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int g = lane / 4, t = lane % 4;
+  const int row0 = group * 64 * MT + warp * 16 + g;  // in the block
+
+  const char* rows[MT][2];
+  const auto enter = [&](int chunk, int stage) {
+#pragma unroll
+    for (int i = 0; i < 2 * MT; ++i) {
+      const int row = row0 + i * 8 + i / 2 * 48;
+      int offset = 0;
+      if (!L::ALIGNED) {
+        const bool up = a.w[1] != nullptr && group == 1;
+        const i64 first = (i64)blockIdx.x * (a.w[1] ? 64 * MT : 128 * MT);
+        offset = L::offset(a.w[up] + (first + row - (up ? 64 * MT : 0)) * a.w_row +
+                           (i64)chunk * L::BYTES);
+      }
+      rows[i / 2][i % 2] = rings.w + stage * STAGE + row * L::STRIDE + offset;
+    }
+  };
+
+  Fragments<W, MT, BLOCKS> fragments[2];
+  Place w, x;
+  barrier_wait(rings.w_full, 0);
+  enter(begin, 0);
+  fragments[0].load(rows, 0, t, g % 2);
+  for (int chunk = begin; chunk < end; ++chunk) {
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      const bool first = BLOCKS == 2 || step % 2 == 0, last = BLOCKS == 2 || step % 2 == 1;
+      if (first) barrier_wait(rings.x_full + x.stage, x.parity);
+      const u64 columns = columns_descriptor(shared_address(rings.x + x.stage * X_STAGE)) +
+                          (first ? 0 : 4);  // of 16 bytes
+      products_fence();
+#pragma unroll
+      for (int s = 0; s < 2 * BLOCKS; ++s) {
+#pragma unroll
+        for (int i = 0; i < MT; ++i) {
+          product<typename L::T, N>(sums[i], fragments[step % 2].v[i][s], columns + 2 * s);
+        }
+      }
+      products_end();
+      if (step + 1 < STEPS) {
+        fragments[(step + 1) % 2].load(rows, (step + 1) * BLOCKS, t, g % 2);
+      } else {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(rings.w_free + w.stage);
+        w.next(a.w_stages);
+        if (chunk + 1 < end) {
+          barrier_wait(rings.w_full + w.stage, w.parity);
+          enter(chunk + 1, w.stage);
+          fragments[(step + 1) % 2].load(rows, 0, t, g % 2);
+        }
+      }
+      products_wait<0>();
+      if (last) {
+        if (lane == 0) barrier_arrive(rings.x_free + x.stage);
+        x.next(a.x_stages);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void consumers_wait() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+}
+
+template <int N, int MT>
+__device__ __forceinline__ void finish(const ColumnsArgs& a, char* shared,
+                                       const float (&sums)[MT][N / 2]) {
+  constexpr int F = MT * N / 8;  // float4s of a thread
+  const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const float* const mine = &sums[0][0];
+  const auto fragment = [mine](int f) {
+    return float4{mine[4 * f], mine[4 * f + 1], mine[4 * f + 2], mine[4 * f + 3]};
+  };
+  if (a.splits > 1) {
+    const i64 block = ((i64)blockIdx.y * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x;
+    float4* const to = a.parts + (block * 2 + group) * F * 128 + thread;
+#pragma unroll
+    for (int f = 0; f < F; ++f) to[f * 128] = fragment(f);
+    return;
+  }
+  const bool gated = a.w[1] != nullptr;
+  float4* const other = reinterpret_cast<float4*>(shared) + thread;
+  if (gated) {
+    consumers_wait();  // nobody reads the rings any more
+    if (group == 1) {
+#pragma unroll
+      for (int f = 0; f < F; ++f) other[f * 128] = fragment(f);
+    }
+    consumers_wait();
+    if (group == 1) return;
+  }
+  const int row0 = blockIdx.x * (gated ? 64 * MT : 128 * MT) + group * 64 * MT + thread / 32 * 16 +
+                   thread % 32 / 4;
+#pragma unroll
+  for (int f = 0; f < F; ++f) {
+    const int row = row0 + f / (N / 8) * 64;
+    const int column = blockIdx.z * N + f % (N / 8) * 8 + thread % 4 * 2;
+    store(a, row, column, fragment(f), gated ? other[f * 128] : float4{});
+  }
+}
+
+// Registers go from the warpgroup that brings to those that multiply.
+template <int COUNT>
+__device__ __forceinline__ void registers_less() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void registers_more() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <class W, int N, int MT>
+__device__ __forceinline__ void run(const ColumnsArgs& a) {
+  using L = Weights<W>;
+  constexpr bool TWO = two_blocks(N, MT);
+  extern __shared__ __align__(1024) char memory[];
+  char* const shared = memory + (-shared_address(memory) & 1023);
+  Rings rings;
+  rings.x = shared;
+  rings.w = rings.x + a.x_stages * N * kTileK * 2;
+  rings.x_full = reinterpret_cast<u64*>(rings.w + a.w_stages * 128 * MT * L::STRIDE);
+  rings.x_free = rings.x_full + a.x_stages;
+  rings.w_full = rings.x_free + a.x_stages;
+  rings.w_free = rings.w_full + a.w_stages;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < a.x_stages; ++s) {
+      barrier_make(rings.x_full + s, 1);
+      barrier_make(rings.x_free + s, kConsumers / 32);
+    }
+    for (int s = 0; s < a.w_stages; ++s) {
+      barrier_make(rings.w_full + s, kBringers);
+      barrier_make(rings.w_free + s, kConsumers / 32);
+    }
+    asm volatile("fence.proxy.async;" ::: "memory");
+  }
+  __syncthreads();
+
+  const int chunks = a.k / L::CHUNK;
+  const int begin = chunks * blockIdx.y / a.splits, end = chunks * (blockIdx.y + 1) / a.splits;
+  if (threadIdx.x >= kConsumers) {
+    const int thread = threadIdx.x - kConsumers;
+    registers_less<TWO ? 40 : 56>();
+    if (thread < kBringers) {
+      launch_dependents();
+      bring_weights<W, MT>(a, rings, begin, end, thread);
+      copies_end();
+      copies_wait<0>();
+    } else if (thread == kBringers) {
+      constexpr int TILES = L::CHUNK / kTileK;
+      wait_for_previous();
+      bring_columns<N>(a, rings, begin * TILES, end * TILES);
+    }
+    return;
+  }
+  registers_more<TWO ? 96 : 224>();
+  wait_for_previous();
+  float sums[MT][N / 2] = {};
+  multiply<W, N, MT>(a, rings, begin, end, sums);
+#pragma unroll
+  for (int i = 0; i < MT * N / 2; ++i) {  // no use of a sum moves before the wait
+    asm volatile("" : "+f"(sums[i / (N / 2)][i % (N / 2)])::"memory");
+  }
+  finish<N, MT>(a, shared, sums);
+}
+#endif
+
+// N: 8, 16, 32, 64 or 128. splits chunks of k are never fewer than blocks.
+template <class W, int N, int MT>
+__global__ void __launch_bounds__(kThreads, two_blocks(N, MT) ? 2 : 1)
+    mul_mat_columns(const __grid_constant__ ColumnsArgs a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  run<W, N, MT>(a);
+#endif
+}
+
+// The parts of k together. blockIdx.x counts float4s of a thread of mul_mat_columns, blockIdx.y its
+// blocks, blockIdx.z the groups of N columns.
+template <int N>
+__global__ void __launch_bounds__(128) sum_columns(const __grid_constant__ ColumnsArgs a) {
+  launch_dependents();
+  wait_for_previous();
+  const bool gated = a.w[1] != nullptr;
+  const int f = blockIdx.x % a.fragments, group = blockIdx.x / a.fragments, thread = threadIdx.x;
+  const int column = blockIdx.z * N + f % (N / 8) * 8;
+  if (column >= a.m) return;
+  const i64 all = (i64)gridDim.z * gridDim.y * 2 * a.fragments * 128;  // of a part
+  const i64 block = (i64)blockIdx.z * gridDim.y + blockIdx.y;
+  const auto sum_of = [&](int group) {
+    const float4* p = a.parts + ((block * 2 + group) * a.fragments + f) * 128 + thread;
+    float4 sum = {};
+#pragma unroll 8
+    for (int s = 0; s < a.splits; ++s) {
+      const float4 v = __ldcg(p + s * all);
+      sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+    }
+    return sum;
+  };
+  const float4 gate = sum_of(group), up = gated ? sum_of(1) : float4{};
+  const int row = blockIdx.y * a.rows + group * a.fragments / (N / 8) * 64 + f / (N / 8) * 64 +
+                  thread / 32 * 16 + thread % 32 / 4;
+  store(a, row, column + thread % 4 * 2, gate, up);
+}
+
+struct RoundColumnsArgs {
+  gf_tensor x;    // [c3, c2, m, k] f32, rows dense and aligned to 16 bytes
+  char* to;       // [groups of n columns][k / 64][n][64] of T, swizzled
+  float* scales;  // of each row, unless T needs none
+  int n;
+  int lane, half;  // elements from lane to lane, and to a lane's second four
+  int split;       // whether the pairs of four are (0, 2) and (1, 3), or (0, 1) and (2, 3)
+};
+
+// Power of two by which a row with this largest magnitude is divided, as in mul_mat_rows.cu.
+__device__ __forceinline__ float scale_of(float largest) {
+  if (!(largest > 32768.0f || (largest < 0.00390625f && largest > 0.0f))) return 1.0f;
+  return gf_float_of((max(gf_bits_of(largest) >> 23, 29u) - 14) << 23);
+}
+
+// The columns as 16-bit floats, in the order that the fragments of the weights have, and in the
+// places where a product finds them. A block a column.
+template <class T, bool SCALED>
+__global__ void __launch_bounds__(512) round_columns(const __grid_constant__ RoundColumnsArgs a) {
+  launch_dependents();
+  wait_for_previous();
+  const int column = blockIdx.x, k = (int)a.x.ne[0];
+  const float* const x = reinterpret_cast<const float*>(a.x.row(column));
+  float inverse = 1.0f;
+  if (SCALED) {
+    float largest = 0.0f;
+    for (int i = threadIdx.x * 4; i < k; i += 512 * 4) {
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(x + i));
+      largest = fmaxf(fmaxf(fmaxf(largest, fabsf(v.x)), fmaxf(fabsf(v.y), fabsf(v.z))), fabsf(v.w));
+    }
+    const float scale = scale_of(block_reduce(largest, Max()));
+    if (threadIdx.x == 0) a.scales[column] = scale;
+    inverse = 1.0f / scale;
+  }
+  const i64 tile_bytes = (i64)a.n * kTileK * 2;
+  char* const to = a.to + column / a.n * (k / kTileK) * tile_bytes + column % a.n * kTileK * 2;
+  for (int i = threadIdx.x; i < k / 16; i += 512) {
+    const int block32 = i / 2, half = i % 2;
+    u32 even[4], odd[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const float4 f =
+          __ldcg(reinterpret_cast<const float4*>(x + block32 * 32 + t * a.lane + half * a.half));
+      const float v[4] = {f.x * inverse, f.y * inverse, f.z * inverse, f.w * inverse};
+      even[t] = Float<T>::pair(v[0], a.split ? v[2] : v[1]);
+      odd[t] = Float<T>::pair(a.split ? v[1] : v[2], v[3]);
+    }
+    char* const row = to + block32 / 2 * tile_bytes;
+    const int piece = block32 % 2 * 4 + half * 2, swizzle = column % a.n % 8;
+    *reinterpret_cast<uint4*>(row + (piece ^ swizzle) * 16) = {even[0], even[1], even[2], even[3]};
+    *reinterpret_cast<uint4*>(row + ((piece + 1) ^ swizzle) * 16) = {odd[0], odd[1], odd[2],
+                                                                     odd[3]};
+  }
+}

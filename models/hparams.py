@@ -1,0 +1,206 @@
+"""Hyperparameters of a decoder, from GGUF keys and back.
+
+Key names: the GGUF specification, section "LLM".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from .keys import Keys, ModelError
+
+# Numbers that change the results and that only some families have: field -> key. A file that sets
+# one which its family does not have is refused.
+FAMILY_KEYS = {
+    "attn_scale": "attention.scale",
+    "attn_softcap": "attn_logit_softcapping",
+    "logit_softcap": "final_logit_softcapping",
+    "embd_scale": "embedding_scale",
+    "residual_scale": "residual_scale",
+    "logit_scale": "logit_scale",
+    "rope_base_window": "rope.freq_base_swa",
+    "alibi_bias": "attention.max_alibi_bias",
+    "clamp_kqv": "attention.clamp_kqv",
+}
+
+
+@dataclass(frozen=True)
+class HParams:
+    """Hyperparameters of a decoder-only transformer, under the field's usual names.
+
+    by_layer: fields that differ from layer to layer, a value for every layer; such a field itself
+    holds the largest of them. `layer` gives the hyperparameters of one layer.
+    """
+
+    arch: str
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    head_dim_v: int
+    norm_eps: float
+    rope_dims: int  # of a head; 0: positions are not rotated
+    rope_base: float
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    sliding_window: int = 0  # 0: every token sees all before it
+    attn_scale: float = 0.0  # of queries times keys; 0: 1 / sqrt(head_dim)
+    attn_softcap: float = 0.0  # bound of attention's scores; 0: none
+    logit_softcap: float = 0.0
+    embd_scale: float = 1.0
+    residual_scale: float = 1.0  # of what a block adds to the residual stream
+    logit_scale: float = 1.0
+    rope_base_window: float = 0.0  # of layers with a sliding window; 0: as the others
+    alibi_bias: float = 0.0  # ALiBi's largest bias; 0: none
+    clamp_kqv: float = 0.0  # bound of queries, keys and values; 0: none
+    by_layer: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def n_embd_kv(self) -> int:
+        return self.n_head_kv * self.head_dim
+
+    def layer(self, i: int) -> HParams:
+        """The hyperparameters as they hold in layer i."""
+        if not self.by_layer:
+            return self
+        return replace(self, by_layer={}, **{name: v[i] for name, v in self.by_layer.items()})
+
+
+def read_hparams(
+    metadata: Mapping[str, Any],
+    n_vocab: int,
+    eps_key: str = "attention.layer_norm_rms_epsilon",
+    reads: Mapping[str, float] | None = None,
+) -> HParams:
+    """Hyperparameters from GGUF metadata. n_vocab: rows of the embedding table.
+
+    eps_key: of the family's norms. reads: the fields of FAMILY_KEYS that the family has, with what
+    a file without the key means by that; the same for `sliding_window`, which all families have.
+    Raises ModelError naming the key.
+    """
+    arch = metadata.get("general.architecture")
+    if not isinstance(arch, str):
+        raise ModelError("general.architecture: missing or not text")
+    k, reads = Keys(metadata, arch), reads or {}
+    n_embd = k.integer("embedding_length", least=1, most=1 << 20)
+    n_layer = k.integer("block_count", least=1, most=1 << 12)
+    heads = k.by_layer("attention.head_count", n_layer, least=1, most=1 << 16)
+    heads_kv = k.by_layer("attention.head_count_kv", n_layer, heads, least=1, most=1 << 16)
+    for n_head, n_head_kv in zip(heads, heads_kv, strict=True):
+        if n_head % n_head_kv:
+            raise ModelError(
+                f"{arch}.attention.head_count_kv: {n_head_kv} KV heads do not divide {n_head} heads"
+            )
+    head_dim = k.integer("attention.key_length", n_embd // max(heads), least=2, most=1 << 16)
+    n_ff = k.by_layer("feed_forward_length", n_layer, least=1, most=1 << 22)
+    windows = _windows(k, n_layer, int(reads.get("sliding_window", 0)))
+    numbers = {"n_head": heads, "n_head_kv": heads_kv, "n_ff": n_ff, "sliding_window": windows}
+    hp = HParams(
+        arch=arch,
+        n_vocab=n_vocab,
+        n_ctx_train=k.integer("context_length", least=1, most=1 << 28),
+        n_embd=n_embd,
+        n_layer=n_layer,
+        head_dim=head_dim,
+        head_dim_v=k.integer("attention.value_length", head_dim, least=1, most=1 << 16),
+        norm_eps=k.real(eps_key, least=0.0),
+        rope_dims=k.integer("rope.dimension_count", head_dim, least=2, most=1 << 16),
+        rope_base=k.real("rope.freq_base", 10000.0),
+        rope_scaling=_rope_scaling(k),
+        n_head=max(heads),
+        n_head_kv=max(heads_kv),
+        n_ff=max(n_ff),
+        sliding_window=max(windows),
+        by_layer={name: values for name, values in numbers.items() if len(set(values)) > 1},
+    )
+    if hp.rope_dims > head_dim or hp.rope_dims % 2:
+        raise ModelError(
+            f"{arch}.rope.dimension_count: {hp.rope_dims} of {head_dim} values a head; expected "
+            "an even number up to it"
+        )
+    if hp.rope_base <= 0:
+        raise ModelError(f"{arch}.rope.freq_base: {hp.rope_base} is not positive")
+    return replace(hp, **_family_numbers(k, reads))
+
+
+def _windows(k: Keys, n_layer: int, default: int) -> tuple[int, ...]:
+    """The sliding window of every layer. A file may say which layers have it: by a flag for each,
+    or by a number n, where every n-th has none."""
+    window = k.integer("attention.sliding_window", default)
+    key = "attention.sliding_window_pattern"
+    flags: tuple[bool, ...] = (True,) * n_layer
+    if isinstance(k.find(key), int):
+        n = k.integer(key, least=1)
+        flags = tuple((i + 1) % n > 0 for i in range(n_layer))
+    elif k.find(key) is not None:
+        flags = k.flags(key, n_layer)
+    return tuple(window if flag else 0 for flag in flags)
+
+
+def _family_numbers(k: Keys, reads: Mapping[str, float]) -> dict[str, Any]:
+    neutrals = {f.name: f.default for f in fields(HParams)}
+    values: dict[str, float] = {}
+    for name, key in FAMILY_KEYS.items():
+        neutral: Any = neutrals[name]
+        value = k.real(key, reads.get(name, neutral), least=0.0)
+        if value != neutral and name not in reads:
+            raise ModelError(
+                f"{k.arch}.{key}: {value} changes the results, and the {k.arch} architecture has "
+                f"no such number; expected {neutral}"
+            )
+        values[name] = value
+    return values
+
+
+def _rope_scaling(k: Keys) -> dict[str, Any]:
+    """Parameters of the rope op for linear and YaRN scaling; a type left out means linear."""
+    kind = k.text("rope.scaling.type", "linear")
+    if kind not in ("none", "", "linear", "yarn", "llama3"):
+        raise ModelError(f"{k.arch}.rope.scaling.type: {kind!r} is not supported")
+    factor = k.real("rope.scaling.factor", k.real("rope.scale_linear", 0.0)) or 1.0
+    if factor < 0:
+        raise ModelError(f"{k.arch}.rope.scaling.factor: {factor} is negative")
+    attn_factor = k.real("rope.scaling.attn_factor", 1.0)
+    scaling: dict[str, Any] = {} if attn_factor == 1.0 else {"attn_factor": attn_factor}
+    if kind not in ("linear", "yarn") or factor == 1.0:
+        return scaling  # llama3: the file carries the frequency factors as a tensor
+    scaling["freq_scale"] = 1.0 / factor
+    if kind == "yarn":
+        scaling["ext_factor"] = 1.0
+        scaling["beta_fast"] = k.real("rope.scaling.yarn_beta_fast", 32.0)
+        scaling["beta_slow"] = k.real("rope.scaling.yarn_beta_slow", 1.0)
+        scaling["n_ctx_orig"] = k.integer(
+            "rope.scaling.original_context_length", k.integer("context_length")
+        )
+    return scaling
+
+
+def hparam_keys(hp: HParams, eps_key: str, reads: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """The keys that describe `hp` in a file, without those of rope scaling; see `read_hparams`."""
+
+    def of(name: str) -> Any:
+        return list(hp.by_layer[name]) if name in hp.by_layer else getattr(hp, name)
+
+    yield "general.architecture", hp.arch
+    for key, value in (
+        ("context_length", hp.n_ctx_train), ("embedding_length", hp.n_embd),
+        ("block_count", hp.n_layer), ("feed_forward_length", of("n_ff")),
+        ("attention.head_count", of("n_head")), ("attention.head_count_kv", of("n_head_kv")),
+        ("attention.key_length", hp.head_dim), ("attention.value_length", hp.head_dim_v),
+        (eps_key, hp.norm_eps), ("rope.dimension_count", hp.rope_dims),
+        ("rope.freq_base", hp.rope_base), ("vocab_size", hp.n_vocab),
+    ):  # fmt: skip
+        yield f"{hp.arch}.{key}", value
+    if hp.sliding_window:
+        yield f"{hp.arch}.attention.sliding_window", hp.sliding_window
+        if "sliding_window" in hp.by_layer:
+            flags = [window > 0 for window in hp.by_layer["sliding_window"]]
+            yield f"{hp.arch}.attention.sliding_window_pattern", flags
+    for name, key in FAMILY_KEYS.items():
+        if name in reads:
+            yield f"{hp.arch}.{key}", getattr(hp, name)

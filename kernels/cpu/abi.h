@@ -75,6 +75,13 @@ struct gf_op {
       params[GF_PARAM_BYTES];  // the op's parameters in the order its OpSpec declares them
 };
 
+// What abi.py lays out must be this, without padding that it would have to guess.
+static_assert(sizeof(struct gf_tensor) == 16 + 16 * GF_MAX_DIMS, "mirrored in abi.py");
+static_assert(offsetof(struct gf_op, dst) == 32, "mirrored in abi.py");
+static_assert(sizeof(struct gf_op) ==
+                  32 + (1 + GF_MAX_SRC) * sizeof(struct gf_tensor) + GF_PARAM_BYTES,
+              "mirrored in abi.py");
+
 // What a kernel knows of the thread that runs it. Threads with ith >= nth of an op are not called.
 struct gf_thread {
   int32_t ith;

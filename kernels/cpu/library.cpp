@@ -5,6 +5,10 @@
 
 GF_EXPORT int32_t gf_abi_version(void) { return GF_ABI_VERSION; }
 
+// Bytes of the structs that Python mirrors: it refuses a library that has others.
+GF_EXPORT int64_t gf_sizeof_tensor(void) { return sizeof(gf_tensor); }
+GF_EXPORT int64_t gf_sizeof_op(void) { return sizeof(gf_op); }
+
 // Whether this machine can run the library built for instruction set `isa`. Asked of the baseline
 // library, which runs everywhere, before any other is loaded.
 GF_EXPORT int32_t gf_cpu_supports(const char* isa) {

@@ -11,7 +11,7 @@ from pathlib import Path
 from gguflow.engine import env
 from gguflow.engine.graph import DType
 
-from .abi import ABI_VERSION, GfOp
+from .abi import ABI_VERSION, GfOp, GfTensor
 
 ISAS = ("avx512bf16", "avx512", "avx2", "baseline")  # best first
 
@@ -34,6 +34,14 @@ class CpuLibrary:
             raise CpuLibraryError(
                 f"{path}: kernel interface {found}, expected {ABI_VERSION}; rebuild gguflow"
             )
+        for name, struct in (("tensor", GfTensor), ("op", GfOp)):
+            nbytes = getattr(self.cdll, f"gf_sizeof_{name}")
+            nbytes.restype = ctypes.c_int64
+            if nbytes() != ctypes.sizeof(struct):
+                raise CpuLibraryError(
+                    f"{path}: gf_{name} has {nbytes()} bytes, expected {ctypes.sizeof(struct)}; "
+                    "rebuild gguflow"
+                )
         pool_run = self.cdll.gf_pool_run
         pool_run.restype = None
         pool_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,

@@ -51,14 +51,6 @@ class Ahead:
         self._measure()
         return tokens
 
-    def _measure(self) -> None:
-        """Long steps need fewer on their way: what is run beyond a stop is lost."""
-        now = time.perf_counter()
-        if self._came is not None and now > self._came:
-            wanted = min(DEPTH, max(LEAST, math.ceil(COVERED_S / (now - self._came))))
-            self._depth += (wanted > self._depth) - (wanted < self._depth)
-        self._came = now
-
     def stop(self) -> None:
         """Start no more steps; those on their way are still to be taken."""
         self._left = 0

@@ -18,7 +18,6 @@ class SoftMax(OpSpec):
         "mask row q. Slopes are 1 unless max_bias > 0 (ALiBi). A row of -inf alone gives zeros."
     )
     operands = ("x f32 [.., n_head, n_q, n_kv]", "mask? f32 or f16 [>= n_q, n_kv]")
-    rows_of = 0
     params = (
         Param("scale", "f", 1.0),
         Param("max_bias", "f", 0.0, doc="ALiBi's largest bias; needs a mask"),

@@ -1,7 +1,7 @@
 """Launches mul_mat_vec.cu: products of few columns, with what stands around them in a decode step.
 
-mul_mat.py sends mul_mat, mul_mat_add and mul_mat_swiglu of few columns here; the ops that begin
-with a norm exist only here.
+mul_mat.py sends mul_mat, mul_mat_add and mul_mat_swiglu of few columns here, and mul_mat_norm.py
+the ops that begin with a norm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gguflow.engine.graph import F32, Tensor
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
 from .rope import rope_numbers
 
-OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope", "mul_mat_relu")
+OPS = ("mul_mat_relu",)
 FEW = 8  # columns
 FASTEST = 4  # columns up to which no other way is faster
 ROWS = 2  # weight rows of a stage
@@ -188,7 +188,8 @@ def swiglu_few(
     return _launch("GLU", [gate, up], x.ne[1], warps, shared, gate.ne[1], args, device)
 
 
-def _supports_qkv(node: Tensor) -> bool:
+def supports_heads(node: Tensor) -> bool:
+    """Whether queries, keys and values are made and go where the kernels can put them."""
     _, _, wq, wk, wv, pos, rows, k_state, v_state = node.srcs[:9]
     assert wq and wk and wv and pos and rows and k_state and v_state
     return (
@@ -204,7 +205,7 @@ def _supports_qkv(node: Tensor) -> bool:
 
 
 def supports(node: Tensor) -> bool:
-    """Only what the kernel takes, on every device: there is no other for these ops."""
+    """What the kernel takes, on every device."""
     device = DeviceInfo(shared_per_block=LEAST_SHARED)
     operands = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
     if node.op == "mul_mat_relu":
@@ -216,7 +217,7 @@ def supports(node: Tensor) -> bool:
     if norm.address % 16 or norm.nb[0] != 4:
         return False
     head_dim = node.shape[2] if node.op == "norm_qkv_rope" else 0
-    if node.op == "norm_qkv_rope" and not _supports_qkv(node):
+    if node.op == "norm_qkv_rope" and not supports_heads(node):
         return False
     if node.op == "norm_mul_mat_swiglu":
         slow = weights[0].dtype.name in FLOATS and x.ne[1] > FASTEST

@@ -2,6 +2,7 @@
 // belong together, and what becomes of their sums. mul_mat_sparse.cu uses the columns alone.
 #pragma once
 
+#include "cuda/kv_state.cuh"
 #include "cuda/mul_mat_vec.cuh"
 #include "cuda/pipeline.cuh"
 #include "cuda/rope.cuh"
@@ -193,16 +194,6 @@ __device__ __forceinline__ Pair pair_of(int kind, const VecArgs& a, int index) {
 }
 
 // -- what becomes of two sums --------------------------------------------------------------------
-
-__device__ __forceinline__ void put_state(char* row, int type, int i, float y) {
-  if (type == 0) {
-    reinterpret_cast<float*>(row)[i] = y;
-  } else if (type == 1) {
-    reinterpret_cast<f16*>(row)[i] = Float<f16>::from(y);
-  } else {
-    reinterpret_cast<bf16*>(row)[i] = Float<bf16>::from(y);
-  }
-}
 
 __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p,
                                        const float2* turns, int c, float y0, float y1, float r0,

@@ -13,7 +13,7 @@ from kernel_list import launches_of
 from gguflow.engine.graph import F16, F32, Case, Graph, Operand, op_spec
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch
-from gguflow.kernels.cuda.mul_mat import COLUMNS
+from gguflow.kernels.cuda.mul_mat_batch import MOST as COLUMNS
 
 TYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K",
          "q5_K", "q6_K"]  # fmt: skip
@@ -79,17 +79,18 @@ def test_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
     "dtype, n, k, m, kernel",
     [
         ("f16", 64, 4096, 4, "mul_mat_vec<PLAIN"),
-        ("f16", 64, 4096, 5, "mul_mat_columns<f16, 8,"),
-        ("bf16", 64, 4096, 8, "mul_mat_columns<bf16, 8,"),
-        ("bf16", 64, 4160, 8, "library"),  # rows are no whole chunks
+        ("f16", 64, 4096, 5, "mul_mat_stream<f16, 1,"),
+        ("bf16", 64, 4096, 8, "mul_mat_stream<bf16, 1,"),
+        ("bf16", 64, 4160, 8, "mul_mat_stream<bf16, 1,"),
+        ("bf16", 64, 4160, 17, "library"),  # rows are no whole chunks
         ("f16", 64, 14336, 2, "mul_mat_vec<PLAIN"),
-        ("f16", 64, 14336, 3, "mul_mat_columns<f16, 8,"),  # three do not fit into shared memory
+        ("f16", 64, 14336, 3, "mul_mat_stream<f16, 1,"),  # three do not fit into shared memory
         ("f32", 64, 4096, 2, "library"),
         ("f32", 64, 4096, 1, "mul_mat_vec<f32"),
         ("q4_0", 64, 4096, 4, "mul_mat_vec<PLAIN"),
-        ("q4_0", 64, 4096, 5, "mul_mat_columns<block_q4_0, 8,"),
+        ("q4_0", 64, 4096, 5, "mul_mat_stream<block_q4_0, 1,"),
         ("q4_0", 64, 4160, 8, "library"),  # rows do not start at multiples of 16 bytes
-        ("q6_K", 64, 32768, 8, "mul_mat_columns<block_q6_K, 8,"),
+        ("q6_K", 64, 32768, 8, "mul_mat_stream<block_q6_K, 1,"),
     ],
 )
 def test_which_way_a_few_columns_go(dtype: str, n: int, k: int, m: int, kernel: str) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.graph import Graph, Tensor
-from gguflow.engine.sparse.run import POSITIVE, SparseRun
+from gguflow.engine.graph import LEAST_POSITIVE, Graph, Tensor
+from gguflow.engine.sparse.run import SparseRun
 
 from .base import Batch, HParams, ModelError, WeightSpec, read_hparams
 from .llama import Llama
@@ -149,7 +149,7 @@ class ReluLlama(Llama):
                 w_gate, h, idx, *others, threshold=threshold, n_ff=n_ff, name=f"{name}_gate"
             )
         if idx is None:
-            idx, threshold = gate, POSITIVE
+            idx, threshold = gate, LEAST_POSITIVE
         up = g.mul_mat_sparse(
             w_up, h, idx, *others, threshold=threshold, n_ff=n_ff, name=f"{name}_up"
         )

@@ -7,16 +7,14 @@ from typing import Literal
 
 Mode = Literal["predict", "exact", "off"]
 
-# The least positive normal float32: as a threshold it keeps exactly the gates that ReLU lets pass.
-POSITIVE = 1.1754943508222875e-38
-
 
 @dataclass(frozen=True)
 class SparseRun:
     """What a graph is built for, beside `Batch`.
 
     mode: "predict" skips the neurons that the predictor scores below the threshold; "exact"
-        computes every gate and skips the rest of those that ReLU sets to zero; "off" skips none.
+        computes every gate and skips the rest of those that ReLU sets to zero (LEAST_POSITIVE of
+        engine.graph); "off" skips none.
     threshold: of the predictor's scores, for all layers or one a layer; None for the model's own.
     n_gpu: neurons each layer keeps packed on the device, by layer; empty for no split, when a layer
         runs as a whole where its weights are.

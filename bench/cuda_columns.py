@@ -1,13 +1,13 @@
-"""Products of a decode step of many sequences: microseconds of each way to do them.
+"""The products of a decoder layer as a decode step of several sequences runs them: microseconds.
 
-    python bench/cuda_columns.py [--shape llama3-8b] [--types Q4_0,F16] [--tokens 4,16,64,128]
-        [--head] [--tiles]
+    python bench/cuda_columns.py [--shape llama3-8b] [--types Q4_0,F16] [--tokens 4,8,16,32,64,128]
 
-Each line is a product by itself, one after the other in one captured graph, on weights that rotate,
-so that they come from memory. Ways: vec (mul_mat_vec.cu), mma (mul_mat_mma.cu), lib (a library's
-product), and CxD, a tile of mul_mat_columns.cu of C columns and depth D; --tiles tries the other
-tiles too. `error` is the largest difference from a product in float64, in units of the result's
-root mean square. `layer` adds up q, k, v, o, gate and up, and down.
+Four ops follow each other in one captured graph, on weights that rotate, so that they come from
+memory: norm_qkv_rope, mul_mat_add, norm_mul_mat_swiglu, mul_mat_add. Each is measured by itself too
+(`alone`). Ways: vec (mul_mat_vec.cu, up to 8 columns), stream (mul_mat_stream.cu, up to 16),
+columns (mul_mat_columns.cu), parts (the ops of which the fused ones are made, a library's products
+where these come before ours). `error` is the largest difference from float64 in units of the
+result's root mean square. --head adds norm_mul_mat of the vocabulary, alone.
 """
 
 from __future__ import annotations
@@ -20,109 +20,202 @@ import numpy as np
 
 import gguflow.engine.ops  # noqa: F401  (registers the ops)
 from gguflow.engine.backends.base import find_backend
-from gguflow.engine.graph import F32, Graph, Tensor, dtype_by_name
+from gguflow.engine.graph import F16, F32, I32, DType, Graph, Tensor, dtype_by_name, op_spec
 from gguflow.engine.quants import decode
-from gguflow.kernels.cuda import mul_mat, mul_mat_columns, mul_mat_gemm, mul_mat_mma
+from gguflow.kernels.cuda import (
+    mul_mat,
+    mul_mat_columns,
+    mul_mat_gemm,
+    mul_mat_norm,
+    mul_mat_stream,
+)
+from gguflow.kernels.cuda.columns import products
 from gguflow.kernels.cuda.gemm import Gemm
-from gguflow.kernels.cuda.launch import Call, DeviceInfo, Launch, Operand
-from gguflow.kernels.cuda.mul_mat_columns import Tile
+from gguflow.kernels.cuda.launch import Call, DeviceInfo, Launch, Operand, launches, scratch_bytes
 from gguflow.models import shapes
 
-ROTATED_BYTES = 384 << 20
-REPLAYS, CHECKED = 4, 257
+ROTATED_BYTES, REPLAYS, CHECKED, ROPE_BASE, N_STATE = 384 << 20, 4, 257, 5e5, 512
 Make = Callable[[Call], list[Launch | Gemm]]
-Way = tuple[str, int, Make]  # name, bytes of scratch memory, launches
+EPS = {"eps": 1e-5}
 
 
-def ways(node: Tensor, info: DeviceInfo, tiles: bool) -> Iterator[Way]:
-    """Those that take the node."""
-    srcs = tuple(Operand.of(s, 0) for s in node.live_srcs())
-    m = node.shape[0]
-    if m <= mul_mat.FEW and mul_mat._takes_few(node.op, Operand.of(node, 0), srcs, info):
-        yield "vec", 0, lambda call: mul_mat.launches(call, most=mul_mat.FEW)
-    if mul_mat_mma.applies(node, srcs, info):
-        yield "mma", mul_mat_mma.scratch_bytes(node, info), mul_mat_mma.launches
-    if mul_mat_gemm.applies(node, srcs, info):
-        yield "lib", mul_mat_gemm.scratch_bytes(node, info), mul_mat_gemm.launches
-    if not mul_mat_columns.applies(node, srcs, info):
-        return
-    own = mul_mat_columns.tile_for(m)
-    tried = [own]
-    if tiles:
-        tried += [Tile(c, d) for c in (8, 16, 32, 64, 128) for d in (1, 2)
-                  if c in (own.columns, own.columns // 2) and Tile(c, d) != own]  # fmt: skip
-    for tile in tried:
-        if mul_mat_columns._stages(node.live_srcs()[0].dtype, tile, info)[0] == 0:
-            continue
-        nbytes = mul_mat_columns.scratch_bytes(node, info, tile)
-        make: Make = lambda call, tile=tile: [*mul_mat_columns.launches(call, tile)]  # noqa: E731
-        yield f"{tile.columns}x{tile.depth}", nbytes, make
+def vec(call: Call) -> list[Launch | Gemm]:
+    norm = (call.node.op or "").startswith("norm_")
+    return mul_mat_norm.launches(call, most=8) if norm else mul_mat.launches(call, most=8)
 
 
-class Product:
-    """One op with operands on the device, as many copies of its weights as rotate."""
+def by(module: Any) -> Make:
+    def make(call: Call) -> list[Launch | Gemm]:
+        found: list[Launch | Gemm] = []
+        for p in products(call.node, call.srcs, call.dst):
+            for step in module.launches(p, call.device, call.scratch):
+                if step not in found:
+                    found.append(step)
+        return found
 
-    def __init__(self, gpu: Any, kind: str, op: str, n: int, k: int, m: int) -> None:
-        self.gpu, dtype, rng = gpu, dtype_by_name(kind), np.random.default_rng(0)
-        g = Graph()
-        x = g.input("x", F32, (m, k))
-        ws = [g.weight(f"w{i}", dtype, (n, k)) for i in range(2 if op == "mul_mat_swiglu" else 1)]
-        rest = [g.input("r", F32, (m, n))] if op == "mul_mat_add" else []
-        self.node = g.op(op, *ws, x, *rest)
-        self.dst = gpu.alloc(self.node.nbytes)
-        self.x = rng.standard_normal((m, k)).astype(np.float32)
-        self.r = rng.standard_normal((m, n)).astype(np.float32)
-        # Rows drawn from a few, in an order that shows a row in a wrong place.
-        few = {w: shapes.random_rows(w.name, w.shape, dtype) for w in ws}
-        self.raw = {w: few[w][rng.integers(len(few[w]), size=n)] for w in ws}
-        given = {t: gpu.alloc(t.nbytes) for t in (x, *rest)}
-        for t, v in zip((x, *rest), (self.x, self.r), strict=False):
-            given[t].write(0, v)
-        count = max(1, ROTATED_BYTES // sum(w.nbytes for w in ws))
-        self.copies = []
-        for _ in range(count):
-            at = given | {w: gpu.alloc(w.nbytes) for w in ws}
-            for w in ws:
-                at[w].write(0, self.raw[w])
-            self.copies.append(at)
+    return make
 
-    def expected(self) -> tuple[np.ndarray, np.ndarray]:
-        """(rows of the weights, float64 results of these)."""
-        n = self.node.shape[1]
-        picked = np.unique(np.linspace(0, n - 1, CHECKED).astype(int))
-        ys = []
-        for w, raw in self.raw.items():
-            rows = np.ascontiguousarray(raw[picked])
-            shape = (len(picked), w.shape[1])
-            values = decode(w.dtype, rows, shape).astype(np.float64)
-            ys.append(self.x.astype(np.float64) @ values.T)
-        y = ys[0]
-        if self.node.op == "mul_mat_swiglu":
-            y = y / (1 + np.exp(-y)) * ys[1]
-        if self.node.op == "mul_mat_add":
-            y = y + self.r[:, picked]
-        return picked, y
 
-    def measure(self, nbytes: int, make: Make) -> tuple[float, np.ndarray]:
-        """(microseconds, the result)."""
-        gpu, node = self.gpu, self.node
-        scratch, info = gpu.alloc(nbytes), gpu.device.info
-        bound = []
-        for at in self.copies:
-            srcs = tuple(Operand.of(s, at[s].address) for s in node.live_srcs())
-            made = make(Call(node, Operand.of(node, self.dst.address), srcs, info, scratch.address))
-            gpu.modules.prepare(s.kernel for s in made if not isinstance(s, Gemm))
-            bound.append([gpu.modules.bind(s) for s in made])
-        self.dst.write(0, np.full(node.shape, np.nan, np.float32))
-        for step in bound[0]:
-            step.issue()
-        gpu.device.synchronize()
-        found = self.dst.read(0, node.nbytes).view(np.float32).reshape(node.shape)
+def parts(call: Call) -> list[Launch | Gemm]:
+    """The fused op as its parts; products by a library where it takes them."""
+    node, device = call.node, call.device
+    if not (node.op or "").startswith("norm_"):
+        srcs = call.srcs
+        if mul_mat_gemm.applies(node, srcs, device):
+            return mul_mat_gemm.launches(call)
+        return mul_mat.launches(call)
+    return mul_mat_norm.by_parts(call, parts_launches)
+
+
+def parts_launches(call: Call) -> list[Launch | Gemm]:
+    if call.node.op in mul_mat.OPS:
+        return parts(call)
+    return [*launches(call)]
+
+
+def ways(node: Tensor, m: int, info: DeviceInfo) -> Iterator[tuple[str, Make]]:
+    srcs = tuple(None if s is None else Operand.of(s, 0) for s in node.srcs)
+    made = products(node, srcs)
+    if m <= 8 and "vec" in str(vec(probe(node, info))):
+        yield "vec", vec
+    for name, module in (("stream", mul_mat_stream), ("columns", mul_mat_columns)):
+        if made and all(module.takes(p, info) for p in made):
+            yield name, by(module)
+    yield "parts", parts
+
+
+def probe(node: Tensor, info: DeviceInfo) -> Call:
+    srcs = tuple(None if s is None else Operand.of(s, 1 << 20) for s in node.srcs)
+    return Call(node, Operand.of(node, 1 << 20), srcs, info, 1 << 30)
+
+
+class Layer:
+    """Four products, with as many copies of their weights as rotate."""
+
+    def __init__(self, gpu: Any, kind: str, hp: Any, m: int, head: bool) -> None:
+        self.gpu, self.m = gpu, m
+        dtype, rng = dtype_by_name(kind), np.random.default_rng(0)
+        hd, e = hp.head_dim, hp.n_embd
+        n_q, n_kv = hp.n_head * hd, hp.n_head_kv * hd
+        g = self.g = Graph()
+        norm = g.weight("norm", F32, (e,))
+        pos, rows = g.input("pos", I32, (m,)), g.input("rows", I32, (m,))
+        states = [g.state(n, F16, (N_STATE, n_kv)) for n in ("keys", "values")]
+        x, a, h = (g.input(n, F32, (m, w)) for n, w in (("x", e), ("a", n_q), ("h", hp.n_ff)))
+        weights = {}
+
+        def weight(name: str, n: int, k: int, t: DType = dtype) -> Tensor:
+            weights[name] = g.weight(name, t, (n, k))
+            return weights[name]
+
+        rope = {"n_dims": hd, "head_dim": hd, "mode": "norm", "freq_base": ROPE_BASE, **EPS}
+        qkv = weight("q", n_q, e), weight("k", n_kv, e), weight("v", n_kv, e)
+        self.nodes = [
+            g.op("norm_qkv_rope", x, norm, *qkv, pos, rows, *states, **rope),
+            g.op("mul_mat_add", weight("o", e, n_q), a, x),
+            g.op("norm_mul_mat_swiglu", x, norm, weight("gate", hp.n_ff, e),
+                 weight("up", hp.n_ff, e), **EPS),
+            g.op("mul_mat_add", weight("down", e, hp.n_ff), h, x),
+        ]  # fmt: skip
+        if head:
+            self.nodes = [g.op("norm_mul_mat", x, norm, weight("head", hp.n_vocab, e), **EPS)]
+        used = {s for n in self.nodes for s in n.live_srcs()}
+        self.data: dict[Tensor, np.ndarray] = {
+            t: rng.standard_normal(t.shape).astype(np.float32) for t in (x, a, h)
+        }
+        self.data[norm] = rng.uniform(0.5, 1.5, e).astype(np.float32)
+        self.data[pos] = rng.integers(0, 4096, m).astype(np.int32)
+        self.data[rows] = rng.permutation(N_STATE)[:m].astype(np.int32)
+        for s in states:
+            self.data[s] = np.zeros(s.shape, np.float16)
+        self.raw = {}
+        ws = [w for w in weights.values() if w in used]
+        for w in ws:  # rows drawn from a few, in an order that shows a row in a wrong place
+            few = shapes.random_rows(w.name, w.shape, w.dtype)
+            self.raw[w] = few[rng.integers(len(few), size=w.shape[0])]
+        self.fixed = {t: self._put(t, v) for t, v in self.data.items()}
+        self.dst = {n: gpu.alloc(n.nbytes) for n in self.nodes}
+        count = max(2, ROTATED_BYTES // sum(w.nbytes for w in ws))
+        self.copies = [{w: self._put(w, self.raw[w]) for w in ws} for _ in range(count)]
+
+    def _put(self, t: Tensor, data: np.ndarray) -> Any:
+        buffer = self.gpu.alloc(t.nbytes)
+        buffer.write(0, data)
+        return buffer
+
+    def calls(self, node: Tensor, scratch: int) -> list[Call]:
+        info, found = self.gpu.device.info, []
+        for copy in self.copies:
+            at = self.fixed | copy
+            srcs = tuple(None if s is None else Operand.of(s, at[s].address) for s in node.srcs)
+            dst = Operand.of(node, self.dst[node].address)
+            found.append(Call(node, dst, srcs, info, scratch))
+        return found
+
+    def error(self, node: Tensor) -> float:
+        """Of some of the results (the queries, keys and values of norm_qkv_rope)."""
+        found = self.dst[node].read(0, node.nbytes).view(np.float32).reshape(self.m, -1)
+        srcs = list(node.live_srcs())
+        rng = np.random.default_rng(1)
+
+        def h_of(x: Tensor) -> np.ndarray:
+            v = self.data[x].astype(np.float64)
+            if not (node.op or "").startswith("norm"):
+                return v
+            scale = 1 / np.sqrt((v**2).mean(-1, keepdims=True) + 1e-5)
+            return v * scale * self.data[srcs[1]].astype(np.float64)
+
+        def times(w: Tensor, h: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            raw = np.ascontiguousarray(self.raw[w][rows])
+            return h @ decode(w.dtype, raw, (len(rows), w.shape[1])).astype(np.float64).T
+
+        def off(got: np.ndarray, y: np.ndarray) -> float:
+            return float(np.abs(got - y).max() / np.sqrt((y**2).mean()))
+
+        if node.op == "norm_qkv_rope":
+            x, _, wq, wk, wv, pos, rows, *states = srcs
+            h, hd, worst = h_of(x), node.shape[2], 0.0
+            for w, turned, state in ((wq, 1, None), (wk, 1, states[0]), (wv, 0, states[1])):
+                head = int(rng.integers(w.shape[0] // hd))
+                at = np.arange(head * hd, (head + 1) * hd)
+                y = times(w, h, at).astype(np.float32)
+                if turned:
+                    params = {n: v for n, v in node.params.items() if n not in ("eps", "head_dim")}
+                    y = op_spec("rope").reference(y[:, None], self.data[pos], **params)[:, 0]
+                got = found[:, at]
+                if state is not None:
+                    whole = self.fixed[state].read(0, state.nbytes).view(np.float16)
+                    got = whole.reshape(state.shape)[self.data[rows]][:, at].astype(np.float32)
+                worst = max(worst, off(got, y))
+            return worst
+        picked = np.unique(np.linspace(0, node.shape[1] - 1, CHECKED).astype(int))
+        if node.op == "mul_mat_add":
+            y = times(srcs[0], h_of(srcs[1]), picked) + self.data[srcs[2]][:, picked]
+        else:
+            h = h_of(srcs[0])
+            y = times(srcs[2], h, picked)
+            if node.op == "norm_mul_mat_swiglu":
+                y = y / (1 + np.exp(-y)) * times(srcs[3], h, picked)
+        return off(found[:, picked], y)
+
+    def measure(self, makes: list[tuple[Tensor, Make]], scratch: Any) -> float:
+        """Microseconds of these ops after each other."""
+        gpu = self.gpu
+        made = [[make(c) for c in self.calls(n, scratch.address)] for n, make in makes]
+        gpu.modules.prepare(
+            s.kernel for op in made for each in op for s in each if isinstance(s, Launch)
+        )
+        bound = [[[gpu.modules.bind(s) for s in each] for each in op] for op in made]
         stream, cp = gpu.device.stream, gpu.device.cupy
-        stream.begin_capture()
-        for steps in bound:
-            for step in steps:
+        for op in bound:
+            for step in op[0]:
                 step.issue()
+        gpu.device.synchronize()
+        stream.begin_capture()
+        for i in range(len(self.copies)):
+            for op in bound:
+                for step in op[i]:
+                    step.issue()
         graph = stream.end_capture()
         graph.launch(stream)
         begin, end, times = cp.cuda.Event(), cp.cuda.Event(), []
@@ -131,46 +224,45 @@ class Product:
             graph.launch(stream)
             end.record(stream)
             end.synchronize()
-            times.append(cp.cuda.get_elapsed_time(begin, end) * 1e3 / len(bound))
-        return float(min(times)), found
+            times.append(cp.cuda.get_elapsed_time(begin, end) * 1e3 / len(self.copies))
+        return float(min(times))
+
+
+def show(layer: Layer, kind: str, m: int) -> None:
+    gpu, info = layer.gpu, layer.gpu.device.info
+    most = max(scratch_bytes(n, info) for n in layer.nodes)
+    scratch = gpu.alloc(most + (1280 << 20))
+    together: dict[str, list[tuple[Tensor, Make]]] = {}
+    best: list[tuple[Tensor, Make]] = []
+    for node in layer.nodes:
+        line, least = [], (np.inf, parts)
+        for name, make in ways(node, m, info):
+            layer.dst[node].write(0, np.full(node.shape, np.nan, np.float32))
+            us = layer.measure([(node, make)], scratch)
+            line.append(f"{name} {us:.1f} us (error {layer.error(node):.1e})")
+            together.setdefault(name, []).append((node, make))
+            least = min(least, (us, make), key=lambda t: t[0])
+        best.append((node, least[1]))
+        print(f"{kind} m={m} {node.op}: " + ", ".join(line), flush=True)
+    if len(layer.nodes) > 1:
+        whole = {n: o for n, o in together.items() if len(o) == len(layer.nodes)} | {"best": best}
+        each = ", ".join(f"{n} {layer.measure(ops, scratch):.1f}" for n, ops in whole.items())
+        print(f"{kind} m={m} layer: {each} us", flush=True)
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--shape", default="llama3-8b")
     p.add_argument("--types", default="Q4_0,F16")
-    p.add_argument("--tokens", default="4,16,64,128")
+    p.add_argument("--tokens", default="4,8,16,32,64,128")
     p.add_argument("--head", action="store_true", help="the product of the vocabulary too")
-    p.add_argument("--tiles", action="store_true", help="other tiles of mul_mat_columns.cu")
     args = p.parse_args()
     hp, _ = shapes.SHAPES[args.shape]
     gpu = find_backend("cuda")
-    kv = hp.n_head_kv * hp.head_dim
     for kind in (t.lower().replace("_k", "_K") for t in args.types.split(",")):
         for m in map(int, args.tokens.split(",")):
-            sums: dict[str, float] = {}
-            best = 0.0
-            for op, n, k, times in (
-                ("mul_mat", hp.n_head * hp.head_dim, hp.n_embd, 1),
-                ("mul_mat", kv, hp.n_embd, 2),
-                ("mul_mat_add", hp.n_embd, hp.n_head * hp.head_dim, 1),
-                ("mul_mat_swiglu", hp.n_ff, hp.n_embd, 1),
-                ("mul_mat_add", hp.n_embd, hp.n_ff, 1),
-                *([("mul_mat", hp.n_vocab, hp.n_embd, 0)] if args.head else []),
-            ):
-                made = Product(gpu, kind, op, n, k, m)
-                picked, y = made.expected()
-                line, least = [], np.inf
-                for name, nbytes, make in ways(made.node, gpu.device.info, args.tiles):
-                    us, found = made.measure(nbytes, make)
-                    error = np.abs(found[:, picked] - y).max() / np.sqrt((y**2).mean())
-                    line.append(f"{name} {us:.1f} us (error {error:.1e})")
-                    sums[name] = sums.get(name, 0.0) + times * us
-                    least = min(least, us)
-                best += times * least
-                print(f"{kind} m={m} {op} {n}x{k}: " + ", ".join(line), flush=True)
-            each = ", ".join(f"{name} {us:.0f}" for name, us in sums.items())
-            print(f"{kind} m={m} layer: {each}; the best of each {best:.0f} us", flush=True)
+            for head in (False, True) if args.head else (False,):
+                show(Layer(gpu, kind, hp, m, head), kind, m)
 
 
 if __name__ == "__main__":

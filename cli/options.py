@@ -238,7 +238,7 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="RE=BACKEND",
-        help="place the tensors whose name matches on a backend; comma-separated",
+        help="place the tensors and ops in whose name RE is found on a backend; comma-separated",
     )
 
 

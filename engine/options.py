@@ -23,7 +23,8 @@ class Options:
     n_threads, n_threads_batch: for single tokens and for prompts; 0 for all processors.
     n_gpu_layers: layers on the device, the output head counting as one; AUTO_LAYERS or
         ALL_LAYERS of `engine.limits` for what fits or everything. device: which one, by number.
-    overrides: (regular expression, backend) pairs that place tensors, before n_gpu_layers does.
+    overrides: (regular expression, backend) pairs that place weights, states, inputs and nodes,
+        before n_gpu_layers does; the first that is found anywhere in a name wins.
     sparse: how a ReLU model's layers run: "predict" and "exact" as in `variants.relu`, "off" for
         densely, "auto" for the fastest, by measurement, where one backend runs all layers
         (`variants.relu.form`); else for predicting when every layer has a predictor, else exactly.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -12,6 +13,10 @@ from .base import Architecture, WeightSpec
 from .batch import Batch, CacheLayer
 from .blocks import RMS_NORM, Norm, Site, cache_layer, embed, end_weights, logits
 from .hparams import HParams, hparam_keys, read_hparams
+from .keys import ModelError
+
+_OF_LAYER = re.compile(r"blk\.(\d{1,9})\.")
+DERIVED = ("attn_rot_embd.weight", "attn_rot_embd")  # follows from rope's keys
 
 
 class Decoder(Architecture):
@@ -66,6 +71,20 @@ class Decoder(Architecture):
         for i in range(self.hp.n_layer):
             for spec in self.layer_weights(self.layer_hparams(i)):
                 yield spec.of_layer(i)
+
+    def check(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
+        known = set[str]()
+        for spec in self.weights():
+            known |= {spec.name, spec.transposed, spec.part.of if spec.part else ""}
+        for i in range(self.hp.n_layer):
+            known |= {f"blk.{i}.{name}" for name in DERIVED}
+        for name in tensors:
+            found = _OF_LAYER.match(name)
+            if found and int(found[1]) < self.hp.n_layer and name not in known:
+                raise ModelError(
+                    f"tensor {name}: {self.name} has no such weight, and without it the results "
+                    "would be others"
+                )
 
     def cache(self, i: int) -> CacheLayer | None:
         return cache_layer(self.layer_hparams(i))

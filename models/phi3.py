@@ -16,6 +16,7 @@ class Phi3(Llama):
     rope_mode = "neox"
 
     def check(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
+        super().check(tensors)
         for name in ("rope_factors_long.weight", "rope_factors_short.weight"):
             if name in tensors:
                 raise ModelError(f"tensor {name}: LongRoPE is not supported")

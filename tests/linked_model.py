@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ class Pair:
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
-        return (r".*\.ffn.*", "cpu"), (".*", self.device)
+        return (r"\.ffn\.", "cpu"), (".*", self.device)
 
     def load(self, path: Path, **options: Any) -> Model:
         given = {"overrides": self.overrides, "n_threads": 2, "k_type": F32, "v_type": F32}
@@ -45,7 +46,7 @@ class Pair:
             if n.view_of is None and "qkv" not in n.name and "rope" not in n.name
         ]
         chosen = [n for n in free if rng.random() < 0.3]
-        return [*((n.replace(".", r"\."), "cpu") for n in chosen), (".*", self.device)]
+        return [*((rf"^{re.escape(n)}$", "cpu") for n in chosen), (".*", self.device)]
 
 
 def steps(model: Model, profile: Profile | None = None) -> np.ndarray:

@@ -1,5 +1,7 @@
-"""A stand-in for a device that makes token after token by itself: the CPU backend's plan, which runs
-every step when it is launched, long before its tokens are asked for."""
+"""A stand-in for a device that makes token after token by itself.
+
+The CPU backend's plan runs every step when it is launched, long before its tokens are asked for.
+"""
 
 from __future__ import annotations
 

@@ -131,17 +131,19 @@ class Ticks(NamedTuple):
 
 
 class TokenLoop(Protocol):
-    """Steps of a plan that feed their token to the next one, so that the host need not wait for it.
+    """Steps of a plan that feed their tokens to the next one, so that the host need not wait for
+    them. Every row of the plan is alone in its sequence, or padding.
 
-    places: memory of `tokens`, `pos`, `sampler.rng`, `sampler.history` (of n_history ids) and the
-    sampled `token`.
+    A step writes the next one's `tokens`, `pos`, `rows` of every group of layers (by the group's
+    page table, which has to have the pages of all steps that are launched), `sampler.rng` and
+    `sampler.history`.
     """
 
     def start(self) -> None:
         """Take the plan's inputs as they are now. Nothing launched before is running then."""
 
     def launch(self) -> None:
-        """Enqueue one step; at most 64 whose token was not waited for."""
+        """Enqueue one step; at most 64 whose tokens were not waited for."""
 
     def wait(self, step: int) -> np.ndarray:
         """The tokens of a step, int32 [n], -1 for padding. Steps are counted from 1 since the
@@ -168,9 +170,12 @@ class Program(ABC):
     def finish(self) -> Ticks | None:
         """Wait for the end of the run; the readings of a timed one."""
 
-    def token_loop(self, places: Mapping[str, tuple[Any, int]], n_history: int) -> TokenLoop | None:
-        """Runs of this program of which each makes its token the next one's input; None where the
-        device cannot do so."""
+    def token_loop(self, tensors: Mapping[str, Tensor]) -> TokenLoop | None:
+        """Runs of this program of which each makes its tokens the next one's input; None where the
+        device cannot do so.
+
+        tensors: the plan's inputs by name, and the sampled tokens as `token`.
+        """
         return None
 
     def run(self) -> None:

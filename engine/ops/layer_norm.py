@@ -37,8 +37,9 @@ class LayerNorm(OpSpec):
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         x, w, b = (*srcs, None, None)[:3]
         x = x.astype(np.float64)
-        y = x - x.mean(axis=-1, keepdims=True)
-        y /= np.sqrt(np.mean(y * y, axis=-1, keepdims=True) + params["eps"])
+        n = max(x.shape[-1], 1)
+        y = x - x.sum(axis=-1, keepdims=True) / n
+        y /= np.sqrt(np.sum(y * y, axis=-1, keepdims=True) / n + params["eps"])
         if w is not None:
             y = y * w
         if b is not None:

@@ -51,7 +51,7 @@ class MulMat(OpSpec):
         for axis in (0, 1):
             w = np.repeat(w, x.shape[axis] // w.shape[axis], axis=axis)
         y = x @ w.swapaxes(-1, -2)
-        return y.reshape(*srcs[1].shape[:-1], -1).astype(np.float32)
+        return y.reshape(*srcs[1].shape[:-1], w.shape[-2]).astype(np.float32)
 
     def flops(self, out: Tensor) -> int:
         return 2 * out.size * out.live_srcs()[0].shape[-1]
@@ -68,6 +68,13 @@ class MulMat(OpSpec):
                     w = Operand((n, k), t, data, role="weight")
                     x = Operand((m, k), data=data)
                     yield Case((w, x), {}, f"{t} {n}x{k} by {m}", tolerance)
+        # As many columns as a step of many sequences has.
+        for t in (*FLOATS[1:], *QUANTS):
+            for i, m in enumerate((2, 4, 7, 16, 33, 64, 100, 128, 200)):
+                n, k = (1, 37, 131)[i % 3], 256 * (1 + i % 2)
+                data = positive if n == 1 else None
+                w, x = Operand((n, k), t, data, role="weight"), Operand((m, k), data=data)
+                yield Case((w, x), {}, f"{t} {n}x{k} by {m}")
         for t in ("f32", "f16", "q8_0", "q4_K"):
             k = block_of(t) if block_of(t) > 1 else 31
             pad = (0, 1, block_of(t)) if block_of(t) > 1 else (0, 1, 5)

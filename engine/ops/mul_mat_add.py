@@ -49,6 +49,9 @@ class MulMatAdd(OpSpec):
                 for r in (Operand((m, 33)), Operand((33,))):
                     kind = "bias" if len(r.shape) == 1 else "residual"
                     yield Case((w, Operand((m, k)), r), {}, f"{t} by {m}, {kind}", tolerance)
+            for m, r in ((20, Operand((20, 70))), (70, Operand((70,)))):
+                w = Operand((70, 512), t, role="weight")
+                yield Case((w, Operand((m, 512)), r), {}, f"{t} 70x512 by {m}", tolerance)
         r = Operand((2, 2, 3, 7), pad=(0, 1, 1, 5))
         yield Case((Operand((2, 7, 32), "q8_0"), Operand((2, 2, 3, 32)), r), note="batch, view")
         # With k = 1 the product does not hide a wrong r.

@@ -40,3 +40,6 @@ class MulMatRelu(OpSpec):
                     data = positive if n == 1 else None
                     w = Operand((n, k), t, data, role="weight")
                     yield Case((w, Operand((m, k), data=data)), note=f"{t} {n}x{k} by {m}")
+        x = Operand((2, 192), data=lambda rng, shape: [[np.nan], [1.0]] * rng.uniform(1, 2, shape))
+        for t in FLOATS:
+            yield Case((Operand((31, 192), t, role="weight"), x), note=f"{t} NaN")

@@ -51,6 +51,9 @@ class MulMatSwiglu(OpSpec):
                 w = Operand((n, k), t, data or scaled, role="weight")
                 x = Operand((m, k), data=data)
                 yield Case((w, w, x), {}, f"{t} {n}x{k} by {m}", tolerance)
+            for m in (20, 70):
+                gate, up = (Operand((70, 512), t, scaled, role="weight") for _ in range(2))
+                yield Case((gate, up, Operand((m, 512))), {}, f"{t} 70x512 by {m}", tolerance)
         gate = Operand((31, 256), "q4_K", scaled, role="weight")
         up = Operand((31, 256), "q6_K", scaled, role="weight")
         yield Case((gate, up, Operand((3, 256))), note="q4_K and q6_K")

@@ -18,7 +18,6 @@ class SoftMax(OpSpec):
         "mask row q. Slopes are 1 unless max_bias > 0 (ALiBi). A row of -inf alone gives zeros."
     )
     operands = ("x f32 [.., n_head, n_q, n_kv]", "mask? f32 or f16 [>= n_q, n_kv]")
-    rows_of = 0
     params = (
         Param("scale", "f", 1.0),
         Param("max_bias", "f", 0.0, doc="ALiBi's largest bias; needs a mask"),
@@ -51,7 +50,7 @@ class SoftMax(OpSpec):
             slopes = alibi_slopes(n_head, params["max_bias"])
             bias = slopes[:, None, None] * mask[:n_q].astype(np.float64)
             s = s + (bias if x.ndim > 2 else bias.reshape(x.shape))
-        top = s.max(axis=-1, keepdims=True)
+        top = s.max(axis=-1, keepdims=True, initial=-np.inf)
         e = np.exp(s - np.where(np.isneginf(top), 0, top))
         total = e.sum(axis=-1, keepdims=True)
         return (e / np.where(total == 0, 1, total)).astype(np.float32)

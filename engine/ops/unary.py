@@ -90,7 +90,8 @@ class GeluErf(_Unary):
 
 class Relu(_Unary):
     name = "relu"
-    doc = "max(x, 0)."
+    doc = "max(x, 0); NaN stays NaN."
+    edges = (*_EDGES, math.nan, -math.nan, math.inf, -math.inf)
 
     def f(self, x: np.ndarray) -> np.ndarray:
         return np.maximum(x, 0)

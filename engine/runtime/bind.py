@@ -103,15 +103,15 @@ class BoundPlan:
 
     @cached_property
     def token_loop(self) -> TokenLoop | None:
-        """Steps that need no host, for a sampled plan of one token that is wholly on one device."""
+        """Steps that need no host, for a plan wholly on one device that samples a token for each of
+        its own; each must be alone in its sequence."""
+        inputs = {t.name: t for t in self.plan.leaves(Role.INPUT)}
+        sampled = self.plan.graph.outputs[-1]
         if len(self.runner.programs) != 1 or self.brought:
             return None
-        leaves = self.plan.graph.leaves
-        names = "tokens", "pos", "sampler.rng", "sampler.history"
-        places = {name: self.memory.locate(leaves[name]) for name in names}
-        token = self.plan.graph.outputs[-1]
-        places["token"] = self.memory.locate(token.owner)
-        return self.runner.programs[0].token_loop(places, leaves["sampler.history"].size)
+        if "sampler.rng" not in inputs or sampled.shape != inputs["tokens"].shape:
+            return None
+        return self.runner.programs[0].token_loop({**inputs, "token": sampled})
 
 
 def bind(

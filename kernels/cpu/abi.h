@@ -14,7 +14,7 @@
 #define GF_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-#define GF_ABI_VERSION 1
+#define GF_ABI_VERSION 2
 #define GF_MAX_DIMS 4
 #define GF_MAX_SRC 8
 #define GF_PARAM_BYTES 64

@@ -36,7 +36,7 @@ struct cut {
     // together, for the heads of a key lie side by side and memory likes to be read in order.
     heads = std::max<int64_t>(1, std::min(group, kMaxRows));
     tokens = std::max<int64_t>(1, std::min(at_once, kMaxRows / heads));
-    kv_heads = std::min(n_head_kv, kMaxRows / (heads * tokens));
+    kv_heads = std::max<int64_t>(1, std::min(n_head_kv, kMaxRows / (heads * tokens)));
     const auto count = [&] {
       kv_parts = (n_head_kv + kv_heads - 1) / kv_heads;
       head_parts = (group + heads - 1) / heads;
@@ -61,7 +61,7 @@ struct layout {
       : n_tok(op->src[0].ne[2]),
         n_head(op->src[0].ne[1]),
         n_head_kv(op->src[1].ne[1]),
-        group(n_head / n_head_kv),
+        group(n_head / std::max<int64_t>(n_head_kv, 1)),
         dk(vf_padded(op->src[0].ne[0])),
         dv(vf_padded(op->src[2].ne[0])),
         n_seqs(op->src[5].ne[1]),
@@ -336,6 +336,7 @@ GF_KERNEL_SUPPORTS(attention) {
 GF_KERNEL_SCRATCH(attention) { return layout(op, n_threads).bytes * n_threads; }
 
 GF_KERNEL(attention) {
+  if (gf_nelements(op->dst) == 0 || op->src[1].ne[1] == 0) return;  // nothing to attend
   const layout l(op, th->nth);
   Tile tile(op, l, th->scratch + th->ith * l.bytes);
   const int64_t n = l.others.n_tiles + l.singles.n_tiles;

@@ -33,8 +33,6 @@ struct Weight {
   }
 };
 
-constexpr int64_t kFewColumns = 4;  // up to here converting rows beforehand does not pay
-
 inline Weight read_weight(const gf_tensor& t, int64_t n_cols) {
   Weight w;
   w.t = &t;

@@ -28,8 +28,9 @@ __global__ void __launch_bounds__(32 * kWarps) attention(const __grid_constant__
   const int hd = (int)a.q.ne[0], hd_v = (int)a.v.ne[0];
   const int kv_head = a.group.div(head);
   const float slope2 = alibi_slope(head, (int)a.q.ne[1], a.max_bias) * kLog2E;
-  const int pos = position(a, token);
-  const Share keys = share_of(a, visible_to(a, pos), blockIdx.z);
+  const Token me = token_at(a, token);
+  const Span seen = visible_to(a, me.pos);
+  const Share keys = share_of(a, seen, blockIdx.z);
   if ((int)blockIdx.z >= keys.n_active) return;
 
   const float* const q_row = reinterpret_cast<const float*>(a.q.row(head, token, 0));
@@ -37,22 +38,31 @@ __global__ void __launch_bounds__(32 * kWarps) attention(const __grid_constant__
 #pragma unroll
   for (int i = 0; i < N; ++i) q[i] = lane + 32 * i < hd ? q_row[lane + 32 * i] : 0.0f;
   float top = -infinity(), total = 0.0f;
-  for (int j = keys.begin + warp; j < keys.end; j += kWarps) {
-    const char* const k = a.k.row(kv_head, j, 0);
-    const char* const v = a.v.row(kv_head, j, 0);
-    float s = 0.0f;
+  int next = keys.begin < keys.end ? page_at(a, me.seq, keys.begin / kPage) : -1;
+  for (int j0 = keys.begin; j0 < keys.end; j0 += kPage) {
+    const int page = next, end = min(j0 + kPage, keys.end);
+    if (end < keys.end) next = page_at<true>(a, me.seq, end / kPage);
+    if (page < 0) continue;
+    const i64 to_row = (i64)page * kPage - j0;
+    // Which warp takes a key depends on nothing but the key.
+    const int begin = max(j0, (seen.first - warp + kWarps - 1) / kWarps * kWarps);
+    for (int j = begin + warp; j < end; j += kWarps) {
+      const char* const k = a.k.row(kv_head, to_row + j, 0);
+      const char* const v = a.v.row(kv_head, to_row + j, 0);
+      float s = 0.0f;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (lane + 32 * i < hd) s = fmaf(q[i], at<K>(k, lane + 32 * i), s);
-    }
-    s = score_log2(a, warp_reduce(s, Add()), slope2, pos - j);
-    const float new_top = fmaxf(top, s);
-    const float keep = exp2f(top - new_top), p = exp2f(s - new_top);
-    top = new_top;
-    total = fmaf(total, keep, p);
+      for (int i = 0; i < N; ++i) {
+        if (lane + 32 * i < hd) s = fmaf(q[i], at<K>(k, lane + 32 * i), s);
+      }
+      s = score_log2(a, warp_reduce(s, Add()), slope2, me.pos - j);
+      const float new_top = fmaxf(top, s);
+      const float keep = exp2f(top - new_top), p = exp2f(s - new_top);
+      top = new_top;
+      total = fmaf(total, keep, p);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (lane + 32 * i < hd_v) sum[i] = fmaf(p, at<V>(v, lane + 32 * i), sum[i] * keep);
+      for (int i = 0; i < N; ++i) {
+        if (lane + 32 * i < hd_v) sum[i] = fmaf(p, at<V>(v, lane + 32 * i), sum[i] * keep);
+      }
     }
   }
   if (lane == 0) {

@@ -7,14 +7,16 @@
 #include "cuda/exp2.cuh"
 
 struct AttentionArgs {
-  gf_tensor dst, q, k, v, pos;
+  gf_tensor dst, q, k, v, pos, seq, table;
   float scale, max_bias, softcap;
-  i32 window;
+  i32 window, n_single;
+  i32 n_splits;
   float* parts;   // [slot][split][row][width + 2]: a sum, the largest score and the total weight
   FastDiv group;  // heads of q a KV head
-  i32 n_splits;
+  i32 tile_rows;  // of a slot
 };
 
+constexpr int kPage = 64;    // keys; PAGE of plan_key.py
 constexpr int kChunk = 128;  // splits share the visible keys in such pieces
 constexpr int kAlone = 2;    // chunks that one block does sooner than several can join their parts
 
@@ -35,9 +37,33 @@ __device__ __forceinline__ float score_log2(const AttentionArgs& a, float dot, f
   return fmaf(-slope2, (float)distance, s * kLog2E);
 }
 
-// Past the first-level cache: the decode kernel also reads it before the kernels ahead have ended.
-__device__ __forceinline__ int position(const AttentionArgs& a, i64 token) {
-  return __ldcg(reinterpret_cast<const i32*>(a.pos.data + token * a.pos.nb[0]));
+// -- which keys ----------------------------------------------------------------------------------
+
+// Where a token stands; seq is a row of the table. Both are negative for one that sees nothing.
+struct Token {
+  int pos, seq;
+
+  __device__ bool operator==(const Token& other) const {
+    return pos == other.pos && seq == other.seq;
+  }
+};
+
+// Past the first-level cache: the decode kernel also reads these before the kernels ahead have
+// ended.
+__device__ __forceinline__ Token token_at(const AttentionArgs& a, i64 i) {
+  const int pos = __ldcg(reinterpret_cast<const i32*>(a.pos.data + i * a.pos.nb[0]));
+  const int seq = __ldcg(reinterpret_cast<const i32*>(a.seq.data + i * a.seq.nb[0]));
+  return pos >= 0 && (u32)seq < (u32)a.table.ne[1] ? Token{pos, seq} : Token{-1, -1};
+}
+
+// The page with the keys [64 i, 64 i + 64) of a sequence, or -1. NEAR: from the first-level cache,
+// once the kernels ahead have ended.
+template <bool NEAR = false>
+__device__ __forceinline__ int page_at(const AttentionArgs& a, int seq, int i) {
+  const char* const row = a.table.data + seq * a.table.nb[1];
+  const i32* const at = reinterpret_cast<const i32*>(row + i * a.table.nb[0]);
+  const int page = NEAR ? *at : __ldcg(at);
+  return (u32)page < (u32)(a.k.ne[2] >> 6) ? page : -1;
 }
 
 // Keys [first, last]; none if last < first.
@@ -47,27 +73,27 @@ struct Span {
 
 __device__ __forceinline__ Span visible_to(const AttentionArgs& a, int pos) {
   const int first = a.window > 0 && pos >= a.window ? pos - a.window + 1 : 0;
-  return {first, pos < (int)a.k.ne[2] ? pos : (int)a.k.ne[2] - 1};
+  return {first, min(pos, (int)a.table.ne[0] * kPage - 1)};
 }
 
-// What a split does of the visible keys: [begin, end). Depends on the positions alone, so that the
-// result is the same in every run.
+// What a split does of a span: its keys in [begin, end), where begin is the start of a chunk.
+// Depends on the span alone, so that a token's result is the same in every run and batch.
 struct Share {
   int n_active;  // splits that have something to do, at least one
   int begin, end;
 };
 
 __device__ __forceinline__ Share share_of(const AttentionArgs& a, Span s, int split) {
-  const int n = s.last - s.first + 1;
-  const int chunks = n > kChunk ? (n + kChunk - 1) / kChunk : 1;
+  const int first = s.first / kChunk;
+  const int chunks = max(s.last / kChunk - first + 1, 1);
   const int each = chunks <= kAlone ? kAlone : (chunks + a.n_splits - 1) / a.n_splits;
-  const int begin = s.first + split * each * kChunk;
+  const int begin = (first + split * each) * kChunk;
   return {(chunks + each - 1) / each, begin, min(begin + each * kChunk, s.last + 1)};
 }
 
 // -- joining -------------------------------------------------------------------------------------
 
-constexpr int kTickets = 1024;     // slots; mirrored in attention.py
+constexpr int kTickets = 8192;     // slots; mirrored in attention.py
 __device__ u32 tickets[kTickets];  // blocks of a slot that have arrived; zero between launches
 
 __device__ __forceinline__ float* part_of(const AttentionArgs& a, int slot, int split, int row,

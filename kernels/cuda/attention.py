@@ -1,5 +1,6 @@
-"""Launches attention: attention_decode.cu for few tokens, attention_prefill.cu for many, and
-attention.cu for the head sizes, types and layouts these two do not take.
+"""Launches attention: attention_decode.cu for tokens that are alone in their sequence and for few
+others, attention_prefill.cu for many, and attention.cu for the head sizes, types and layouts these
+two do not take.
 
 A row below is a (token, head) of those that read one KV head. Grids depend on shapes alone; which
 part of the cache is visible, kernels read from the positions.
@@ -11,6 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from gguflow.engine.graph import Tensor, op_spec
+from gguflow.engine.plan_key import PAGE
 
 from .launch import (
     MAX_GRID_YZ,
@@ -30,30 +32,35 @@ OPS = ("attention",)
 WARPS = 8  # of attention.cu and attention_decode.cu
 PER_LANE = (2, 4, 8, 16)  # elements of a head that a lane of attention.cu may hold
 CHUNK = 128  # keys a split's block takes at a time
-MAX_SPLITS, MAX_TICKETS = 128, 1024  # of a slot, and slots
+MAX_SPLITS, MAX_TICKETS = 128, 8192  # of a slot, and slots
+LISTED = 256  # tokens that are alone in their sequence, of a launch
 HEAD_SIZES = (64, 128)  # of the tensor-core kernels
 DECODE_ROWS = 64  # up to here the work is reading the cache, beyond it the products
 PREFILL_ROWS, PREFILL_KEYS, PREFILL_THREADS = 128, (128, 64), 256
+STATIC = 2 << 10  # shared memory that kernels declare themselves, at most
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A launch without its addresses. rows: of a slot, which is what splits share."""
+    """A launch without its addresses, of `n` tokens from `begin` on.
 
+    slots: what blocks may share, of `rows` each, in `splits` splits.
+    """
+
+    begin: int
+    n: int
     name: str
     entry: str
     grid: Dim3
     threads: int
     shared: int = 0
+    slots: int = 1
     splits: int = 1
     rows: int = 1
 
     def parts_bytes(self, width: int) -> int:
         """Scratch for what splits pass on: float sums, with two more floats a row."""
-        if self.splits == 1:
-            return 0
-        blocks = self.grid[0] * self.grid[1] * self.grid[2]
-        return 4 * blocks * self.rows * (width + 2)
+        return 4 * self.slots * self.splits * self.rows * (width + 2) if self.splits > 1 else 0
 
 
 def _splits(device: DeviceInfo, slots: int, n_ctx: int) -> int:
@@ -63,36 +70,94 @@ def _splits(device: DeviceInfo, slots: int, n_ctx: int) -> int:
     return max(1, min(device.sm_count // slots, ceil_div(n_ctx, CHUNK), MAX_SPLITS))
 
 
-def _any(device: DeviceInfo, q: Operand, k: Operand, v: Operand) -> Plan:
+def _any(device: DeviceInfo, q: Operand, k: Operand, v: Operand, n_ctx: int) -> Plan:
     per_lane = next(n for n in PER_LANE if 32 * n >= max(q.ne[0], v.ne[0]))
     entry = f"attention<{cpp_type(k.dtype)}, {cpp_type(v.dtype)}, {per_lane}>"
-    splits = _splits(device, q.ne[1] * q.ne[2], k.ne[2])
-    return Plan("attention", entry, (q.ne[1], q.ne[2], splits), 32 * WARPS, splits=splits)
+    n_head, n_tok = q.ne[1:3]
+    splits = _splits(device, n_head * n_tok, n_ctx)
+    grid = (n_head, n_tok, splits)
+    return Plan(0, n_tok, "attention", entry, grid, 32 * WARPS, 0, n_head * n_tok, splits)
 
 
-def _tensor_cores(device: DeviceInfo, q: Operand, k: Operand, v: Operand) -> Plan | None:
-    """The plan for head sizes and types that the tensor-core kernels take."""
-    types = {k.dtype.name, v.dtype.name}
-    hd, n_kv_head = k.ne[0], k.ne[1]
-    if hd not in HEAD_SIZES or v.ne[0] != hd or not (types <= {"f16", "q8_0"} or types == {"bf16"}):
-        return None
-    args = f"{cpp_type(k.dtype)}, {cpp_type(v.dtype)}, {hd}"
-    rows = q.ne[1] // n_kv_head * q.ne[2]
-    if rows <= DECODE_ROWS:
+@dataclass(frozen=True)
+class _Decode:
+    """What launches of attention_decode.cu have in common."""
+
+    device: DeviceInfo
+    types: str  # and head size
+    head_dim: int
+    n_kv_head: int
+    group: int  # rows of a token
+    n_ctx: int
+
+    def _plan(self, begin: int, n: int, form: str, tile: int, grid: Dim3, slots: int,
+              splits: int, rows: int) -> Plan:  # fmt: skip
+        entry = f"attention_decode{form}<{self.types}, {tile // 8}>"
+        shared = 4 * WARPS * tile * (self.head_dim + 2)
+        return Plan(begin, n, "attention_decode", entry, grid, 32 * WARPS, shared, slots, splits,
+                    rows)  # fmt: skip
+
+    def few(self, begin: int, n: int) -> Plan:
+        """Tokens of any sequences: a block a (KV head, split, tile)."""
+        rows = self.group * n
         tile = 8 if rows <= 8 else 16
         tiles = ceil_div(rows, tile)
-        splits = _splits(device, n_kv_head * tiles, k.ne[2])
-        shared = 4 * WARPS * tile * (hd + 2)
-        entry, grid = f"attention_decode<{args}, {tile // 8}>", (n_kv_head, splits, tiles)
-        return Plan("attention_decode", entry, grid, 32 * WARPS, shared, splits, tile)
+        slots = self.n_kv_head * tiles
+        splits = _splits(self.device, slots, self.n_ctx)
+        grid = (self.n_kv_head, splits, tiles)
+        return self._plan(begin, n, "", tile, grid, slots, splits, tile)
+
+    def single(self, begin: int, n: int) -> list[Plan]:
+        """Tokens that are each alone in their sequence. Splits are those of a token by itself, so
+        that its result does not depend on how many there are."""
+        if n == 1:
+            return [self.few(begin, n)]
+        alone = self.few(begin, 1)
+        tile = alone.rows
+        rows = min(tile, self.group)
+        slots, blocks = alone.slots, self.device.sm_count * (2 if tile == 8 else 1)
+        most = max(1, min(LISTED, MAX_TICKETS // slots))
+        return [
+            self._plan(
+                begin + i, m, "_listed", tile, (min(m * slots * alone.splits, blocks), 1, 1),
+                m * slots, alone.splits, rows,
+            )
+            for i in range(0, n, most)
+            for m in (min(most, n - i),)
+        ]  # fmt: skip
+
+
+def _prefill(device: DeviceInfo, types: str, hd: int, n_kv_head: int, begin: int, n: int,
+             rows: int) -> Plan | None:  # fmt: skip
     tiles = ceil_div(rows, PREFILL_ROWS)
-    room = device.shared_per_block - 1024  # for what kernels declare themselves
     for keys in PREFILL_KEYS:
         shared = 2 * hd * (PREFILL_ROWS + 4 * keys)
-        if shared <= room and tiles <= MAX_GRID_YZ:
-            entry, grid = f"attention_prefill<{args}, {keys}>", (n_kv_head, tiles, 1)
-            return Plan("attention_prefill", entry, grid, PREFILL_THREADS, shared)
+        if shared <= device.shared_per_block - STATIC and tiles <= MAX_GRID_YZ:
+            entry, grid = f"attention_prefill<{types}, {keys}>", (n_kv_head, tiles, 1)
+            return Plan(begin, n, "attention_prefill", entry, grid, PREFILL_THREADS, shared)
     return None
+
+
+def _tensor_cores(
+    device: DeviceInfo, q: Operand, k: Operand, v: Operand, n_ctx: int, n_single: int
+) -> list[Plan] | None:
+    """The plans for head sizes and types that the tensor-core kernels take."""
+    names = {k.dtype.name, v.dtype.name}
+    hd, n_kv_head = k.ne[0], k.ne[1]
+    if hd not in HEAD_SIZES or v.ne[0] != hd or not (names <= {"f16", "q8_0"} or names == {"bf16"}):
+        return None
+    types, group = f"{cpp_type(k.dtype)}, {cpp_type(v.dtype)}, {hd}", q.ne[1] // n_kv_head
+    decode = _Decode(device, types, hd, n_kv_head, group, n_ctx)
+    plans = decode.single(0, n_single) if n_single else []
+    n = q.ne[2] - n_single
+    if 0 < n * group <= DECODE_ROWS:
+        plans.append(decode.few(n_single, n))
+    elif n:
+        many = _prefill(device, types, hd, n_kv_head, n_single, n, n * group)
+        if many is None:
+            return None
+        plans.append(many)
+    return plans
 
 
 def _wide_loads(o: Operand) -> bool:
@@ -108,19 +173,34 @@ def supports(node: Tensor) -> bool:
 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
-    q, k, v = (Operand.of(t, 0) for t in node.live_srcs()[:3])
-    plans = (_any(device, q, k, v), _tensor_cores(device, q, k, v))
-    return max(p.parts_bytes(v.ne[0]) for p in plans if p is not None)
+    q, k, v, _, _, table = (Operand.of(t, 0) for t in node.live_srcs())
+    n_ctx = table.ne[0] * PAGE
+    plans = _tensor_cores(device, q, k, v, n_ctx, node.params["n_single"]) or []
+    return max(p.parts_bytes(v.ne[0]) for p in (_any(device, q, k, v, n_ctx), *plans))
 
 
 def launches(call: Call) -> list[Launch]:
-    q, k, v, pos = (call.src(i) for i in range(4))
-    plan = _tensor_cores(call.device, q, k, v)
-    if plan is None or not all(_wide_loads(o) for o in (q, k, v, call.dst)):
-        plan = _any(call.device, q, k, v)
-    numbers = op_spec("attention").pack_params(call.node.params)
-    numbers += struct.pack("@P", call.scratch) + fast_div(q.ne[1] // k.ne[1])
-    numbers += struct.pack("@i", plan.splits)
-    args = pack(call.dst, q, k, v, pos, numbers)
-    code = Kernel(f"{plan.name}.cu", plan.entry)
-    return [Launch(code, plan.grid, (plan.threads, 1, 1), args, plan.shared, dependent=True)]
+    q, k, v, pos, seq, table = (call.src(i) for i in range(6))
+    n_ctx = table.ne[0] * PAGE
+    plans = _tensor_cores(call.device, q, k, v, n_ctx, call.node.params["n_single"])
+    if plans is None or not all(_wide_loads(o) for o in (q, k, v, call.dst)):
+        plans = [_any(call.device, q, k, v, n_ctx)]
+    params = op_spec("attention").pack_params(call.node.params)
+
+    def tokens(o: Operand, plan: Plan, axis: int) -> Operand:
+        """The plan's part of an operand."""
+        ne = tuple(plan.n if i == axis else n for i, n in enumerate(o.ne))
+        return o.shift(plan.begin * o.nb[axis], ne)
+
+    def launch(plan: Plan) -> Launch:
+        operands = (
+            tokens(call.dst, plan, 2), tokens(q, plan, 2), k, v, tokens(pos, plan, 0),
+            tokens(seq, plan, 0), table,
+        )  # fmt: skip
+        numbers = params + struct.pack("@i", plan.splits) + struct.pack("@P", call.scratch)
+        numbers += fast_div(q.ne[1] // k.ne[1]) + struct.pack("@i", plan.rows)
+        args = pack(*operands, numbers)
+        code = Kernel(f"{plan.name}.cu", plan.entry)
+        return Launch(code, plan.grid, (plan.threads, 1, 1), args, plan.shared, dependent=True)
+
+    return [launch(p) for p in plans]

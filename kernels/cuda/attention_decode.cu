@@ -1,238 +1,243 @@
-// attention for few tokens ("flash decoding", Dao et al. 2023): a block a (KV head, split, tile of
-// rows), where a row is a (token, head) of the KV head's group. Keys and values go from memory
-// straight into the tensor cores' fragments; the cache is read once for all rows of a tile.
+// attention for few tokens of a sequence ("flash decoding", Dao et al. 2023): a block takes a tile
+// of rows and a split of their keys, where a row is a (token, head) of a KV head's group. Keys and
+// values go from memory straight into the tensor cores' fragments; the cache is read once for all
+// rows of a tile.
 //
 // Scores are computed transposed, [16 keys, 8 rows] = K [16, hd] Q^T, and so is the sum,
 // [16 dims, 8 rows] = V^T [16, 16 keys] P^T: with rows as the narrow side few of them are wasted.
 // The order of a product's inner dimension is free, so each thread takes 16 bytes of a key as what
 // two products want of it, and the order of dims within the result is free for the values.
-#include "cuda/attention_mma.cuh"
+//
+// Two forms. Without a list a block has the tile and the split that its index says, and a tile may
+// hold tokens of several sequences. With one, every token is alone in its sequence, a tile holds
+// heads of one token, and the blocks go through a list of what the positions say there is to do.
+#include "cuda/attention_decode.cuh"
 
-constexpr int kWarps = 8;
-constexpr int kKeys = 16;  // of a warp at a time
-constexpr int kNear = 4;   // chunks brought into the second-level cache ahead of time
-static_assert(kWarps * kKeys == kChunk, "a chunk is one pass of the block");
+constexpr int kNear = 4;  // chunks brought into the second-level cache ahead of time
 
 // NT: tiles of 8 rows. HD: head size of keys and values.
 template <class K, class V, int HD, int NT>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     attention_decode(const __grid_constant__ AttentionArgs a) {
-  typedef typename CacheRow<K>::Half T;
-  constexpr int ROWS = 8 * NT, PITCH = HD + 2;  // floats; the two extra spread rows over banks
-  extern __shared__ float sums[];               // [kWarps][ROWS][PITCH]
-  __shared__ float tops[kWarps][ROWS], totals[kWarps][ROWS];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int kv_head = blockIdx.x, group = (int)a.group.divisor;
-  const int row0 = blockIdx.z * ROWS;
-  const int last_row = (int)a.q.ne[2] * group - 1;
-  const int n_rows = min(ROWS, last_row - row0 + 1);
-  const auto token_of = [&](int row) { return (int)a.group.div(row); };
-  const auto head_of = [&](int row) { return kv_head * group + row - token_of(row) * group; };
-  const char* const k_base = a.k.row(kv_head, 0, 0);
-  const char* const v_base = a.v.row(kv_head, 0, 0);
-  const auto all_keys = [&]() {
-    Span all = {0x7FFFFFFF, -1};
-    for (int i = token_of(row0); i <= token_of(row0 + n_rows - 1); ++i) {
-      const Span s = visible_to(a, position(a, i));
-      if (s.last >= s.first) all = {min(all.first, s.first), max(all.last, s.last)};
+  constexpr int ROWS = 8 * NT;
+  extern __shared__ float sums[];
+  __shared__ Tops<ROWS> tops;
+  const int lane = threadIdx.x % 32;
+  const int last_row = (int)a.q.ne[2] * (int)a.group.divisor - 1;
+  const int row0 = blockIdx.z * a.tile_rows, split = blockIdx.y;
+  const Tile tile = {(int)blockIdx.x, row0, min(a.tile_rows, last_row - row0 + 1),
+                     (int)(blockIdx.z * gridDim.x + blockIdx.x)};
+  const int token0 = a.group.div(row0);
+  const int n_tokens = a.group.div(row0 + tile.n_rows - 1) - token0 + 1;  // at most 16
+
+  // A lane has a token. `todo`: the lanes whose tokens see something and are not done.
+  const auto mine = [&]() { return lane < n_tokens ? token_at(a, token0 + lane) : Token{-1, -1}; };
+  const auto seeing = [&](Token token) {
+    const Span s = visible_to(a, token.pos);
+    return __ballot_sync(kAllLanes, s.last >= s.first);
+  };
+  // The tokens of the sequence of the first of them.
+  const auto next_run = [&](Token token, u32 todo) {
+    const int seq = __shfl_sync(kAllLanes, token.seq, todo ? __ffs(todo) - 1 : 0);
+    const u32 lanes = __ballot_sync(kAllLanes, token.seq == seq) & todo;
+    const bool in = lanes >> lane & 1;
+    const Span s = visible_to(a, token.pos);
+    const int first = __reduce_min_sync(kAllLanes, in ? s.first : 0x7FFFFFFF);
+    const int last = __reduce_max_sync(kAllLanes, in ? s.last : -1);
+    return Run{lanes, seq, last < 0 ? Span{0, -1} : Span{first, last}};
+  };
+  const auto n_active_of = [&](Token token, u32 todo) {
+    int n = 1;
+    while (todo) {
+      const Run run = next_run(token, todo);
+      n = max(n, share_of(a, run.seen, 0).n_active);
+      todo &= ~run.lanes;
     }
-    return all.last < 0 ? Span{0, -1} : all;
+    return n;
   };
 
   launch_dependents();
   // While the kernels ahead finish, the cache can come nearer. Should the positions read here be
   // old, other rows of the cache come, and nothing is lost.
+  Token token = mine();
+  u32 todo = seeing(token);
+  Run run = next_run(token, todo);
+  Share keys = share_of(a, run.seen, split);
+  Group<K, V, HD> group;
+  int page = page_of_group(a, run, keys, keys.begin + kKeys * warp_index());
   {
-    const Share near = share_of(a, all_keys(), blockIdx.y);
-    const int half = threadIdx.x % kChunk, end = min(near.end, near.begin + kNear * kChunk);
-    for (int j = near.begin + half; j < end && (int)blockIdx.y < near.n_active; j += kChunk) {
-      if (threadIdx.x < kChunk) {
-        prefetch<K, HD>(k_base + j * a.k.nb[2]);
-      } else {
-        prefetch<V, HD>(v_base + j * a.v.nb[2]);
-      }
+    int pages[kNear];
+#pragma unroll
+    for (int i = 0; i < kNear; ++i) {
+      const int j = keys.begin + i * kChunk + kKeys * warp_index();
+      pages[i] = i == 0 ? page : page_of_group(a, run, keys, j);
+    }
+#pragma unroll
+    for (int i = 0; i < kNear; ++i) {
+      const int j = keys.begin + i * kChunk + kKeys * warp_index();
+      group.ask(a, tile.kv_head, pages[i], j, run.seen.last);
     }
   }
   wait_for_previous();
 
-  // Rows past the end repeat the last one; their results are not stored.
-  u32 q[NT][HD / 32][4];
-#pragma unroll
-  for (int n = 0; n < NT; ++n) {
-    const int row = min(row0 + 8 * n + g, last_row);
-    const char* const at = a.q.row(head_of(row), token_of(row), 0);
-#pragma unroll
-    for (int c = 0; c < HD / 32; ++c) {
-      const uint4 x = round8<T>(reinterpret_cast<const float*>(at) + 32 * c + 8 * t);
-      q[n][c][0] = x.x, q[n][c][1] = x.y, q[n][c][2] = x.z, q[n][c][3] = x.w;
-    }
-  }
-  const Span all = all_keys();
-  const Share keys = share_of(a, all, blockIdx.y);
-  if ((int)blockIdx.y >= keys.n_active) return;
-
-  // Columns of the transposed tiles a thread holds: rows 2 t and 2 t + 1 of each tile.
-  int pos[NT][2];
-  float slope2[NT][2], top[NT][2], total[NT][2];
+  Rows<K, HD, NT> rows;
+  uint4 q[NT][HD / 32];
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int row = min(row0 + 8 * n + 2 * t + e, last_row);
-      pos[n][e] = position(a, token_of(row));
-      slope2[n][e] = kLog2E * alibi_slope(head_of(row), (int)a.q.ne[1], a.max_bias);
-      top[n][e] = -infinity();
-      total[n][e] = 0.0f;
-    }
-  }
-
-  // Keys past the last visible one repeat it with a weight of zero: memory there may hold NaN.
-  uint4 k[HD / 32][2], v[HD / 64][4];
-  const auto load_k = [&](int j0) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const char* const row = k_base + min(j0 + g + 8 * r, all.last) * a.k.nb[2];
-#pragma unroll
-      for (int c = 0; c < HD / 32; ++c) k[c][r] = CacheRow<K>::read8(row, 32 * c + 8 * t);
-    }
-  };
-  const auto load_v = [&](int j0) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const char* const row = v_base + min(j0 + 2 * t + r % 2 + r / 2 * 8, all.last) * a.v.nb[2];
-#pragma unroll
-      for (int c = 0; c < HD / 64; ++c) v[c][r] = CacheRow<V>::read8(row, 64 * c + 8 * g);
-    }
-  };
-
-  float sum[NT][HD / 16][4] = {};
-  int j0 = keys.begin + kKeys * warp;
-  if (j0 < keys.end) {
-    load_k(j0);
-    load_v(j0);
-  }
-  for (; j0 < keys.end; j0 += kChunk) {
-    const bool more = j0 + kChunk < keys.end;
-    float s[NT][4] = {}, s_high[NT][4] = {};  // two sums: products wait for the one before
-#pragma unroll
     for (int c = 0; c < HD / 32; ++c) {
-      const u32 low[4] = {k[c][0].x, k[c][1].x, k[c][0].y, k[c][1].y};
-      const u32 high[4] = {k[c][0].z, k[c][1].z, k[c][0].w, k[c][1].w};
-#pragma unroll
-      for (int n = 0; n < NT; ++n) {
-        mma<T>(s[n], low, q[n][c][0], q[n][c][1]);
-        mma<T>(s_high[n], high, q[n][c][2], q[n][c][3]);
-      }
+      q[n][c] = rows.query(a, tile, 8 * n + lane / 4, 32 * c + 8 * (lane % 4));
     }
-    if (more) load_k(j0 + kChunk);
+  }
+  rows.begin(a, tile);
+  int j = keys.begin + kKeys * warp_index();
+  group.load(a, tile.kv_head, page, j, run.seen);
+  // What was read before the wait nearly always still holds, and then the keys are on their way.
+  const Token now = mine();
+  const int page_now = page_of_group(a, run, keys, j);
+  if (!__all_sync(kAllLanes, now == token && page_now == page)) {
+    token = now;
+    todo = seeing(token);
+    run = next_run(token, todo);
+    keys = share_of(a, run.seen, split);
+    j = keys.begin + kKeys * warp_index();
+    page = page_of_group(a, run, keys, j);
+    group.load(a, tile.kv_head, page, j, run.seen);
+  }
+  const int n_active = n_active_of(token, todo);
+  if (split >= n_active) return;
 
-    u32 p[NT][2];
+  while (todo) {
+    int pos[NT][2];
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-      float w[4];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float x[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int distance = pos[n][e] - (j0 + g + 8 * r);
-          const float dot = s[n][2 * r + e] + s_high[n][2 * r + e];
-          const bool seen = distance >= 0 && (a.window == 0 || distance < a.window);
-          x[r] = seen ? score_log2(a, dot, slope2[n][e], distance) : -infinity();
-        }
-        float new_top = fmaxf(top[n][e], fmaxf(x[0], x[1]));
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) {
-          new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, step));
-        }
-        const float base = new_top == -infinity() ? 0.0f : new_top;
-        const float keep = exp2_normal(top[n][e] - base);
-        top[n][e] = new_top;
-        w[e] = exp2_normal(x[0] - base);
-        w[2 + e] = exp2_normal(x[1] - base);
-        total[n][e] = fmaf(total[n][e], keep, w[e] + w[2 + e]);
-#pragma unroll
-        for (int m = 0; m < HD / 16; ++m) {
-          sum[n][m][e] *= keep;
-          sum[n][m][2 + e] *= keep;
-        }
-      }
-      p[n][0] = transpose8x8(Float<T>::pair(w[0], w[1]));
-      p[n][1] = transpose8x8(Float<T>::pair(w[2], w[3]));
-    }
-
-#pragma unroll
-    for (int c = 0; c < HD / 64; ++c) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        u32 word[4];  // dims 64 c + 8 g + 2 i and the one after, of four keys
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          word[r] = i == 0 ? v[c][r].x : i == 1 ? v[c][r].y : i == 2 ? v[c][r].z : v[c][r].w;
-        }
-        const u32 columns[4] = {
-            __byte_perm(word[0], word[1], 0x5410), __byte_perm(word[0], word[1], 0x7632),
-            __byte_perm(word[2], word[3], 0x5410), __byte_perm(word[2], word[3], 0x7632)};
-#pragma unroll
-        for (int n = 0; n < NT; ++n) mma<T>(sum[n][4 * c + i], columns, p[n][0], p[n][1]);
+        const int row = min(8 * n + 2 * (lane % 4) + e, tile.n_rows - 1);
+        const int from = a.group.div(row0 + row) - token0;
+        const int p = __shfl_sync(kAllLanes, token.pos, from);
+        pos[n][e] = run.lanes >> from & 1 ? p : -1;
       }
     }
-    if (more) load_v(j0 + kChunk);
+    rows.attend(a, tile.kv_head, run, keys, pos, page, group,
+                [&](int n, int c) { return q[n][c]; });
+    todo &= ~run.lanes;
+    if (!todo) break;
+    run = next_run(token, todo);
+    keys = share_of(a, run.seen, split);
+    j = keys.begin + kKeys * warp_index();
+    page = page_of_group(a, run, keys, j);
+    group.load(a, tile.kv_head, page, j, run.seen);
   }
+  rows.finish(a, tile, split, n_active, sums, tops);
+}
 
-  // The warps' sums side by side.
-#pragma unroll
-  for (int n = 0; n < NT; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int row = 8 * n + 2 * t + e;
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        total[n][e] += __shfl_xor_sync(kAllLanes, total[n][e], step);
-      }
-      if (g == 0) {
-        tops[warp][row] = top[n][e];
-        totals[warp][row] = total[n][e];
-      }
-      float* const to = sums + (warp * ROWS + row) * PITCH;
-      if (row < n_rows) {
-#pragma unroll
-        for (int m = 0; m < HD / 16; ++m) {
-          *reinterpret_cast<float2*>(to + m / 4 * 64 + 8 * g + m % 4 * 2) =
-              make_float2(sum[n][m][e], sum[n][m][2 + e]);
-        }
-      }
-    }
-  }
-  __syncthreads();
+constexpr int kListed = 32 * kWarps;  // tokens; LISTED of attention.py
 
-  const auto store = [&](int r, int d, float y) {
-    const int row = row0 + r;
-    reinterpret_cast<float*>(a.dst.row(head_of(row), token_of(row), 0))[d] = y;
+// The same for tokens that are each alone in their sequence. Which split has which keys is decided
+// as above, so the results have the same bits.
+template <class K, class V, int HD, int NT>
+__global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
+    attention_decode_listed(const __grid_constant__ AttentionArgs a) {
+  constexpr int ROWS = 8 * NT;
+  extern __shared__ float sums[];
+  __shared__ Tops<ROWS> tops;
+  __shared__ uint4 queries[ROWS][HD / 8 + 1];  // a row more than its elements: other banks
+  __shared__ Token tokens[kListed];
+  __shared__ int ends[kListed], warp_sums[kWarps];
+  const int lane = threadIdx.x % 32, group = a.group.divisor;
+  const int n_kv_head = (int)a.k.ne[1], tiles = (group + a.tile_rows - 1) / a.tile_rows;
+  const int slots = n_kv_head * tiles;  // of a token
+
+  // Thread i has token i. `end`: where its pieces end in the list, a piece being a split of a slot.
+  const auto mine = [&]() {
+    return threadIdx.x < a.q.ne[2] ? token_at(a, threadIdx.x) : Token{-1, -1};
   };
-  const int slot = blockIdx.z * gridDim.x + kv_head;
-  for (int i = threadIdx.x; i < n_rows * HD; i += 32 * kWarps) {
-    const int row = i / HD, d = i % HD;
-    float best = -infinity(), y = 0.0f, weights = 0.0f;
+  int end;
+  const auto list = [&](Token token) {
+    int n = threadIdx.x < a.q.ne[2] ? share_of(a, visible_to(a, token.pos), 0).n_active * slots : 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) best = fmaxf(best, tops[w][row]);
-    const float base = best == -infinity() ? 0.0f : best;
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, n, step);
+      if (lane >= step) n += before;
+    }
+    if (lane == 31) warp_sums[warp_index()] = n;
+    tokens[threadIdx.x] = token;
+    __syncthreads();
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float keep = exp2_normal(tops[w][row] - base);
-      y = fmaf(keep, sums[(w * ROWS + row) * PITCH + d], y);
-      weights = fmaf(keep, totals[w][row], weights);
-    }
-    if (keys.n_active == 1) {
-      store(row, d, weights > 0.0f ? y / weights : 0.0f);
-    } else {
-      float* const part = part_of(a, slot, blockIdx.y, row, ROWS, HD);
-      part[d] = y;
-      if (d == 0) {
-        part[HD] = best;
-        part[HD + 1] = weights;
-      }
-    }
+    for (int w = 0; w < kWarps; ++w) n += w < warp_index() ? warp_sums[w] : 0;
+    ends[threadIdx.x] = end = n;
+    __syncthreads();
+  };
+  // Of which token a piece is; kListed behind the end. A barrier for the block.
+  const auto token_of = [&](int piece) { return __syncthreads_count(end <= piece); };
+  struct Piece {
+    Tile tile;
+    int split;
+    Run run;
+    Share keys;
+  };
+  const auto piece_of = [&](int piece, int i) {
+    const int at = piece - (i > 0 ? ends[i - 1] : 0);
+    const int split = at / slots, slot = at - split * slots;
+    const int part = slot / n_kv_head, row = part * a.tile_rows;
+    const Token token = tokens[i];
+    const Run run = {1, token.seq, visible_to(a, token.pos)};
+    return Piece{
+        {slot - part * n_kv_head, i * group + row, min(a.tile_rows, group - row), i * slots + slot},
+        split,
+        run,
+        share_of(a, run.seen, split)};
+  };
+  const auto first_page = [&](const Piece& p) {
+    return page_of_group(a, p.run, p.keys, p.keys.begin + kKeys * warp_index());
+  };
+  Group<K, V, HD> keys;
+  const auto ask = [&](const Piece& p, int page) {
+    keys.ask(a, p.tile.kv_head, page, p.keys.begin + kKeys * warp_index(), p.run.seen.last);
+  };
+
+  launch_dependents();
+  const Token before = mine();
+  list(before);
+  int piece = blockIdx.x, i = token_of(piece);
+  if (i < kListed) {
+    const Piece p = piece_of(piece, i);
+    ask(p, first_page(p));
   }
-  if (keys.n_active > 1) join(a, slot, keys.n_active, ROWS, n_rows, HD, store);
+  wait_for_previous();
+  const Token now = mine();
+  if (__syncthreads_or(!(now == before))) {
+    list(now);
+    i = token_of(piece);
+  }
+  int page = i < kListed ? first_page(piece_of(piece, i)) : -1;
+
+  while (i < kListed) {
+    const int next_piece = piece + gridDim.x;
+    int next, next_page;
+    Rows<K, HD, NT> rows;
+    {
+      const Piece p = piece_of(piece, i);
+      keys.load(a, p.tile.kv_head, page, p.keys.begin + kKeys * warp_index(), p.run.seen);
+      for (int r = threadIdx.x; r < ROWS * HD / 8; r += 32 * kWarps) {
+        const int row = r / (HD / 8), d = r % (HD / 8);
+        queries[row][d] = rows.query(a, p.tile, row, 8 * d);
+      }
+      next = token_of(next_piece);  // and all are done with the piece before, and have the queries
+      next_page = next < kListed ? first_page(piece_of(next_piece, next)) : -1;
+      rows.begin(a, p.tile);
+      int pos[NT][2];
+#pragma unroll
+      for (int n = 0; n < NT; ++n) pos[n][0] = pos[n][1] = tokens[i].pos;
+      rows.attend(a, p.tile.kv_head, p.run, p.keys, pos, page, keys,
+                  [&](int n, int c) { return queries[8 * n + lane / 4][4 * c + lane % 4]; });
+    }
+    if (next < kListed) ask(piece_of(next_piece, next), next_page);
+    const Piece p = piece_of(piece, i);  // again, for it takes registers
+    rows.finish(a, p.tile, p.split, p.keys.n_active, sums, tops);
+    piece = next_piece;
+    i = next;
+    page = next_page;
+  }
 }

@@ -2,7 +2,8 @@
 // head, a row being a (token, head of the group), and walks over the visible keys, which it keeps
 // double buffered in shared memory. A warp has 32 rows, so that each fragment of keys or values
 // read from shared memory serves two products, and half of the keys of each tile: two warps a
-// scheduler even when there are few rows.
+// scheduler even when there are few rows. A block whose rows are of several sequences walks over
+// the keys of one after the other.
 #include "cuda/async_copy.cuh"
 #include "cuda/attention_mma.cuh"
 
@@ -30,19 +31,24 @@ __device__ __forceinline__ int swizzle(int r, int c) {
   return r * PIECES + (c ^ (r & 7));
 }
 
-// Rows [j0, j0 + KEYS) of the cache; those past `last` repeat it, as memory there may hold NaN.
+// Keys [j0, j0 + KEYS) of a sequence, j0 % KEYS == 0; zeros where nobody sees any, as memory there
+// may hold NaN. pages: of the tile, -1 where there is none.
 template <class C, int PIECES, int KEYS>
-__device__ __forceinline__ void load_tile(uint4* tile, const char* base, i64 stride, int j0,
-                                          int last) {
+__device__ __forceinline__ void load_tile(uint4* tile, const char* base, i64 stride,
+                                          const int (&pages)[KEYS / kPage], int j0, Span seen) {
+  constexpr int ROWS = kThreads / PIECES;  // of the tile at a time
+  static_assert(kPage % ROWS == 0, "they have one page");
+  const int c = threadIdx.x % PIECES, row0 = threadIdx.x / PIECES;
 #pragma unroll
-  for (int i = 0; i < KEYS * PIECES / kThreads; ++i) {
-    const int n = i * kThreads + threadIdx.x, r = n / PIECES, c = n % PIECES;
-    const char* const row = base + min(j0 + r, last) * stride;
+  for (int i = 0; i < KEYS / ROWS; ++i) {
+    const int r = i * ROWS + row0, page = pages[i * ROWS / kPage];
+    const bool there = page >= 0 && j0 + r >= seen.first && j0 + r <= seen.last;
+    const char* const row = base + ((i64)max(page, 0) * kPage + r % kPage) * stride;
     uint4* const to = tile + swizzle<PIECES>(r, c);
     if constexpr (CacheRow<C>::kPlain) {
-      copy16_async(shared_address(to), row + 16 * c);
+      copy16_or_zeros(shared_address(to), row + 16 * c, there);
     } else {
-      *to = CacheRow<C>::read8(row, 8 * c);
+      *to = there ? CacheRow<C>::read8(row, 8 * c) : uint4{};
     }
   }
 }
@@ -53,9 +59,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     attention_prefill(const __grid_constant__ AttentionArgs a) {
   typedef typename CacheRow<K>::Half T;
   constexpr int PIECES = HD / 8, TILE = KEYS * PIECES;
-  constexpr int MINE = KEYS / 2;     // keys of a tile that are the warp's
-  extern __shared__ uint4 shared[];  // Q [128, HD], then K and V [2][KEYS, HD]
-  __shared__ int bounds[4][kRows / 32];
+  constexpr int MINE = KEYS / 2;                  // keys of a tile that are the warp's
+  extern __shared__ uint4 shared[];               // Q [128, HD], then K and V [2][KEYS, HD]
+  __shared__ int row_pos[kRows], row_seq[kRows];  // of the run; of all rows
+  __shared__ int bounds[3][kRows / 32];
+  __shared__ int pages_of[2][KEYS / kPage];  // of the tiles
   uint4* const q_tile = shared;
   uint4* const k_tiles = q_tile + kRows * PIECES;
   uint4* const v_tiles = k_tiles + 2 * TILE;
@@ -71,36 +79,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   launch_dependents();
   wait_for_previous();
-  // Rows past the end repeat the last one; their results are not stored.
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kRows * PIECES; i += kThreads) {
-    const int r = i / PIECES, c = i % PIECES, row = min(row0 + r, last_row);
-    const char* const at = a.q.row(head_of(row), token_of(row), 0);
-    q_tile[swizzle<PIECES>(r, c)] = round8<T>(reinterpret_cast<const float*>(at) + 8 * c);
-  }
-
-  // Keys that some row sees: [first, last]; keys that all rows see: [common_first, common_last].
-  int first, last, common_first, common_last;
-  {
-    const int p = position(a, token_of(min(row0 + (int)threadIdx.x % kRows, last_row)));
-    const Span s = visible_to(a, p);
-    const bool some = s.last >= s.first;
-    const int low = __reduce_min_sync(kAllLanes, some ? s.first : 0x7FFFFFFF);
-    const int high = __reduce_max_sync(kAllLanes, some ? s.last : -1);
-    const int low_all = __reduce_max_sync(kAllLanes, s.first);
-    const int high_all = __reduce_min_sync(kAllLanes, s.last);
-    if (lane == 0 && half == 0) {
-      bounds[0][warp] = low;
-      bounds[1][warp] = high;
-      bounds[2][warp] = low_all;
-      bounds[3][warp] = high_all;
-    }
-    __syncthreads();
-    first = min(min(bounds[0][0], bounds[0][1]), min(bounds[0][2], bounds[0][3]));
-    last = max(max(bounds[1][0], bounds[1][1]), max(bounds[1][2], bounds[1][3]));
-    common_first = max(max(bounds[2][0], bounds[2][1]), max(bounds[2][2], bounds[2][3]));
-    common_last = min(min(bounds[3][0], bounds[3][1]), min(bounds[3][2], bounds[3][3]));
-  }
+  // Thread i has row i % 128. Rows past the end repeat the last one; their results are not stored.
+  const int my_row = threadIdx.x % kRows;
+  const Token me = token_at(a, token_of(min(row0 + my_row, last_row)));
+  bool done = me.pos < 0;  // nothing is to be seen for it, or its run has been
 
   // A thread's rows: 32 warp + 16 m + g + 8 h. What few tiles need of them is read again there.
   float top[2][2], total[2][2];
@@ -109,125 +91,178 @@ __global__ void __launch_bounds__(kThreads, 1)
     top[i / 2][i % 2] = -infinity();
     total[i / 2][i % 2] = 0.0f;
   }
-  const auto row_of = [&](int m, int h) {
-    return min(row0 + 32 * warp + 16 * m + g + 8 * h, last_row);
-  };
   // Plain scores are only scaled, which the exponent's multiply-add does.
   const bool plain = a.softcap <= 0.0f && a.max_bias <= 0.0f && a.scale > 0.0f;
   const float factor = plain ? a.scale * kLog2E : 1.0f;
 
   const char* const k_base = a.k.row(kv_head, 0, 0);
   const char* const v_base = a.v.row(kv_head, 0, 0);
-  const auto load = [&](int j0, int stage) {
-    load_tile<K, PIECES, KEYS>(k_tiles + stage * TILE, k_base, a.k.nb[2], j0, last);
-    load_tile<V, PIECES, KEYS>(v_tiles + stage * TILE, v_base, a.v.nb[2], j0, last);
-  };
 
   float sum[2][HD / 8][4] = {};
-  if (last >= 0) load(first, 0);
-  for (int j0 = first, stage = 0; j0 <= last; j0 += KEYS, stage ^= 1) {
-    wait_for_copies();
-    __syncthreads();  // everyone's copies are there, and the other stage is no longer read
-    if (j0 + KEYS <= last) load(j0 + KEYS, stage ^ 1);
-    // Swizzling repeats every eight rows, so a tile's half is laid out as a tile.
-    const uint4* const k_tile = k_tiles + stage * TILE + half * (TILE / 2);
-    const uint4* const v_tile = v_tiles + stage * TILE + half * (TILE / 2);
-    const int j_mine = j0 + half * MINE;
-    if (j_mine > last) continue;
+  // The first row that is not done, or kRows.
+  const auto first_row = [&]() {
+    const int r = __reduce_min_sync(kAllLanes, done ? kRows : my_row);
+    if (lane == 0 && half == 0) bounds[2][warp] = r;
+  };
+  const auto least = [&](int i) {
+    return min(min(bounds[i][0], bounds[i][1]), min(bounds[i][2], bounds[i][3]));
+  };
+  row_seq[my_row] = me.seq;
+  first_row();
+  __syncthreads();
+  bool fresh = true;  // the queries are not there yet
+  for (int begin = least(2); begin < kRows; begin = least(2)) {
+    // A run: the rows of one sequence. Keys that some of its rows see: [seen.first, seen.last];
+    // that some row of the warp sees: [low, high]; that all of them see: [low_all, high_all].
+    const int seq = row_seq[begin];
+    const bool in = !done && me.seq == seq;
+    const Span s = in ? visible_to(a, me.pos) : Span{0, -1};
+    const bool some = s.last >= s.first;
+    const int low = __reduce_min_sync(kAllLanes, some ? s.first : 0x7FFFFFFF);
+    const int high = __reduce_max_sync(kAllLanes, some ? s.last : -1);
+    const int low_all = __reduce_max_sync(kAllLanes, s.first);
+    const int high_all = __reduce_min_sync(kAllLanes, s.last);
+    __syncthreads();  // everyone is done with the run before
+    row_pos[my_row] = in ? me.pos : -1;
+    done |= in;
+    first_row();
+    if (lane == 0 && half == 0) {
+      bounds[0][warp] = low;
+      bounds[1][warp] = high;
+    }
+    __syncthreads();
+    const Span seen = {least(0),
+                       max(max(bounds[1][0], bounds[1][1]), max(bounds[1][2], bounds[1][3]))};
 
-    float s[2][MINE / 8][4] = {};
+    const auto load = [&](int j0, int stage) {
+      int pages[KEYS / kPage];
 #pragma unroll
-    for (int c = 0; c < HD / 16; ++c) {
-      u32 q[2][4];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        load_matrices(q[m],
-                      q_tile + swizzle<PIECES>(32 * warp + 16 * m + lane % 16, 2 * c + lane / 16));
+      for (int i = 0; i < KEYS / kPage; ++i) {
+        const int j = j0 + i * kPage;
+        pages[i] = j <= seen.last ? page_at<true>(a, seq, j / kPage) : -1;
+        if (threadIdx.x == 0) pages_of[stage][i] = pages[i];
       }
+      load_tile<K, PIECES, KEYS>(k_tiles + stage * TILE, k_base, a.k.nb[2], pages, j0, seen);
+      load_tile<V, PIECES, KEYS>(v_tiles + stage * TILE, v_base, a.v.nb[2], pages, j0, seen);
+    };
+    const int j_first = seen.first / KEYS * KEYS;
+    if (seen.last >= seen.first) load(j_first, 0);
+    if (fresh) {  // while the first keys are on their way
+#pragma unroll 4
+      for (int i = threadIdx.x; i < kRows * PIECES; i += kThreads) {
+        const int r = i / PIECES, c = i % PIECES, row = min(row0 + r, last_row);
+        const char* const at = a.q.row(head_of(row), token_of(row), 0);
+        q_tile[swizzle<PIECES>(r, c)] = round8<T>(reinterpret_cast<const float*>(at) + 8 * c);
+      }
+      fresh = false;
+    }
+    for (int j0 = j_first, stage = 0; j0 <= seen.last; j0 += KEYS, stage ^= 1) {
+      wait_for_copies();
+      __syncthreads();  // everyone's copies are there, and the other stage is no longer read
+      if (j0 + KEYS <= seen.last) load(j0 + KEYS, stage ^ 1);
+      // Swizzling repeats every eight rows, so a tile's half is laid out as a tile.
+      const uint4* const k_tile = k_tiles + stage * TILE + half * (TILE / 2);
+      const uint4* const v_tile = v_tiles + stage * TILE + half * (TILE / 2);
+      const int j_mine = j0 + half * MINE;
+      if (j_mine > high || j_mine + MINE <= low || pages_of[stage][half * MINE / kPage] < 0)
+        continue;
+
+      float s[2][MINE / 8][4] = {};
 #pragma unroll
-      for (int n = 0; n < MINE / 16; ++n) {
-        u32 k[4];
-        load_matrices(
-            k, k_tile + swizzle<PIECES>(16 * n + lane % 8 + lane / 16 * 8, 2 * c + lane / 8 % 2));
+      for (int c = 0; c < HD / 16; ++c) {
+        u32 q[2][4];
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          mma<T>(s[m][2 * n], q[m], k[0], k[1]);
-          mma<T>(s[m][2 * n + 1], q[m], k[2], k[3]);
+          load_matrices(
+              q[m], q_tile + swizzle<PIECES>(32 * warp + 16 * m + lane % 16, 2 * c + lane / 16));
+        }
+#pragma unroll
+        for (int n = 0; n < MINE / 16; ++n) {
+          u32 k[4];
+          load_matrices(
+              k, k_tile + swizzle<PIECES>(16 * n + lane % 8 + lane / 16 * 8, 2 * c + lane / 8 % 2));
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+            mma<T>(s[m][2 * n], q[m], k[0], k[1]);
+            mma<T>(s[m][2 * n + 1], q[m], k[2], k[3]);
+          }
         }
       }
-    }
 
-    const bool masked = j_mine < common_first || j_mine + MINE - 1 > common_last;
-    if (masked || !plain) {
+      const bool masked = j_mine < low_all || j_mine + MINE - 1 > high_all;
+      if (masked || !plain) {
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+        for (int m = 0; m < 2; ++m) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int row = row_of(m, h), pos = position(a, token_of(row));
-          const float slope2 = kLog2E * alibi_slope(head_of(row), n_head, a.max_bias);
+          for (int h = 0; h < 2; ++h) {
+            const int r = 32 * warp + 16 * m + g + 8 * h, pos = row_pos[r];
+            const int head = head_of(min(row0 + r, last_row));
+            const float slope2 = kLog2E * alibi_slope(head, n_head, a.max_bias);
 #pragma unroll
-          for (int n = 0; n < MINE / 8; ++n) {
+            for (int n = 0; n < MINE / 8; ++n) {
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              const int distance = pos - (j_mine + 8 * n + 2 * t + e);
-              float* const x = &s[m][n][2 * h + e];
-              if (!plain) *x = score_log2(a, *x, slope2, distance);
-              if (distance < 0 || (a.window > 0 && distance >= a.window)) *x = -infinity();
+              for (int e = 0; e < 2; ++e) {
+                const int distance = pos - (j_mine + 8 * n + 2 * t + e);
+                float* const x = &s[m][n][2 * h + e];
+                if (!plain) *x = score_log2(a, *x, slope2, distance);
+                if (distance < 0 || (a.window > 0 && distance >= a.window)) *x = -infinity();
+              }
             }
           }
         }
       }
-    }
 
-    u32 p[2][MINE / 16][4];
+      u32 p[2][MINE / 16][4];
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      float keep[2];
+      for (int m = 0; m < 2; ++m) {
+        float keep[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float new_top = top[m][h];
+        for (int h = 0; h < 2; ++h) {
+          float new_top = top[m][h];
 #pragma unroll
-        for (int n = 0; n < MINE / 8; ++n) {
-          new_top = fmaxf(new_top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+          for (int n = 0; n < MINE / 8; ++n) {
+            new_top = fmaxf(new_top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+          }
+          new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 1));
+          new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 2));
+          const float base = new_top == -infinity() ? 0.0f : new_top * factor;
+          // Keys that a row does not see must change nothing of it, whatever is in the block.
+          keep[h] = new_top == top[m][h] ? 1.0f : exp2_normal(fmaf(top[m][h], factor, -base));
+          top[m][h] = new_top;
+          float weights = 0.0f;
+#pragma unroll
+          for (int n = 0; n < MINE / 8; ++n) {
+            float* const x = &s[m][n][2 * h];
+            x[0] = exp2_normal(fmaf(x[0], factor, -base));
+            x[1] = exp2_normal(fmaf(x[1], factor, -base));
+            weights += x[0] + x[1];
+            p[m][n / 2][n % 2 * 2 + h] = Float<T>::pair(x[0], x[1]);
+          }
+          total[m][h] = fmaf(total[m][h], keep[h], weights);
         }
-        new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 1));
-        new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 2));
-        const float base = new_top == -infinity() ? 0.0f : new_top * factor;
-        keep[h] = exp2_normal(fmaf(top[m][h], factor, -base));
-        top[m][h] = new_top;
-        float weights = 0.0f;
+        // Later tiles seldom have a new maximum.
+        if (__any_sync(kAllLanes, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
-        for (int n = 0; n < MINE / 8; ++n) {
-          float* const x = &s[m][n][2 * h];
-          x[0] = exp2_normal(fmaf(x[0], factor, -base));
-          x[1] = exp2_normal(fmaf(x[1], factor, -base));
-          weights += x[0] + x[1];
-          p[m][n / 2][n % 2 * 2 + h] = Float<T>::pair(x[0], x[1]);
+          for (int d = 0; d < HD / 8; ++d) {
+            sum[m][d][0] *= keep[0];
+            sum[m][d][1] *= keep[0];
+            sum[m][d][2] *= keep[1];
+            sum[m][d][3] *= keep[1];
+          }
         }
-        total[m][h] = fmaf(total[m][h], keep[h], weights);
       }
-      // Later tiles seldom have a new maximum.
-      if (__any_sync(kAllLanes, keep[0] != 1.0f || keep[1] != 1.0f)) {
-#pragma unroll
-        for (int d = 0; d < HD / 8; ++d) {
-          sum[m][d][0] *= keep[0];
-          sum[m][d][1] *= keep[0];
-          sum[m][d][2] *= keep[1];
-          sum[m][d][3] *= keep[1];
-        }
-      }
-    }
 
 #pragma unroll
-    for (int n = 0; n < MINE / 16; ++n) {
+      for (int n = 0; n < MINE / 16; ++n) {
 #pragma unroll
-      for (int d = 0; d < HD / 16; ++d) {
-        u32 v[4];
-        load_transposed(v, v_tile + swizzle<PIECES>(16 * n + lane % 16, 2 * d + lane / 16));
+        for (int d = 0; d < HD / 16; ++d) {
+          u32 v[4];
+          load_transposed(v, v_tile + swizzle<PIECES>(16 * n + lane % 16, 2 * d + lane / 16));
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          mma<T>(sum[m][2 * d], p[m][n], v[0], v[1]);
-          mma<T>(sum[m][2 * d + 1], p[m][n], v[2], v[3]);
+          for (int m = 0; m < 2; ++m) {
+            mma<T>(sum[m][2 * d], p[m][n], v[0], v[1]);
+            mma<T>(sum[m][2 * d + 1], p[m][n], v[2], v[3]);
+          }
         }
       }
     }

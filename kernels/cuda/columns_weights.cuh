@@ -25,6 +25,10 @@ struct Weights {
   static constexpr int PIECES = ALIGNED ? BYTES / 16 : (BYTES + 15 + 15) / 16;
   static constexpr int STRIDE = (PIECES | 1) * 16;
 
+  // Bytes of so many blocks of 32 elements.
+  static __device__ __forceinline__ int bytes_of(int blocks32) {
+    return blocks32 * 32 / W::QK * (int)sizeof(W);
+  }
   // Byte at which piece p of a row lies.
   static __device__ __forceinline__ int place(int row, int p) { return row * STRIDE + p * 16; }
   static __device__ __forceinline__ int offset(const char* start) {
@@ -85,6 +89,7 @@ struct FloatWeights {
   static constexpr bool ALIGNED = true;
   static constexpr int PIECES = BYTES / 16, STRIDE = BYTES;
 
+  static __device__ __forceinline__ int bytes_of(int blocks32) { return blocks32 * 64; }
   static __device__ __forceinline__ int place(int row, int p) {
     return row * STRIDE + (p ^ (row % 2 * 4)) * 16;
   }

@@ -131,6 +131,7 @@ struct FastDiv {
 
   __device__ __forceinline__ u32 div(u32 n) const { return (__umulhi(n, multiplier) + n) >> shift; }
 };
+static_assert(sizeof(FastDiv) == 12, "packed by fast_div in launch.py");
 
 struct Index {
   i64 i0, i1, i2, i3;

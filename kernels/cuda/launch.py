@@ -28,7 +28,9 @@ from gguflow.engine.graph.tensor import MAX_DIMS
 from .gemm import Gemm
 
 Dim3 = tuple[int, int, int]
-MAX_GRID_YZ = 65535  # blocks a grid may have in y and in z (CUDA programming guide)
+MAX_GRID_X = (1 << 31) - 1  # blocks a grid may have (CUDA programming guide)
+MAX_GRID_YZ = 65535  # the same in y and in z
+_LONG_ROW = 1 << 24  # no launch cuts a row into pieces of less than 256 elements
 
 
 @dataclass(frozen=True)
@@ -183,12 +185,37 @@ def launch_files() -> dict[str, ModuleType]:
 
 
 def supports(node: Tensor) -> bool:
-    """Whether some launch file takes this node."""
+    """Whether some launch file takes this node, and its launches are such that a device takes."""
     module = launch_files().get(node.op or "")
     if module is None or node.size == 0:
         return False
     check = getattr(module, "supports", None)
-    return check is None or bool(check(node))
+    return (check is None or bool(check(node))) and (not _is_large(node) or _fits(node))
+
+
+def _is_large(node: Tensor) -> bool:
+    """Whether some grid may be too large, which only making the launches tells."""
+    return any(
+        t.size > MAX_GRID_X
+        or prod(t.shape[:-1]) > MAX_GRID_YZ
+        or max(t.shape, default=1) > _LONG_ROW
+        for t in (node, *node.live_srcs())
+    )
+
+
+def _fits(node: Tensor) -> bool:
+    """Whether the grids, and the lengths that kernels take as 32-bit numbers, are in range."""
+    srcs = tuple(None if s is None else Operand.of(s, s.view_offset) for s in node.srcs)
+    try:
+        made = launches(Call(node, Operand.of(node, node.view_offset), srcs, DeviceInfo()))
+    except struct.error:  # a number that its field cannot hold
+        return False
+    return all(is_legal(m.grid) for m in made if isinstance(m, Launch))
+
+
+def is_legal(grid: Dim3) -> bool:
+    """Whether a device launches a grid of this size."""
+    return 0 < grid[0] <= MAX_GRID_X and all(0 < n <= MAX_GRID_YZ for n in grid[1:])
 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:

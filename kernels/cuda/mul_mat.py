@@ -9,7 +9,7 @@ from types import ModuleType
 
 from gguflow.engine.graph import F32, Tensor
 
-from . import mul_mat_columns, mul_mat_gemm, mul_mat_mma
+from . import mul_mat_batch, mul_mat_gemm, mul_mat_mma
 from .elementwise import map_launch
 from .gemm import Gemm
 from .launch import (
@@ -31,7 +31,6 @@ FEW = 8  # columns up to which a warp a row is used
 TILE = 64
 WARPS = 4
 MANY = (mul_mat_mma, mul_mat_gemm)  # for more columns, the first that takes the operands
-COLUMNS = 256  # up to which mul_mat_columns.cu comes before those
 
 
 def supports(node: Tensor) -> bool:
@@ -77,7 +76,7 @@ def _ways(node: Tensor, device: DeviceInfo, most: int) -> tuple[ModuleType, ...]
     if m == 1:
         return ()
     srcs = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
-    first = (mul_mat_columns,) if prod(node.shape[:-1]) <= COLUMNS else ()
+    first = (mul_mat_batch,)
     if m > FEW or not _takes_few(node.op, Operand.of(node, 0), srcs, device):
         return (*first, *MANY)
     if m <= most:

@@ -1,16 +1,16 @@
-// mul_mat for 2 columns and more on Hopper: weights are read once, as they are in memory, become
-// 16-bit fragments in registers, and are multiplied by the columns, which lie in shared memory, by
-// the products of warpgroups.
+// mul_mat for many columns on Hopper: weights are read once, as they are in memory, become 16-bit
+// fragments in registers, and are multiplied by the columns, which lie in shared memory, by the
+// products of warpgroups.
 //
 // A block multiplies 128 MT weight rows with N columns over a part of k: two warpgroups of MT times
-// 64 rows each. Of a gated product one has rows of gate and the other the same rows of up. A third
-// brings weights and columns through rings of stages in shared memory. Weights are
-// asked for before the kernels before this one are done (programmatic dependent launch).
+// 64 rows each. A third brings weights and columns through rings of stages in shared memory.
+// Weights are asked for before the kernels before this one are done (programmatic dependent
+// launch).
 //
 // Sums of parts of k lie apart and are added by sum_columns, always in one order. The parts depend
 // on the weights' shape alone, so that a result does not depend on the other columns.
+#include "cuda/columns.cuh"
 #include "cuda/columns_weights.cuh"
-#include "cuda/functions.cuh"
 #include "cuda/pipeline.cuh"
 #include "cuda/wgmma.cuh"
 
@@ -20,38 +20,14 @@ constexpr int kTileK = 64;  // elements of a stage of columns
 // Whether two blocks share a multiprocessor.
 constexpr bool two_blocks(int n, int mt) { return mt == 1 && n <= 64; }
 
-struct ColumnsArgs {
-  const char* w[2];          // n rows w_row bytes apart; the second is up's, or null
-  const char* x;             // [groups of N columns][k / 64][N][64] as round_columns leaves them
-  const float* scales;       // of each column, or null
-  const char* r;             // added to the result, or null
-  float* dst;                // [m, n]
-  float4* parts;             // sums of parts of k, if there are several
-  i64 w_row, r_row, r_step;  // bytes: r's from column to column and from row to row
-  int n, m, k, splits, w_stages, x_stages;
-  int rows, fragments;  // of sum_columns: rows of a block, float4s of a thread
-};
-
-// What becomes of the sums of rows row, row + 8 and columns column, column + 1: dst = scale * sum
-// + r, or silu(gate) * up.
-__device__ __forceinline__ void store(const ColumnsArgs& a, int row, int column, float4 gate,
-                                      float4 up) {
-  const float y[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    if (column + c >= a.m) break;
-    const float scale = a.scales ? __ldcg(a.scales + column + c) : 1.0f;
-    const char* const r = a.r ? a.r + (column + c) * a.r_row : nullptr;
-#pragma unroll
-    for (int i = c; i < 4; i += 2) {
-      const i64 at = row + i / 2 * 8;
-      if (at >= a.n) break;
-      float v = y[i] * scale;
-      if (a.w[1]) v = silu()(v) * (u[i] * scale);
-      if (r) v += __ldcg(reinterpret_cast<const float*>(r + at * a.r_step));
-      a.dst[(i64)(column + c) * a.n + at] = v;
-    }
-  }
+// What becomes of float4 f of a thread's sums.
+template <int N, int MT>
+__device__ __forceinline__ void finish_fragment(const ColumnsArgs& a, int tile, int columns,
+                                                int group, int thread, int f, float4 sums) {
+  const Tile at = tile_of<64 * MT>(a, tile);
+  const int sixteen = (group * MT + f / (N / 8)) * 4 + thread / 32;
+  finish(a, at.matrix, at.pair + sixteen * 8 + thread % 32 / 4,
+         columns * N + f % (N / 8) * 8 + thread % 4 * 2, sums);
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -84,14 +60,17 @@ struct Place {
   }
 };
 
+// Row r of a block's: of every sixteen, r and r + 8 are a pair.
+__device__ __forceinline__ const char* row_of(const ColumnsArgs& a, const Tile& tile, int r) {
+  return row_start(a, tile.matrix, tile.pair + r / 16 * 8 + r % 8, r / 8 % 2);
+}
+
 template <class W, int MT>
 __device__ __forceinline__ void bring_weights(const ColumnsArgs& a, const Rings& rings, int begin,
                                               int end, int thread) {
   using L = Weights<W>;
   constexpr int ROWS = 128 * MT, STAGE = ROWS * L::STRIDE;
-  const bool gated = a.w[1] != nullptr;
-  const i64 row0 = (i64)blockIdx.x * (gated ? ROWS / 2 : ROWS);
-  const i64 last = (a.n - 1) * a.w_row + (i64)(a.k / L::CHUNK) * L::BYTES;
+  const Tile tile = tile_of<ROWS / 2>(a, blockIdx.x);
   Place at;
   for (int chunk = begin; chunk < end; ++chunk) {
     barrier_wait(rings.w_free + at.stage, at.parity ^ 1);
@@ -99,12 +78,9 @@ __device__ __forceinline__ void bring_weights(const ColumnsArgs& a, const Rings&
 #pragma unroll 4
     for (int i = thread; i < ROWS * L::PIECES; i += kBringers) {
       const int r = i / L::PIECES, piece = i % L::PIECES;
-      const bool up = gated && r >= ROWS / 2;
-      const i64 row = row0 + (up ? r - ROWS / 2 : r);
-      const char* const w = up ? a.w[1] : a.w[0];
-      const char* const start = w + row * a.w_row + (i64)chunk * L::BYTES;
+      const char* const start = row_of(a, tile, r) + (i64)chunk * L::BYTES;
       const char* const from = start - L::offset(start) + 16 * piece;
-      if (row < a.n && (L::ALIGNED || from < w + last)) copy16_async(to + L::place(r, piece), from);
+      if (L::ALIGNED || from < start + L::BYTES) copy16_async(to + L::place(r, piece), from);
     }
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
                      shared_address(rings.w_full + at.stage))
@@ -179,10 +155,8 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Rings& ring
       const int row = row0 + i * 8 + i / 2 * 48;
       int offset = 0;
       if (!L::ALIGNED) {
-        const bool up = a.w[1] != nullptr && group == 1;
-        const i64 first = (i64)blockIdx.x * (a.w[1] ? 64 * MT : 128 * MT);
-        offset = L::offset(a.w[up] + (first + row - (up ? 64 * MT : 0)) * a.w_row +
-                           (i64)chunk * L::BYTES);
+        const Tile tile = tile_of<64 * MT>(a, blockIdx.x);
+        offset = L::offset(row_of(a, tile, row) + (i64)chunk * L::BYTES);
       }
       rows[i / 2][i % 2] = rings.w + stage * STAGE + row * L::STRIDE + offset;
     }
@@ -230,44 +204,21 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Rings& ring
   }
 }
 
-__device__ __forceinline__ void consumers_wait() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
-}
-
 template <int N, int MT>
-__device__ __forceinline__ void finish(const ColumnsArgs& a, char* shared,
-                                       const float (&sums)[MT][N / 2]) {
+__device__ __forceinline__ void finish_sums(const ColumnsArgs& a, const float (&sums)[MT][N / 2]) {
   constexpr int F = MT * N / 8;  // float4s of a thread
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const float* const mine = &sums[0][0];
-  const auto fragment = [mine](int f) {
-    return float4{mine[4 * f], mine[4 * f + 1], mine[4 * f + 2], mine[4 * f + 3]};
-  };
-  if (a.splits > 1) {
-    const i64 block = ((i64)blockIdx.y * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x;
-    float4* const to = a.parts + (block * 2 + group) * F * 128 + thread;
-#pragma unroll
-    for (int f = 0; f < F; ++f) to[f * 128] = fragment(f);
-    return;
-  }
-  const bool gated = a.w[1] != nullptr;
-  float4* const other = reinterpret_cast<float4*>(shared) + thread;
-  if (gated) {
-    consumers_wait();  // nobody reads the rings any more
-    if (group == 1) {
-#pragma unroll
-      for (int f = 0; f < F; ++f) other[f * 128] = fragment(f);
-    }
-    consumers_wait();
-    if (group == 1) return;
-  }
-  const int row0 = blockIdx.x * (gated ? 64 * MT : 128 * MT) + group * 64 * MT + thread / 32 * 16 +
-                   thread % 32 / 4;
+  const i64 block = ((i64)blockIdx.y * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x;
+  float4* const to = a.parts + (block * 2 + group) * F * 128 + thread;
 #pragma unroll
   for (int f = 0; f < F; ++f) {
-    const int row = row0 + f / (N / 8) * 64;
-    const int column = blockIdx.z * N + f % (N / 8) * 8 + thread % 4 * 2;
-    store(a, row, column, fragment(f), gated ? other[f * 128] : float4{});
+    const float* const v = sums[f / (N / 8)] + f % (N / 8) * 4;
+    const float4 sum = {v[0], v[1], v[2], v[3]};
+    if (a.splits > 1) {
+      to[f * 128] = sum;
+    } else {
+      finish_fragment<N, MT>(a, blockIdx.x, blockIdx.z, group, thread, f, sum);
+    }
   }
 }
 
@@ -332,7 +283,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   for (int i = 0; i < MT * N / 2; ++i) {  // no use of a sum moves before the wait
     asm volatile("" : "+f"(sums[i / (N / 2)][i % (N / 2)])::"memory");
   }
-  finish<N, MT>(a, shared, sums);
+  finish_sums<N, MT>(a, sums);
 }
 #endif
 
@@ -345,85 +296,23 @@ __global__ void __launch_bounds__(kThreads, two_blocks(N, MT) ? 2 : 1)
 #endif
 }
 
-// The parts of k together. blockIdx.x counts float4s of a thread of mul_mat_columns, blockIdx.y its
-// blocks, blockIdx.z the groups of N columns.
-template <int N>
+// The parts of k together. blockIdx.x counts float4s of a thread of mul_mat_columns and its
+// warpgroups, blockIdx.y its blocks, blockIdx.z the groups of N columns.
+template <int N, int MT>
 __global__ void __launch_bounds__(128) sum_columns(const __grid_constant__ ColumnsArgs a) {
+  constexpr int F = MT * N / 8;
   launch_dependents();
-  wait_for_previous();
-  const bool gated = a.w[1] != nullptr;
-  const int f = blockIdx.x % a.fragments, group = blockIdx.x / a.fragments, thread = threadIdx.x;
-  const int column = blockIdx.z * N + f % (N / 8) * 8;
-  if (column >= a.m) return;
-  const i64 all = (i64)gridDim.z * gridDim.y * 2 * a.fragments * 128;  // of a part
+  const int f = blockIdx.x % F, group = blockIdx.x / F, thread = threadIdx.x;
+  if (blockIdx.z * N + f % (N / 8) * 8 >= a.m) return;
+  const i64 all = (i64)gridDim.z * gridDim.y * 2 * F * 128;  // of a part
   const i64 block = (i64)blockIdx.z * gridDim.y + blockIdx.y;
-  const auto sum_of = [&](int group) {
-    const float4* p = a.parts + ((block * 2 + group) * a.fragments + f) * 128 + thread;
-    float4 sum = {};
-#pragma unroll 8
-    for (int s = 0; s < a.splits; ++s) {
-      const float4 v = __ldcg(p + s * all);
-      sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
-    }
-    return sum;
-  };
-  const float4 gate = sum_of(group), up = gated ? sum_of(1) : float4{};
-  const int row = blockIdx.y * a.rows + group * a.fragments / (N / 8) * 64 + f / (N / 8) * 64 +
-                  thread / 32 * 16 + thread % 32 / 4;
-  store(a, row, column + thread % 4 * 2, gate, up);
-}
-
-struct RoundColumnsArgs {
-  gf_tensor x;    // [c3, c2, m, k] f32, rows dense and aligned to 16 bytes
-  char* to;       // [groups of n columns][k / 64][n][64] of T, swizzled
-  float* scales;  // of each row, unless T needs none
-  int n;
-  int lane, half;  // elements from lane to lane, and to a lane's second four
-  int split;       // whether the pairs of four are (0, 2) and (1, 3), or (0, 1) and (2, 3)
-};
-
-// Power of two by which a row with this largest magnitude is divided, as in mul_mat_rows.cu.
-__device__ __forceinline__ float scale_of(float largest) {
-  if (!(largest > 32768.0f || (largest < 0.00390625f && largest > 0.0f))) return 1.0f;
-  return gf_float_of((max(gf_bits_of(largest) >> 23, 29u) - 14) << 23);
-}
-
-// The columns as 16-bit floats, in the order that the fragments of the weights have, and in the
-// places where a product finds them. A block a column.
-template <class T, bool SCALED>
-__global__ void __launch_bounds__(512) round_columns(const __grid_constant__ RoundColumnsArgs a) {
-  launch_dependents();
+  const float4* p = a.parts + ((block * 2 + group) * F + f) * 128 + thread;
   wait_for_previous();
-  const int column = blockIdx.x, k = (int)a.x.ne[0];
-  const float* const x = reinterpret_cast<const float*>(a.x.row(column));
-  float inverse = 1.0f;
-  if (SCALED) {
-    float largest = 0.0f;
-    for (int i = threadIdx.x * 4; i < k; i += 512 * 4) {
-      const float4 v = __ldcg(reinterpret_cast<const float4*>(x + i));
-      largest = fmaxf(fmaxf(fmaxf(largest, fabsf(v.x)), fmaxf(fabsf(v.y), fabsf(v.z))), fabsf(v.w));
-    }
-    const float scale = scale_of(block_reduce(largest, Max()));
-    if (threadIdx.x == 0) a.scales[column] = scale;
-    inverse = 1.0f / scale;
+  float4 sum = {};
+#pragma unroll 8
+  for (int s = 0; s < a.splits; ++s) {
+    const float4 v = __ldcg(p + s * all);
+    sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
   }
-  const i64 tile_bytes = (i64)a.n * kTileK * 2;
-  char* const to = a.to + column / a.n * (k / kTileK) * tile_bytes + column % a.n * kTileK * 2;
-  for (int i = threadIdx.x; i < k / 16; i += 512) {
-    const int block32 = i / 2, half = i % 2;
-    u32 even[4], odd[4];
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const float4 f =
-          __ldcg(reinterpret_cast<const float4*>(x + block32 * 32 + t * a.lane + half * a.half));
-      const float v[4] = {f.x * inverse, f.y * inverse, f.z * inverse, f.w * inverse};
-      even[t] = Float<T>::pair(v[0], a.split ? v[2] : v[1]);
-      odd[t] = Float<T>::pair(a.split ? v[1] : v[2], v[3]);
-    }
-    char* const row = to + block32 / 2 * tile_bytes;
-    const int piece = block32 % 2 * 4 + half * 2, swizzle = column % a.n % 8;
-    *reinterpret_cast<uint4*>(row + (piece ^ swizzle) * 16) = {even[0], even[1], even[2], even[3]};
-    *reinterpret_cast<uint4*>(row + ((piece + 1) ^ swizzle) * 16) = {odd[0], odd[1], odd[2],
-                                                                     odd[3]};
-  }
+  finish_fragment<N, MT>(a, blockIdx.y, blockIdx.z, group, thread, f, sum);
 }

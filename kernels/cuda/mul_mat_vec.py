@@ -1,7 +1,7 @@
 """Launches mul_mat_vec.cu: products of few columns, with what stands around them in a decode step.
 
-mul_mat.py sends mul_mat, mul_mat_add and mul_mat_swiglu of few columns here; the ops that begin
-with a norm exist only here.
+mul_mat.py sends mul_mat, mul_mat_add and mul_mat_swiglu of few columns here, and mul_mat_norm.py
+the ops that begin with a norm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gguflow.engine.graph import F32, Tensor
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
 from .rope import rope_numbers
 
-OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope", "mul_mat_relu")
+OPS = ("mul_mat_relu",)
 FEW = 8  # columns
 FASTEST = 4  # columns up to which no other way is faster
 ROWS = 2  # weight rows of a stage
@@ -113,6 +113,7 @@ def arguments(
     r: Operand | None = None,
     pairs: Sequence[int],
     pos: Operand | None = None,
+    rows: Operand | None = None,
     factors: Operand | None = None,
     states: Sequence[Operand] = (),
     rope: bytes = bytes(40),
@@ -130,9 +131,9 @@ def arguments(
     r_step = 0 if r is None or r.ne[1] == 1 else r.nb[1] // 4
     two = [*states, None, None][:2]
     body = struct.pack(
-        "@19q",
+        "@20q",
         *three([o.address for o in w]), x.address, address(norm), dst.address, address(r),
-        address(pos), address(factors), *(address(s) for s in two),
+        address(pos), address(rows), address(factors), *(address(s) for s in two),
         *three([o.nb[1] for o in w]), x.nb[1] // 4, dst.nb[1] // 4, r_step,
         *(0 if s is None else s.nb[1] for s in two),
     )  # fmt: skip
@@ -187,12 +188,14 @@ def swiglu_few(
     return _launch("GLU", [gate, up], x.ne[1], warps, shared, gate.ne[1], args, device)
 
 
-def _supports_qkv(node: Tensor) -> bool:
-    _, _, wq, wk, wv, pos, k_state, v_state = node.srcs[:8]
-    assert wq and wk and wv and pos and k_state and v_state
+def supports_heads(node: Tensor) -> bool:
+    """Whether queries, keys and values are made and go where the kernels can put them."""
+    _, _, wq, wk, wv, pos, rows, k_state, v_state = node.srcs[:9]
+    assert wq and wk and wv and pos and rows and k_state and v_state
     return (
         wq.dtype is wk.dtype
         and pos.is_contiguous
+        and rows.is_contiguous
         and k_state.shape[0] == v_state.shape[0]
         and node.params["n_dims"] == node.shape[2]
         and node.params["mode"] in ("norm", "neox")
@@ -202,7 +205,7 @@ def _supports_qkv(node: Tensor) -> bool:
 
 
 def supports(node: Tensor) -> bool:
-    """Only what the kernel takes, on every device: there is no other for these ops."""
+    """What the kernel takes, on every device."""
     device = DeviceInfo(shared_per_block=LEAST_SHARED)
     operands = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
     if node.op == "mul_mat_relu":
@@ -214,7 +217,7 @@ def supports(node: Tensor) -> bool:
     if norm.address % 16 or norm.nb[0] != 4:
         return False
     head_dim = node.shape[2] if node.op == "norm_qkv_rope" else 0
-    if node.op == "norm_qkv_rope" and not _supports_qkv(node):
+    if node.op == "norm_qkv_rope" and not supports_heads(node):
         return False
     if node.op == "norm_mul_mat_swiglu":
         slow = weights[0].dtype.name in FLOATS and x.ne[1] > FASTEST
@@ -239,7 +242,8 @@ def launches(call: Call) -> list[Launch]:
     dense = Tensor("q", F32, (x.ne[1], weights[0].ne[1]), call.node.role)
     args = arguments(
         weights, x, Operand.of(dense, call.dst.address), stages, norm=norm, eps=eps, pairs=pairs,
-        pos=call.src(5), states=[call.src(6), call.src(7)], factors=call.optional(8),
+        pos=call.src(5), rows=call.src(6), states=[call.src(7), call.src(8)],
+        factors=call.optional(9),
         rope=rope_numbers(p, head_dim), head_dim=head_dim, neox=p["mode"] == "neox",
     )  # fmt: skip
     return [_launch("QKV", weights, x.ne[1], warps, shared, sum(pairs), args, d)]

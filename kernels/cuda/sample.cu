@@ -1,154 +1,80 @@
-// sample: the next token from its logits, the same on every backend to the bit. The order of every
-// operation is defined in engine/ops/sample.py, whose step numbers this file uses.
+// sample: the next token of each row of logits, the same on every backend to the bit. The order of
+// every operation is defined in engine/ops/sample.py, whose step numbers this file uses.
 //
-// Two kernels. `sample_scan`, a block for every 1024 logits: step 1, and what `sample` needs of the
-// block, which is its largest value, its 64 largest in order, or all of them in order. `sample`:
-// steps 2 to 6 in one block; without a small top_k all of its blocks first find the rank of every
-// logit that can matter, and the one that ends last goes on.
-#include "cuda/dependent.cuh"
-#include "cuda/sample_math.cuh"
-#include "cuda/top_list.cuh"
+// Two kernels. `sample_scan`, for every run of 1024 logits: step 1, and what `sample` needs of the
+// run, which is its largest value, its 64 largest in order, or all of them in order. `sample`:
+// steps 2 to 6 in one block; without a small top_k all of a row's blocks first find the rank of
+// every logit that can matter, and the one that ends last goes on.
+#include "cuda/sample.cuh"
 
-constexpr int kScanThreads = 512;
-constexpr int kScan = 2 * kScanThreads;  // logits of a block
+constexpr int kScanThreads = kScan / 2;
 static_assert(kScan == kThreads, "sample has a thread for each key of a run");
 
-struct SampleArgs {
-  gf_tensor dst, logits, settings, rng, history;
-  u64* runs;    // kScan keys a block of the scan, as many as are needed from the start
-  u64* sorted;  // n keys
-  float* sums;  // n
-  i32* counts;  // of keys that matter, and of blocks that are done with theirs
-  i64 blocks;
-};
-
-__device__ __forceinline__ Settings read_settings(const gf_tensor& t) {
-  const float* const p = reinterpret_cast<const float*>(t.data);
-  return {__ldcg(p), __ldcg(p + 1), __ldcg(p + 2), __ldcg(p + 3), __ldcg(p + 4), __ldcg(p + 5)};
-}
-
-// What the settings ask of the scan.
-enum { GREEDY, SMALL, LARGE };
-__device__ __forceinline__ int kind_of(const Settings& set) {
-  if (set.temp <= 0.0f) return GREEDY;
-  const i64 k = whole(set.top_k);
-  return k > 0 && k <= kList ? SMALL : LARGE;
-}
-
-// A broken model's NaN is never chosen before a number.
-__device__ __forceinline__ float sound(float x) { return x == x ? x : -infinity(); }
-
-__global__ void __launch_bounds__(kScanThreads) sample_scan(const __grid_constant__ SampleArgs a) {
+// ALL: every row has as many blocks as runs. Otherwise only rows that need all of their keys in
+// order are done, by a few blocks each: sample_many.cu does the others.
+template <bool ALL>
+__global__ void __launch_bounds__(kScanThreads)
+    sample_scan(const __grid_constant__ SampleArgs args) {
   __shared__ float part[kScan];
   __shared__ u64 keys[kScan];
   // After the wait: what comes next must not bring memory near that is written here.
   wait_for_previous();
   launch_dependents();
-  const i64 n = a.logits.ne[0], h = a.history.ne[0], base = (i64)blockIdx.x * kScan;
-  const float* const logits = reinterpret_cast<const float*>(a.logits.data);
-  const i32* const history = reinterpret_cast<const i32*>(a.history.data);
+  const SampleRow a = row_of(args, blockIdx.y);
   const Settings set = read_settings(a.settings);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = warp * 64 + lane;
-
-  // Step 1. A token met twice is penalized once, for the original logit is read.
-  float x[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const i64 i = base + at + 32 * r;
-    x[r] = i < n ? sound(__ldcg(logits + i)) : 0.0f;
-  }
-  const i64 last = whole(set.repeat_last_n);
-  if (set.repeat_penalty != 1.0f && last != 0) {
-    part[at] = x[0];
-    part[at + 32] = x[1];
-    __syncthreads();
-    for (i64 i = (last < 0 || last > h ? 0 : h - last) + threadIdx.x; i < h; i += kScanThreads) {
-      const i32 t = __ldcg(history + i);
-      if (t < base || t >= base + kScan || t >= n) continue;
-      const float l = __ldcg(logits + t);
-      part[t - base] = l > 0.0f ? gf_div(l, set.repeat_penalty) : gf_mul(l, set.repeat_penalty);
-    }
-    __syncthreads();
-    x[0] = part[at];
-    x[1] = part[at + 32];
-  }
-
-  TopList top;
-  top.lo = base + at < n ? full_key(x[0], base + at) : ~0ull;
-  top.hi = base + at + 32 < n ? full_key(x[1], base + at + 32) : ~0ull;
-  u64* const out = a.runs + base;
   const int kind = kind_of(set);
   if (blockIdx.x == 0 && threadIdx.x < 2) a.counts[threadIdx.x] = 0;
-  if (kind == SMALL) {
-    static_assert(kScanThreads / 64 * kList <= kScan, "room for half of the warps' lists");
-    sort_list(top);
-    merge_warps(top, kScanThreads / 32, keys);
-    if (warp == 0) {
-      out[lane] = top.lo;
-      out[lane + 32] = top.hi;
-    }
-    return;
-  }
-  if (kind == LARGE) {
-    keys[at] = top.lo;
-    keys[at + 32] = top.hi;
-    sort_keys(keys, kScan);
-    out[threadIdx.x] = keys[threadIdx.x];
-    out[threadIdx.x + kScanThreads] = keys[threadIdx.x + kScanThreads];
-    return;
-  }
-  const u64 best = block_smallest(smaller(top.lo, top.hi), keys);
-  if (threadIdx.x == 0) out[0] = best;
-}
+  if (!ALL && kind != LARGE) return;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = warp * 64 + lane;
+  const i64 n = a.n;
 
-// -- a small top_k: one warp ----------------------------------------------------------------------
-
-struct Sums {
-  float lo, hi, total;
-};
-
-// Sums of 64 weights, rounded in order.
-__device__ __forceinline__ Sums sum_in_order(float lo, float hi) {
-  const int lane = threadIdx.x % 32;
-  Sums s = {};
+  for (i64 base = (i64)blockIdx.x * kScan; base < n; base += (i64)gridDim.x * kScan) {
+    // Step 1. A token met twice is penalized once, for the original logit is read.
+    float x[2];
 #pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    s.total = gf_add(s.total, __shfl_sync(kAllLanes, i < 32 ? lo : hi, i % 32));
-    if (lane == i % 32) (i < 32 ? s.lo : s.hi) = s.total;
-  }
-  return s;
-}
+    for (int r = 0; r < 2; ++r) {
+      const i64 i = base + at + 32 * r;
+      x[r] = i < n ? sound(__ldcg(a.logits + i)) : 0.0f;
+    }
+    const i64 first = first_penalized(set, a.h);
+    if (first < a.h) {
+      part[at] = x[0];
+      part[at + 32] = x[1];
+      __syncthreads();
+      for (i64 i = first + threadIdx.x; i < a.h; i += kScanThreads) {
+        const i32 t = __ldcg(a.history + i);
+        if (t < base || t >= base + kScan || t >= n) continue;
+        part[t - base] = penalized(set, __ldcg(a.logits + t));
+      }
+      __syncthreads();
+      x[0] = part[at];
+      x[1] = part[at + 32];
+    }
 
-// The first element below `count` whose flag is set, or the last.
-__device__ __forceinline__ int first_of(bool lo, bool hi, int count) {
-  const int lane = threadIdx.x % 32;
-  const u32 a = __ballot_sync(kAllLanes, lo && lane < count);
-  const u32 b = __ballot_sync(kAllLanes, hi && lane + 32 < count);
-  return a ? __ffs(a) - 1 : b ? __ffs(b) + 31 : count - 1;
-}
-
-// Steps 4 to 6 over the first `count` keys of a list.
-__device__ __forceinline__ i64 draw_small(const TopList& t, int count, const Settings& set,
-                                          float u) {
-  const int lane = threadIdx.x % 32;
-  const float lo = value_of(t.lo), hi = value_of(t.hi), top = __shfl_sync(kAllLanes, lo, 0);
-  const float below_lo = gf_add(lo, -top), below_hi = gf_add(hi, -top);
-  const float w_lo = exp32(below_lo), w_hi = exp32(below_hi);
-  if (set.top_p < 1.0f) {
-    const Sums s = sum_in_order(lane < count ? w_lo : 0.0f, lane + 32 < count ? w_hi : 0.0f);
-    const float least = gf_mul(set.top_p, s.total);
-    count = 1 + first_of(s.lo >= least, s.hi >= least, count);
+    TopList top;
+    top.lo = base + at < n ? full_key(x[0], base + at) : ~0ull;
+    top.hi = base + at + 32 < n ? full_key(x[1], base + at + 32) : ~0ull;
+    u64* const out = a.runs + base;
+    if (kind == LARGE) {
+      keys[at] = top.lo;
+      keys[at + 32] = top.hi;
+      sort_keys(keys, kScan);
+      out[threadIdx.x] = keys[threadIdx.x];
+      out[threadIdx.x + kScanThreads] = keys[threadIdx.x + kScanThreads];
+      __syncthreads();
+    } else if (kind == SMALL) {
+      static_assert(kScanThreads / 64 * kList <= kScan, "room for half of the warps' lists");
+      sort_list(top);
+      merge_warps(top, kScanThreads / 32, keys);
+      if (warp == 0) {
+        out[lane] = top.lo;
+        out[lane + 32] = top.hi;
+      }
+    } else {
+      const u64 best = block_smallest(smaller(top.lo, top.hi), keys);
+      if (threadIdx.x == 0) out[0] = best;
+    }
   }
-  if (set.min_p > 0.0f) {
-    const u32 a = __ballot_sync(kAllLanes, lane < count && w_lo >= set.min_p);
-    const u32 b = __ballot_sync(kAllLanes, lane + 32 < count && w_hi >= set.min_p);
-    count = max(__popc(a) + __popc(b), 1);
-  }
-  const float t_lo = exp32(gf_div(below_lo, set.temp)), t_hi = exp32(gf_div(below_hi, set.temp));
-  const Sums s = sum_in_order(lane < count ? t_lo : 0.0f, lane + 32 < count ? t_hi : 0.0f);
-  const float drawn = gf_mul(u, s.total);
-  const int chosen = first_of(s.lo > drawn, s.hi > drawn, count);
-  return index_of(__shfl_sync(kAllLanes, chosen < 32 ? t.lo : t.hi, chosen % 32));
 }
 
 // -- any top_k ------------------------------------------------------------------------------------
@@ -232,12 +158,12 @@ __device__ float reach(const Settings& set) {
   return set.min_p > 0.0f ? fminf(drawn, fmaxf(0.01f - __logf(set.min_p), 0.01f)) : drawn;
 }
 
-// Writes the keys of this block's run that can matter to their places among all; k: places that are
-// wanted, 0 for all. `best` is the smallest of all keys.
-__device__ void rank_run(const SampleArgs& a, i64 k, u64 best, float far, Shared& s) {
+// Writes the keys of a run that can matter to their places among all; k: places that are wanted, 0
+// for all. `best` is the smallest of all keys.
+__device__ void rank_run(const SampleRow& a, i64 own, i64 k, u64 best, float far, Shared& s) {
   const int t = threadIdx.x;
   const float top = value_of(best);
-  const u64 key = __ldcg(a.runs + (i64)blockIdx.x * kScan + t);
+  const u64 key = __ldcg(a.runs + own * kScan + t);
   const float x = value_of(key);
   // Those that matter come first; NaN, which comes last, does not.
   bool mine = key == best || (key != ~0ull && !(gf_add(x, -top) < -far) && x == x);
@@ -280,7 +206,7 @@ __device__ bool is_last(i32* count, Shared& s) {
   return last;
 }
 
-__device__ i64 draw_large(const SampleArgs& a, const Settings& set, float top, float u, Shared& s) {
+__device__ i64 draw_large(const SampleRow& a, const Settings& set, float top, float u, Shared& s) {
   const i64 k = whole(set.top_k), kept = __ldcg(a.counts);
   Candidates c{a.sorted, k > 0 && k < kept ? k : kept, top};
   float* const sums = a.sums;
@@ -305,17 +231,17 @@ __device__ i64 draw_large(const SampleArgs& a, const Settings& set, float top, f
   return index_of(__ldcg(c.keys + i));
 }
 
-__global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ SampleArgs a) {
+template <bool ALL>
+__global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ SampleArgs args) {
   __shared__ Shared s;
   launch_dependents();
   wait_for_previous();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const SampleRow a = row_of(args, blockIdx.y);
   const Settings set = read_settings(a.settings);
-  const u64* const rng = reinterpret_cast<const u64*>(a.rng.data);
-  const float u = uniform(__ldcg(rng), __ldcg(rng + 1));
-  i32* const out = reinterpret_cast<i32*>(a.dst.data);
+  const float u = uniform(__ldcg(a.rng), __ldcg(a.rng + 1));
   const int kind = kind_of(set);
-  if (kind != LARGE && blockIdx.x > 0) return;
+  if (kind != LARGE && (!ALL || blockIdx.x > 0)) return;
 
   if (kind == SMALL) {
     constexpr int kWarps = kThreads / 32, kAtOnce = 4;  // lists that are asked for together
@@ -339,9 +265,9 @@ __global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ Sampl
     static_assert(kWarps / 2 * kList <= 2 * kScan, "room for half of the warps' lists");
     merge_warps(top, kWarps, s.keys[0]);
     if (warp > 0) return;
-    const i64 n = a.logits.ne[0], k = whole(set.top_k);
-    const i64 chosen = draw_small(top, (int)(k < n ? k : n), set, u);
-    if (lane == 0) *out = (i32)chosen;
+    const i64 k = whole(set.top_k);
+    const i64 chosen = draw_small(top, (int)(k < a.n ? k : a.n), set, u);
+    if (lane == 0) *a.out = (i32)chosen;
     return;
   }
 
@@ -352,9 +278,11 @@ __global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ Sampl
   best = block_smallest(best, s.keys[0]);
   i64 chosen = index_of(best);  // step 2
   if (kind == LARGE) {
-    rank_run(a, whole(set.top_k), best, reach(set), s);
+    for (i64 own = blockIdx.x; own < a.blocks; own += gridDim.x) {
+      rank_run(a, own, whole(set.top_k), best, reach(set), s);
+    }
     if (!is_last(a.counts + 1, s)) return;
     chosen = draw_large(a, set, value_of(best), u, s);
   }
-  if (threadIdx.x == 0) *out = (i32)chosen;
+  if (threadIdx.x == 0) *a.out = (i32)chosen;
 }

@@ -2,6 +2,7 @@
 // belong together, and what becomes of their sums. mul_mat_sparse.cu uses the columns alone.
 #pragma once
 
+#include "cuda/kv_state.cuh"
 #include "cuda/mul_mat_vec.cuh"
 #include "cuda/pipeline.cuh"
 #include "cuda/rope.cuh"
@@ -17,8 +18,9 @@ struct VecArgs {
   float* dst;
   const float* r;  // added; null: nothing
   const i32* pos;
-  const float* factors;  // of the frequencies; null: ones
-  char* state[2];        // keys and values
+  const i32* state_rows;  // rows of the states that the columns become
+  const float* factors;   // of the frequencies; null: ones
+  char* state[2];         // keys and values
   i64 row_bytes[3];
   i64 x_step, dst_step, r_step;  // floats from column to column
   i64 state_step[2];             // bytes from row to row
@@ -193,16 +195,6 @@ __device__ __forceinline__ Pair pair_of(int kind, const VecArgs& a, int index) {
 
 // -- what becomes of two sums --------------------------------------------------------------------
 
-__device__ __forceinline__ void put_state(char* row, int type, int i, float y) {
-  if (type == 0) {
-    reinterpret_cast<float*>(row)[i] = y;
-  } else if (type == 1) {
-    reinterpret_cast<f16*>(row)[i] = Float<f16>::from(y);
-  } else {
-    reinterpret_cast<bf16*>(row)[i] = Float<bf16>::from(y);
-  }
-}
-
 __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p,
                                        const float2* turns, int c, float y0, float y1, float r0,
                                        float r1) {
@@ -212,8 +204,8 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
     return;
   }
   if (kind == RELU) {
-    dst[p.row0] = y0 > 0.0f ? y0 : 0.0f;
-    dst[p.row1] = y1 > 0.0f ? y1 : 0.0f;
+    dst[p.row0] = y0 <= 0.0f ? 0.0f : y0;
+    dst[p.row1] = y1 <= 0.0f ? 0.0f : y1;
     return;
   }
   if (kind == PLAIN) {
@@ -233,7 +225,7 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
     dst[p.row1] = y1;
     return;
   }
-  const int s = p.matrix - 1, at = __ldcg(a.pos + c);
+  const int s = p.matrix - 1, at = __ldcg(a.state_rows + c);
   if (at < 0 || at >= a.n_ctx) return;
   char* const row = a.state[s] + at * a.state_step[s];
   put_state(row, a.state_type[s], p.row0, y0);

@@ -14,7 +14,7 @@ from tiny_model import write_tiny
 
 from gguflow.cli.main import main
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import find_backend
+from gguflow.engine.backends.base import DeviceId, find_backend
 from gguflow.engine.backends.cpu import CpuBackend
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -64,8 +64,8 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 class Gpu(CpuBackend):
     """What the command asks of a GPU, on the processor's kernels and in memory of its own."""
 
-    name = "cuda"
-    space = "cuda:0"
+    id = DeviceId("cuda")
+    name = space = "cuda:0"
     links = None
 
     def __init__(self, n_threads: int) -> None:

@@ -203,8 +203,8 @@ def test_profile_on_a_gpu(call, tiny_model: str, imaginary_gpu, tmp_path) -> Non
                         "--profile", str(path))  # fmt: skip
     assert code == 0, err
     header, *rows = map(json.loads, path.read_text().splitlines())
-    assert header["machine"].startswith("Imaginary GPU, ") and "cuda" in header["peaks"]
-    ops = [r for r in rows if r["kind"] == "op" and r["backend"] == "cuda"]
+    assert header["machine"].startswith("Imaginary GPU, ") and "cuda:0" in header["peaks"]
+    ops = [r for r in rows if r["kind"] == "op" and r["backend"] == "cuda:0"]
     assert ops and all(r["share"] is not None for r in ops)
 
 

@@ -12,7 +12,7 @@ from remote_device import RemoteBackend, RemoteMemory
 from tiny_model import write_tiny
 
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import Backend, Flags, Memory, Program, find_backend
+from gguflow.engine.backends.base import Backend, DeviceId, Flags, Memory, Program, find_backend
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step, round_up
 from gguflow.engine.graph import Tensor
@@ -48,8 +48,8 @@ class CountingMemory(RemoteMemory):
 class Counting(RemoteBackend):
     """A device with such memory."""
 
-    name = "cuda"
-    space = "cuda:0"
+    id = DeviceId("cuda")
+    name = space = "cuda:0"
 
     def __init__(self) -> None:
         self.memory: CountingMemory = CountingMemory()

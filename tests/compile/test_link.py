@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +48,7 @@ HOST, DEVICE = Info("cpu", "host"), Info("gpu", "gpu:0")
 
 
 def planned(g: Graph, on_host: set[str], order: tuple[Info, ...] = (DEVICE, HOST)) -> Plan:
-    overrides = [(name.replace(".", r"\."), "cpu") for name in sorted(on_host)]
+    overrides = [(rf"^{re.escape(name)}$", "cpu") for name in sorted(on_host)]
     return compile_graph(g, PlanOptions(PlacementRules(order, overrides), fuse=False))
 
 
@@ -236,7 +237,7 @@ def test_three_backends_are_not_linked() -> None:
     g, cold = layers(3)
     rules = PlacementRules(
         (DEVICE, HOST, Info("ref", "host")),
-        [(r"blk\.0\.cold", "ref"), *((n.replace(".", r"\."), "cpu") for n in sorted(cold))],
+        [(r"blk\.0\.cold", "ref"), *((rf"^{re.escape(n)}$", "cpu") for n in sorted(cold))],
     )
     with pytest.raises(UnlinkableError, match="cpu, gpu, ref"):
         linked(compile_graph(g, PlanOptions(rules, fuse=False)))

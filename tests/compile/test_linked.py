@@ -15,7 +15,7 @@ from remote_device import LinkableBackend, ThreadProgram
 from tiny_model import tiny_hparams, write_tiny
 
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.backends.base import Backend, DeviceId, find_backend
 from gguflow.engine.compile import Recv, Send
 from gguflow.engine.graph import Tensor
 from gguflow.engine.load import open_model
@@ -108,7 +108,8 @@ def test_many_runs_leave_the_flags_clean(remote: LinkableBackend, path: Path) ->
 class SmallDevice(LinkableBackend):
     """In the place of a GPU."""
 
-    name, space = "cuda", "cuda:0"
+    id = DeviceId("cuda")
+    name = space = "cuda:0"
 
 
 @pytest.mark.parametrize("mode", ["predict", "exact"])
@@ -162,7 +163,7 @@ def test_sessions_on_two_threads_take_turns(
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"overrides": ((r"output.*", "cpu"), (".*", "remote"))}, "only 2 meetings"),
+        ({"overrides": ((r"^output", "cpu"), (".*", "remote"))}, "only 2 meetings"),
         ({"backends": ("remote", "numpy"), "overrides": ((".*ffn.*", "numpy"),)},
          "numpy and remote cannot wait for each other"),
         ({"backends": ("remote", "cpu", "numpy"),

@@ -3,30 +3,61 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 from kernel_list import DEVICE, launches_of
 
-from gguflow.engine.graph import F32, I32, I64, Graph
-from gguflow.kernels.cuda.advance import advance
+from gguflow.engine.graph import F32, I32, I64, Graph, Tensor
+from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 from gguflow.kernels.cuda.launch import Launch, scratch_bytes
 from gguflow.kernels.cuda.mirror import BUFFERS, mirror
 
 
-@pytest.mark.parametrize("n", [1, 96, 1024, 1025, 32_003, 128_256, 1_000_001])
-def test_a_block_scans_1024_logits(n: int) -> None:
+def sampling(rows: int, n: int) -> tuple[Tensor, list[Launch]]:
     g = Graph()
-    node = g.op("sample", g.input("l", F32, (1, n)), g.input("s", F32, (8,)),
-                g.input("r", I64, (2,)), g.input("h", I32, (256,)))  # fmt: skip
-    scan, draw = (x for x in launches_of(node) if isinstance(x, Launch))
+    node = g.op("sample", g.input("l", F32, (rows, n)), g.input("s", F32, (rows, 8)),
+                g.input("r", I64, (rows, 2)), g.input("h", I32, (rows, 256)))  # fmt: skip
+    return node, [x for x in launches_of(node) if isinstance(x, Launch)]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("n", [1, 96, 1024, 1025, 32_003, 128_256, 1_000_001])
+def test_a_block_scans_1024_logits_of_few_rows(rows: int, n: int) -> None:
+    node, (scan, draw) = sampling(rows, n)
     blocks = -(-n // 1024)
-    assert scan.grid == draw.grid == (blocks, 1, 1)
+    assert scan.grid == draw.grid == (blocks, rows, 1)
     assert scan.args == draw.args and scan.dependent and draw.dependent
     # After five tensors of 72 bytes: runs of keys, sorted keys, sums, counts, blocks.
     runs, keys, sums, counts, number = struct.unpack_from("@4Pq", scan.args, 5 * 72)
-    assert (keys - runs, sums - keys, number) == (blocks * 1024 * 8, n * 8, blocks)
-    assert counts >= sums + 4 * n and counts % 16 == 0
-    assert counts + 8 <= runs + scratch_bytes(node, DEVICE)
+    assert (keys - runs, sums - keys) == (rows * blocks * 1024 * 8, rows * n * 8)
+    assert number == blocks
+    assert counts >= sums + 4 * n * rows and counts % 16 == 0
+    assert counts + 8 * rows <= runs + scratch_bytes(node, DEVICE)
+
+
+@pytest.mark.parametrize("rows, n", [(9, 1), (9, 8193), (128, 128_256), (300, 256_000)])
+def test_many_rows_are_read_once(rows: int, n: int) -> None:
+    node, (groups, many, *others) = sampling(rows, n)
+    strips = -(-n // 8192)
+    assert groups.grid == (strips, rows, 1) and many.grid == (rows, 1, 1)
+    assert groups.args == many.args
+    runs, keys, sums, counts, blocks, largest, number = struct.unpack_from(
+        "@4PqPq", groups.args, 5 * 72
+    )
+    assert (number, blocks) == (strips, -(-n // 1024))
+    end = runs + scratch_bytes(node, DEVICE)
+    assert counts < largest and largest + rows * strips * 128 * 8 <= end
+    # Rows that want all of their keys in order are done by a few blocks, some rows at a time.
+    scans, draws = others[::2], others[1::2]
+    assert [s.grid for s in scans] == [d.grid for d in draws]
+    assert sum(s.grid[1] for s in scans) == rows
+    assert all(s.grid[0] == min(8, blocks) for s in scans)
+    m = scans[0].grid[1]
+    assert keys - runs == m * blocks * 1024 * 8 and sums - keys == m * n * 8
+    assert counts >= sums + m * n * 4 and largest >= counts + 8 * m
+    begins = [struct.unpack_from("@P", s.args, 72)[0] for s in scans]  # of logits
+    assert begins == [begins[0] + i * m * n * 4 for i in range(len(scans))]
 
 
 def test_every_buffer_is_brought_once() -> None:
@@ -45,6 +76,12 @@ def test_every_buffer_is_brought_once() -> None:
 
 
 def test_the_arguments_of_advance_are_in_order() -> None:
-    launch = advance(1, 2, 3, 4, 5, 256, 6, 64)
-    assert struct.unpack_from("@6P2q", launch.args) == (1, 2, 3, 4, 5, 6, 256, 64)
-    assert launch.dependent and len(launch.args) % 16 == 0
+    groups = [CacheRows(21, 31, 41), CacheRows(22, 32, 42)]
+    at = StepInputs(5, 1, 2, 3, 4, 6, 7, 256, 9, groups)
+    launch = advance(at, 10, 11, 64)
+    assert launch.grid == (5, 1, 1) and launch.dependent and len(launch.args) % 16 == 0
+    pointers = (1, 2, 3, 4, 6, 7, 10, 11, 21, 22, *[0] * 6, 31, 32, *[0] * 6)
+    numbers = (41, 42, *[0] * 6, 2, 9, 256, 64)
+    assert struct.unpack_from("@24P12i", launch.args) == (*pointers, *numbers)
+    with pytest.raises(ValueError, match="9 groups"):
+        advance(replace(at, groups=groups * 4 + groups[:1]), 10, 11, 64)

@@ -10,7 +10,7 @@ import pytest
 from stand_in_loop import Loop, install
 from tiny_model import write_tiny
 
-from gguflow.engine.ahead import DEPTH
+from gguflow.engine.ahead import DEPTH, LEAST, Ahead
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.sampling import SamplerSettings
@@ -151,3 +151,42 @@ def test_logits_after_a_generation(model: Model) -> None:
     session: Session = model.new_session()
     next(iter(session.generate(PROMPT, 20, HOT)))
     np.testing.assert_array_equal(session.logits(PROMPT), model.new_session().logits(PROMPT))
+
+
+# -- how many steps are on their way ---------------------------------------------------------------
+
+
+class Clock:
+    """A loop of steps of one length, and a host that takes no time."""
+
+    def __init__(self, seconds: float, n: int = 3) -> None:
+        self.seconds, self.n = seconds, n
+        self.now = 0.0
+        self.launched = self.waited = self.starts = self.most = 0
+
+    def start(self) -> None:
+        self.starts += 1
+
+    def launch(self) -> None:
+        self.launched += 1
+        self.most = max(self.most, self.launched - self.waited)
+
+    def wait(self, step: int) -> np.ndarray:
+        self.waited += 1
+        assert step == self.waited <= self.launched
+        self.now += self.seconds
+        return np.full(self.n, step, np.int32)
+
+
+@pytest.mark.parametrize("ms, depth", [(0.1, DEPTH), (1.0, 6), (2.9, 3), (40.0, LEAST)])
+def test_long_steps_need_fewer_on_their_way(
+    monkeypatch: pytest.MonkeyPatch, ms: float, depth: int
+) -> None:
+    loop = Clock(ms * 1e-3)
+    monkeypatch.setattr("time.perf_counter", lambda: loop.now)
+    ahead = Ahead(loop, 50)
+    for step in range(1, 51):
+        np.testing.assert_array_equal(ahead.next(), [step] * 3)
+        assert ahead.running == loop.launched - loop.waited
+    assert ahead.is_over
+    assert (loop.launched, loop.starts, loop.most) == (50, 1, depth)

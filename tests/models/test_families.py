@@ -271,6 +271,18 @@ def test_a_period_says_which_layers_have_the_window(tmp_path: Path) -> None:
     assert windows == [8, 8, 0, 8, 8, 0, 8]
 
 
+@pytest.mark.parametrize("name", ["attn_sinks.weight", "attn_q_norm.weight", "ffn_up.scale"])
+def test_a_weight_that_changes_the_results_is_not_left_out(tmp_path: Path, name: str) -> None:
+    def with_extra(layer: int) -> Path:
+        weights = {f"blk.{layer}.{name}": np.ones(16, np.float32)}
+        return write_tiny(tmp_path / "m.gguf", weights=weights)
+
+    with pytest.raises(ModelError, match=f"tensor blk.1.{name}: llama has no such weight"):
+        open_model(with_extra(1))
+    (note,) = open_model(with_extra(2)).notes  # the model has two layers: nothing reads a third
+    assert f"not used by llama: blk.2.{name}" in note
+
+
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [

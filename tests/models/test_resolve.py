@@ -34,7 +34,7 @@ class Roomy(SmallDevice):
     def load_weight(self, *args: Any) -> Any:
         raise AssertionError("resolving loads nothing")
 
-    alloc = compile = load_weight
+    alloc = lower = load_weight
 
 
 def planner(device: LinkableBackend) -> Planner:
@@ -73,7 +73,7 @@ def test_auto_takes_what_fits(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf")
     device = Roomy()
     assert placed(path, device, n_gpu_layers=AUTO_LAYERS).n_gpu_layers == 3
-    device.used = device.total - 1  # type: ignore[misc]
+    device.memory.free = 1
     none = placed(path, device, n_gpu_layers=AUTO_LAYERS)
     assert none.n_gpu_layers == 0 and none.notes[-1] == "0 of 3 layers on cuda:0"
     with pytest.raises(MemoryError, match="lower `n_gpu_layers` or `n_ctx`"):

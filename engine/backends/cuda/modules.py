@@ -30,6 +30,7 @@ class Modules:
         self.driver = driver
         self._functions: dict[Kernel, Any] = {}
         self._shared: dict[Kernel, int] = {}
+        self._beside: set[Kernel] = set()  # whose multiprocessors keep shared memory free
         self._cublas: Cublas | None = None
 
     def prepare(self, kernels: Iterable[Kernel]) -> None:
@@ -64,16 +65,18 @@ class Modules:
                 self._cublas = Cublas(self.device)
             return self._cublas.bind(launch)
         function, driver = self._functions[launch.kernel], self.driver
+        attributes = driver.CUfunction_attribute
         if launch.shared > max(self._shared.get(launch.kernel, 0), SHARED_BY_DEFAULT):
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call(driver.cuFuncSetAttribute(function, attribute, launch.shared), launch.kernel)
-            # Left to itself the driver gives a kernel just what it needs, and a dependent kernel's
-            # blocks then find no room beside it.
-            attribute = (
-                driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            )
-            self._call(driver.cuFuncSetAttribute(function, attribute, 100), launch.kernel)
             self._shared[launch.kernel] = launch.shared
+        beside = launch.dependent or launch.shared > SHARED_BY_DEFAULT
+        if beside and launch.kernel not in self._beside:
+            # Left to itself the driver gives a kernel just what it needs, and the blocks of a
+            # dependent kernel then find no room beside it.
+            attribute = attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            self._call(driver.cuFuncSetAttribute(function, attribute, 100), launch.kernel)
+            self._beside.add(launch.kernel)
         return BoundLaunch(self, launch, function)
 
 

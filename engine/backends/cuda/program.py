@@ -47,7 +47,8 @@ class CudaProgram(Program):
         info = self._device.info
         wanted = [scratch_bytes(s, info) if isinstance(s, Tensor) else 0 for s in steps]
         self._scratch = backend.memory.scratch(max(wanted, default=0))
-        self._keep: list[object] = [memory]
+        self._memory = memory
+        self._keep: list[object] = []
         self._uploads: dict[int, MirroredBuffer] = {}
         self._downloads: dict[int, MirroredBuffer] = {}
         meets = any(not isinstance(s, Tensor) for s in steps)
@@ -89,13 +90,11 @@ class CudaProgram(Program):
     def _operand(self, t: Tensor | None, memory: Memory) -> Operand | None:
         if t is None:
             return None
-        buffer, offset = memory.locate(t.owner)
-        if not isinstance(buffer, CudaBuffer):
-            raise ValueError(f"{t.name}: the cuda backend cannot reach its memory")
+        buffer, address = _place(memory, t)
         if isinstance(buffer, MirroredBuffer):
             moved = self._uploads if t.owner.role is Role.INPUT else self._downloads
             moved[buffer.address] = buffer
-        return Operand.of(t, buffer.address + offset + t.view_offset)
+        return Operand.of(t, address)
 
     def _meeting(self, step: Step, flags: Flags) -> Sequence[Launch]:
         if not isinstance(step, Send | Recv):
@@ -158,14 +157,12 @@ class CudaProgram(Program):
             graph = stream.end_capture()
         return graph
 
-    def token_loop(
-        self, places: Mapping[str, tuple[CudaBuffer, int]], n_history: int
-    ) -> CudaTokenLoop:
-        """Runs of this program, each of which makes its token the next one's input.
+    def token_loop(self, tensors: Mapping[str, Tensor]) -> CudaTokenLoop:
+        """Runs of this program, each of which makes its tokens the next one's input.
 
-        places: where `tokens`, `pos`, `sampler.rng`, `sampler.history` (of n_history ids) and the
-        sampled `token` are.
+        tensors: the plan's inputs by name, and the sampled tokens as `token`.
         """
+        places = {name: (t, _place(self._memory, t)[1]) for name, t in tensors.items()}
 
         def begin() -> None:
             for bring in self._bring:
@@ -183,7 +180,7 @@ class CudaProgram(Program):
 
             return self._capture(step)
 
-        return CudaTokenLoop(self._backend, places, n_history, begin, capture)
+        return CudaTokenLoop(self._backend, places, begin, capture)
 
     def start(self, timed: bool = False, live: Live | None = None) -> None:
         """Put a run into the stream and return. All rows are computed, whatever `live` says."""
@@ -221,6 +218,14 @@ class CudaProgram(Program):
             self._timed = self._capture(partial(self._enqueue, clocks)), times
             self._keep.append(clocks)
         return self._timed
+
+
+def _place(memory: Memory, t: Tensor) -> tuple[CudaBuffer, int]:
+    """The buffer that holds a tensor, and the tensor's address."""
+    buffer, offset = memory.locate(t.owner)
+    if not isinstance(buffer, CudaBuffer):
+        raise ValueError(f"{t.name}: the cuda backend cannot reach its memory")
+    return buffer, buffer.address + offset + t.view_offset
 
 
 def read_ticks(times: CudaBuffer) -> np.ndarray:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.kernels.cuda.advance import advance
+from gguflow.engine.graph import Tensor
+from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 
 from .device import CudaDevice
 from .errors import CudaError
@@ -20,45 +21,74 @@ from .modules import BoundGemm, BoundLaunch
 if TYPE_CHECKING:
     from .backend import CudaBackend
 
-CAPACITY = 64  # entries of the ring, a power of two
+CAPACITY = 64  # steps in the ring, a power of two
 # The device is ahead, so the host need not learn of a token at once: it leaves the processor to
 # others meanwhile.
 PAUSE_S = 20e-6
 CHECK_S = 5e-3  # from one look at the device's state to the next
 
 
+def step_inputs(places: Mapping[str, tuple[Tensor, int]]) -> StepInputs:
+    """Where a step's inputs lie; places: tensor and address by name."""
+
+    def address(name: str) -> int:
+        return places[name][1]
+
+    history, tokens = (places[name][0] for name in ("sampler.history", "tokens"))
+    groups = [name.removeprefix("rows.") for name in places if name.startswith("rows.")]
+    tables = [places[f"table.{g}"][0] for g in groups]
+    return StepInputs(
+        n=tokens.size,
+        token=address("token"),
+        tokens=address("tokens"),
+        pos=address("pos"),
+        seq=address("seq"),
+        rng=address("sampler.rng"),
+        history=address("sampler.history"),
+        n_history=history.shape[1],
+        n_seqs=tables[0].shape[0],
+        groups=[
+            CacheRows(address(f"rows.{g}"), address(f"table.{g}"), t.shape[1])
+            for g, t in zip(groups, tables, strict=True)
+        ],
+    )
+
+
 class CudaTokenLoop:
-    """A step's graph without the host: it ends by making its token the next step's input and by
-    storing it in a ring in pinned memory, with its position."""
+    """A step's graph without the host: it ends by making its tokens the next step's input and by
+    storing them in a ring in pinned memory, with the step's number.
+
+    places: tensor and address of the plan's inputs by name, and of the sampled tokens as `token`.
+    """
 
     def __init__(
         self,
         backend: CudaBackend,
-        places: Mapping[str, tuple[CudaBuffer, int]],
-        n_history: int,
+        places: Mapping[str, tuple[Tensor, int]],
         begin: Callable[[], None],
         capture: Callable[[BoundLaunch | BoundGemm], Any],
     ) -> None:
-        self._device = backend.device
+        self._device = device = backend.device
         self._begin, self._capture = begin, capture
-        self._ring = pinned(self._device, 8 * CAPACITY).view(np.uint64)
-        at = {name: buffer.address + offset for name, (buffer, offset) in places.items()}
-        launch = advance(
-            at["token"], at["tokens"], at["pos"], at["sampler.rng"], at["sampler.history"],
-            n_history, self._ring.ctypes.data, CAPACITY,
-        )  # fmt: skip
+        at = step_inputs(places)
+        self._ring = pinned(device, 8 * CAPACITY * at.n).view(np.uint64).reshape(CAPACITY, at.n)
+        self._steps = CudaBuffer(device, 4 * at.n)
+        launch = advance(at, self._steps.address, self._ring.ctypes.data, CAPACITY)
         backend.modules.prepare([launch.kernel])
         self._end = backend.modules.bind(launch)
         self._graph: Any = None
         # No __del__: in a cycle of garbage the stream might be gone before it.
-        weakref.finalize(self, _drain, self._device, self._ring)
+        weakref.finalize(self, _drain, device, self._ring, self._steps)
 
     def start(self) -> None:
-        """Take the inputs as the host has written them; what was launched before is over then."""
+        """Take the inputs as the host has written them; what was launched before is over then.
+        Steps are counted from 1 again."""
         device = self._device
         device.use()
         device.synchronize()
         self._ring[:] = 0
+        steps = self._steps
+        device.runtime.memsetAsync(steps.address, 0, steps.nbytes, device.stream.ptr)
         self._begin()
         if self._graph is None:
             self._graph = self._capture(self._end)
@@ -68,23 +98,27 @@ class CudaTokenLoop:
         self._device.use()
         self._graph.launch(self._device.stream)
 
-    def wait(self, pos: int) -> int:
-        """The token that belongs at a position, once it is there. Raises CudaError when the device
-        failed before."""
-        ring, slot = self._ring, pos % CAPACITY
+    def wait(self, step: int) -> np.ndarray:
+        """The tokens of a step, int32 [n], once they are there; -1 for padding. Raises CudaError
+        when the device failed before."""
+        ring = self._ring[step % CAPACITY]
         look = time.perf_counter() + CHECK_S
-        while int(entry := ring[slot]) >> 32 != pos:
+        while not self._is_there(step):
             if time.perf_counter() > look:
                 self._device.use()
-                if self._device.is_idle() and int(ring[slot]) >> 32 != pos:
-                    raise CudaError(f"{self._device.name}: a step ended without its token")
+                if self._device.is_idle() and not self._is_there(step):
+                    raise CudaError(f"{self._device.name}: a step ended without its tokens")
                 look = time.perf_counter() + CHECK_S
             time.sleep(PAUSE_S)
-        return int(entry) & 0xFFFFFFFF
+        return ring.astype(np.uint32).view(np.int32)
+
+    def _is_there(self, step: int) -> bool:
+        ring = self._ring[step % CAPACITY]
+        return int(ring[-1]) >> 32 == step and bool((ring >> np.uint64(32) == step).all())
 
 
-def _drain(device: CudaDevice, ring: np.ndarray) -> None:
-    """Steps on their way still write to the ring, which is kept until here."""
+def _drain(device: CudaDevice, *kept: object) -> None:
+    """Steps on their way still write to the ring and to the counters, which are kept until here."""
     with suppress(Exception):
         device.use()
         device.synchronize()

@@ -25,6 +25,8 @@ def window(t: Tensor, buffers: Buffers) -> np.ndarray:
     block = t.dtype.block
     shape = (*t.shape[:-1], t.shape[-1] // block) if block > 1 else t.shape
     unit = np.dtype((np.void, t.dtype.nbytes)) if block > 1 else t.dtype.storage
+    if t.size == 0:  # its strides reach nowhere, whatever numpy thinks of them
+        return np.empty(shape, unit)
     try:
         return np.ndarray(shape, unit, buffers[t.owner], t.view_offset, t.strides)
     except (TypeError, ValueError) as e:

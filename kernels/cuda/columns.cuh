@@ -1,0 +1,116 @@
+// Weight rows times several columns: what mul_mat_stream.cu and mul_mat_columns.cu share. Which
+// rows belong together, and what becomes of their sums.
+//
+// Rows go by twos, called pairs, as in vec_parts.cuh: neighbours of one matrix; for GLU the same
+// row of gate and up; for QKV two dimensions that are rotated together. The two are rows r and r +
+// 8 of sixteen in a fragment, so that one thread has the sums of both.
+#pragma once
+
+#include "cuda/functions.cuh"
+#include "cuda/kv_state.cuh"
+
+enum { PLAIN, GLU, QKV };
+
+// Mirrored by `arguments` in columns.py.
+struct ColumnsArgs {
+  const char* w[3];          // of one type, rows w_row bytes apart
+  const char* x;             // the columns as round_columns leaves them
+  const float* scales;       // of each column, or null
+  const char* r;             // added to the result, or null
+  const float2* turns;       // [m, head_dim / 2] cosine and sine
+  const i32* state_rows;     // rows of the states that the columns become
+  char* state[2];            // keys and values
+  float* dst;                // [m, n]
+  float4* parts;             // sums of parts of k, if there are several
+  u32* counts;               // of the parts that are there, a tile
+  i64 w_row, r_row, r_step;  // bytes: r's from column to column and from row to row
+  i64 state_step[2];         // bytes from row to row
+  int pairs[3], rows[3];     // of each matrix
+  int kind, first;           // of QKV: the first matrix is the queries', keys' or values'
+  int n, m, k, splits, tiles;
+  int head_dim, neox, state_type[2], n_state;
+  int w_stages, x_stages, w_stride;  // how the kernel's memory is divided
+};
+
+// A tile of so many pairs: its matrix and its first pair.
+struct Tile {
+  int matrix, pair;
+};
+
+template <int PAIRS>
+__device__ __forceinline__ Tile tile_of(const ColumnsArgs& a, int tile) {
+  int matrix = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int tiles = (a.pairs[i] + PAIRS - 1) / PAIRS;
+    if (a.kind == QKV && matrix == i && tile >= tiles) {
+      tile -= tiles;
+      matrix = i + 1;
+    }
+  }
+  return {matrix, tile * PAIRS};
+}
+
+// The rows of a pair; an odd last row is its own partner.
+__device__ __forceinline__ int2 rows_of(const ColumnsArgs& a, int matrix, int pair) {
+  if (a.kind == GLU) return {pair, pair};
+  if (a.kind == QKV && a.first + matrix < 2 && a.neox) {
+    const int half = a.head_dim / 2, row = pair / half * a.head_dim + pair % half;
+    return {row, row + half};
+  }
+  return {2 * pair, min(2 * pair + 1, a.rows[matrix] - 1)};
+}
+
+// Where the first or the second row of a pair starts. Past the end it is the last pair's.
+__device__ __forceinline__ const char* row_start(const ColumnsArgs& a, int matrix, int pair,
+                                                 bool second) {
+  const int2 rows = rows_of(a, matrix, min(pair, a.pairs[matrix] - 1));
+  const char* w = a.w[0];
+  const int at = a.kind == GLU ? (int)second : matrix;
+#pragma unroll
+  for (int i = 1; i < 3; ++i) {
+    if (at == i) w = a.w[i];
+  }
+  return w + (second ? rows.y : rows.x) * a.w_row;
+}
+
+// What becomes of the sums of a pair: of columns column and column + 1 those of the first row are x
+// and y, those of the second z and w.
+__device__ __forceinline__ void finish(const ColumnsArgs& a, int matrix, int pair, int column,
+                                       float4 sums) {
+  if (pair >= a.pairs[matrix]) return;
+  const int2 rows = rows_of(a, matrix, pair);
+  const int role = a.first + matrix, half = a.head_dim / 2;
+#pragma unroll
+  for (int c = 0; c < 2; ++c, ++column) {
+    if (column >= a.m) return;
+    const float scale = a.scales ? __ldcg(a.scales + column) : 1.0f;
+    float y0 = (c == 0 ? sums.x : sums.y) * scale, y1 = (c == 0 ? sums.z : sums.w) * scale;
+    float* const dst = a.dst + (i64)column * a.n;
+    if (a.kind == GLU) {
+      dst[pair] = silu()(y0) * y1;
+      continue;
+    }
+    if (a.kind == QKV && role < 2) {
+      const float2 t = __ldcg(a.turns + column * half + pair % half);
+      const float u = y0 * t.x - y1 * t.y;
+      y1 = y0 * t.y + y1 * t.x;
+      y0 = u;
+    }
+    if (a.kind == QKV && role > 0) {
+      const int at = __ldcg(a.state_rows + column);
+      if (at < 0 || at >= a.n_state) continue;
+      char* const row = a.state[role - 1] + at * a.state_step[role - 1];
+      put_state(row, a.state_type[role - 1], rows.x, y0);
+      put_state(row, a.state_type[role - 1], rows.y, y1);
+      continue;
+    }
+    if (a.r) {
+      const char* const r = a.r + column * a.r_row;
+      y0 += __ldcg(reinterpret_cast<const float*>(r + rows.x * a.r_step));
+      y1 += __ldcg(reinterpret_cast<const float*>(r + rows.y * a.r_step));
+    }
+    dst[rows.x] = y0;
+    dst[rows.y] = y1;
+  }
+}

@@ -1,0 +1,103 @@
+"""Launches mul_mat_stream.cu: weights times 2 to 16 columns, on devices with bulk copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gguflow.engine.graph import DType
+
+from .columns import Product, arguments, columns_ok, layout, round_launch, rows_ok
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
+
+MOST = 16  # columns
+_WARPS, _ROWS, _PAIRS = 16, 16, 8  # as in mul_mat_stream.cu
+_SLICE = 4096  # elements of k a block may have
+_STATIC = 256  # bytes of shared memory that are left alone
+_MAX_STAGES = 12
+
+
+def _aligned(t: DType) -> bool:
+    """Whether 256 elements are a multiple of 16 bytes."""
+    return 256 // t.block * t.nbytes % 16 == 0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a product is divided; all but `groups` depends on the shape of the weights alone.
+
+    splits: parts of k. parts: stages that a part of a row takes; blocks: of 32 elements that a warp
+    has of a stage. groups: of eight columns. stride: bytes between rows of a stage.
+    """
+
+    splits: int
+    parts: int
+    blocks: int
+    groups: int
+    stride: int
+    stages: int
+    shared: int
+
+
+def _plan(p: Product, device: DeviceInfo) -> _Plan:
+    t = p.weights[0].dtype
+    units = ceil_div(p.k, 256)
+    splits = ceil_div(p.k, _SLICE)
+    blocks32 = 8 * ceil_div(units, splits)  # at most, of a part of k
+    parts = 1 if t.is_quantized else 4
+    blocks = ceil_div(blocks32, _WARPS * parts)
+    if t.is_quantized and blocks > 1:
+        blocks = ceil_div(blocks, 2) * 2  # pairs of blocks are where words are aligned
+    nbytes = min(blocks32, _WARPS * blocks) * 32 // t.block * t.nbytes if t.block <= 32 else (
+        ceil_div(min(blocks32, _WARPS * blocks), 8) * t.nbytes)  # fmt: skip
+    if t.is_quantized:
+        stride = ((ceil_div(nbytes, 16) + (0 if _aligned(t) else 1)) | 1) * 16
+    else:
+        stride = nbytes + (64 if nbytes % 128 == 0 else 0)
+    groups = ceil_div(p.m, 8)
+    fixed = 32 + 2 * _WARPS * groups * 512 + 128
+    stage = 16 + 4 * _ROWS + _ROWS * stride
+    stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // stage)
+    return _Plan(splits, parts, blocks, groups, stride, stages, fixed + stages * stage)
+
+
+def takes(p: Product, device: DeviceInfo) -> bool:
+    t = p.weights[0].dtype
+    return (
+        int(device.arch[3:].rstrip("af")) >= 90
+        and 1 < p.m <= MOST
+        and all(rows_ok(w, 16 if _aligned(t) else 2, 256 if t.is_quantized else 32)
+                for w in p.weights)
+        and columns_ok(p.x)
+        and ceil_div(p.k, _SLICE) <= device.sm_count
+        and _plan(p, device).stages >= 2
+    )  # fmt: skip
+
+
+def _sizes(p: Product, plan: _Plan) -> tuple[int, int]:
+    """(counts, bytes of sums of parts)."""
+    if plan.splits == 1:
+        return 0, 0
+    fragments = p.tiles(_PAIRS) * plan.groups
+    return fragments, plan.splits * fragments * 512
+
+
+def scratch_bytes(p: Product, device: DeviceInfo) -> int:
+    plan = _plan(p, device)
+    return layout(p, 8 * plan.groups, *_sizes(p, plan)).end
+
+
+def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
+    """The launches of a product that `takes` takes."""
+    plan = _plan(p, device)
+    columns, tiles = 8 * plan.groups, p.tiles(_PAIRS)
+    counts, parts = _sizes(p, plan)
+    at = layout(p, columns, counts, parts, scratch)
+    args = arguments(p, at, tiles, plan.splits, plan.stages, 0, plan.stride)
+    types = f"{cpp_type(p.weights[0].dtype)}, {plan.groups}, {plan.parts}, {plan.blocks}"
+    kernel = Kernel("mul_mat_stream.cu", f"mul_mat_stream<{types}>")
+    grid = plan.splits * max(1, min(device.sm_count // plan.splits, tiles))
+    block = 32 * (_WARPS + 1 + plan.groups)
+    return [
+        round_launch(p, at, columns, counts, True),
+        Launch(kernel, (grid, 1, 1), (block, 1, 1), args, plan.shared, dependent=True),
+    ]

@@ -1,0 +1,145 @@
+"""mul_mat_stream.cu and mul_mat_columns.cu: products of several columns, and what stands around
+them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import build_case, nmse, run_on
+from kernel_list import launches_of
+
+from gguflow.engine.graph import Case, Operand, op_spec
+from gguflow.kernels.cuda.launch import DeviceInfo, Launch, supports
+from gguflow.kernels.cuda.launch import Operand as DeviceOperand
+from gguflow.kernels.cuda.mul_mat_batch import applies
+from gguflow.kernels.cuda.mul_mat_columns import tile_for
+
+TYPES = ["f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K",
+         "q6_K"]  # fmt: skip
+MANY = [2, 8, 9, 16, 17, 33, 64, 65, 128, 200]
+EPS = {"eps": 1e-5}
+
+
+def build(op: str, *srcs: Operand, **params: Any) -> Any:
+    return build_case(op_spec(op), Case(srcs, params), np.random.default_rng(0))
+
+
+def weight(n: int, k: int, dtype: str) -> Operand:
+    scaled = lambda rng, s: rng.standard_normal(s) / np.sqrt(k)  # noqa: E731
+    return Operand((n, k), dtype, scaled, role="weight")
+
+
+def heads(types: tuple[str, str, str], m: int, state: str, mode: str, k: int = 512) -> Any:
+    """norm_qkv_rope of three query heads, with some rows that go nowhere."""
+    hd, rows = 64, (192, 64, 64)
+    weights = (weight(n, k, t) for n, t in zip(rows, types, strict=True))
+    pos = Operand((m,), "i32", lambda rng, shape: rng.integers(0, 4096, shape))
+    where = Operand((m,), "i32", lambda rng, shape: rng.permutation(300)[: shape[0]] - 20)
+    states = (Operand((256, n), state, role="state") for n in rows[1:])
+    norm = Operand((k,), data=lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
+    params = {**EPS, "n_dims": hd, "head_dim": hd, "mode": mode}
+    return build("norm_qkv_rope", Operand((m, k)), norm, *weights, pos, where, *states, **params)
+
+
+def made_by(node: Any, device: DeviceInfo = DeviceInfo()) -> list[Launch]:  # noqa: B008
+    return [s for s in launches_of(node, device=device) if isinstance(s, Launch)]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_compiles(nvrtc: Any, dtype: str) -> None:
+    several = (12, 32, 128) if dtype in ("f16", "q4_0") else (12, 20)
+    kernels = {
+        s.kernel
+        for m in several
+        for s in made_by(build("mul_mat", weight(8, 512, dtype), Operand((m, 512))).node)
+    }
+    assert {k.source for k in kernels} == {
+        "columns_round.cu", "mul_mat_stream.cu", "mul_mat_columns.cu",
+    }  # fmt: skip
+    for kernel in kernels:
+        (name,) = nvrtc.compile_source(kernel.source, [kernel.entry], "sm_90", kernel.options).names
+        assert name.startswith("_Z")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_only_where_the_instructions_are(arch: str) -> None:
+    for m, archs in ((16, ("sm_90", "sm_100")), (17, ("sm_90",))):
+        node = build("mul_mat", weight(8, 512, "q4_0"), Operand((m, 512))).node
+        srcs = tuple(DeviceOperand.of(s, 0) for s in node.srcs)
+        assert applies(node, srcs, DeviceInfo(arch)) == (arch in archs)
+
+
+@pytest.mark.parametrize("n, k", [(4096, 4096), (1024, 4096), (4096, 14336), (70, 512)])
+def test_parts_of_k_do_not_depend_on_the_columns(n: int, k: int) -> None:
+    def parts(m: int) -> int:
+        rng = np.random.default_rng(0)
+        zero = Case((Operand((n, k), "f16", 0.0, role="weight"), Operand((m, k), data=0.0)))
+        return made_by(build_case(op_spec("mul_mat"), zero, rng).node)[1].grid[1]
+
+    assert len({parts(m) for m in (20, 40, 100)}) == 1
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_a_fused_op_of_many_columns_is_its_parts_elsewhere(arch: str) -> None:
+    node = heads(("q4_0",) * 3, 20, "f16", "norm").node
+    assert supports(node)
+    sources = [s.kernel.source for s in made_by(node, DeviceInfo(arch))]
+    apart = {"norm.cu", "rope.cu", "set_rows.cu"}
+    assert apart <= set(sources) if arch == "sm_80" else not apart & set(sources)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("m", MANY)
+def test_columns(gpu: Any, dtype: str, m: int) -> None:
+    n, k = 333, 1280
+    w, x = weight(n, k, dtype), Operand((m, k))
+    norm = Operand((k,), data=lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
+    for op, srcs, params in (
+        ("mul_mat", (w, x), {}),
+        ("mul_mat_add", (w, x, Operand((m, n))), {}),
+        ("mul_mat_add", (w, x, Operand((n,))), {}),
+        ("mul_mat_swiglu", (w, weight(n, k, dtype), x), {}),
+        ("norm_mul_mat", (x, norm, w), EPS),
+        ("norm_mul_mat_swiglu", (x, norm, w, weight(n, k, dtype)), EPS),
+    ):
+        built = build(op, *srcs, **params)
+        assert nmse(run_on(gpu, built), built.expected) < 5e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f16", "q4_0", "q6_K"])
+@pytest.mark.parametrize("k", [4352, 14336])
+@pytest.mark.parametrize("m", [7, 16, 40])
+def test_long_rows(gpu: Any, dtype: str, k: int, m: int) -> None:
+    built = build("mul_mat_add", weight(150, k, dtype), Operand((m, k)), Operand((m, 150)))
+    assert nmse(run_on(gpu, built), built.expected) < 5e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("types", [("q4_0",) * 3, ("f16",) * 3, ("q4_K", "q4_K", "q6_K")])
+@pytest.mark.parametrize("mode", ["norm", "neox"])
+@pytest.mark.parametrize("m", [3, 8, 13, 30, 70])
+def test_heads(gpu: Any, types: tuple[str, str, str], mode: str, m: int) -> None:
+    for state in ("f16", "f32"):
+        built = heads(types, m, state, mode)
+        assert nmse(run_on(gpu, built), built.expected) < 5e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f16", "q4_0", "q6_K"])
+@pytest.mark.parametrize("op", ["mul_mat", "mul_mat_swiglu"])
+@pytest.mark.parametrize("n", [300, 40_000])
+@pytest.mark.parametrize("few, many", [((5, 9), 16), ((20, 64), 128)])
+def test_a_column_does_not_depend_on_how_many_there_are(
+    gpu: Any, dtype: str, op: str, n: int, few: tuple[int, ...], many: int
+) -> None:
+    x = np.random.default_rng(1).standard_normal((many, 512)).astype(np.float32)
+    ws = [weight(n, 512, dtype) for _ in range(2 if op == "mul_mat_swiglu" else 1)]
+    whole = run_on(gpu, build(op, *ws, Operand((many, 512), "f32", x)))
+    assert [tile_for(m).columns for m in (20, 64, 128)] == [32, 64, 128]
+    for m in few:
+        found = run_on(gpu, build(op, *ws, Operand((m, 512), "f32", x[:m])))
+        assert found.tobytes() == whole[:m].tobytes()

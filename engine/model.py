@@ -7,7 +7,7 @@ for piece in model.generate("Once upon a time", max_tokens=64):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -49,6 +49,8 @@ from gguflow.engine.resolve import (
 )
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.buckets import Buckets
+from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.request import Request
 from gguflow.engine.session import Session
 from gguflow.models.base import Architecture, HParams, ModelError
 from gguflow.models.batch import CacheSize
@@ -318,6 +320,51 @@ class Model:
                 yield piece
         if rest := stream.flush():
             yield rest
+
+    def generate_many(
+        self,
+        prompts: Iterable[str | Sequence[int]],
+        max_tokens: int = -1,
+        settings: SamplerSettings | Sequence[SamplerSettings] | None = None,
+        stop_at_eog: bool = True,
+        n_seqs: int | None = None,
+        **sampler: Any,
+    ) -> Iterator[tuple[int, str]]:
+        """Continue prompts together; yields (number of the prompt, piece of its text) as they come.
+
+        prompts, max_tokens, sampler: as in `generate`, whose text each prompt gets. settings: for
+        all, or one for each. n_seqs: how many at once, instead of `Options.n_seqs`. The cache is
+        the call's own. Raises ContextError, before anything is generated, when a prompt does not
+        fit.
+
+        texts = [""] * len(prompts)
+        for i, piece in model.generate_many(prompts, n_seqs=8):
+            texts[i] += piece
+        """
+        tok, prompts = self.tokenizer, list(prompts)
+        if settings is None or isinstance(settings, SamplerSettings):
+            settings = [settings or SamplerSettings()] * len(prompts)
+        if len(settings) != len(prompts):
+            raise ValueError(f"{len(settings)} settings for {len(prompts)} prompts")
+        engine = Engine(self, n_seqs)
+        stop = frozenset(tok.eog_ids) if stop_at_eog else frozenset()
+        for prompt, chosen in zip(prompts, settings, strict=True):
+            ids = tok.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+            engine.add(Request(ids, max_tokens, replace(chosen, **sampler), stop))
+        streams = [tok.stream() for _ in prompts]
+        while engine.has_work:
+            for token in engine.step():
+                stream = streams[token.request]
+                if token.finish == "error":
+                    raise ModelError(
+                        f"{self.source.path}: the logits after prompt {token.request} are not "
+                        "finite"
+                    )
+                piece = "" if token.id is None or token.finish == "stop" else stream.push(token.id)
+                if token.finish is not None:
+                    piece += stream.flush()
+                if piece:
+                    yield token.request, piece
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Logits after every token of a list or array of ids: float32 [n_tokens, n_vocab].

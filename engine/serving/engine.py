@@ -80,7 +80,9 @@ class Engine:
         self.model = model
         self._runner = Runner(model, profile)
         self._kv = self._runner.kv
-        self._scheduler = Scheduler(self._kv, model.options.n_ubatch, prompts_first)
+        self._scheduler = Scheduler(
+            self._kv, model.options.n_ctx, model.options.n_ubatch, prompts_first
+        )
         self._samplers = SamplerRows(model.options.n_seqs)
         self._jobs: dict[RequestId, Job] = {}
         self._ids = count()
@@ -124,7 +126,7 @@ class Engine:
         return EngineStats(
             self._n_steps,
             self._n_prompt,
-            self._kv.n_found,
+            s.n_found,
             self._n_generated,
             s.n_preempted,
             len(s.running),

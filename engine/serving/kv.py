@@ -74,7 +74,6 @@ class KvCache:
         self.tables = {name: np.full((n_seqs, n_entries), -1, np.int32) for name in groups}
         self.n_entries = n_entries
         self.states = StateSlots(n_states, every, copy) if n_states else None
-        self.n_found = 0  # tokens that new sequences did not have to compute
         self._copy = copy
         self._share, self._share_generated = share, share_generated
         self._seqs: dict[int, _Sequence] = {}
@@ -103,24 +102,34 @@ class KvCache:
         a row that came of a single token marks all after it, which were computed from it."""
         return self._seqs[seq].n_chunked
 
+    def chain(self, ids: Sequence[int], salt: bytes = b"") -> list[bytes]:
+        """The keys that `create` looks for, of all full pages before the last token."""
+        found, parent = [], salt
+        for p in range((len(ids) - 1) // PAGE if self._share else 0):
+            parent = chain_hash(parent, list(ids[p * PAGE : (p + 1) * PAGE]))
+            found.append(parent)
+        return found
+
     def n_findable(self, ids: Sequence[int], salt: bytes = b"") -> int:
         """How many of `ids` a new sequence would begin with."""
-        if not self._share or len(ids) <= PAGE:
-            return 0
-        hashes = self._chain(salt, ids[: len(ids) - 1])
+        hashes = self.chain(ids, salt)
         return self._resume(hashes, len(hashes) * PAGE, None)[0]
 
-    def create(self, ids: Sequence[int] = (), salt: bytes = b"") -> int:
+    def create(
+        self, ids: Sequence[int] = (), salt: bytes = b"", hashes: Sequence[bytes] | None = None
+    ) -> int:
         """A new sequence, which begins with as many of `ids` as are found, but never all: the last
-        one has to be computed. salt: what else the rows depend on. Raises OutOfPages."""
+        one has to be computed. salt: what else the rows depend on. hashes: their chain, where it is
+        known. Raises OutOfPages."""
         if not self._free:
             raise OutOfPages(f"all {len(self._seqs)} sequences are in use")
         s = _Sequence(salt)
         n = 0
-        if self._share and len(ids) > PAGE:
-            hashes = self._chain(salt, ids[: len(ids) - 1])
+        if hashes is None:
+            hashes = self.chain(ids, salt)
+        if hashes:
             n, found = self._resume(hashes, len(hashes) * PAGE, None)
-            s.hashes = hashes[: n // PAGE]
+            s.hashes = list(hashes[: n // PAGE])
         seq = self._free[-1]
         if self.states is not None:
             self.states.create(seq, s.hashes[-1] if n else None)
@@ -134,7 +143,6 @@ class KvCache:
                     self.tables[name][seq, p] = self.pools[name].share(page)
                     if self.pools[name].is_generated(page):
                         s.n_chunked = min(s.n_chunked, p * PAGE)
-        self.n_found += n
         return seq
 
     def fork(self, seq: int) -> int:
@@ -214,18 +222,17 @@ class KvCache:
             self._drop(name, seq, range(n_pages, self.n_entries))
         s.room = 0
 
-    def has_pages(self, seq: int, n: int, spare: int = 0) -> bool:
-        """Whether n more tokens fit as things are, and `spare` more pages of every group."""
-        length = len(self._seqs[seq].tokens)
-        wanted = -(-(length + n) // PAGE)
+    def n_missing(self, seq: int, n: int, n_chunk: int) -> dict[str, int]:
+        """By group, the pages that n more tokens will take at most, computed n_chunk at a time."""
+        s = self._seqs[seq]
+        held = max(s.room, len(s.tokens) + PAGE - 1) // PAGE
+        most = max(0, -(-(len(s.tokens) + n) // PAGE) - held)
+        found = dict.fromkeys(self.groups, most)
         for name, group in self.groups.items():
-            held = int(np.count_nonzero(self.tables[name][seq] >= 0))
-            most = wanted - length // PAGE
-            if group.window:  # what is behind is given back on the way
-                most = min(most, window_pages(group.window, n) - held)
-            if most + spare > self.pools[name].n_available:
-                return False
-        return True
+            if group.window and most:  # what is behind is given back on the way
+                held = int(np.count_nonzero(self.tables[name][seq] >= 0))
+                found[name] = min(most, max(0, window_pages(group.window, n_chunk) - held))
+        return found
 
     def advance(self, seq: int, ids: Sequence[int], generated: bool = False) -> None:
         """The rows of these tokens, which come next, have been computed. generated: one by one, and
@@ -279,14 +286,6 @@ class KvCache:
         return {name: pool.n_available for name, pool in self.pools.items()}
 
     # -- inside ----------------------------------------------------------------------------------
-
-    def _chain(self, salt: bytes, ids: Sequence[int]) -> list[bytes]:
-        """The keys of the full pages of `ids`."""
-        found, parent = [], salt
-        for p in range(len(ids) // PAGE):
-            parent = chain_hash(parent, list(ids[p * PAGE : (p + 1) * PAGE]))
-            found.append(parent)
-        return found
 
     def _seal(self, seq: int, s: _Sequence) -> None:
         """Give the pages that have become full their keys."""

@@ -54,6 +54,7 @@ class Job:
         self.n_prompt = len(ids)
         self.seed = seed
         self.seq: int | None = None
+        self.hashes: list[bytes] | None = None  # of the tokens' pages, while it waits
         self.has_sampler = False  # settings and history lie in the engine's arrays
         self.is_over = False
 

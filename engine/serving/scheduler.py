@@ -3,14 +3,16 @@
 Every sequence that generates has its row in every run. Beside them go pieces of prompts, several
 prompts a run, first come first served, except that whoever is first leaves a quarter of what there
 is to those behind: a long prompt does not hold up short ones, and is not held up by them. A new
-request is let in when pages for its whole prompt are there. When pages run out the youngest
-sequence gives its own back and is computed again later, from the tokens it has.
+request is let in when there are pages for its whole prompt and some tokens more. When pages run out
+the youngest sequence gives its own back and is computed again later, from the tokens it has.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+
+from gguflow.engine.plan_key import PAGE
 
 from .kv import KvCache
 from .pages import OutOfPages
@@ -29,17 +31,19 @@ class Batch:
 class Scheduler:
     """Jobs that run and jobs that wait, both by age.
 
-    n_chunk: rows of prompts in a run. prompts_first: nobody generates while there are prompts to
-    compute.
+    n_ctx: tokens of a sequence. n_chunk: rows of prompts in a run. prompts_first: nobody generates
+    while there are prompts to compute.
     """
 
-    def __init__(self, kv: KvCache, n_chunk: int, prompts_first: bool = False) -> None:
+    def __init__(self, kv: KvCache, n_ctx: int, n_chunk: int, prompts_first: bool = False) -> None:
         self.kv = kv
+        self.n_ctx = n_ctx
         self.n_chunk = n_chunk
         self.prompts_first = prompts_first
         self.running: list[Job] = []
         self.waiting: list[Job] = []
         self.n_preempted = 0
+        self.n_found = 0  # tokens that were in the cache already
 
     def add(self, job: Job) -> None:
         insort(self.waiting, job, key=lambda j: j.id)
@@ -113,21 +117,36 @@ class Scheduler:
             share = shares.get(job.id, 0)
             if not share:
                 return
+            if job.hashes is None:
+                job.hashes = self.kv.chain(job.tokens, job.request.salt)
             try:
-                seq = self.kv.create(job.tokens, job.request.salt)
+                seq = self.kv.create(job.tokens, job.request.salt, job.hashes)
             except OutOfPages:  # of recurrent states
                 return
-            n_new = len(job.tokens) - self.kv.length(seq)
-            # A page for everyone who generates should be left, or they would soon be short of it.
-            if self.running and not self.kv.has_pages(seq, n_new, len(self.running)):
+            if self.running and not self._has_pages(job, seq):
                 self.kv.free(seq)
                 return
+            n_new = len(job.tokens) - self.kv.length(seq)
             n = self.kv.until_checkpoint(seq, min(share, n_new))
             self.kv.grow(seq, n)
             self.waiting.pop(0)
-            job.seq = seq
+            job.seq, job.hashes = seq, None
+            self.n_found += len(job.tokens) - n_new
             insort(self.running, job, key=lambda j: j.id)
             batch.chunks.append((job, n))
+
+    def _has_pages(self, new: Job, seq: int) -> bool:
+        """Whether there are pages for the prompts of all who run and of a new one, and for the next
+        tokens of each, of which they would soon be short otherwise."""
+        left = self.kv.n_available
+        for job in (new, *self.running):
+            at = seq if job is new else job.seq
+            assert at is not None
+            n_rows = len(job.tokens) - 1 + min(PAGE, job.n_left(self.n_ctx))
+            wanted = self.kv.n_missing(at, n_rows - self.kv.length(at), self.n_chunk)
+            for name, n in wanted.items():
+                left[name] -= n
+        return min(left.values(), default=0) >= 0
 
     def _grow(self, job: Job, n: int) -> bool:
         """Pages for n more rows, from younger jobs if need be; False where the job has to wait."""

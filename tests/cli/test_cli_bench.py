@@ -12,8 +12,9 @@ from statistics import mean, stdev
 import pytest
 from cli_helpers import one_line_error
 
-from gguflow.cli.bench import measure, model_type
+from gguflow.cli.bench import measure
 from gguflow.cli.bench_grid import BenchTest, grid, layer_counts, numbers, pair
+from gguflow.cli.bench_model import model_type
 from gguflow.cli.bench_output import record
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 from gguflow.engine.load import open_model

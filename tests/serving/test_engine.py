@@ -329,7 +329,7 @@ def test_mixed_lengths_arriving_at_random(
             ids = [*b, *ids][: max(n, len(b) + 1)]
         settings = (GREEDY, replace(HOT, seed=i), SamplerSettings(seed=i, repeat_penalty=1.2))
         stop = {5, 6} if rng.random() < 0.3 else set()
-        requests.append(Request(ids, int(rng.integers(1, 60)), settings[i % 3], stop))
+        requests.append(Request(ids, int(rng.integers(1, 250)), settings[i % 3], stop))
     # Pages for one long request and a little, so that sequences have to give theirs back.
     engine = Engine(model.with_options(n_ubatch=128), n_seqs=8, n_cache=40 * 64)
     pool = engine._kv.pools["full"]

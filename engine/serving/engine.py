@@ -26,7 +26,7 @@ from gguflow.engine.sampling import SamplerRows, seed_of
 
 from .pages import OutOfPages
 from .request import Finish, Job, Request, RequestId, Token
-from .rows import Piece, rows_of, single_rows
+from .rows import Piece, Rows, rows_of, single_rows
 from .runner import Runner, Sampling
 from .scheduler import Batch, Scheduler
 
@@ -80,9 +80,7 @@ class Engine:
         self.model = model
         self._runner = Runner(model, profile)
         self._kv = self._runner.kv
-        self._scheduler = Scheduler(
-            self._kv, model.options.n_ctx, model.options.n_ubatch, prompts_first
-        )
+        self._scheduler = Scheduler(self._kv, model.options.n_ubatch, prompts_first)
         self._samplers = SamplerRows(model.options.n_seqs)
         self._jobs: dict[RequestId, Job] = {}
         self._ids = count()
@@ -105,7 +103,8 @@ class Engine:
         if request.max_tokens < -1:
             raise ValueError(f"max_tokens {request.max_tokens}: expected -1 or more")
         with self._lock:
-            job = Job(next(self._ids), request, ids, seed_of(request.settings))
+            seed, n_ctx = seed_of(request.settings), self.model.options.n_ctx
+            job = Job(next(self._ids), request, ids, seed, n_ctx)
             self._jobs[job.id] = job
             self._incoming.append(job)
         return job.id
@@ -185,35 +184,41 @@ class Engine:
 
     def _run(self, batch: Batch, done: list[Token]) -> None:
         singles, chunks = batch.singles, batch.chunks
-        finished = [j for j, n in chunks if self._kv.length(_seq(j)) + n == len(j.tokens)]
-        sampled = [*singles, *finished]
+        sampled = [*singles, *(job for job, n in chunks if n == job.n_new)]
         for job in sampled:
             if not job.has_sampler:
                 settings = job.request.settings
-                drawn = job.n_generated
-                self._samplers.set(_seq(job), settings, job.seed, job.tokens, drawn)
+                self._samplers.set(_seq(job), settings, job.seed, job.tokens, job.n_generated)
                 job.has_sampler = True
-        seqs = np.array([_seq(j) for j in sampled], np.int64)
+        seqs = np.array([job.seq for job in sampled], np.int64)
         if chunks:
-            pieces = [Piece(_seq(j), j.tokens[-1:], 1, True) for j in singles]
+            pieces = [Piece(_seq(job), job.tokens[-1:], 1, True) for job in singles]
             for job, n in chunks:
-                at = self._kv.length(_seq(job))
-                ends = at + n == len(job.tokens)
-                pieces.append(Piece(_seq(job), job.tokens[at : at + n], int(ends)))
+                ids = job.tokens[job.n_rows : job.n_rows + n]
+                pieces.append(Piece(_seq(job), ids, int(n == job.n_new)))
             rows = rows_of(self._kv, pieces)
         else:
-            rows = single_rows(self._kv, seqs, np.array([j.tokens[-1] for j in singles]))
-        sampling = self._sampling(seqs) if sampled else None
-        results = self._runner.run(rows, sampling)
-        for job in singles:
-            self._kv.advance(_seq(job), job.tokens[-1:], True)
+            rows = self._single_rows(singles, seqs)
+        results = self._runner.run(rows, self._sampling(seqs) if sampled else None)
+        self._advance(singles)
         for job, n in chunks:
-            at = self._kv.length(_seq(job))
-            self._kv.advance(_seq(job), job.tokens[at : at + n])
+            self._kv.advance(_seq(job), job.tokens[job.n_rows : job.n_rows + n])
+            job.n_rows += n
             self._n_prompt += n
         if sampled:
             broken = self._broken(sampled, results)
             self._accept(sampled, seqs, results[-1], done, broken)
+
+    def _single_rows(self, jobs: Sequence[Job], seqs: np.ndarray) -> Rows:
+        tokens, pos = ([job.tokens[-1] for job in jobs], [job.n_rows for job in jobs])
+        return single_rows(seqs, np.array(tokens), np.array(pos))
+
+    def _advance(self, jobs: Sequence[Job]) -> None:
+        """The row of a generated token was computed for each of these."""
+        advance = self._kv.advance
+        for job in jobs:
+            advance(_seq(job), job.tokens[-1:], True)
+            job.n_rows += 1
 
     def _sampling(self, seqs: np.ndarray) -> Sampling:
         s = self._samplers
@@ -238,7 +243,6 @@ class Engine:
     ) -> None:
         """A token for each of some jobs; those that have ended meanwhile get none."""
         self._samplers.accept(seqs, tokens)
-        n_ctx = self.model.options.n_ctx
         for job, token in zip(jobs, tokens.tolist(), strict=True):
             if job.is_over:
                 continue
@@ -249,10 +253,10 @@ class Engine:
             self._n_generated += 1
             if token in job.request.stop:
                 self._end(job, token, "stop", done)
-            elif job.n_left(n_ctx) == 0:
+            elif len(job.tokens) >= job.n_most:
                 self._end(job, token, "length", done)
             else:
-                done.append(Token(job.id, token, job.n_generated - 1))
+                done.append(Token(job.id, token, len(job.tokens) - job.n_prompt - 1))
 
     # -- running ahead ---------------------------------------------------------------------------
 
@@ -261,13 +265,14 @@ class Engine:
         jobs = batch.singles
         if self._runner.profile is not None or len(jobs) < len(self._scheduler.running):
             return False
-        n_ctx = self.model.options.n_ctx
-        most = min(MOST_AHEAD, *(j.n_left(n_ctx) for j in jobs))
+        if not self._runner.has_loop(len(jobs)):
+            return False
+        most = min(MOST_AHEAD, *(job.n_most - len(job.tokens) for job in jobs))
         if most < LEAST_AHEAD:
             return False
-        seqs = np.array([_seq(j) for j in jobs])
-        rows = single_rows(self._kv, seqs, np.array([j.tokens[-1] for j in jobs]))
-        if not self._runner.has_loop(rows) or not self._grown(jobs, most):
+        seqs = np.array([job.seq for job in jobs], np.int64)
+        rows = self._single_rows(jobs, seqs)
+        if not self._grown(jobs, most):
             return False
         loop = self._runner.write(rows, self._sampling(seqs)).token_loop
         assert loop is not None
@@ -293,9 +298,7 @@ class Engine:
         assert ahead is not None
         tokens = ahead.next()[: len(self._aboard)]
         self._ahead = ahead
-        for job in self._aboard:
-            if not job.is_over:
-                self._kv.advance(_seq(job), job.tokens[-1:], True)
+        self._advance([job for job in self._aboard if not job.is_over])
         self._accept(self._aboard, self._aboard_seqs, tokens, done)
         alive = [job for job in self._aboard if not job.is_over]
         if ahead.is_over or not alive:

@@ -44,16 +44,25 @@ class Token:
 
 
 class Job:
-    """A request in work. tokens: the prompt and what was generated. seq: its number in the KV cache
-    while it has rows there."""
+    """A request in work.
 
-    def __init__(self, id: RequestId, request: Request, ids: list[int], seed: int) -> None:
+    tokens: the prompt and what was generated. n_most: how many there may be; the last one is made
+    from a full context. seq: its number in the KV cache while it has rows there, n_rows of them.
+    """
+
+    def __init__(
+        self, id: RequestId, request: Request, ids: list[int], seed: int, n_ctx: int
+    ) -> None:
         self.id = id
         self.request = request
         self.tokens = ids
         self.n_prompt = len(ids)
+        self.n_most = n_ctx + 1
+        if request.max_tokens >= 0:
+            self.n_most = min(self.n_most, len(ids) + request.max_tokens)
         self.seed = seed
         self.seq: int | None = None
+        self.n_rows = 0
         self.hashes: list[bytes] | None = None  # of the tokens' pages, while it waits
         self.has_sampler = False  # settings and history lie in the engine's arrays
         self.is_over = False
@@ -62,8 +71,12 @@ class Job:
     def n_generated(self) -> int:
         return len(self.tokens) - self.n_prompt
 
-    def n_left(self, n_ctx: int) -> int:
-        """Tokens that may still be generated; the last one is made from a full context."""
-        room = n_ctx + 1 - len(self.tokens)
-        most = self.request.max_tokens
-        return room if most < 0 else min(room, most - self.n_generated)
+    @property
+    def n_new(self) -> int:
+        """Tokens whose rows are missing."""
+        return len(self.tokens) - self.n_rows
+
+    @property
+    def generates(self) -> bool:
+        """Whether all that is missing is the row of a generated token."""
+        return len(self.tokens) - self.n_rows == 1 and len(self.tokens) > self.n_prompt

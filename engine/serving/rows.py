@@ -43,10 +43,9 @@ class Rows:
         return len(self.tokens)
 
 
-def single_rows(kv: KvCache, seqs: np.ndarray, tokens: np.ndarray) -> Rows:
-    """One generated token each of some sequences. tokens: int [n]."""
+def single_rows(seqs: np.ndarray, tokens: np.ndarray, pos: np.ndarray) -> Rows:
+    """One generated token each of some sequences, all int [n]."""
     each = np.arange(len(seqs))
-    pos = np.array([kv.length(s) for s in seqs.tolist()])
     return Rows(tokens, pos, each, seqs, len(seqs), each)
 
 

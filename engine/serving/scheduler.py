@@ -31,13 +31,12 @@ class Batch:
 class Scheduler:
     """Jobs that run and jobs that wait, both by age.
 
-    n_ctx: tokens of a sequence. n_chunk: rows of prompts in a run. prompts_first: nobody generates
-    while there are prompts to compute.
+    n_chunk: rows of prompts in a run. prompts_first: nobody generates while there are prompts to
+    compute.
     """
 
-    def __init__(self, kv: KvCache, n_ctx: int, n_chunk: int, prompts_first: bool = False) -> None:
+    def __init__(self, kv: KvCache, n_chunk: int, prompts_first: bool = False) -> None:
         self.kv = kv
-        self.n_ctx = n_ctx
         self.n_chunk = n_chunk
         self.prompts_first = prompts_first
         self.running: list[Job] = []
@@ -55,21 +54,26 @@ class Scheduler:
             return
         self.running.remove(job)
         self.kv.free(job.seq)
-        job.seq, job.has_sampler = None, False
+        job.seq, job.n_rows, job.has_sampler = None, 0, False
 
     def next(self) -> Batch:
         """The next run, with pages for its rows; empty when nobody is there."""
         batch = Batch()
-        shares = self._shares()
+        prompts = [job for job in self.running if not job.generates]
+        shares = self._shares(prompts) if prompts or self.may_admit else {}
         for job in [*self.running]:
             if job.seq is None:  # gave its pages to an older one
                 continue
-            if self._generates(job):
+            share = shares.get(job.id)
+            if share is None:
                 if self._grow(job, 1):
                     batch.singles.append(job)
-            else:
-                self._add_chunk(batch, job, shares.get(job.id, 0))
-        self._admit(batch, shares)
+            elif share:
+                n = self.kv.until_checkpoint(job.seq, share)
+                if self._grow(job, n):
+                    batch.chunks.append((job, n))
+        if self.may_admit:
+            self._admit(batch, shares)
         if self.prompts_first and batch.chunks:
             batch.singles.clear()
         return batch
@@ -81,35 +85,20 @@ class Scheduler:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _n_new(self, job: Job) -> int:
-        """Tokens whose rows are missing."""
-        return len(job.tokens) - (0 if job.seq is None else self.kv.length(job.seq))
-
-    def _generates(self, job: Job) -> bool:
-        return job.n_generated > 0 and self._n_new(job) == 1
-
-    def _shares(self) -> dict[int, int]:
+    def _shares(self, prompts: list[Job]) -> dict[int, int]:
         """Rows of the run's chunks for jobs with a prompt to compute."""
-        n_free = self.kv.n_free_seqs
-        line = [j for j in self.running if not self._generates(j)] + self.waiting[:n_free]
-        wanted = {j.id: self._n_new(j) for j in line}
+        line = [*prompts, *self.waiting[: self.kv.n_free_seqs]]
         shares: dict[int, int] = {}
         left = self.n_chunk
         for i, job in enumerate(line):
             most = left if i == len(line) - 1 else left - left // 4
-            shares[job.id] = min(wanted[job.id], most)
+            shares[job.id] = min(job.n_new, most)
             left -= shares[job.id]
         for job in line:
-            more = min(wanted[job.id] - shares[job.id], left)
+            more = min(job.n_new - shares[job.id], left)
             shares[job.id] += more
             left -= more
         return shares
-
-    def _add_chunk(self, batch: Batch, job: Job, n: int) -> None:
-        assert job.seq is not None
-        n = self.kv.until_checkpoint(job.seq, min(n, self._n_new(job)))
-        if n and self._grow(job, n):
-            batch.chunks.append((job, n))
 
     def _admit(self, batch: Batch, shares: dict[int, int]) -> None:
         while self.may_admit:
@@ -126,12 +115,13 @@ class Scheduler:
             if self.running and not self._has_pages(job, seq):
                 self.kv.free(seq)
                 return
-            n_new = len(job.tokens) - self.kv.length(seq)
+            n_rows = self.kv.length(seq)
+            n_new = len(job.tokens) - n_rows
             n = self.kv.until_checkpoint(seq, min(share, n_new))
             self.kv.grow(seq, n)
             self.waiting.pop(0)
-            job.seq, job.hashes = seq, None
-            self.n_found += len(job.tokens) - n_new
+            job.seq, job.n_rows, job.hashes = seq, n_rows, None
+            self.n_found += n_rows
             insort(self.running, job, key=lambda j: j.id)
             batch.chunks.append((job, n))
 
@@ -142,7 +132,7 @@ class Scheduler:
         for job in (new, *self.running):
             at = seq if job is new else job.seq
             assert at is not None
-            n_rows = len(job.tokens) - 1 + min(PAGE, job.n_left(self.n_ctx))
+            n_rows = min(len(job.tokens) + PAGE, job.n_most) - 1
             wanted = self.kv.n_missing(at, n_rows - self.kv.length(at), self.n_chunk)
             for name, n in wanted.items():
                 left[name] -= n

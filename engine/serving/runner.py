@@ -177,10 +177,6 @@ class Runner:
         self._go(bound, None, "decode", 1, self.kv.length(seq), began)
         return bound.outputs
 
-    def has_loop(self, rows: Rows) -> bool:
-        """Whether single rows can feed themselves: see `write`."""
-        return self.plan(self._key(rows, True, False)).token_loop is not None
-
     def write(self, rows: Rows, sampling: Sampling) -> BoundPlan:
         """The plan of single rows with its inputs written, for a loop that feeds itself."""
         key = self._key(rows, True, False)

@@ -158,14 +158,14 @@ def row_step(r: Operand) -> int | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Addresses in scratch memory."""
+    """Addresses in scratch memory; none of what is not used."""
 
-    x: int
-    scales: int
-    corrections: int
-    turns: int
-    parts: int
-    end: int
+    x: int = 0
+    scales: int = 0
+    corrections: int = 0
+    turns: int = 0
+    parts: int = 0
+    end: int = 0
 
 
 def raw(p: Product) -> bool:
@@ -184,22 +184,30 @@ def layout(p: Product, columns: int, parts: int = 0, address: int = 0) -> Layout
     return Layout(*at)
 
 
-def round_launch(p: Product, at: Layout, columns: int, fragments: bool) -> Launch:
+def _order(p: Product, fragments: bool) -> bytes:
+    """`ColumnsOrder` of columns_order.cuh."""
+    t = p.weights[0].dtype
+    lanes = (4, 16, 1) if t.name in _NIBBLES else (8, 4, int(t.is_quantized))
+    *zeros, factor = _ZEROS[t.name] if fragments and raw(p) else (0.0, 0.0, 1.0)
+    return struct.pack("@3f3i", factor, *zeros, *lanes)
+
+
+def round_launch(
+    p: Product, at: Layout, columns: int, fragments: bool, stream: tuple[int, int] = (0, 0)
+) -> Launch:
     """The rows of x, normalized, as f16 with a scale each, or as bf16, in the order of fragments of
-    the weights."""
-    t, heads = p.weights[0].dtype, p.heads
-    order = (4, 16, 1) if t.name in _NIBBLES else (8, 4, int(t.is_quantized))
-    scaled = p.rounded == "f16"
+    the weights. stream: parts and blocks of the warps whose order of sums the norm has."""
+    heads, scaled = p.heads, p.rounded == "f16"
     corrected = fragments and raw(p)
-    *zeros, factor = _ZEROS[t.name] if corrected else (0.0, 0.0, 1.0)
     numbers = struct.pack(
         "@7P", 0 if p.norm is None else p.norm.address, at.x, at.scales if scaled else 0,
         at.corrections if corrected else 0,
         heads.pos.address if heads else 0, heads.factors.address if heads and heads.factors else 0,
         at.turns if heads else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
-    numbers += struct.pack("@4f6i", p.eps, factor, *zeros, columns, *order, int(fragments),
-                           heads.head_dim // 2 if heads else 0)  # fmt: skip
+    numbers += struct.pack("@f", p.eps) + _order(p, fragments)
+    numbers += struct.pack("@5i", columns, int(fragments), heads.head_dim // 2 if heads else 0,
+                           *stream)  # fmt: skip
     threads = 512 if p.k <= 4096 else 1024
     each = 1 << (ceil_div(p.k, 8 * threads) - 1).bit_length()
     types = f"{p.rounded}, {cpp_bool(scaled)}, {each}"
@@ -228,6 +236,13 @@ def arguments(
         p.weights[0].nb[1], 0 if r is None else row_step(r) or 0, 0 if r is None else r.nb[0],
         *(0 if s is None else s.nb[1] for s in two),
     )  # fmt: skip
+    body += struct.pack(
+        "@4Pq", p.x.address, 0 if p.norm is None else p.norm.address,
+        heads.pos.address if heads else 0, heads.factors.address if heads and heads.factors else 0,
+        p.x.nb[1] // 4,
+    )  # fmt: skip
+    body += (heads.rope if heads else _NO_ROPE) + struct.pack("@f", p.eps) + _order(p, True)
+    body += bytes(-len(body) % 8)
     n = p.dst.ne[0] * (p.dst.ne[1] if heads else 1)
     body += struct.pack(
         "@21i", *three(p.pairs), *three([w.ne[1] for w in p.weights]),

@@ -1,5 +1,6 @@
 // Columns for mul_mat_stream.cu and mul_mat_columns.cu: normalized if a norm's weights are given,
 // as 16-bit floats, in the order that the fragments of the weights have (columns_weights.cuh).
+#include "cuda/columns_order.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/rope.cuh"
 
@@ -14,37 +15,36 @@ struct RoundColumnsArgs {
   float2* turns;         // [m, half_dim] cosine and sine; nothing if half_dim is zero
   RopeNumbers rope;
   float eps;
-  float factor;    // of a lane's second four
-  float zeros[2];  // corrections are - zeros[0] times the sum of a lane's first four and so on
-  int n;           // columns of a group
-  int lane, half;  // elements from lane to lane, and to a lane's second four
-  int split;       // whether the pairs of four are (0, 2) and (1, 3), or (0, 1) and (2, 3)
-  int fragments;   // whether they lie as fragments of mma, or else as tiles for a warpgroup
+  ColumnsOrder order;
+  int n;          // columns of a group
+  int fragments;  // whether they lie as fragments of mma, or else as tiles for a warpgroup
   int half_dim;
+  int parts, blocks;  // of the warps of mul_mat_stream.cu, in whose order squares are added, or 0
 };
 
 constexpr int kTileK = 64;
 
-// Power of two by which a row with this largest magnitude is divided, as in mul_mat_rows.cu.
-__device__ __forceinline__ float scale_of(float largest) {
-  if (!(largest > 32768.0f || (largest < 0.00390625f && largest > 0.0f))) return 1.0f;
-  return gf_float_of((max(gf_bits_of(largest) >> 23, 29u) - 14) << 23);
+// The sum over a column as the warps of mul_mat_stream.cu take it, from each thread's share.
+__device__ __forceinline__ float sum_as_stream(const RoundColumnsArgs& a, float share) {
+  constexpr int WARPS = 16;
+  __shared__ float shares[1024], sums[WARPS];
+  const int blocks32 = (int)a.x.ne[0] / 32, warp = threadIdx.x / 4, t = threadIdx.x % 4;
+  shares[threadIdx.x] = share;
+  __syncthreads();
+  if (threadIdx.x < WARPS * 4) {
+    float sum = 0.0f;
+    for (int i = 0; i < a.parts * a.blocks; ++i) {
+      const int block = (i / a.blocks * WARPS + warp) * a.blocks + i % a.blocks;
+      if (block < blocks32) sum += shares[block * 4 + t];
+    }
+    sum = sum_of_four(sum);
+    if (t == 0) sums[warp] = sum;
+  }
+  __syncthreads();
+  float sum = 0.0f;
+  for (int w = 0; w < WARPS; ++w) sum += sums[w];
+  return sum;
 }
-
-__device__ __forceinline__ float sum2(u32 halves) {
-  return gf_f16_to_f32((gf_u16)halves) + gf_f16_to_f32((gf_u16)(halves >> 16));
-}
-
-__device__ __forceinline__ float square_sum(float4 v) {
-  return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-}
-__device__ __forceinline__ float largest_of(float4 v) {
-  return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-}
-__device__ __forceinline__ float4 times(float4 a, float4 b) {
-  return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
-}
-__device__ __forceinline__ float4 times(float4 a, float b) { return times(a, {b, b, b, b}); }
 
 // A block a column; a thread has R times eight elements.
 template <class T, bool SCALED, int R>
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
   // Of piece r of this thread, lane t of block32 has two times four elements.
   const auto place = [&](int r, int h) {
     const int i = r * blockDim.x + threadIdx.x;
-    return i / 4 * 32 + i % 4 * a.lane + h * a.half;
+    return i / 4 * 32 + i % 4 * a.order.lane + h * a.order.half;
   };
   const auto inside = [&](int r) { return r * blockDim.x + threadIdx.x < k / 8; };
   double angle = 0.0;
@@ -97,7 +97,10 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
     }
   }
   float scale = 1.0f;  // of all elements
-  if (a.norm) scale = 1.0f / sqrtf(block_reduce(sum, Add()) / (float)k + a.eps);
+  if (a.norm) {
+    sum = R == 1 && a.parts ? sum_as_stream(a, sum) : block_reduce(sum, Add());
+    scale = 1.0f / sqrtf(sum / (float)k + a.eps);
+  }
   if (SCALED) {
     const float power = scale_of(block_reduce(largest, Max()) * scale);
     if (threadIdx.x == 0) a.scales[column] = power;
@@ -108,32 +111,23 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     const int i = r * blockDim.x + threadIdx.x, block32 = i / 4, t = i % 4;
-    u32 w[4];
-    float correction = 0.0f;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float4 y = times(v[r][h], h == 0 ? scale : scale * a.factor);
-      w[2 * h] = Float<T>::pair(y.x, a.split ? y.z : y.y);
-      w[2 * h + 1] = Float<T>::pair(a.split ? y.y : y.z, y.w);
-      correction = fmaf(-a.zeros[h], sum2(w[2 * h]) + sum2(w[2 * h + 1]), correction);
-    }
-    if (a.corrections) {  // the four lanes of a block are neighbours
-      correction += __shfl_xor_sync(kAllLanes, correction, 1);
-      correction += __shfl_xor_sync(kAllLanes, correction, 2);
-      if (inside(r) && t == 0) a.corrections[block32 * a.n + within] = correction;
-    }
+    float correction;
+    const uint4 w = rounded<T>(a.order, v[r], scale, &correction);
+    correction = sum_of_four(correction);
+    if (a.corrections && inside(r) && t == 0) a.corrections[block32 * a.n + within] = correction;
     if (!inside(r)) continue;
     if (a.fragments) {  // [k / 32][n / 8][8 columns][4 lanes] of 16 bytes
       uint4* const to = reinterpret_cast<uint4*>(a.to) + (block32 * (a.n / 8) + within / 8) * 32;
-      to[within % 8 * 4 + t] = {w[0], w[1], w[2], w[3]};
+      to[within % 8 * 4 + t] = w;
       continue;
     }
     // [groups][k / 64][n][64], the pieces of 16 bytes swizzled
     char* const to =
         a.to + (((i64)group * (k / kTileK) + block32 / 2) * a.n + within) * 128 + t * 4;
+    const u32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      *reinterpret_cast<u32*>(to + ((block32 % 2 * 4 + j) ^ (within % 8)) * 16) = w[j];
+      *reinterpret_cast<u32*>(to + ((block32 % 2 * 4 + j) ^ (within % 8)) * 16) = words[j];
     }
   }
 }

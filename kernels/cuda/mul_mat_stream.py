@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from gguflow.engine.graph import DType
 
-from .columns import Product, arguments, columns_ok, layout, raw, round_launch, rows_ok
+from .columns import Layout, Product, arguments, columns_ok, layout, raw, round_launch, rows_ok
+from .elementwise import cpp_bool
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 MOST = 16  # columns
@@ -39,6 +40,11 @@ class _Plan:
     shared: int
 
 
+def _own(p: Product) -> bool:
+    """Whether every block rounds the columns for itself, which saves a launch."""
+    return p.m <= 8 and p.k <= _SLICE and p.x.ne[2] == p.x.ne[3] == 1
+
+
 def _plan(p: Product, device: DeviceInfo) -> _Plan:
     t = p.weights[0].dtype
     units = ceil_div(p.k, 256)
@@ -57,6 +63,8 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan:
     groups = ceil_div(p.m, 8)
     fixed = 32 + (2 * _WARPS + _BATCH) * groups * 512 + 128
     fixed += _WARPS * blocks * groups * 32 if raw(p) else 0
+    if _own(p):
+        fixed += _WARPS * 64 + 32 + (32 * p.heads.head_dim if p.heads else 0)
     stage = 16 + 4 * _ROWS + _ROWS * stride
     stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // stage)
     return _Plan(splits, parts, blocks, groups, stride, stages, fixed + stages * stage)
@@ -75,6 +83,8 @@ def takes(p: Product, device: DeviceInfo) -> bool:
 
 
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
+    if _own(p):
+        return 0
     return layout(p, 8 * ceil_div(p.m, 8)).end
 
 
@@ -82,14 +92,18 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     """The launches of a product that `takes` takes."""
     plan = _plan(p, device)
     columns, tiles = 8 * plan.groups, p.tiles(_PAIRS)
-    at = layout(p, columns, address=scratch)
+    own = _own(p)
+    at = Layout() if own else layout(p, columns, address=scratch)
     args = arguments(p, at, tiles, plan.splits, plan.stages, 0, plan.stride)
-    types = f"{cpp_type(p.weights[0].dtype)}, {plan.groups}, {plan.parts}, {plan.blocks}"
+    numbers = f"{plan.groups}, {plan.parts}, {plan.blocks}, {cpp_bool(own)}"
     # There warps can give each other registers.
     options = ("-arch=sm_90a",) if device.arch == "sm_90" else ()
-    kernel = Kernel("mul_mat_stream.cu", f"mul_mat_stream<{types}>", options)
+    kernel = Kernel(
+        "mul_mat_stream.cu", f"mul_mat_stream<{cpp_type(p.weights[0].dtype)}, {numbers}>", options
+    )
     grid = (min(device.sm_count, tiles), 1, 1)
-    return [
-        round_launch(p, at, columns, True),
-        Launch(kernel, grid, (_THREADS, 1, 1), args, plan.shared, dependent=True),
-    ]
+    made = Launch(kernel, grid, (_THREADS, 1, 1), args, plan.shared, dependent=True)
+    if own:
+        return [made]
+    order = (plan.parts, plan.blocks) if p.k <= _SLICE else (0, 0)
+    return [round_launch(p, at, columns, True, order), made]

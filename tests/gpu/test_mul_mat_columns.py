@@ -15,6 +15,7 @@ from gguflow.kernels.cuda.launch import DeviceInfo, Launch, supports
 from gguflow.kernels.cuda.launch import Operand as DeviceOperand
 from gguflow.kernels.cuda.mul_mat_batch import applies
 from gguflow.kernels.cuda.mul_mat_columns import tile_for
+from gguflow.kernels.cuda.mul_mat_vec import FASTEST
 
 TYPES = ["f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K",
          "q6_K"]  # fmt: skip
@@ -49,15 +50,15 @@ def made_by(node: Any, device: DeviceInfo = DeviceInfo()) -> list[Launch]:  # no
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_compiles(nvrtc: Any, dtype: str) -> None:
-    several = (12, 32, 128) if dtype in ("f16", "q4_0") else (12, 20)
+    several = (5, 12, 32, 128) if dtype == "q4_0" else (5, 12, 20)
     kernels = {
         s.kernel
         for m in several
         for s in made_by(build("mul_mat", weight(8, 512, dtype), Operand((m, 512))).node)
     }
-    assert {k.source for k in kernels} == {
-        "columns_round.cu", "mul_mat_stream.cu", "mul_mat_columns.cu",
-    }  # fmt: skip
+    sources = {"columns_round.cu", "mul_mat_stream.cu"}
+    floats = dtype in ("f16", "bf16")  # a library multiplies more columns
+    assert {k.source for k in kernels} == sources | (set() if floats else {"mul_mat_columns.cu"})
     for kernel in kernels:
         (name,) = nvrtc.compile_source(kernel.source, [kernel.entry], "sm_90", kernel.options).names
         assert name.startswith("_Z")
@@ -75,7 +76,7 @@ def test_only_where_the_instructions_are(arch: str) -> None:
 def test_parts_of_k_do_not_depend_on_the_columns(n: int, k: int) -> None:
     def parts(m: int) -> int:
         rng = np.random.default_rng(0)
-        zero = Case((Operand((n, k), "f16", 0.0, role="weight"), Operand((m, k), data=0.0)))
+        zero = Case((Operand((n, k), "q8_0", 0.0, role="weight"), Operand((m, k), data=0.0)))
         return made_by(build_case(op_spec("mul_mat"), zero, rng).node)[1].grid[1]
 
     assert len({parts(m) for m in (20, 40, 100)}) == 1
@@ -106,7 +107,8 @@ def test_columns(gpu: Any, dtype: str, m: int) -> None:
         ("norm_mul_mat_swiglu", (x, norm, w, weight(n, k, dtype)), EPS),
     ):
         built = build(op, *srcs, **params)
-        assert nmse(run_on(gpu, built), built.expected) < 5e-5
+        # Up to so many columns mul_mat_vec.cu quantizes them.
+        assert nmse(run_on(gpu, built), built.expected) < (5e-5 if m > FASTEST else built.tolerance)
 
 
 @pytest.mark.gpu
@@ -125,12 +127,12 @@ def test_long_rows(gpu: Any, dtype: str, k: int, m: int) -> None:
 def test_heads(gpu: Any, types: tuple[str, str, str], mode: str, m: int) -> None:
     for state in ("f16", "f32"):
         built = heads(types, m, state, mode)
-        assert nmse(run_on(gpu, built), built.expected) < 5e-5
+        assert nmse(run_on(gpu, built), built.expected) < (5e-5 if m > FASTEST else built.tolerance)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f16", "q4_0", "q6_K"])
-@pytest.mark.parametrize("op", ["mul_mat", "mul_mat_swiglu"])
+@pytest.mark.parametrize("op", ["mul_mat", "mul_mat_swiglu", "norm_mul_mat"])
 @pytest.mark.parametrize("n", [300, 40_000])
 @pytest.mark.parametrize("few, many", [((5, 9), 16), ((20, 64), 128)])
 def test_a_column_does_not_depend_on_how_many_there_are(
@@ -138,8 +140,15 @@ def test_a_column_does_not_depend_on_how_many_there_are(
 ) -> None:
     x = np.random.default_rng(1).standard_normal((many, 512)).astype(np.float32)
     ws = [weight(n, 512, dtype) for _ in range(2 if op == "mul_mat_swiglu" else 1)]
-    whole = run_on(gpu, build(op, *ws, Operand((many, 512), "f32", x)))
+    norm = Operand((512,), data=lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
+
+    def result(m: int) -> np.ndarray:
+        columns = Operand((m, 512), "f32", x[:m])
+        fused = op.startswith("norm_")
+        srcs = (columns, norm, *ws) if fused else (*ws, columns)
+        return run_on(gpu, build(op, *srcs, **(EPS if fused else {})))
+
     assert [tile_for(m).columns for m in (20, 64, 128)] == [32, 64, 128]
+    whole = result(many)
     for m in few:
-        found = run_on(gpu, build(op, *ws, Operand((m, 512), "f32", x[:m])))
-        assert found.tobytes() == whole[:m].tobytes()
+        assert result(m).tobytes() == whole[:m].tobytes()

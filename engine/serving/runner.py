@@ -168,19 +168,6 @@ class Runner:
         """Whether n single rows can feed themselves: see `write`."""
         return self.plan(self.buckets.key(n, 0, n, n, False, True)).token_loop is not None
 
-    def run_one(
-        self, seq: int, token: int, sampling: Sampling | None = None, output: bool = True
-    ) -> Sequence[np.ndarray]:
-        """`run` for one generated token of one sequence, which should cost little besides."""
-        began = time.perf_counter_ns()
-        bound = self.write_one(seq, token, sampling, output)
-        self._go(bound, None, "decode", 1, self.kv.length(seq), began)
-        return bound.outputs
-
-    def has_loop(self, rows: Rows) -> bool:
-        """Whether single rows can feed themselves: see `write`."""
-        return self.plan(self._key(rows, True, False)).token_loop is not None
-
     def write(self, rows: Rows, sampling: Sampling) -> BoundPlan:
         """The plan of single rows with its inputs written, for a loop that feeds itself."""
         key = self._key(rows, True, False)

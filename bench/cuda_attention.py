@@ -73,11 +73,11 @@ class Places:
 
 def time_of(gpu: Any, nodes: Sequence[Tensor], memory: Places) -> float:
     """Runs the nodes; microseconds a node."""
-    executable = gpu.compile(nodes, memory)
+    executable = gpu.lower(nodes, memory)
     executable.run()
     stream = gpu.device.stream
     stream.begin_capture()
-    executable._issue()
+    executable.issue()
     graph = stream.end_capture()
     return replay_us(gpu.device, graph) / len(nodes)
 

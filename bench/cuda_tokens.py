@@ -117,8 +117,8 @@ def sampling(gpu: Any) -> None:
     """Print the time of the sampling kernels by settings."""
     device, stream = gpu.device, gpu.device.stream
     g = Graph()
-    leaves = [g.input("logits", F32, (1, N_VOCAB)), g.input("settings", F32, (8,)),
-              g.input("rng", I64, (2,)), g.input("history", I32, (256,))]  # fmt: skip
+    leaves = [g.input("logits", F32, (1, N_VOCAB)), g.input("settings", F32, (1, 8)),
+              g.input("rng", I64, (1, 2)), g.input("history", I32, (1, 256))]  # fmt: skip
     node = g.op("sample", *leaves)
     rng = np.random.default_rng(0)
     at = {t: gpu.alloc(t.nbytes) for t in (*leaves, node)}

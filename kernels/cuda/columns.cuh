@@ -16,13 +16,13 @@ struct ColumnsArgs {
   const char* w[3];          // of one type, rows w_row bytes apart
   const char* x;             // the columns as round_columns leaves them
   const float* scales;       // of each column, or null
+  const float* corrections;  // what round_columns adds up for mul_mat_stream
   const char* r;             // added to the result, or null
   const float2* turns;       // [m, head_dim / 2] cosine and sine
   const i32* state_rows;     // rows of the states that the columns become
   char* state[2];            // keys and values
   float* dst;                // [m, n]
   float4* parts;             // sums of parts of k, if there are several
-  u32* counts;               // of the parts that are there, a tile
   i64 w_row, r_row, r_step;  // bytes: r's from column to column and from row to row
   i64 state_step[2];         // bytes from row to row
   int pairs[3], rows[3];     // of each matrix
@@ -74,43 +74,67 @@ __device__ __forceinline__ const char* row_start(const ColumnsArgs& a, int matri
   return w + (second ? rows.y : rows.x) * a.w_row;
 }
 
+// What meets the sums of a pair in columns column and column + 1; asked for while these are made.
+struct Beside {
+  float scale[2], r[2][2];  // r: of each column, the first and the second row
+  float2 turn[2];
+  int state_row[2];
+};
+
+__device__ __forceinline__ Beside beside_of(const ColumnsArgs& a, int matrix, int pair,
+                                            int column) {
+  Beside b = {};
+  if (pair >= a.pairs[matrix]) return b;
+  const int2 rows = rows_of(a, matrix, pair);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int at = min(column + c, a.m - 1);
+    b.scale[c] = a.scales ? __ldcg(a.scales + at) : 1.0f;
+    if (a.r) {
+      const char* const r = a.r + at * a.r_row;
+      b.r[c][0] = __ldcg(reinterpret_cast<const float*>(r + rows.x * a.r_step));
+      b.r[c][1] = __ldcg(reinterpret_cast<const float*>(r + rows.y * a.r_step));
+    }
+    if (a.kind == QKV) {
+      const int half = a.head_dim / 2;
+      b.turn[c] = __ldcg(a.turns + at * half + pair % half);
+      b.state_row[c] = __ldcg(a.state_rows + at);
+    }
+  }
+  return b;
+}
+
 // What becomes of the sums of a pair: of columns column and column + 1 those of the first row are x
 // and y, those of the second z and w.
 __device__ __forceinline__ void finish(const ColumnsArgs& a, int matrix, int pair, int column,
-                                       float4 sums) {
+                                       float4 sums, const Beside& b) {
   if (pair >= a.pairs[matrix]) return;
   const int2 rows = rows_of(a, matrix, pair);
-  const int role = a.first + matrix, half = a.head_dim / 2;
+  const int role = a.first + matrix;
 #pragma unroll
-  for (int c = 0; c < 2; ++c, ++column) {
-    if (column >= a.m) return;
-    const float scale = a.scales ? __ldcg(a.scales + column) : 1.0f;
-    float y0 = (c == 0 ? sums.x : sums.y) * scale, y1 = (c == 0 ? sums.z : sums.w) * scale;
-    float* const dst = a.dst + (i64)column * a.n;
+  for (int c = 0; c < 2; ++c) {
+    if (column + c >= a.m) return;
+    float y0 = (c == 0 ? sums.x : sums.y) * b.scale[c];
+    float y1 = (c == 0 ? sums.z : sums.w) * b.scale[c];
+    float* const dst = a.dst + (i64)(column + c) * a.n;
     if (a.kind == GLU) {
       dst[pair] = silu()(y0) * y1;
       continue;
     }
     if (a.kind == QKV && role < 2) {
-      const float2 t = __ldcg(a.turns + column * half + pair % half);
-      const float u = y0 * t.x - y1 * t.y;
-      y1 = y0 * t.y + y1 * t.x;
+      const float u = y0 * b.turn[c].x - y1 * b.turn[c].y;
+      y1 = y0 * b.turn[c].y + y1 * b.turn[c].x;
       y0 = u;
     }
     if (a.kind == QKV && role > 0) {
-      const int at = __ldcg(a.state_rows + column);
+      const int at = b.state_row[c];
       if (at < 0 || at >= a.n_state) continue;
       char* const row = a.state[role - 1] + at * a.state_step[role - 1];
       put_state(row, a.state_type[role - 1], rows.x, y0);
       put_state(row, a.state_type[role - 1], rows.y, y1);
       continue;
     }
-    if (a.r) {
-      const char* const r = a.r + column * a.r_row;
-      y0 += __ldcg(reinterpret_cast<const float*>(r + rows.x * a.r_step));
-      y1 += __ldcg(reinterpret_cast<const float*>(r + rows.y * a.r_step));
-    }
-    dst[rows.x] = y0;
-    dst[rows.y] = y1;
+    dst[rows.x] = y0 + b.r[c][0];
+    dst[rows.y] = y1 + b.r[c][1];
   }
 }

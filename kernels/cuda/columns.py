@@ -16,9 +16,14 @@ from .mul_mat_vec import STATES
 from .rope import rope_numbers
 
 PLAIN, GLU, QKV = range(3)  # as in columns.cuh
-_ROUND_THREADS = 512
 _NIBBLES = ("q4_0",)  # whose lanes hold elements 4 t and following of both halves of 32
 _NO_ROPE = bytes(40)
+# What the raw fragments of mul_mat_stream.cu hold for a zero, in a lane's first four elements and
+# in its second four, and the factor of the second (`Raw` in columns_weights.cuh).
+_ZEROS = {
+    "q4_0": (1032.0, 1152.0, 1 / 16), "q5_0": (1040.0, 1040.0, 1.0), "q8_0": (1152.0, 1152.0, 1.0),
+    **{name: (1024.0, 1024.0, 1.0) for name in ("q4_1", "q5_1", "q4_K", "q5_K")},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,39 +162,50 @@ class Layout:
 
     x: int
     scales: int
+    corrections: int
     turns: int
-    counts: int
     parts: int
     end: int
 
 
-def layout(p: Product, columns: int, counts: int, parts: int, address: int = 0) -> Layout:
-    """Room for x rounded, in groups of `columns`, `counts` words, and `parts` bytes of sums."""
+def raw(p: Product) -> bool:
+    """Whether mul_mat_stream.cu multiplies the weights before their scales and offsets."""
+    return p.weights[0].dtype.name in _ZEROS
+
+
+def layout(p: Product, columns: int, parts: int = 0, address: int = 0) -> Layout:
+    """Room for x rounded, in groups of `columns`, and `parts` bytes of sums."""
     half = p.heads.head_dim // 2 if p.heads else 0
     x = 2 * ceil_div(p.m, columns) * columns * p.k
     at = [address]
-    for nbytes in (x, 4 * p.m, 8 * p.m * half, 4 * counts, parts):
+    corrections = p.k // 32 * columns * 4 if raw(p) else 0
+    for nbytes in (x, 4 * p.m, corrections, 8 * p.m * half, parts):
         at.append(at[-1] + ceil_div(nbytes, 256) * 256)
     return Layout(*at)
 
 
-def round_launch(p: Product, at: Layout, columns: int, counts: int, fragments: bool) -> Launch:
+def round_launch(p: Product, at: Layout, columns: int, fragments: bool) -> Launch:
     """The rows of x, normalized, as f16 with a scale each, or as bf16, in the order of fragments of
     the weights."""
     t, heads = p.weights[0].dtype, p.heads
     order = (4, 16, 1) if t.name in _NIBBLES else (8, 4, int(t.is_quantized))
     scaled = p.rounded == "f16"
+    corrected = fragments and raw(p)
+    *zeros, factor = _ZEROS[t.name] if corrected else (0.0, 0.0, 1.0)
     numbers = struct.pack(
-        "@7P", 0 if p.norm is None else p.norm.address, at.x, at.scales if scaled else 0, at.counts,
+        "@7P", 0 if p.norm is None else p.norm.address, at.x, at.scales if scaled else 0,
+        at.corrections if corrected else 0,
         heads.pos.address if heads else 0, heads.factors.address if heads and heads.factors else 0,
         at.turns if heads else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
-    numbers += struct.pack("@f7i", p.eps, columns, *order, int(fragments), counts,
+    numbers += struct.pack("@4f6i", p.eps, factor, *zeros, columns, *order, int(fragments),
                            heads.head_dim // 2 if heads else 0)  # fmt: skip
-    kernel = Kernel("columns_round.cu", f"round_columns<{p.rounded}, {cpp_bool(scaled)}>")
-    args = pack(p.x, numbers)
-    grid, block = (p.m, 1, 1), (_ROUND_THREADS, 1, 1)
-    return Launch(kernel, grid, block, args, dependent=True, leaves=p.value)
+    threads = 512 if p.k <= 4096 else 1024
+    each = 1 << (ceil_div(p.k, 8 * threads) - 1).bit_length()
+    types = f"{p.rounded}, {cpp_bool(scaled)}, {each}"
+    kernel = Kernel("columns_round.cu", f"round_columns<{types}>")
+    args, grid = pack(p.x, numbers), (p.m, 1, 1)
+    return Launch(kernel, grid, (threads, 1, 1), args, dependent=True, leaves=p.value)
 
 
 def arguments(
@@ -205,9 +221,10 @@ def arguments(
     two = [*states, None, None][:2]
     body = struct.pack(
         "@13P5q",
-        *three([w.address for w in p.weights]), at.x, at.scales if p.rounded == "f16" else 0,
+        *three([w.address for w in p.weights]), at.x,
+        at.scales if p.rounded == "f16" else 0, at.corrections,
         0 if r is None else r.address, at.turns, heads.rows.address if heads else 0,
-        *(0 if s is None else s.address for s in two), p.dst.address, at.parts, at.counts,
+        *(0 if s is None else s.address for s in two), p.dst.address, at.parts,
         p.weights[0].nb[1], 0 if r is None else row_step(r) or 0, 0 if r is None else r.nb[0],
         *(0 if s is None else s.nb[1] for s in two),
     )  # fmt: skip
@@ -238,4 +255,5 @@ def rows_ok(w: Operand, aligned: int, multiple: int) -> bool:
 
 def columns_ok(x: Operand) -> bool:
     """Whether round_columns can read x."""
-    return x.nb[0] == 4 and not any(b % 16 for b in (x.address, *x.nb[1:])) and x.rows < 1 << 20
+    aligned = x.nb[0] == 4 and not any(b % 16 for b in (x.address, *x.nb[1:]))
+    return aligned and x.rows < 1 << 20 and x.ne[0] <= 1 << 16

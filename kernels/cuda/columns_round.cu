@@ -8,20 +8,22 @@ struct RoundColumnsArgs {
   const float* norm;     // weights of the norm, or null
   char* to;              // the columns, of T
   float* scales;         // of each row, unless T needs none
-  u32* counts;           // become zero
+  float* corrections;    // [k / 32][n] of each 32 elements and column, or null
   const i32* pos;        // of each column, for turns
   const float* factors;  // of the frequencies, or null
   float2* turns;         // [m, half_dim] cosine and sine; nothing if half_dim is zero
   RopeNumbers rope;
   float eps;
+  float factor;    // of a lane's second four
+  float zeros[2];  // corrections are - zeros[0] times the sum of a lane's first four and so on
   int n;           // columns of a group
   int lane, half;  // elements from lane to lane, and to a lane's second four
   int split;       // whether the pairs of four are (0, 2) and (1, 3), or (0, 1) and (2, 3)
   int fragments;   // whether they lie as fragments of mma, or else as tiles for a warpgroup
-  int n_counts, half_dim;
+  int half_dim;
 };
 
-constexpr int kThreads = 512, kTileK = 64;
+constexpr int kTileK = 64;
 
 // Power of two by which a row with this largest magnitude is divided, as in mul_mat_rows.cu.
 __device__ __forceinline__ float scale_of(float largest) {
@@ -29,65 +31,98 @@ __device__ __forceinline__ float scale_of(float largest) {
   return gf_float_of((max(gf_bits_of(largest) >> 23, 29u) - 14) << 23);
 }
 
-// A block a column.
-template <class T, bool SCALED>
-__global__ void __launch_bounds__(kThreads)
-    round_columns(const __grid_constant__ RoundColumnsArgs a) {
+__device__ __forceinline__ float sum2(u32 halves) {
+  return gf_f16_to_f32((gf_u16)halves) + gf_f16_to_f32((gf_u16)(halves >> 16));
+}
+
+__device__ __forceinline__ float square_sum(float4 v) {
+  return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
+__device__ __forceinline__ float largest_of(float4 v) {
+  return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+__device__ __forceinline__ float4 times(float4 a, float4 b) {
+  return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
+}
+__device__ __forceinline__ float4 times(float4 a, float b) { return times(a, {b, b, b, b}); }
+
+// A block a column; a thread has R times eight elements.
+template <class T, bool SCALED, int R>
+__global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ RoundColumnsArgs a) {
   launch_dependents();
   const int column = blockIdx.x, k = (int)a.x.ne[0];
+  const float* const x = reinterpret_cast<const float*>(a.x.row(column));
+  // Of piece r of this thread, lane t of block32 has two times four elements.
+  const auto place = [&](int r, int h) {
+    const int i = r * blockDim.x + threadIdx.x;
+    return i / 4 * 32 + i % 4 * a.lane + h * a.half;
+  };
+  const auto inside = [&](int r) { return r * blockDim.x + threadIdx.x < k / 8; };
   double angle = 0.0;
   if (threadIdx.x < a.half_dim) {
     angle = angle_of(a.rope, threadIdx.x, a.factors ? a.factors[threadIdx.x] : 1.0f);
   }
-  wait_for_previous();
-  for (int i = column * kThreads + threadIdx.x; i < a.n_counts; i += gridDim.x * kThreads) {
-    a.counts[i] = 0;
+  float4 by[R][2], v[R][2];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      by[r][h] = {1.0f, 1.0f, 1.0f, 1.0f};
+      if (a.norm && inside(r)) by[r][h] = *reinterpret_cast<const float4*>(a.norm + place(r, h));
+    }
   }
-  for (int i = threadIdx.x; i < a.half_dim; i += kThreads) {
-    if (i >= kThreads) angle = angle_of(a.rope, i, a.factors ? a.factors[i] : 1.0f);
+  wait_for_previous();
+  float sum = 0.0f, largest = 0.0f;
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      v[r][h] = float4{};
+      if (inside(r)) v[r][h] = __ldcg(reinterpret_cast<const float4*>(x + place(r, h)));
+    }
+  }
+  for (int i = threadIdx.x; i < a.half_dim; i += blockDim.x) {
+    if (i >= blockDim.x) angle = angle_of(a.rope, i, a.factors ? a.factors[i] : 1.0f);
     float2 at;
     turn(a.rope, __ldcg(a.pos + column) * angle, &at.y, &at.x);
     a.turns[column * a.half_dim + i] = at;
   }
-
-  const float* const x = reinterpret_cast<const float*>(a.x.row(column));
-  float norm_scale = 1.0f, inverse = 1.0f;
-  if (SCALED || a.norm) {
-    float largest = 0.0f, sum = 0.0f;
-    for (int i = threadIdx.x * 4; i < k; i += kThreads * 4) {
-      float4 v = __ldcg(reinterpret_cast<const float4*>(x + i));
-      sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
-      if (a.norm) {
-        const float4 by = *reinterpret_cast<const float4*>(a.norm + i);
-        v = {v.x * by.x, v.y * by.y, v.z * by.z, v.w * by.w};
-      }
-      largest = fmaxf(fmaxf(fmaxf(largest, fabsf(v.x)), fmaxf(fabsf(v.y), fabsf(v.z))), fabsf(v.w));
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sum += square_sum(v[r][h]);
+      v[r][h] = times(v[r][h], by[r][h]);
+      largest = fmaxf(largest, largest_of(v[r][h]));
     }
-    if (a.norm) norm_scale = 1.0f / sqrtf(block_reduce(sum, Add()) / (float)k + a.eps);
-    if (SCALED) {
-      const float scale = scale_of(block_reduce(largest, Max()) * norm_scale);
-      if (threadIdx.x == 0) a.scales[column] = scale;
-      inverse = 1.0f / scale;
-    }
+  }
+  float scale = 1.0f;  // of all elements
+  if (a.norm) scale = 1.0f / sqrtf(block_reduce(sum, Add()) / (float)k + a.eps);
+  if (SCALED) {
+    const float power = scale_of(block_reduce(largest, Max()) * scale);
+    if (threadIdx.x == 0) a.scales[column] = power;
+    scale *= 1.0f / power;
   }
 
   const int group = column / a.n, within = column % a.n;
-  for (int i = threadIdx.x; i < k / 8; i += kThreads) {
-    const int block32 = i / 4, t = i % 4;
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const int i = r * blockDim.x + threadIdx.x, block32 = i / 4, t = i % 4;
     u32 w[4];
+    float correction = 0.0f;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int at = block32 * 32 + t * a.lane + h * a.half;
-      float4 v = __ldcg(reinterpret_cast<const float4*>(x + at));
-      if (a.norm) {
-        const float4 by = *reinterpret_cast<const float4*>(a.norm + at);
-        v = {v.x * norm_scale * by.x, v.y * norm_scale * by.y, v.z * norm_scale * by.z,
-             v.w * norm_scale * by.w};
-      }
-      v = {v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse};
-      w[2 * h] = Float<T>::pair(v.x, a.split ? v.z : v.y);
-      w[2 * h + 1] = Float<T>::pair(a.split ? v.y : v.z, v.w);
+      const float4 y = times(v[r][h], h == 0 ? scale : scale * a.factor);
+      w[2 * h] = Float<T>::pair(y.x, a.split ? y.z : y.y);
+      w[2 * h + 1] = Float<T>::pair(a.split ? y.y : y.z, y.w);
+      correction = fmaf(-a.zeros[h], sum2(w[2 * h]) + sum2(w[2 * h + 1]), correction);
     }
+    if (a.corrections) {  // the four lanes of a block are neighbours
+      correction += __shfl_xor_sync(kAllLanes, correction, 1);
+      correction += __shfl_xor_sync(kAllLanes, correction, 2);
+      if (inside(r) && t == 0) a.corrections[block32 * a.n + within] = correction;
+    }
+    if (!inside(r)) continue;
     if (a.fragments) {  // [k / 32][n / 8][8 columns][4 lanes] of 16 bytes
       uint4* const to = reinterpret_cast<uint4*>(a.to) + (block32 * (a.n / 8) + within / 8) * 32;
       to[within % 8 * 4 + t] = {w[0], w[1], w[2], w[3]};

@@ -13,6 +13,43 @@ struct Pairs {
   u32 v[4];
 };
 
+// Weights before their scales and offsets, as halves that are exact and too large by a constant:
+// round_columns knows which (`_ZEROS` in columns.py). A weight is scale * (half - zero) + offset.
+struct Raw {
+  Pairs pairs;
+  float scale, offset;
+};
+
+// Whether 32 elements have one scale, and whether they have an offset that is not a multiple of it.
+template <class W>
+struct RawKind {
+  static constexpr bool RAW = false, OFFSET = false;
+};
+template <bool B>
+struct RawKindOf {
+  static constexpr bool RAW = true, OFFSET = B;
+};
+template <>
+struct RawKind<block_q4_0> : RawKindOf<false> {};
+template <>
+struct RawKind<block_q5_0> : RawKindOf<false> {};
+template <>
+struct RawKind<block_q8_0> : RawKindOf<false> {};
+template <>
+struct RawKind<block_q4_1> : RawKindOf<true> {};
+template <>
+struct RawKind<block_q5_1> : RawKindOf<true> {};
+template <>
+struct RawKind<block_q4_K> : RawKindOf<true> {};
+template <>
+struct RawKind<block_q5_K> : RawKindOf<true> {};
+
+// 0x000F000F and 0x00F000F0, which the compiler must not know: as constants they would be moved
+// into registers at every use.
+struct Masks {
+  u32 low, high;
+};
+
 // Quantized blocks. A chunk whose bytes are no multiple of 16 may start between two such multiples:
 // everything it touches is copied, and it starts `offset` bytes later. Rows are an odd number of 16
 // bytes apart, against conflicts.
@@ -47,6 +84,15 @@ struct Weights {
     };
     return {two(e.lo, 0x4240), two(e.lo, 0x4341), two(e.hi, 0x4240), two(e.hi, 0x4341)};
   }
+  static __device__ __forceinline__ Raw raw(const char* row, int block32, int t, const Masks&) {
+    constexpr int EIGHTS = W::QK / 8;
+    const int piece = block32 * 4 + t;
+    const Eight e = eight(reinterpret_cast<const W*>(row) + piece / EIGHTS, piece % EIGHTS);
+    const auto two = [](u32 w, u32 bytes) { return __byte_perm(w, 0x64646464u, bytes); };
+    return {{two(e.lo, 0x4240), two(e.lo, 0x4341), two(e.hi, 0x4240), two(e.hi, 0x4341)},
+            e.scale,
+            e.offset};
+  }
 };
 
 __device__ __forceinline__ u32 mul2(u32 a, u32 b) {
@@ -77,6 +123,24 @@ __device__ __forceinline__ Pairs Weights<block_q4_0>::pairs(const char* row, int
     return mul2(fma2((w & 0x00F000F0u) | 0x64006400u, 0x2C002C00u, 0xD480D480u), d);
   };
   return {low(w), low(w >> 8), high(w), high(w >> 8)};
+}
+
+template <>
+__device__ __forceinline__ Raw Weights<block_q4_0>::raw(const char* row, int block32, int t,
+                                                        const Masks& masks) {
+  const char* const block = row + block32 * (int)sizeof(block_q4_0);
+  u32 w;
+  if (block32 % 2 == 0) {
+    const u32* const words = reinterpret_cast<const u32*>(block) + t;
+    w = __funnelshift_r(words[0], words[1], 16);
+  } else {
+    w = reinterpret_cast<const u32*>(block + 2)[t];
+  }
+  const u32 v = w >> 8;
+  return {{(w & masks.low) | 0x64006400u, (v & masks.low) | 0x64006400u,
+           (w & masks.high) | 0x64006400u, (v & masks.high) | 0x64006400u},
+          gf_f16_to_f32(*reinterpret_cast<const gf_u16*>(block)),
+          0.0f};
 }
 
 // 16-bit floats as they are: elements 8 t and following, neighbours as pairs. Odd rows have the

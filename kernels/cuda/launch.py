@@ -6,6 +6,7 @@ A launch file `<name>.py` beside `<name>.cu` has
     def launches(call: Call) -> list[Launch]: ...       # what to run, in order; Gemm too
     def supports(node: Tensor) -> bool: ...             # optional; absent means every node
     def scratch_bytes(node, device) -> int: ...         # optional; temporary device memory
+    ANY_TYPE = True                                     # optional; elements are moved, not read
 
 A kernel takes one struct by value: tensors first (`gf_tensor` of common.cuh), then numbers. `pack`
 builds its bytes.
@@ -14,12 +15,14 @@ builds its bytes.
 from __future__ import annotations
 
 import pkgutil
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from math import prod
+from pathlib import Path
 from types import ModuleType
 
 from gguflow.engine.graph import DType, Tensor
@@ -171,6 +174,20 @@ def cpp_type(dtype: DType) -> str:
 
 
 @cache
+def _quantized_types() -> frozenset[str]:
+    """Types with a block struct: what dequant.cuh includes, in lower case."""
+    text = (Path(__file__).parent / "dequant.cuh").read_text()
+    return frozenset(re.findall(r'#include "quants/(\w+)\.h"', text))
+
+
+def has_cpp_type(dtype: DType) -> bool:
+    """Whether kernels read and write elements of this type as floats."""
+    if dtype.is_quantized:
+        return dtype.name.lower() in _quantized_types()
+    return dtype.name in ("f32", "f16", "bf16")  # Float<T> of common.cuh
+
+
+@cache
 def launch_files() -> dict[str, ModuleType]:
     """The launch file of every op that has one."""
     found: dict[str, ModuleType] = {}
@@ -188,6 +205,10 @@ def supports(node: Tensor) -> bool:
     """Whether some launch file takes this node, and its launches are such that a device takes."""
     module = launch_files().get(node.op or "")
     if module is None or node.size == 0:
+        return False
+    if not getattr(module, "ANY_TYPE", False) and not all(
+        t.dtype.is_integer or has_cpp_type(t.dtype) for t in (node, *node.live_srcs())
+    ):
         return False
     check = getattr(module, "supports", None)
     return (check is None or bool(check(node))) and (not _is_large(node) or _fits(node))

@@ -8,15 +8,21 @@ from types import ModuleType
 from gguflow.engine.graph import Tensor
 
 from . import mul_mat_columns, mul_mat_stream
-from .columns import Product, products
+from .columns import QKV, Product, products
 from .launch import Call, DeviceInfo, Launch, Operand
 
 MOST = 256  # columns up to which these come before a library's product
+HEADS = 128  # of 16-bit weights, beyond 16: queries, keys and values alone save launches
 
 
 def way(p: Product, device: DeviceInfo) -> ModuleType | None:
-    """The launch file that takes a product, the fastest first."""
-    ways = (mul_mat_stream, mul_mat_columns) if p.m <= MOST else ()
+    """The launch file that is fastest for a product, or None: a library's, or another kernel."""
+    if p.m <= mul_mat_stream.MOST:
+        ways = [mul_mat_stream, mul_mat_columns]
+    elif p.weights[0].dtype.is_quantized or (p.kind == QKV and p.m <= HEADS):
+        ways = [mul_mat_columns] if p.m <= MOST else []
+    else:
+        ways = []
     return next((w for w in ways if w.takes(p, device)), None)
 
 

@@ -26,8 +26,9 @@ __device__ __forceinline__ void finish_fragment(const ColumnsArgs& a, int tile, 
                                                 int group, int thread, int f, float4 sums) {
   const Tile at = tile_of<64 * MT>(a, tile);
   const int sixteen = (group * MT + f / (N / 8)) * 4 + thread / 32;
-  finish(a, at.matrix, at.pair + sixteen * 8 + thread % 32 / 4,
-         columns * N + f % (N / 8) * 8 + thread % 4 * 2, sums);
+  const int pair = at.pair + sixteen * 8 + thread % 32 / 4;
+  const int column = columns * N + f % (N / 8) * 8 + thread % 4 * 2;
+  finish(a, at.matrix, pair, column, sums, beside_of(a, at.matrix, pair, column));
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -37,6 +38,7 @@ __device__ __forceinline__ void finish_fragment(const ColumnsArgs& a, int tile, 
 struct Rings {
   char *x, *w;
   u64 *x_full, *x_free, *w_full, *w_free;
+  const char** rows;  // where this block's rows start: of every sixteen, r and r + 8 are a pair
 };
 
 __device__ __forceinline__ void barrier_make(u64* bar, u32 arrivals) {
@@ -60,17 +62,11 @@ struct Place {
   }
 };
 
-// Row r of a block's: of every sixteen, r and r + 8 are a pair.
-__device__ __forceinline__ const char* row_of(const ColumnsArgs& a, const Tile& tile, int r) {
-  return row_start(a, tile.matrix, tile.pair + r / 16 * 8 + r % 8, r / 8 % 2);
-}
-
 template <class W, int MT>
 __device__ __forceinline__ void bring_weights(const ColumnsArgs& a, const Rings& rings, int begin,
                                               int end, int thread) {
   using L = Weights<W>;
   constexpr int ROWS = 128 * MT, STAGE = ROWS * L::STRIDE;
-  const Tile tile = tile_of<ROWS / 2>(a, blockIdx.x);
   Place at;
   for (int chunk = begin; chunk < end; ++chunk) {
     barrier_wait(rings.w_free + at.stage, at.parity ^ 1);
@@ -78,7 +74,7 @@ __device__ __forceinline__ void bring_weights(const ColumnsArgs& a, const Rings&
 #pragma unroll 4
     for (int i = thread; i < ROWS * L::PIECES; i += kBringers) {
       const int r = i / L::PIECES, piece = i % L::PIECES;
-      const char* const start = row_of(a, tile, r) + (i64)chunk * L::BYTES;
+      const char* const start = rings.rows[r] + chunk * L::BYTES;
       const char* const from = start - L::offset(start) + 16 * piece;
       if (L::ALIGNED || from < start + L::BYTES) copy16_async(to + L::place(r, piece), from);
     }
@@ -155,8 +151,7 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Rings& ring
       const int row = row0 + i * 8 + i / 2 * 48;
       int offset = 0;
       if (!L::ALIGNED) {
-        const Tile tile = tile_of<64 * MT>(a, blockIdx.x);
-        offset = L::offset(row_of(a, tile, row) + (i64)chunk * L::BYTES);
+        offset = L::offset(rings.rows[row] + chunk * L::BYTES);
       }
       rows[i / 2][i % 2] = rings.w + stage * STAGE + row * L::STRIDE + offset;
     }
@@ -245,6 +240,11 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   rings.x_free = rings.x_full + a.x_stages;
   rings.w_full = rings.x_free + a.x_stages;
   rings.w_free = rings.w_full + a.w_stages;
+  rings.rows = reinterpret_cast<const char**>(rings.w_free + a.w_stages);
+  for (int r = threadIdx.x; r < 128 * MT; r += kThreads) {
+    const Tile tile = tile_of<64 * MT>(a, blockIdx.x);
+    rings.rows[r] = row_start(a, tile.matrix, tile.pair + r / 16 * 8 + r % 8, r / 8 % 2);
+  }
   if (threadIdx.x == 0) {
     for (int s = 0; s < a.x_stages; ++s) {
       barrier_make(rings.x_full + s, 1);

@@ -59,13 +59,14 @@ def _stages(t: DType, tile: Tile, device: DeviceInfo) -> tuple[int, int, int]:
 
     Columns come from the second-level cache and need few stages; weights take the rest.
     """
-    room = min(_PER_SM // tile.blocks, device.shared_per_block + 1024) - 2048
+    room = min(_PER_SM // tile.blocks, device.shared_per_block + 1024) - 2048 - 8 * tile.rows
     columns, weights = tile.columns * _TILE_K * 2 + 16, tile.rows * _stride(t) + 16  # and barriers
     fits = [(min(_MAX_STAGES, (room - x * columns) // weights), x) for x in (3, 4, 6, 8)]
     w_stages, x_stages = max(fits, key=lambda f: (min(f[0], 4), f[1]))
     if w_stages < 2:
         return 0, 0, 0
-    return w_stages, x_stages, 1024 + x_stages * columns + w_stages * weights
+    nbytes = x_stages * columns + w_stages * weights + 8 * tile.rows
+    return w_stages, x_stages, 1024 + nbytes
 
 
 def _splits(p: Product, device: DeviceInfo) -> int:
@@ -95,7 +96,7 @@ def _parts(p: Product, tile: Tile, device: DeviceInfo) -> int:
 
 def scratch_bytes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> int:
     tile = tile or tile_for(p.m)
-    return layout(p, tile.columns, 0, _parts(p, tile, device)).end
+    return layout(p, tile.columns, _parts(p, tile, device)).end
 
 
 def launches(
@@ -103,7 +104,7 @@ def launches(
 ) -> list[Launch]:
     """The launches of a product that `takes` takes."""
     tile, t = tile or tile_for(p.m), p.weights[0].dtype
-    at = layout(p, tile.columns, 0, _parts(p, tile, device), scratch)
+    at = layout(p, tile.columns, _parts(p, tile, device), scratch)
     splits, groups = _splits(p, device), ceil_div(p.m, tile.columns)
     w_stages, x_stages, shared = _stages(t, tile, device)
     blocks = p.tiles(tile.rows // 2)
@@ -113,7 +114,7 @@ def launches(
     )
     grid, block = (blocks, splits, groups), (_THREADS, 1, 1)
     made = [
-        round_launch(p, at, tile.columns, 0, False),
+        round_launch(p, at, tile.columns, False),
         Launch(kernel, grid, block, args, shared, dependent=True),
     ]
     if splits > 1:

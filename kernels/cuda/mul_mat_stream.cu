@@ -1,20 +1,21 @@
 // mul_mat for 2 to 16 columns: weights stream through shared memory once, become 16-bit fragments
 // in registers, and meet the columns, which stay in registers, in the tensor cores.
 //
-// A block is one multiprocessor's. It has one part of k, at most 4096 elements, of which each of
-// its sixteen warps has a sixteenth: the columns' fragments for that are loaded once. Tiles of
-// sixteen rows come through a ring of stages, brought as whole runs of bytes by one more warp; they
-// are asked for before the kernels before this one are done (programmatic dependent launch). The
-// sums of the sixteen warps are added by a further warp for every eight columns.
+// A block is one multiprocessor's. It takes parts of k, at most 4096 elements, one after the other;
+// each of its sixteen warps has a sixteenth of a part and loads the columns' fragments for that
+// once. Tiles of sixteen rows come through a ring of stages, brought as whole runs of bytes by one
+// more warp; they are asked for before the kernels before this one are done (programmatic dependent
+// launch). The sums of the sixteen warps are added by a further warp for every eight columns.
 //
-// Parts of k are added by the last block to arrive, always in one order. Everything that a sum's
-// order depends on comes from the weights' shape and type, not from the other columns.
+// Everything that a sum's order depends on comes from the weights' shape and type, not from the
+// other columns.
 #include "cuda/columns.cuh"
 #include "cuda/columns_weights.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/pipeline.cuh"
 
-constexpr int kWarps = 16, kTileRows = 16, kTilePairs = 8;
+constexpr int kWarps = 16, kThreads = 32 * (kWarps + 4), kTileRows = 16, kTilePairs = 8;
+constexpr int kBatch = 8;  // tiles that have sums of a few parts of k at once
 
 #if __CUDA_ARCH__ >= 900
 
@@ -48,37 +49,54 @@ struct Memory {
   u64 *sums_full, *sums_free;  // of both places for sums
   int* offsets;                // [stages][16 rows] bytes before a row's first element
   float4* sums;                // [2][16 warps][groups of 8 columns][32 lanes]
+  float4* totals;              // [batch][groups of 8 columns][32 lanes]
+  float* corrections;          // [blocks of 32][columns] of this part of k
   char* ring;
 };
 
-// The blocks of 32 elements of this block's part of k, and its tiles.
-struct Work {
-  int slice, begin, blocks, first, step;
+// A part of k in blocks of 32 elements.
+struct Slice {
+  int begin, blocks;
 };
 
-template <class W>
-__device__ __forceinline__ Work work_of(const ColumnsArgs& a) {
-  const int units = (a.k + 255) / 256, slice = blockIdx.x % a.splits;
+__device__ __forceinline__ Slice slice_of(const ColumnsArgs& a, int slice) {
+  const int units = (a.k + 255) / 256;
   const int begin = units * slice / a.splits * 8, end = units * (slice + 1) / a.splits * 8;
-  return {slice, begin, min(end, a.k / 32) - begin, (int)blockIdx.x / a.splits,
-          (int)gridDim.x / a.splits};
+  return {begin, min(end, a.k / 32) - begin};
+}
+
+// All of this block's work in the order in which every warp does its share: work(slice, tile, which
+// of the batch), after enter(slice) where a part of k begins. So many tiles are done part by part.
+template <class E, class F>
+__device__ __forceinline__ void for_each(const ColumnsArgs& a, E enter, F work) {
+  const int mine = (a.tiles - 1 - (int)blockIdx.x) / (int)gridDim.x + 1;
+  const int batch = a.splits > 1 ? kBatch : mine;
+  for (int first = 0; first < mine; first += batch) {
+    for (int slice = 0; slice < a.splits; ++slice) {
+      enter(slice);
+      for (int i = first; i < min(first + batch, mine); ++i) {
+        work(slice, (int)(blockIdx.x + i * gridDim.x), i - first);
+      }
+    }
+  }
 }
 
 // P parts of a row are stages of their own; a warp multiplies B blocks of 32 of each.
 template <class W, int P, int B>
-__device__ __forceinline__ void bring(const ColumnsArgs& a, const Memory& m, const Work& work,
-                                      int lane) {
+__device__ __forceinline__ void bring(const ColumnsArgs& a, const Memory& m, int lane) {
   const u64 policy = read_once();
   Place at;
-  for (int tile = work.first; tile < a.tiles; tile += work.step) {
+  Slice slice;
+  const auto enter = [&](int s) { slice = slice_of(a, s); };
+  for_each(a, enter, [&](int, int tile, int) {
     const Tile t = tile_of<kTilePairs>(a, tile);
     const char* const row =
-        row_start(a, t.matrix, t.pair + lane % 8, lane / 8 % 2) + Weights<W>::bytes_of(work.begin);
-    for (int p = 0; p < P && p * kWarps * B < work.blocks; ++p) {
+        row_start(a, t.matrix, t.pair + lane % 8, lane / 8 % 2) + Weights<W>::bytes_of(slice.begin);
+    for (int p = 0; p < P && p * kWarps * B < slice.blocks; ++p) {
       const int first = p * kWarps * B;
       const char* const start = row + Weights<W>::bytes_of(first);
       const int offset = Weights<W>::offset(start);
-      const int n = Weights<W>::bytes_of(min(work.blocks - first, kWarps * B));
+      const int n = Weights<W>::bytes_of(min(slice.blocks - first, kWarps * B));
       const u32 all = (u32)(offset + n + 15) & ~15u;
       barrier_wait(m.free + at.stage, at.parity ^ 1);
       if (lane < kTileRows) {
@@ -96,12 +114,36 @@ __device__ __forceinline__ void bring(const ColumnsArgs& a, const Memory& m, con
       __syncwarp();
       at.next(a.w_stages);
     }
-  }
+  });
 }
 
+// corrections: of this block of 32 and the first two columns of this lane.
 template <class W, int G>
 __device__ __forceinline__ void multiply_block(const char* upper, const char* lower, int block32,
-                                               int t, const uint4 (&x)[G], float (&sums)[G][4]) {
+                                               int t, const Masks& masks, const float* corrections,
+                                               const uint4 (&x)[G], float (&sums)[G][4]) {
+  if constexpr (RawKind<W>::RAW) {
+    const Raw hi = Weights<W>::raw(upper, block32, t, masks);
+    const Raw lo = Weights<W>::raw(lower, block32, t, masks);
+    const u32 first[4] = {hi.pairs.v[0], lo.pairs.v[0], hi.pairs.v[1], lo.pairs.v[1]};
+    const u32 second[4] = {hi.pairs.v[2], lo.pairs.v[2], hi.pairs.v[3], lo.pairs.v[3]};
+#pragma unroll
+    for (int j = 0; j < G; ++j) {
+      const float2 c = *reinterpret_cast<const float2*>(corrections + j * 8);
+      float y[4] = {c.x, c.y, c.x, c.y};
+      mma<f16>(y, first, x[j].x, x[j].y);
+      mma<f16>(y, second, x[j].z, x[j].w);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[j][i] = fmaf(i < 2 ? hi.scale : lo.scale, y[i], sums[j][i]);
+        if (RawKind<W>::OFFSET) {  // the sum of the columns' elements is c / - 1024
+          const float offset = (i < 2 ? hi.offset : lo.offset) * (-1.0f / 1024.0f);
+          sums[j][i] = fmaf(offset, i % 2 == 0 ? c.x : c.y, sums[j][i]);
+        }
+      }
+    }
+    return;
+  }
   const Pairs hi = Weights<W>::pairs(upper, block32, t, 0);
   const Pairs lo = Weights<W>::pairs(lower, block32, t, 0);
   const u32 first[4] = {hi.v[0], lo.v[0], hi.v[1], lo.v[1]};
@@ -114,30 +156,45 @@ __device__ __forceinline__ void multiply_block(const char* upper, const char* lo
 }
 
 template <class W, int G, int P, int B>
-__device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, const Work& work,
-                                         int warp, int lane) {
+__device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, int warp,
+                                         int lane) {
   const int row = lane / 4, t = lane % 4;
+  const int first = warp * B;  // of a stage's blocks
+  float* const corrections = m.corrections + first * G * 8;
+  const u32 nothing = (u32)(a.m >> 31);
+  const Masks masks = {0x000F000Fu | nothing, 0x00F000F0u | nothing};
   uint4 x[P * B][G];
+  Place at, out;
+  Slice slice;
   wait_for_previous();
+  const auto enter = [&](int s) {
+    slice = slice_of(a, s);
 #pragma unroll
-  for (int i = 0; i < P * B; ++i) {
-    const int block = (i / B * kWarps + warp) * B + i % B;
+    for (int i = 0; i < P * B; ++i) {
+      const int block = (i / B * kWarps + warp) * B + i % B;
 #pragma unroll
-    for (int j = 0; j < G; ++j) {
-      x[i][j] = uint4{};
-      if (block < work.blocks) {
-        x[i][j] = __ldcg(reinterpret_cast<const uint4*>(a.x) + ((work.begin + block) * G + j) * 32 +
-                         lane);
+      for (int j = 0; j < G; ++j) {
+        x[i][j] = uint4{};
+        if (block < slice.blocks) {
+          x[i][j] = __ldcg(reinterpret_cast<const uint4*>(a.x) +
+                           ((slice.begin + block) * G + j) * 32 + lane);
+        }
       }
     }
-  }
-  Place at, out;
-  for (int tile = work.first; tile < a.tiles; tile += work.step) {
+    if (RawKind<W>::RAW) {
+      const float* const from = a.corrections + (slice.begin + first) * G * 8;
+      for (int i = lane; i < min(B, slice.blocks - first) * G * 8; i += 32) {
+        corrections[i] = __ldcg(from + i);
+      }
+      __syncwarp();
+    }
+  };
+  for_each(a, enter, [&](int, int, int) {
     float sums[G][4] = {};
 #pragma unroll
     for (int p = 0; p < P; ++p) {
-      if (p * kWarps * B >= work.blocks) break;
-      const int mine = work.blocks - (p * kWarps + warp) * B;
+      if (p * kWarps * B >= slice.blocks) break;
+      const int mine = slice.blocks - (p * kWarps + warp) * B;
       barrier_wait(m.full + at.stage, at.parity);
       const char* upper = m.ring + (at.stage * kTileRows + row) * a.w_stride;
       const char* lower = upper + 8 * a.w_stride;
@@ -145,15 +202,11 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
         upper += m.offsets[at.stage * kTileRows + row];
         lower += m.offsets[at.stage * kTileRows + row + 8];
       }
-      if (mine >= B) {
 #pragma unroll
-        for (int b = 0; b < B; ++b) {
-          multiply_block<W, G>(upper, lower, warp * B + b, t, x[p * B + b], sums);
-        }
-      } else {
-#pragma unroll
-        for (int b = 0; b < B; ++b) {
-          if (b < mine) multiply_block<W, G>(upper, lower, warp * B + b, t, x[p * B + b], sums);
+      for (int b = 0; b < B; ++b) {
+        if (b < mine) {
+          multiply_block<W, G>(upper, lower, first + b, t, masks, corrections + b * G * 8 + t * 2,
+                               x[p * B + b], sums);
         }
       }
       warp_arrive(m.free + at.stage, lane);
@@ -167,7 +220,7 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
     }
     warp_arrive(m.sums_full + out.stage, lane);
     out.next(2);
-  }
+  });
 }
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) {
@@ -176,35 +229,44 @@ __device__ __forceinline__ float4 plus(float4 a, float4 b) {
 
 // Warp j adds the sums of columns 8 j and following.
 template <int G>
-__device__ __forceinline__ void add(const ColumnsArgs& a, const Memory& m, const Work& work, int j,
-                                    int lane) {
-  wait_for_previous();
+__device__ __forceinline__ void add(const ColumnsArgs& a, const Memory& m, int j, int lane) {
   Place at;
-  for (int tile = work.first; tile < a.tiles; tile += work.step) {
-    barrier_wait(m.sums_full + at.stage, at.parity);
-    float4 sum = {};
+  wait_for_previous();
+  for_each(
+      a, [](int) {},
+      [&](int slice, int tile, int which) {
+        const bool last = slice == a.splits - 1;
+        const Tile t = tile_of<kTilePairs>(a, tile);
+        const int pair = t.pair + lane / 4, column = j * 8 + lane % 4 * 2;
+        Beside beside = {};
+        if (last) beside = beside_of(a, t.matrix, pair, column);
+        barrier_wait(m.sums_full + at.stage, at.parity);
+        float4 sum = {};
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      sum = plus(sum, m.sums[((at.stage * kWarps + w) * G + j) * 32 + lane]);
-    }
-    warp_arrive(m.sums_free + at.stage, lane);
-    at.next(2);
-    if (a.splits > 1) {
-      float4* const parts = a.parts + (tile * G + j) * 32 + lane;
-      const i64 all = (i64)a.tiles * G * 32;  // of a part
-      parts[work.slice * all] = sum;
-      __threadfence();
-      __syncwarp();
-      u32 before = 0;
-      if (lane == 0) before = atomicInc(a.counts + tile * G + j, a.splits - 1);
-      if (__shfl_sync(kAllLanes, before, 0) != a.splits - 1) continue;
-      __threadfence();
-      sum = float4{};
-      for (int s = 0; s < a.splits; ++s) sum = plus(sum, __ldcg(parts + s * all));
-    }
-    const Tile t = tile_of<kTilePairs>(a, tile);
-    finish(a, t.matrix, t.pair + lane / 4, j * 8 + lane % 4 * 2, sum);
-  }
+        for (int w = 0; w < kWarps; ++w) {
+          sum = plus(sum, m.sums[((at.stage * kWarps + w) * G + j) * 32 + lane]);
+        }
+        warp_arrive(m.sums_free + at.stage, lane);
+        at.next(2);
+        if (a.splits > 1) {
+          float4& total = m.totals[(which * G + j) * 32 + lane];
+          if (slice > 0) sum = plus(total, sum);
+          total = sum;
+        }
+        if (last) finish(a, t.matrix, pair, column, sum, beside);
+      });
+}
+
+// Registers go from the warps that bring and add to those that multiply, where the target has that.
+__device__ __forceinline__ void registers_less() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+#endif
+}
+__device__ __forceinline__ void registers_more() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+#endif
 }
 
 template <class W, int G, int P, int B>
@@ -217,7 +279,9 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   m.sums_free = m.sums_full + 2;
   m.offsets = reinterpret_cast<int*>(m.sums_free + 2);
   m.sums = reinterpret_cast<float4*>(m.offsets + a.w_stages * kTileRows);
-  m.ring = reinterpret_cast<char*>(m.sums + 2 * kWarps * G * 32);
+  m.totals = m.sums + 2 * kWarps * G * 32;
+  m.corrections = reinterpret_cast<float*>(m.totals + kBatch * G * 32);
+  m.ring = reinterpret_cast<char*>(m.corrections + (RawKind<W>::RAW ? kWarps * B * G * 8 : 0));
   if (threadIdx.x == 0) {
     for (int s = 0; s < a.w_stages; ++s) {
       barrier_make(m.full + s, kTileRows);
@@ -231,21 +295,24 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   }
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Work work = work_of<W>(a);
   if (warp < kWarps) {
-    multiply<W, G, P, B>(a, m, work, warp, lane);
-  } else if (warp == kWarps) {
-    bring<W, P, B>(a, m, work, lane);
+    registers_more();
+    multiply<W, G, P, B>(a, m, warp, lane);
+    return;
+  }
+  registers_less();
+  if (warp == kWarps) {
     launch_dependents();
-  } else {
-    add<G>(a, m, work, warp - kWarps - 1, lane);
+    bring<W, P, B>(a, m, lane);
+  } else if (warp <= kWarps + G) {
+    add<G>(a, m, warp - kWarps - 1, lane);
   }
 }
 #endif
 
 // G: groups of eight columns.
 template <class W, int G, int P, int B>
-__global__ void __launch_bounds__(32 * (kWarps + 1 + G), 1)
+__global__ void __launch_bounds__(kThreads, 1)
     mul_mat_stream(const __grid_constant__ ColumnsArgs a) {
 #if __CUDA_ARCH__ >= 900
   run<W, G, P, B>(a);

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from gguflow.engine.graph import DType
 
-from .columns import Product, arguments, columns_ok, layout, round_launch, rows_ok
+from .columns import Product, arguments, columns_ok, layout, raw, round_launch, rows_ok
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 MOST = 16  # columns
-_WARPS, _ROWS, _PAIRS = 16, 16, 8  # as in mul_mat_stream.cu
+_WARPS, _THREADS, _ROWS, _PAIRS, _BATCH = 16, 640, 16, 8, 8  # as in mul_mat_stream.cu
 _SLICE = 4096  # elements of k a block may have
 _STATIC = 256  # bytes of shared memory that are left alone
 _MAX_STAGES = 12
@@ -25,8 +25,9 @@ def _aligned(t: DType) -> bool:
 class _Plan:
     """How a product is divided; all but `groups` depends on the shape of the weights alone.
 
-    splits: parts of k. parts: stages that a part of a row takes; blocks: of 32 elements that a warp
-    has of a stage. groups: of eight columns. stride: bytes between rows of a stage.
+    splits: parts of k, one after the other. parts: stages that a part of a row takes; blocks: of 32
+    elements that a warp has of a stage. groups: of eight columns. stride: bytes between rows of a
+    stage.
     """
 
     splits: int
@@ -54,7 +55,8 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan:
     else:
         stride = nbytes + (64 if nbytes % 128 == 0 else 0)
     groups = ceil_div(p.m, 8)
-    fixed = 32 + 2 * _WARPS * groups * 512 + 128
+    fixed = 32 + (2 * _WARPS + _BATCH) * groups * 512 + 128
+    fixed += _WARPS * blocks * groups * 32 if raw(p) else 0
     stage = 16 + 4 * _ROWS + _ROWS * stride
     stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // stage)
     return _Plan(splits, parts, blocks, groups, stride, stages, fixed + stages * stage)
@@ -68,36 +70,26 @@ def takes(p: Product, device: DeviceInfo) -> bool:
         and all(rows_ok(w, 16 if _aligned(t) else 2, 256 if t.is_quantized else 32)
                 for w in p.weights)
         and columns_ok(p.x)
-        and ceil_div(p.k, _SLICE) <= device.sm_count
         and _plan(p, device).stages >= 2
     )  # fmt: skip
 
 
-def _sizes(p: Product, plan: _Plan) -> tuple[int, int]:
-    """(counts, bytes of sums of parts)."""
-    if plan.splits == 1:
-        return 0, 0
-    fragments = p.tiles(_PAIRS) * plan.groups
-    return fragments, plan.splits * fragments * 512
-
-
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
-    plan = _plan(p, device)
-    return layout(p, 8 * plan.groups, *_sizes(p, plan)).end
+    return layout(p, 8 * ceil_div(p.m, 8)).end
 
 
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     """The launches of a product that `takes` takes."""
     plan = _plan(p, device)
     columns, tiles = 8 * plan.groups, p.tiles(_PAIRS)
-    counts, parts = _sizes(p, plan)
-    at = layout(p, columns, counts, parts, scratch)
+    at = layout(p, columns, address=scratch)
     args = arguments(p, at, tiles, plan.splits, plan.stages, 0, plan.stride)
     types = f"{cpp_type(p.weights[0].dtype)}, {plan.groups}, {plan.parts}, {plan.blocks}"
-    kernel = Kernel("mul_mat_stream.cu", f"mul_mat_stream<{types}>")
-    grid = plan.splits * max(1, min(device.sm_count // plan.splits, tiles))
-    block = 32 * (_WARPS + 1 + plan.groups)
+    # There warps can give each other registers.
+    options = ("-arch=sm_90a",) if device.arch == "sm_90" else ()
+    kernel = Kernel("mul_mat_stream.cu", f"mul_mat_stream<{types}>", options)
+    grid = (min(device.sm_count, tiles), 1, 1)
     return [
-        round_launch(p, at, columns, counts, True),
-        Launch(kernel, (grid, 1, 1), (block, 1, 1), args, plan.shared, dependent=True),
+        round_launch(p, at, columns, True),
+        Launch(kernel, grid, (_THREADS, 1, 1), args, plan.shared, dependent=True),
     ]

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the ground up: what a directory or module of gguflow may import of those before it. Itself is
 # always allowed; a name stands for all that is in it.
 GROUND = ("engine.graph", "engine.quants", "engine.ops", "engine.gguf", "engine.env",
-          "engine.limits", "engine.plan_key")  # fmt: skip
+          "engine.limits", "engine.plan_key", "engine.prompt")  # fmt: skip
 BASE = (*GROUND, "models", "engine.compile", "engine.backends.base", "engine.options",
         "engine.sampling", "engine.profile")  # fmt: skip
 LOADED = (*BASE, "engine.load", "engine.requantize", "engine.runtime", "engine.planning")
@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/env.py": (),
     "engine/limits.py": (),
     "engine/plan_key.py": (),
+    "engine/prompt.py": (),
     "kernels": ("engine.graph", "engine.plan_key"),
     "engine/compile": ("engine.graph",),
     "engine/profile": ("engine.graph", "engine.env"),

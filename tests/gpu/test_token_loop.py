@@ -125,9 +125,9 @@ def test_logits_and_turns_in_between(model: Model) -> None:
 def batch_of(model: Model, n: int) -> BoundPlan:
     """A plan of n single tokens over a cache of its own."""
     plan = model.plan(PlanKey(n, 0, n, n, True))
-    gpu = model.backends["cuda"]
-    states = {t.name: gpu.alloc(t.nbytes) for t in plan.leaves(Role.STATE)}
-    arenas = {space: gpu.alloc(max(a.nbytes, 1)) for space, a in plan.arenas.items()}
+    by_space = {b.space: b for b in model.backends.values()}
+    states = {t.name: by_space[plan.space_of(t)].alloc(t.nbytes) for t in plan.leaves(Role.STATE)}
+    arenas = {s: by_space[s].alloc(max(a.nbytes, 1)) for s, a in plan.arenas.items()}
     return bind(plan, model.backends, model.weights.buffers, model.weights.packed, states, arenas)
 
 

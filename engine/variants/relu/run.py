@@ -15,16 +15,13 @@ from functools import partial
 from typing import Literal
 
 from gguflow.engine.compile import recorded_before, replace_values, sum_before
-from gguflow.engine.graph import Graph, Tensor
+from gguflow.engine.graph import LEAST_POSITIVE, Graph, Tensor
 from gguflow.engine.planning import Setup
 
 from .split import NeuronSplit
 
 Mode = Literal["predict", "exact", "off"]
 FFN_PARTS = ("ffn_gate", "ffn_up", "ffn_down_t")  # the matrices with one row a neuron
-
-# The least positive normal float32: as a threshold it keeps exactly the gates that ReLU lets pass.
-POSITIVE = 1.1754943508222875e-38
 
 _DOWN = re.compile(r"(?P<layer>blk\.(?P<index>\d+))\.ffn_down_t\.weight")
 
@@ -185,7 +182,7 @@ class _Sparse:
                 w_gate, h, idx, *others, threshold=threshold, n_ff=n_ff, name=f"{name}_gate"
             )
         if idx is None:
-            idx, threshold = gate, POSITIVE
+            idx, threshold = gate, LEAST_POSITIVE
         up = g.mul_mat_sparse(
             w_up, h, idx, *others, threshold=threshold, n_ff=n_ff, name=f"{name}_up"
         )

@@ -85,6 +85,8 @@ class Attention(OpSpec):
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         q, k, v, pos, seq, table = srcs
         out = np.zeros((*q.shape[:2], v.shape[2]), np.float32)
+        if not len(k):
+            return out
         for s in np.unique(seq[(seq >= 0) & (seq < len(table))]):
             mine = seq == s
             pages = table[s].astype(np.int64)

@@ -36,7 +36,7 @@ class NormQkvRope(OpSpec):
     )
     rows_of = 0
     weights = (2, 3, 4)
-    across = (6, 7)
+    across = (7, 8)
     params = (*RmsNorm.params, Param("head_dim", "i", doc="elements of a head"), *Rope.params)
     cost = "2 m k (n_q + n_k + n_v) + 5 m k"
     tolerance = 5e-4

@@ -339,6 +339,8 @@ class Tile {
   int64_t page_ = 0, next_page_ = -1;  // of the block; of the one after it, -1 when there is none
 };
 
+bool is_empty(const gf_op* op) { return gf_nelements(op->dst) == 0 || op->src[1].ne[1] == 0; }
+
 }  // namespace
 
 GF_KERNEL_SUPPORTS(attention) {
@@ -348,10 +350,12 @@ GF_KERNEL_SUPPORTS(attention) {
   return known(op->src[1].type) && known(op->src[2].type);
 }
 
-GF_KERNEL_SCRATCH(attention) { return layout(op, n_threads).bytes * n_threads; }
+GF_KERNEL_SCRATCH(attention) {
+  return is_empty(op) ? 0 : layout(op, n_threads).bytes * n_threads;
+}
 
 GF_KERNEL(attention) {
-  if (gf_nelements(op->dst) == 0 || op->src[1].ne[1] == 0) return;  // nothing to attend
+  if (is_empty(op)) return;
   const layout l(op, th->nth);
   Tile tile(op, l, th->scratch + th->ith * l.bytes);
   const int64_t n = l.others.n_tiles + l.singles.n_tiles;

@@ -14,11 +14,12 @@ from gguflow.engine.backends.numpy import evaluate
 from gguflow.engine.compile import PlacementRules, PlanOptions, compile_graph
 from gguflow.engine.compile.batch_rows import RowsError, batch_rows, row_operands
 from gguflow.engine.graph import F16, F32, I32, Graph, Role, Tensor, dtype_by_name
+from gguflow.engine.plan_key import PAGE
 from gguflow.engine.quants import encode
 from gguflow.engine.runtime import BoundPlan, bind
 
 BACKENDS = {name: find_backend(name, {"n_threads": 2}) for name in ("cpu", "numpy")}
-HEADS, HEAD, VOCAB, CTX = 2, 16, 40, 32
+HEADS, HEAD, VOCAB, CTX = 2, 16, 40, PAGE
 WIDTH = HEADS * HEAD
 RUBBISH = 0x7B
 
@@ -27,7 +28,9 @@ def decoder(n: int, n_out: int, n_layer: int = 2, dtype: str = "f32") -> Graph:
     """Layers of a decoder as models record them; n_out rows of logits chosen by `out.ids`."""
     g = Graph()
     t = dtype_by_name(dtype)
-    tokens, pos, rows = (g.input(x, I32, (n,)) for x in ("tokens", "pos", "rows.full"))
+    names = "tokens", "pos", "rows.full", "seq"
+    tokens, pos, rows, seq = (g.input(x, I32, (n,)) for x in names)
+    table = g.input("table.full", I32, (1, 1))
 
     def w(name: str, *shape: int) -> Tensor:
         return g.weight(name, t if len(shape) > 1 else F32, shape)
@@ -46,7 +49,8 @@ def decoder(n: int, n_out: int, n_layer: int = 2, dtype: str = "f32") -> Graph:
             )
             values = g.set_rows(g.state(f"{i}.values", F16, (CTX, WIDTH)), v, rows)
             split = (CTX, HEADS, HEAD)
-            a = g.attention(q, g.reshape(keys, split), g.reshape(values, split), pos, scale=0.25)
+            kv = g.reshape(keys, split), g.reshape(values, split)
+            a = g.attention(q, *kv, pos, seq, table, scale=0.25)
             x = g.add(g.mul_mat(w(f"{i}.o", WIDTH, WIDTH), g.reshape(a, (n, WIDTH))), x)
             gate, up = (g.mul_mat(w(f"{i}.{p}", 64, WIDTH), x) for p in ("gate", "up"))
             x = g.add(g.mul_mat(w(f"{i}.down", WIDTH, 64), g.mul(g.silu(gate), up)), x, name="out")
@@ -102,7 +106,8 @@ def test_live_rows_have_the_values_of_the_whole(
             "pos": np.arange(past, past + m, dtype=np.int32),
             "out.ids": rng.integers(0, m, live.get("outputs", 0), np.int32),
         }
-        fed["rows.full"] = fed["pos"]
+        fed |= {"rows.full": fed["pos"], "seq": np.zeros(m, np.int32)}
+        fed["table.full"] = np.zeros((1, 1), np.int32)
         for name, array in bound.inputs.items():
             array[:] = -1
             array[: len(fed[name])] = fed[name]
@@ -129,6 +134,7 @@ def test_rows_behind_are_not_touched(backend: str) -> None:
     for a in bound.inputs.values():
         a[:] = -1
     bound.inputs["tokens"][:5], bound.inputs["pos"][:5], bound.inputs["out.ids"][:2] = 1, 0, [4, 0]
+    bound.inputs["seq"][:5], bound.inputs["table.full"][:] = 0, 0
     for live, used in (
         ({"tokens": 5, "outputs": 2}, (5, 2)),
         ({"tokens": 5, "outputs": 1}, (5, 1)),
@@ -154,6 +160,7 @@ def test_on_the_cpu_the_bits_do_not_depend_on_the_rows_beside(dtype: str) -> Non
     def logits(m: int, live: bool) -> np.ndarray:
         bound.inputs["tokens"][:], bound.inputs["pos"][:] = tokens, np.arange(n) % CTX
         bound.inputs["rows.full"][:] = -1
+        bound.inputs["seq"][:], bound.inputs["table.full"][:] = 0, 0
         bound.inputs["out.ids"][:] = [m - 1, 0, 0]
         bound.run({"tokens": m, "outputs": 1} if live else None)
         return bound.outputs[1][0].copy()
@@ -172,7 +179,7 @@ def test_names() -> None:
     assert {by_name[x] for x in ("out.ids", "chosen", "logits")} == {"outputs"}
     assert not {"embd", "0.keys", "blk.0.set_rows"} & set(by_name)
     attention = next(n for n in g.nodes if n.op == "attention")
-    assert row_operands(attention, found) == [None, 0, 3]  # not keys and values
+    assert row_operands(attention, found) == [None, 0, 3, 4]  # not keys, values, pages
     assert row_operands(next(n for n in g.nodes if n.name == "chosen"), found) == [None, 1]
 
 

@@ -15,7 +15,7 @@ from gguflow.engine.backends.base import Backend, DeviceId, backend_names, find_
 from gguflow.engine.backends.null import NullBackend, NullError
 from gguflow.engine.compile import PlacementError
 from gguflow.engine.graph import F32
-from gguflow.engine.loader import random_model
+from gguflow.engine.load.random import random_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.models.shapes import SHAPES

@@ -49,6 +49,10 @@ struct RawKind<block_q5_K> : RawKindOf<true> {};
 struct Masks {
   u32 low, high;
 };
+__device__ __forceinline__ Masks masks_of(int positive) {
+  const u32 nothing = (u32)(positive >> 31);
+  return {0x000F000Fu | nothing, 0x00F000F0u | nothing};
+}
 
 // Quantized blocks. A chunk whose bytes are no multiple of 16 may start between two such multiples:
 // everything it touches is copied, and it starts `offset` bytes later. Rows are an odd number of 16
@@ -73,7 +77,8 @@ struct Weights {
   }
   // Elements 8 t and following of the block32-th 32 of a chunk; pairs (0, 2), (1, 3), (4, 6), (5,
   // 7).
-  static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int) {
+  static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int,
+                                                const Masks&) {
     constexpr int EIGHTS = W::QK / 8;
     const int piece = block32 * 4 + t;
     const Eight e = eight(reinterpret_cast<const W*>(row) + piece / EIGHTS, piece % EIGHTS);
@@ -104,28 +109,6 @@ __device__ __forceinline__ u32 mul2(u32 a, u32 b) {
 // Elements 4 t + {0, 2}, 4 t + {1, 3}, and those 16 later: a lane's nibbles are one word, which
 // becomes halves of 1024 + q and 1024 + 16 q.
 template <>
-__device__ __forceinline__ Pairs Weights<block_q4_0>::pairs(const char* row, int block32, int t,
-                                                            int) {
-  const char* const block = row + block32 * (int)sizeof(block_q4_0);
-  u32 w, d;
-  if (block32 % 2 == 0) {  // an even block starts at a multiple of four, its nibbles do not
-    const u32* const words = reinterpret_cast<const u32*>(block) + t;
-    w = __funnelshift_r(words[0], words[1], 16);
-  } else {
-    w = reinterpret_cast<const u32*>(block + 2)[t];
-  }
-  d = *reinterpret_cast<const gf_u16*>(block);
-  d = __byte_perm(d, d, 0x1010);
-  const auto low = [d](u32 w) {
-    return mul2(sub2((w & 0x000F000Fu) | 0x64006400u, 0x64086408u), d);
-  };
-  const auto high = [d](u32 w) {  // / 16 - 72
-    return mul2(fma2((w & 0x00F000F0u) | 0x64006400u, 0x2C002C00u, 0xD480D480u), d);
-  };
-  return {low(w), low(w >> 8), high(w), high(w >> 8)};
-}
-
-template <>
 __device__ __forceinline__ Raw Weights<block_q4_0>::raw(const char* row, int block32, int t,
                                                         const Masks& masks) {
   const char* const block = row + block32 * (int)sizeof(block_q4_0);
@@ -143,6 +126,18 @@ __device__ __forceinline__ Raw Weights<block_q4_0>::raw(const char* row, int blo
           0.0f};
 }
 
+template <>
+__device__ __forceinline__ Pairs Weights<block_q4_0>::pairs(const char* row, int block32, int t,
+                                                            int, const Masks& masks) {
+  const Raw r = raw(row, block32, t, masks);
+  const u32 d = Float<f16>::pair(r.scale, r.scale);
+  const auto low = [d](u32 w) { return mul2(sub2(w, 0x64086408u), d); };
+  const auto high = [d](u32 w) {  // / 16 - 72
+    return mul2(fma2(w, 0x2C002C00u, 0xD480D480u), d);
+  };
+  return {low(r.pairs.v[0]), low(r.pairs.v[1]), high(r.pairs.v[2]), high(r.pairs.v[3])};
+}
+
 // 16-bit floats as they are: elements 8 t and following, neighbours as pairs. Odd rows have the
 // halves of 128 bytes exchanged, against conflicts.
 template <class F>
@@ -158,7 +153,8 @@ struct FloatWeights {
     return row * STRIDE + (p ^ (row % 2 * 4)) * 16;
   }
   static __device__ __forceinline__ int offset(const char*) { return 0; }
-  static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int odd) {
+  static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int odd,
+                                                const Masks&) {
     const int piece = (block32 * 4 + t) ^ (odd * 4);
     const uint4 v = *reinterpret_cast<const uint4*>(row + piece * 16);
     return {v.x, v.y, v.z, v.w};

@@ -113,13 +113,13 @@ struct Fragments {
 
   // rows: of this lane, the upper and the lower of each tile.
   __device__ __forceinline__ void load(const char* const (&rows)[MT][2], int block32, int t,
-                                       int odd) {
+                                       int odd, const Masks& masks) {
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
       for (int b = 0; b < BLOCKS; ++b) {
-        const Pairs lo = Weights<W>::pairs(rows[i][0], block32 + b, t, odd);
-        const Pairs hi = Weights<W>::pairs(rows[i][1], block32 + b, t, odd);
+        const Pairs lo = Weights<W>::pairs(rows[i][0], block32 + b, t, odd, masks);
+        const Pairs hi = Weights<W>::pairs(rows[i][1], block32 + b, t, odd, masks);
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
           u32(&to)[4] = v[i][2 * b + s];
@@ -157,11 +157,13 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Rings& ring
     }
   };
 
+  const Masks masks = masks_of(a.m);
   Fragments<W, MT, BLOCKS> fragments[2];
   Place w, x;
+  int used = -1;  // stage of columns that the group before has used up
   barrier_wait(rings.w_full, 0);
   enter(begin, 0);
-  fragments[0].load(rows, 0, t, g % 2);
+  fragments[0].load(rows, 0, t, g % 2, masks);
   for (int chunk = begin; chunk < end; ++chunk) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -178,8 +180,13 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Rings& ring
         }
       }
       products_end();
+      // The group before is done: its columns are free, and its fragments may be overwritten.
+      products_wait<1>();
+      if (used >= 0 && lane == 0) barrier_arrive(rings.x_free + used);
+      used = last ? x.stage : -1;
+      if (last) x.next(a.x_stages);
       if (step + 1 < STEPS) {
-        fragments[(step + 1) % 2].load(rows, (step + 1) * BLOCKS, t, g % 2);
+        fragments[(step + 1) % 2].load(rows, (step + 1) * BLOCKS, t, g % 2, masks);
       } else {
         __syncwarp();
         if (lane == 0) barrier_arrive(rings.w_free + w.stage);
@@ -187,16 +194,12 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Rings& ring
         if (chunk + 1 < end) {
           barrier_wait(rings.w_full + w.stage, w.parity);
           enter(chunk + 1, w.stage);
-          fragments[(step + 1) % 2].load(rows, 0, t, g % 2);
+          fragments[(step + 1) % 2].load(rows, 0, t, g % 2, masks);
         }
-      }
-      products_wait<0>();
-      if (last) {
-        if (lane == 0) barrier_arrive(rings.x_free + x.stage);
-        x.next(a.x_stages);
       }
     }
   }
+  products_wait<0>();
 }
 
 template <int N, int MT>

@@ -147,8 +147,8 @@ __device__ __forceinline__ void multiply_block(const char* upper, const char* lo
     }
     return;
   }
-  const Pairs hi = Weights<W>::pairs(upper, block32, t, 0);
-  const Pairs lo = Weights<W>::pairs(lower, block32, t, 0);
+  const Pairs hi = Weights<W>::pairs(upper, block32, t, 0, masks);
+  const Pairs lo = Weights<W>::pairs(lower, block32, t, 0, masks);
   const u32 first[4] = {hi.v[0], lo.v[0], hi.v[1], lo.v[1]};
   const u32 second[4] = {hi.v[2], lo.v[2], hi.v[3], lo.v[3]};
 #pragma unroll
@@ -237,14 +237,13 @@ __device__ __forceinline__ void round_own(const ColumnsArgs& a, const Memory& m,
   __syncwarp();
 }
 
-template <class W, int G, int P, int B, bool OWN>
+template <class W, int G, int P, int B, bool FULL, bool OWN>
 __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, int warp,
                                          int lane) {
   const int row = lane / 4, t = lane % 4;
   const int first = warp * B;  // of a stage's blocks
   float* const corrections = m.corrections + first * G * 8;
-  const u32 nothing = (u32)(a.m >> 31);
-  const Masks masks = {0x000F000Fu | nothing, 0x00F000F0u | nothing};
+  const Masks masks = masks_of(a.m);
   uint4 x[P * B][G];
   Place at, out;
   Slice slice;
@@ -291,11 +290,18 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
         upper += m.offsets[at.stage * kTileRows + row];
         lower += m.offsets[at.stage * kTileRows + row + 8];
       }
+      const auto block = [&](int b) {
+        multiply_block<W, G>(upper, lower, first + b, t, masks, corrections + b * G * 8 + t * 2,
+                             x[p * B + b], sums);
+      };
+      if (FULL && mine > 0) {  // without branches, so that blocks overlap
 #pragma unroll
-      for (int b = 0; b < B; ++b) {
-        if (b < mine) {
-          multiply_block<W, G>(upper, lower, first + b, t, masks, corrections + b * G * 8 + t * 2,
-                               x[p * B + b], sums);
+        for (int b = 0; b < B; ++b) block(b);
+      }
+      if (!FULL) {
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+          if (b < mine) block(b);
         }
       }
       warp_arrive(m.free + at.stage, lane);
@@ -366,7 +372,7 @@ __device__ __forceinline__ void registers_more() {
 #endif
 }
 
-template <class W, int G, int P, int B, bool OWN>
+template <class W, int G, int P, int B, bool FULL, bool OWN>
 __device__ __forceinline__ void run(const ColumnsArgs& a) {
   extern __shared__ __align__(128) char shared[];
   Memory m;
@@ -397,7 +403,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp < kWarps) {
     registers_more();
-    multiply<W, G, P, B, OWN>(a, m, warp, lane);
+    multiply<W, G, P, B, FULL, OWN>(a, m, warp, lane);
     return;
   }
   registers_less();
@@ -411,12 +417,13 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
 }
 #endif
 
-// G: groups of eight columns. OWN: it rounds its columns itself, at most eight, for one part of k.
-template <class W, int G, int P, int B, bool OWN>
+// G: groups of eight columns. FULL: a warp has all blocks of a stage or none. OWN: it rounds its
+// columns itself, at most eight, for one part of k.
+template <class W, int G, int P, int B, bool FULL, bool OWN>
 __global__ void __launch_bounds__(kThreads, 1)
     mul_mat_stream(const __grid_constant__ ColumnsArgs a) {
   static_assert(!OWN || G == 1, "own columns are few");
 #if __CUDA_ARCH__ >= 900
-  run<W, G, P, B, OWN>(a);
+  run<W, G, P, B, FULL, OWN>(a);
 #endif
 }

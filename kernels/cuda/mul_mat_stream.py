@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gguflow.engine.graph import DType
 
@@ -27,25 +28,26 @@ class _Plan:
     """How a product is divided; all but `groups` depends on the shape of the weights alone.
 
     splits: parts of k, one after the other. parts: stages that a part of a row takes; blocks: of 32
-    elements that a warp has of a stage. groups: of eight columns. stride: bytes between rows of a
-    stage.
+    elements that a warp has of a stage; full: each all of them or none. groups: of eight columns.
+    stride: bytes between rows of a stage.
     """
 
     splits: int
     parts: int
     blocks: int
+    full: bool
     groups: int
     stride: int
     stages: int
     shared: int
 
 
-def _own(p: Product) -> bool:
-    """Whether every block rounds the columns for itself, which saves a launch."""
+def own_columns(p: Product) -> bool:
+    """Whether every block can round the columns for itself, which saves a launch."""
     return p.m <= 8 and p.k <= _SLICE and p.x.ne[2] == p.x.ne[3] == 1
 
 
-def _plan(p: Product, device: DeviceInfo) -> _Plan:
+def _plan(p: Product, device: DeviceInfo, own: bool) -> _Plan:
     t = p.weights[0].dtype
     units = ceil_div(p.k, 256)
     splits = ceil_div(p.k, _SLICE)
@@ -60,14 +62,16 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan:
         stride = ((ceil_div(nbytes, 16) + (0 if _aligned(t) else 1)) | 1) * 16
     else:
         stride = nbytes + (64 if nbytes % 128 == 0 else 0)
+    begins = [min(units * i // splits * 8, p.k // 32) for i in range(splits + 1)]
+    full = all((b - a) % blocks == 0 for a, b in pairwise(begins))
     groups = ceil_div(p.m, 8)
     fixed = 32 + (2 * _WARPS + _BATCH) * groups * 512 + 128
     fixed += _WARPS * blocks * groups * 32 if raw(p) else 0
-    if _own(p):
+    if own:
         fixed += _WARPS * 64 + 32 + (32 * p.heads.head_dim if p.heads else 0)
     stage = 16 + 4 * _ROWS + _ROWS * stride
     stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // stage)
-    return _Plan(splits, parts, blocks, groups, stride, stages, fixed + stages * stage)
+    return _Plan(splits, parts, blocks, full, groups, stride, stages, fixed + stages * stage)
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -78,31 +82,28 @@ def takes(p: Product, device: DeviceInfo) -> bool:
         and all(rows_ok(w, 16 if _aligned(t) else 2, 256 if t.is_quantized else 32)
                 for w in p.weights)
         and columns_ok(p.x)
-        and _plan(p, device).stages >= 2
+        and _plan(p, device, own_columns(p)).stages >= 2
     )  # fmt: skip
 
 
-def scratch_bytes(p: Product, device: DeviceInfo) -> int:
-    if _own(p):
-        return 0
-    return layout(p, 8 * ceil_div(p.m, 8)).end
+def scratch_bytes(p: Product, device: DeviceInfo, own: bool | None = None) -> int:
+    own = own_columns(p) if own is None else own
+    return 0 if own else layout(p, 8 * ceil_div(p.m, 8)).end
 
 
-def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
-    """The launches of a product that `takes` takes."""
-    plan = _plan(p, device)
+def launches(p: Product, device: DeviceInfo, scratch: int, own: bool | None = None) -> list[Launch]:
+    """The launches of a product that `takes` takes. own: whether every block rounds the columns."""
+    own = own_columns(p) if own is None else own
+    plan, t = _plan(p, device, own), p.weights[0].dtype
     columns, tiles = 8 * plan.groups, p.tiles(_PAIRS)
-    own = _own(p)
     at = Layout() if own else layout(p, columns, address=scratch)
     args = arguments(p, at, tiles, plan.splits, plan.stages, 0, plan.stride)
-    numbers = f"{plan.groups}, {plan.parts}, {plan.blocks}, {cpp_bool(own)}"
+    types = f"{cpp_type(t)}, {plan.groups}, {plan.parts}, {plan.blocks}"
+    entry = f"mul_mat_stream<{types}, {cpp_bool(plan.full)}, {cpp_bool(own)}>"
     # There warps can give each other registers.
     options = ("-arch=sm_90a",) if device.arch == "sm_90" else ()
-    kernel = Kernel(
-        "mul_mat_stream.cu", f"mul_mat_stream<{cpp_type(p.weights[0].dtype)}, {numbers}>", options
-    )
-    grid = (min(device.sm_count, tiles), 1, 1)
-    made = Launch(kernel, grid, (_THREADS, 1, 1), args, plan.shared, dependent=True)
+    kernel, grid = Kernel("mul_mat_stream.cu", entry, options), min(device.sm_count, tiles)
+    made = Launch(kernel, (grid, 1, 1), (_THREADS, 1, 1), args, plan.shared, dependent=True)
     if own:
         return [made]
     order = (plan.parts, plan.blocks) if p.k <= _SLICE else (0, 0)

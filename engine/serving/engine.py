@@ -268,11 +268,11 @@ class Engine:
         if not self._runner.has_loop(len(jobs)):
             return False
         most = min(MOST_AHEAD, *(job.n_most - len(job.tokens) for job in jobs))
-        if most < LEAST_AHEAD:
-            return False
         seqs = np.array([job.seq for job in jobs], np.int64)
         rows = self._single_rows(jobs, seqs)
-        if not self._grown(jobs, most):
+        while most >= LEAST_AHEAD and not self._grown(jobs, most):
+            most //= 2
+        if most < LEAST_AHEAD:
             return False
         loop = self._runner.write(rows, self._sampling(seqs)).token_loop
         assert loop is not None

@@ -83,7 +83,7 @@ def start(path: str, device: str) -> None:
     phases.end("tokenizer")
     model.load_weights()
     if device == "cuda":
-        model.backends["cuda"].device.synchronize()  # type: ignore[attr-defined]
+        model.backends["cuda:0"].device.synchronize()  # type: ignore[attr-defined]
     phases.end("weights")
     session = model.new_session()
     phases.end("session: KV cache and arena")

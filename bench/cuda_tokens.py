@@ -92,7 +92,7 @@ def tokens(shape: str, n: int) -> None:
     """Print the lines of one shape."""
     model = Model.random(shape, backends=("cuda", "numpy"), n_ctx=n + 128)
     session = model.new_session()
-    device = model.backends["cuda"].device  # type: ignore[attr-defined]
+    device = model.backends["cuda:0"].device  # type: ignore[attr-defined]
     print(f"{shape}, us a token (tokens/s)", flush=True)
 
     def say(what: str, us: float) -> None:
@@ -104,12 +104,12 @@ def tokens(shape: str, n: int) -> None:
         say(f"  its graph, {name}", replay_us(device, loop._graph))
     session = model.new_session()
     say("step by step, greedy", stepwise_us(session, n, SAMPLERS["greedy"]))
-    (segment,) = session.bound_plan(1, "last", True).segments
-    say("  its graph", replay_us(device, segment._graph))  # type: ignore[attr-defined]
+    (program,) = session.bound_plan(1, "last", True).runner.programs
+    say("  its graph", replay_us(device, program._graph))  # type: ignore[attr-defined]
     each, outside = bench_us(session, n)
     say("bench: waited for, not sampled", each)
-    (segment,) = session.bound_plan(1, "last", False).segments
-    say("  its graph", replay_us(device, segment._graph))  # type: ignore[attr-defined]
+    (program,) = session.bound_plan(1, "last", False).runner.programs
+    say("  its graph", replay_us(device, program._graph))  # type: ignore[attr-defined]
     say("  Python outside of the run", outside)
 
 
@@ -117,8 +117,8 @@ def sampling(gpu: Any) -> None:
     """Print the time of the sampling kernels by settings."""
     device, stream = gpu.device, gpu.device.stream
     g = Graph()
-    leaves = [g.input("logits", F32, (1, N_VOCAB)), g.input("settings", F32, (8,)),
-              g.input("rng", I64, (2,)), g.input("history", I32, (256,))]  # fmt: skip
+    leaves = [g.input("logits", F32, (1, N_VOCAB)), g.input("settings", F32, (1, 8)),
+              g.input("rng", I64, (1, 2)), g.input("history", I32, (1, 256))]  # fmt: skip
     node = g.op("sample", *leaves)
     rng = np.random.default_rng(0)
     at = {t: gpu.alloc(t.nbytes) for t in (*leaves, node)}

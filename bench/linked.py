@@ -1,11 +1,11 @@
-"""What it costs a device and the host to meet: empty layers, linked and segment by segment.
+"""What it costs a device and the host to meet: empty layers, side by side and in turns.
 
     python bench/linked.py [--layers 32] [--n-embd 4096] [--n-ff 11008] [-t 16] [--steps 200]
         [--device cuda] [--profile]
 
 A layer is what a feed-forward block split over both needs: on the device h and idx are made; the
 host takes both and makes one value (a small addition); the device makes one of its own and adds the
-two. Prints the median microseconds of a run and of a layer, linked and segment by segment, and for
+two. Prints the median microseconds of a run and of a layer, side by side and in turns, and for
 comparison the same nodes on the device alone: the difference is the two meetings of a layer.
 --profile adds what a layer's steps take, from a run with clocks.
 """
@@ -13,6 +13,7 @@ comparison the same nodes on the device alone: the difference is the two meeting
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections import defaultdict
 from typing import Any
@@ -49,10 +50,9 @@ def bound(
     plan = compile_graph(layers(args.layers, args.n_embd, args.n_ff), PlanOptions(rules, False))
     by_space = {b.space: b for b in backends.values()}
     arenas = {s: by_space[s].alloc(max(a.nbytes, 64)) for s, a in plan.arenas.items()}
+    os.environ["GGUFLOW_LINK"] = str(int(linked))
     made = bind(plan, backends, {}, set(), {}, arenas, args.threads)
-    if not linked:
-        made.make_linked = None
-    elif made.make_linked is None:
+    if linked and made.unlinked:
         raise SystemExit(f"not linked: {made.unlinked}")
     rng = np.random.default_rng(0)
     for a in made.inputs.values():
@@ -91,22 +91,28 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
-    backends = {b: find_backend(b, {"n_threads": args.threads}) for b in (args.device, "cpu")}
-    found: dict[str, tuple[BoundPlan, float]] = {}
+    found = [find_backend(b, {"n_threads": args.threads}) for b in (args.device, "cpu")]
+    backends = {b.name: b for b in found}
+    args.device = found[0].name
+    measured: dict[str, tuple[BoundPlan, float]] = {}
     for name, cold, linked in (
         ("device alone", args.device, False),
         ("by segments", "cpu", False),
         ("linked", "cpu", True),
     ):
         plan = bound(backends, args, cold, linked)
-        found[name] = plan, median_us(plan, args.steps)
-    check(found)
-    alone = found["device alone"][1]
-    for name, (plan, us) in found.items():
-        extra = f", {(us - alone) / args.layers / 2:6.2f} us a meeting" if plan.copies[1:] else ""
+        measured[name] = plan, median_us(plan, args.steps)
+    check(measured)
+    alone = measured["device alone"][1]
+    for name, (plan, us) in measured.items():
+        extra = (
+            f", {(us - alone) / args.layers / 2:6.2f} us a meeting"
+            if plan.plan.segments[1:]
+            else ""
+        )
         print(f"{name:14} {us:9.1f} us a run, {us / args.layers:7.2f} us a layer{extra}")
     if args.profile:
-        print_profile(found["linked"][0])
+        print_profile(measured["linked"][0])
 
 
 def check(found: dict[str, tuple[BoundPlan, Any]]) -> None:

@@ -12,41 +12,42 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
-from math import prod
 from typing import TYPE_CHECKING, Any
 
-from gguflow import __version__
-from gguflow.engine.limits import MAX_THREADS
+from gguflow.engine.limits import MAX_SEQS, MAX_THREADS
 
 from .bench_grid import BenchTest, Extend, grid, layer_counts, numbers, pair, words
 from .bench_kernels import run_kernels
+from .bench_model import facts, load, settings
 from .bench_output import OUTPUTS, Output, record
+from .bench_sequences import run_sequences
 from .errors import OK, UsageError
-from .load import bundled_model, check_context, gpu, load_weights, note, prepare, random_source
+from .load import bundled_model, check_context, gpu, note, random_source
 from .options import (
     add_device,
     add_profile,
     add_sparse,
     cache_type,
     check_profile,
-    placement,
-    sparse,
     whole,
 )
 from .profiling import new_profile, save_profile
 from .prompt import random_ids
 
 if TYPE_CHECKING:
-    from gguflow.engine.load import ModelSource
-    from gguflow.engine.model import Model
     from gguflow.engine.profile import Profile
     from gguflow.engine.session import Session
 
 SUMMARY = "measure tokens per second"
 WARMUP_SAMPLED = 8  # tokens that make a GPU run ahead of the host, as a generation does
+REPETITIONS = 5
 EPILOG = """\
 Lists are separated by commas, options can be given again, ranges are 1-8, 1-9+2 or 1-8*2; every
 combination is run. Results go to standard output.
+
+--sequences computes prompts of -npp tokens in so many sequences, then -ntg tokens for each, as
+llama-batched-bench does, but with tokens chosen and fed back, as an engine has to: PP, TG and B are
+the tokens of a prompt, those generated after it and the sequences; T seconds, S tokens a second.
 
 --kernels times single kernels on cold caches: the median of their times, what moved and was
 computed a second, the time this machine's measured peaks allow and which peak sets it, and the time
@@ -55,13 +56,14 @@ of cuBLAS or CuPy where they have the same operation.
 examples:
   gguflow bench --random tinyllama-1.1b:Q4_0,tinyllama-1.1b:Q4_K_M -p 128 -n 32 -t 1,2
   gguflow bench -m model.gguf -ngl 0,16,all -d 0,4096
+  gguflow bench -m model.gguf --sequences 1,4,16 -npp 128 -ntg 128
   gguflow bench --kernels 'mul_mat q4_0' --backend cuda"""
 
 
 def add_arguments(p: ArgumentParser) -> None:
-    def many(*names: str, type: Any, default: Any, metavar: str, help: str) -> None:
+    def many(*names: str, type: Any, default: Any, metavar: str, help: str, **named: Any) -> None:
         p.add_argument(
-            *names, type=type, default=default, action=Extend, metavar=metavar, help=help
+            *names, type=type, default=default, action=Extend, metavar=metavar, help=help, **named
         )
 
     many("-m", "--model", type=words(), default=[], metavar="FILE", help="GGUF models")
@@ -97,6 +99,12 @@ def add_arguments(p: ArgumentParser) -> None:
         metavar="N",
         help="tokens in the context before a test (default 0)",
     )
+    many("--sequences", "-npl", type=numbers(1, MAX_SEQS), default=[], metavar="N",
+         help="many sequences at once, by llama-batched-bench's rules")  # fmt: skip
+    many("-npp", dest="n_prompts", type=numbers(1), default=[128], metavar="N",
+         help="with --sequences: tokens of each prompt (default 128)")  # fmt: skip
+    many("-ntg", dest="n_gens", type=numbers(0), default=[128], metavar="N",
+         help="with --sequences: tokens generated after each (default 128)")  # fmt: skip
     many("-b", "--batch-size", type=numbers(1), default=[2048], metavar="N", help="(default 2048)")
     many("-ub", "--ubatch-size", type=numbers(1), default=[512], metavar="N", help="(default 512)")
     many(
@@ -138,9 +146,8 @@ def add_arguments(p: ArgumentParser) -> None:
         "-r",
         "--repetitions",
         type=whole(1),
-        default=5,
         metavar="N",
-        help="of each test (default 5)",
+        help="of each test (default 5, with --sequences 1)",
     )
     p.add_argument("-o", "--output", choices=list(OUTPUTS), default="md", help="(default md)")
     p.add_argument("--no-fuse", action="store_true", help="run every op by itself")
@@ -181,6 +188,11 @@ def run(args: Namespace) -> int:
     files = args.model if args.model or args.random else [str(bundled_model())]
     # All are opened first: a name that is wrong should not show after an hour of measuring.
     sources = [open_model(f) for f in files] + [random_source(s) for s in args.random]
+    if args.sequences:
+        return run_sequences(args, sources)
+    for flag, name in (("-npp", "n_prompts"), ("-ntg", "n_gens")):
+        if name in getattr(args, "_given", ()):
+            raise UsageError(f"{flag}: only with --sequences")
     tests = grid(args, cores())
     if not tests:
         raise UsageError("nothing to run: -p and -n are 0 and there is no -pg")
@@ -213,38 +225,6 @@ def run(args: Namespace) -> int:
     return OK
 
 
-def settings(t: BenchTest) -> dict[str, Any]:
-    """The fields of `Options` in which tests of one loaded model differ."""
-    from gguflow.engine.graph import dtype_by_name
-
-    return {
-        "n_ctx": t.n_ctx,
-        "n_batch": t.n_batch,
-        "n_ubatch": t.n_ubatch,
-        "n_threads": t.n_threads,
-        "k_type": dtype_by_name(t.type_k),
-        "v_type": dtype_by_name(t.type_v),
-    }
-
-
-def load(source: ModelSource, tests: Sequence[BenchTest], args: Namespace) -> Model:
-    """A model for tests that agree in -ngl, placed so that the largest of them fits."""
-    from gguflow.engine.options import Options
-
-    largest = settings(max(tests, key=lambda t: t.n_ctx))
-    largest |= {"n_ubatch": max(t.n_ubatch for t in tests)}
-    options = Options(
-        **largest,
-        fuse=not args.no_fuse,
-        n_gpu_layers=tests[0].n_gpu_layers,
-        **placement(args),
-        **sparse(args),
-    )
-    model = prepare(source, options)
-    load_weights(model, quiet=True)
-    return model
-
-
 def measure(
     session: Session,
     test: BenchTest,
@@ -266,7 +246,7 @@ def measure(
     began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     session.profile = profile
     ns = []
-    for _ in range(args.repetitions):
+    for _ in range(args.repetitions or REPETITIONS):
         session.rewind(test.n_depth)
         start = time.perf_counter_ns()
         run_once(session, test, prompt, generated)
@@ -288,37 +268,3 @@ def run_once(
         return
     for token in generated:
         session.step((token,), "last")
-
-
-def facts(model: Model, args: Namespace) -> dict[str, Any]:
-    """llama-bench's fields that do not change from test to test."""
-    from gguflow.engine.profile.machine import machine_name
-
-    weights, device = model.source.weights.values(), gpu(model)
-    overrides = ";".join(f"{name}={where}" for name, where in placement(args)["overrides"])
-    return {
-        "build_commit": f"gguflow {__version__}",
-        "build_number": 0,
-        "cpu_info": machine_name(),
-        "gpu_info": device.device.name if device else "",
-        "backends": (device.name if device else next(iter(model.backends))).upper(),
-        "model_filename": model.source.path,
-        "model_type": model_type(model.source),
-        "model_size": sum(w.nbytes for w in weights),
-        "model_n_params": sum(prod(w.shape) for w in weights),
-        "tensor_buft_overrides": overrides or "none",
-    }
-
-
-def model_type(source: ModelSource) -> str:
-    """`llama 1.1B Q4_0`: architecture, size, and the type most of the weights have."""
-    if not source.path.endswith(".gguf"):
-        return source.path.replace(":", " ")
-    n = sum(prod(w.shape) for w in source.weights.values())
-    by_type: dict[str, int] = {}
-    for w in source.weights.values():
-        name = w.convert or w.dtype.name
-        by_type[name] = by_type.get(name, 0) + prod(w.shape)
-    unit, size = next(u for u in (("B", 1e9), ("M", 1e6), ("K", 1e3), ("", 1)) if n >= u[1])
-    main = max(by_type, key=lambda name: by_type[name])
-    return f"{source.arch.name} {n / size:.1f}{unit} {main.upper()}"

@@ -44,6 +44,30 @@ class BenchTest:
         """Rows of KV cache the test needs."""
         return self.n_depth + self.n_prompt + self.n_gen
 
+    @property
+    def n_seqs(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class SequencesTest:
+    """Prompts of n_prompt tokens in n_seqs sequences, then n_gen tokens for each of them."""
+
+    n_prompt: int
+    n_gen: int
+    n_seqs: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    type_k: str
+    type_v: str
+    n_gpu_layers: int = 0
+
+    @property
+    def n_ctx(self) -> int:
+        """Rows of KV cache a sequence needs."""
+        return self.n_prompt + self.n_gen
+
 
 def test_name(test: Mapping[str, Any]) -> str:
     """As llama-bench prints it, from a test's fields: `pp512`, `tg128 @ d1024`, `pp512+tg128`."""
@@ -134,4 +158,18 @@ def grid(args: Namespace, default_threads: int) -> list[BenchTest]:
         for layers in args.gpu_layers
         for chosen in product(*settings, [layers], [args.sample])
         for kind in kinds
+    ]
+
+
+def sequences_grid(args: Namespace, default_threads: int) -> list[SequencesTest]:
+    """Every combination, in llama-batched-bench's order, for each of the settings."""
+    settings: Sequence[Sequence[Any]] = (
+        args.batch_size, args.ubatch_size, args.threads or [default_threads],
+        args.cache_type_k, args.cache_type_v,
+    )  # fmt: skip
+    return [
+        SequencesTest(*sizes, *chosen)
+        for layers in args.gpu_layers
+        for chosen in product(*settings, [layers])
+        for sizes in product(args.n_prompts, args.n_gens, args.sequences)
     ]

@@ -16,7 +16,7 @@ from .stream import write
 SAMPLES = ("samples_ns", "samples_ts")
 _TEXT_FIELDS = ("build_commit", "cpu_info", "gpu_info", "backends", "model_filename", "model_type",
                 "tensor_buft_overrides", "type_k", "type_v", "test_time")  # fmt: skip
-_REAL_FIELDS = ("avg_ts", "stddev_ts")
+_REAL_FIELDS = ("avg_ts", "stddev_ts", "t_pp", "speed_pp", "t_tg", "speed_tg", "t", "speed")
 
 
 def record(

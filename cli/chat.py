@@ -172,7 +172,7 @@ class Conversation:
         On a terminal, a conversation that no longer fits is reported and stays as it was;
         elsewhere ContextError ends the program.
         """
-        from gguflow.engine.session import ContextError
+        from gguflow.engine.prompt import ContextError
 
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.template.encode(self.model.tokenizer, messages)

@@ -46,7 +46,7 @@ _CODES = (
     ("gguflow.engine.profile.errors", "ProfileFileError", BAD_FILE),
     ("gguflow.models.base", "ModelError", BAD_FILE),
     ("gguflow.models.chat", "ChatTemplateError", BAD_FILE),
-    ("gguflow.engine.session", "ContextError", NO_RESOURCES),
+    ("gguflow.engine.prompt", "ContextError", NO_RESOURCES),
     ("gguflow.engine.options", "OptionError", BAD_ARGUMENT),
     ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),
     ("gguflow.engine.variants.relu.speeds", "SpeedError", NO_RESOURCES),
@@ -70,12 +70,15 @@ def exit_code(error: BaseException) -> int:
     return INTERNAL
 
 
-# The engine's messages name fields of `Options` in backquotes; here they are flags.
+# The engine's messages name fields of `Options` and `SamplerSettings` in backquotes; here they are
+# flags.
 FLAGS = {
     "n_ctx": "-c", "n_batch": "-b", "n_ubatch": "-ub", "n_threads": "-t", "n_threads_batch": "-tb",
     "k_type": "-ctk", "v_type": "-ctv", "n_gpu_layers": "-ngl", "device": "--device",
     "overrides": "-ot", "sparse": "--sparse", "sparse_threshold": "--sparse-threshold",
     "predictor": "--predictor", "vram_budget": "--vram-budget", "split": "--split",
+    "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p", "min_p": "--min-p",
+    "repeat_penalty": "--repeat-penalty", "repeat_last_n": "--repeat-last-n", "seed": "--seed",
 }  # fmt: skip
 _FIELD = re.compile(rf"`({'|'.join(FLAGS)})(?:=([^`]*))?`")
 

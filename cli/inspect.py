@@ -83,8 +83,8 @@ def run(args: Namespace) -> int:
                     f"--tokens {args.tokens}: more than the context of {model.options.n_ctx}"
                 )
             plan = model.plan(step_key(args.tokens, "last", True))
-            parts["plan"] = plan_json(plan)
-            texts.append(plan_text(plan, args.tokens, model.repacked_bytes()))
+            parts["plan"] = plan_json(plan, model)
+            texts.append(plan_text(plan, args.tokens, model))
         if "memory" in wanted:
             parts["memory"] = memory_json(model)
             texts.append(memory_text(model))

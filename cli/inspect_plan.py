@@ -13,16 +13,29 @@ if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
 
-def plan_text(plan: Plan, n_tokens: int, repacked: dict[str, int]) -> str:
-    """Summary and op listing."""
+def plan_text(plan: Plan, n_tokens: int, model: Model) -> str:
+    """Summary, expected times where a device knows them without running, and op listing."""
     from gguflow.engine.compile import listing, summary
 
     head = f"plan for {n_tokens} token{'s' * (n_tokens != 1)} a run"
-    return "\n".join([head, *summary(plan, repacked), "", *listing(plan)])
+    times = [
+        f"{name}: {1e3 * s:.3f} ms a run expected" for name, s in expected(plan, model).items()
+    ]
+    return "\n".join([head, *summary(plan, model.repacked_bytes()), *times, "", *listing(plan)])
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """Segments with their ops and copies, fusions, fallbacks, bytes by memory space."""
+def expected(plan: Plan, model: Model) -> dict[str, float]:
+    """Seconds of a run, by backend, of those that cost without running."""
+    return {
+        name: sum(b.costs(n) for n in plan.nodes if plan.placement.of[n] == name)
+        for name, b in model.backends.items()
+        if b.costs is not None
+    }
+
+
+def plan_json(plan: Plan, model: Model) -> dict[str, Any]:
+    """Segments with their ops and copies, fusions, fallbacks, bytes by memory space, expected
+    seconds by backend."""
     segments = []
     for s in plan.segments:
         offsets = plan.arenas[plan.spaces[s.backend]].offsets
@@ -59,6 +72,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             for n, wanted, got in plan.placement.fallbacks
         ],
         "flops": plan.flops(),
+        "expected_s": expected(plan, model),
         "spaces": _spaces(plan),
     }
 

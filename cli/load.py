@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gguflow.engine.plan_key import step_key
 
@@ -13,6 +13,7 @@ from .errors import UsageError
 from .progress import Bar
 
 if TYPE_CHECKING:
+    from gguflow.engine.backends.base import Backend
     from gguflow.engine.load import ModelSource
     from gguflow.engine.model import Model
     from gguflow.engine.options import Options
@@ -58,7 +59,7 @@ def open_source(args: Namespace) -> ModelSource:
 
 def random_source(shape: str) -> ModelSource:
     """A model of a named shape with random weights."""
-    from gguflow.engine.load import random_model
+    from gguflow.engine.load.random import random_model
     from gguflow.models.base import ModelError
     from gguflow.models.mixes import MixError
 
@@ -113,8 +114,6 @@ def load_weights(model: Model, quiet: bool = False) -> None:
         model.load_weights(bar.update)
 
 
-def gpu(model: Model) -> Any:
-    """The backend of the GPU that a model uses, or None."""
-    from gguflow.engine.model import DEVICE_BACKEND
-
-    return model.backends.get(DEVICE_BACKEND)
+def gpu(model: Model) -> Backend | None:
+    """The first of a model's backends with memory of its own, or None."""
+    return next((b for b in model.backends.values() if b.memory is not None), None)

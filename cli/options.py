@@ -238,7 +238,7 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="RE=BACKEND",
-        help="place the tensors whose name matches on a backend; comma-separated",
+        help="place the tensors and ops in whose name RE is found on a backend; comma-separated",
     )
 
 
@@ -360,7 +360,7 @@ def placement(args: Namespace) -> dict[str, Any]:
 
 
 def sampler_settings(args: Namespace) -> SamplerSettings:
-    """`SamplerSettings` from add_sampling's arguments. Raises SamplerError naming the flag."""
+    """`SamplerSettings` from add_sampling's arguments. Raises SamplerError naming the field."""
     from gguflow.engine.sampling import SamplerSettings
 
     return SamplerSettings(

@@ -20,7 +20,7 @@ def new_profile(model: Model) -> Profile:
     measured = {name: backend.peaks() for name, backend in model.backends.items()}
     peaks = {name: Peaks(*roofs) for name, roofs in measured.items() if roofs}
     device = gpu(model)
-    machine = ", ".join([*([device.device.name] if device else []), machine_name()])
+    machine = ", ".join([*([device.processor] if device else []), machine_name()])
     name = Path(model.source.path).name
     return Profile(model=name, threads=model.n_threads, peaks=peaks, machine=machine)
 

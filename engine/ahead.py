@@ -51,6 +51,10 @@ class Ahead:
         self._measure()
         return tokens
 
+    def stop(self) -> None:
+        """Start no more steps; those on their way are still to be taken."""
+        self._left = 0
+
     def _measure(self) -> None:
         """Long steps need fewer on their way: what is run beyond a stop is lost."""
         now = time.perf_counter()

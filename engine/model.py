@@ -7,7 +7,7 @@ for piece in model.generate("Once upon a time", max_tokens=64):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.backends.base import find_backend
 from gguflow.engine.compile import Plan, summary
+from gguflow.engine.devices import Devices
 from gguflow.engine.graph import Graph, Role
 from gguflow.engine.load import (
     ModelSource,
     Progress,
     WeightStore,
     open_model,
-    random_model,
     weight_users,
 )
 from gguflow.engine.load.offload import needed
@@ -35,21 +35,23 @@ from gguflow.engine.planning import (
     Rewrite,
     Setup,
     cache_size,
-    prompt_key,
     record,
     token_key,
 )
 from gguflow.engine.profile import Profile
+from gguflow.engine.prompt import ContextError, token_ids
 from gguflow.engine.resolve import (
-    DEVICE_BACKEND,
     Resolved,
-    backend_names,
+    open_devices,
     prepare,
     resolve,
     resolve_again,
 )
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.session import ContextError, Session, token_ids
+from gguflow.engine.serving.buckets import Buckets
+from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.request import Request
+from gguflow.engine.session import Session
 from gguflow.models.base import Architecture, HParams, ModelError
 from gguflow.models.batch import CacheSize
 
@@ -59,11 +61,10 @@ class Model:
 
     def __init__(self, source: ModelSource, options: Options) -> None:
         prepared = prepare(source, options)  # a wrong option is named before a device is looked for
-        make = {"n_threads": options.n_threads or None, "isa": options.isa,
-                "device": options.device}  # fmt: skip
-        self.backends: dict[str, Backend] = {
-            b: find_backend(b, make) for b in backend_names(options)
-        }
+        make = {"n_threads": options.n_threads or None, "isa": options.isa}
+        devices = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
+        prepared = open_devices(prepared, devices)
+        self.backends = devices.backends
         planner = Planner(self.backends)
         self._take(resolve(prepared, planner, self._trial), planner)
 
@@ -126,6 +127,11 @@ class Model:
         return self.resolved.notes
 
     @property
+    def device(self) -> str:
+        """The device that layers or neurons were placed on; empty where none was asked for."""
+        return self.resolved.device
+
+    @property
     def n_gpu_layers(self) -> int:
         """Layers on the device, the output head counting as one."""
         return self.resolved.n_gpu_layers
@@ -174,6 +180,8 @@ class Model:
         **changes: Any,
     ) -> Model:
         """A model of a named shape with random weights, to measure speed: `tinyllama-1.1b:Q4_0`."""
+        from gguflow.engine.load.random import random_model  # a file needs no shapes
+
         return cls._loaded(random_model(shape), options, progress, changes)
 
     @classmethod
@@ -194,10 +202,10 @@ class Model:
 
     def load_weights(self, progress: Progress | None = None) -> None:
         """Bring the weights to their backends. Done once, by `load`."""
-        device: Any = self.backends.get(DEVICE_BACKEND)
-        if hasattr(device, "reserve") and not self.weights.buffers:
-            b = needed(self.largest_plans(), device)
-            device.reserve(b.total, b.scratch)
+        for device in self.backends.values():
+            if device.memory is not None and not self.weights.buffers:
+                b = needed(self.largest_plans(), device)
+                device.memory.reserve(b.total, b.scratch)
         plan = self.plan(token_key())
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
@@ -220,6 +228,11 @@ class Model:
         """Pages of the KV cache by group of layers."""
         return cache_size(self.setup)
 
+    @property
+    def buckets(self) -> Buckets:
+        """The sizes that plans are compiled for."""
+        return self._planner.buckets(self.setup)
+
     def graph(self, key: PlanKey) -> Graph:
         """The forward pass over a run's rows as an uncompiled graph."""
         return record(self.setup, key)
@@ -230,7 +243,7 @@ class Model:
 
     def forecast(self) -> list[str]:
         """Lines that say, before loading, what runs where and the bytes each device will need."""
-        lines = summary(self.plan(prompt_key(self.options)), self.repacked_bytes())
+        lines = summary(self.plan(self.buckets.largest), self.repacked_bytes())
         return [*lines, *self.notes]
 
     @property
@@ -238,7 +251,7 @@ class Model:
         """Threads that generation uses."""
         if self.options.n_threads:
             return self.options.n_threads
-        return next((n for b in self.backends.values() if (n := getattr(b, "n_threads", 0))), 1)
+        return next((n for b in self.backends.values() if (n := b.n_threads)), 1)
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Raises ContextError for more tokens than the context holds, ValueError for none and for
@@ -251,8 +264,8 @@ class Model:
         """As `check_prompt`, but none at all are fine."""
         if len(ids) > self.options.n_ctx:
             raise ContextError(
-                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise -c "
-                "or shorten the prompt"
+                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise "
+                "`n_ctx` or shorten the prompt"
             )
         n_vocab = self.hp.n_vocab
         for t in ids:
@@ -307,6 +320,51 @@ class Model:
                 yield piece
         if rest := stream.flush():
             yield rest
+
+    def generate_many(
+        self,
+        prompts: Iterable[str | Sequence[int]],
+        max_tokens: int = -1,
+        settings: SamplerSettings | Sequence[SamplerSettings] | None = None,
+        stop_at_eog: bool = True,
+        n_seqs: int | None = None,
+        **sampler: Any,
+    ) -> Iterator[tuple[int, str]]:
+        """Continue prompts together; yields (number of the prompt, piece of its text) as they come.
+
+        prompts, max_tokens, sampler: as in `generate`, whose text each prompt gets. settings: for
+        all, or one for each. n_seqs: how many at once, instead of `Options.n_seqs`. The cache is
+        the call's own. Raises ContextError, before anything is generated, when a prompt does not
+        fit.
+
+        texts = [""] * len(prompts)
+        for i, piece in model.generate_many(prompts, n_seqs=8):
+            texts[i] += piece
+        """
+        tok, prompts = self.tokenizer, list(prompts)
+        if settings is None or isinstance(settings, SamplerSettings):
+            settings = [settings or SamplerSettings()] * len(prompts)
+        if len(settings) != len(prompts):
+            raise ValueError(f"{len(settings)} settings for {len(prompts)} prompts")
+        engine = Engine(self, n_seqs)
+        stop = frozenset(tok.eog_ids) if stop_at_eog else frozenset()
+        for prompt, chosen in zip(prompts, settings, strict=True):
+            ids = tok.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+            engine.add(Request(ids, max_tokens, replace(chosen, **sampler), stop))
+        streams = [tok.stream() for _ in prompts]
+        while engine.has_work:
+            for token in engine.step():
+                stream = streams[token.request]
+                if token.finish == "error":
+                    raise ModelError(
+                        f"{self.source.path}: the logits after prompt {token.request} are not "
+                        "finite"
+                    )
+                piece = "" if token.id is None or token.finish == "stop" else stream.push(token.id)
+                if token.finish is not None:
+                    piece += stream.flush()
+                if piece:
+                    yield token.request, piece
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Logits after every token of a list or array of ids: float32 [n_tokens, n_vocab].

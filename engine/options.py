@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gguflow.engine.graph import F16, DType
-from gguflow.engine.limits import MAX_THREADS, MAX_TOKENS, SPARSE_MODES
+from gguflow.engine.limits import MAX_SEQS, MAX_THREADS, MAX_TOKENS, SPARSE_MODES
 
 
 class OptionError(ValueError):
@@ -17,12 +17,14 @@ class OptionError(ValueError):
 class Options:
     """How a model is run; the defaults are llama.cpp's.
 
-    n_ctx: rows of the KV cache, 0 for what the model was trained with.
+    n_ctx: tokens of a sequence, 0 for what the model was trained with.
+    n_seqs: sequences at once. n_cache: rows of the KV cache in all, 0 for n_ctx for every sequence.
     n_batch, n_ubatch: tokens a prompt is cut into; results do not depend on them.
     n_threads, n_threads_batch: for single tokens and for prompts; 0 for all processors.
     n_gpu_layers: layers on the device, the output head counting as one; AUTO_LAYERS or
         ALL_LAYERS of `engine.limits` for what fits or everything. device: which one, by number.
-    overrides: (regular expression, backend) pairs that place tensors, before n_gpu_layers does.
+    overrides: (regular expression, backend) pairs that place weights, states, inputs and nodes,
+        before n_gpu_layers does; the first that is found anywhere in a name wins.
     sparse: how a ReLU model's layers run: "predict" and "exact" as in `variants.relu`, "off" for
         densely, "auto" for the fastest, by measurement, where one backend runs all layers
         (`variants.relu.form`); else for predicting when every layer has a predictor, else exactly.
@@ -33,6 +35,8 @@ class Options:
     """
 
     n_ctx: int = 0
+    n_seqs: int = 1
+    n_cache: int = 0
     n_batch: int = 2048
     n_ubatch: int = 512
     n_threads: int = 0
@@ -54,6 +58,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, least, most in (
             ("n_ctx", 0, MAX_TOKENS),
+            ("n_seqs", 1, MAX_SEQS),
+            ("n_cache", 0, MAX_TOKENS),
             ("n_batch", 1, MAX_TOKENS),
             ("n_ubatch", 1, MAX_TOKENS),
             ("n_threads", 0, MAX_THREADS),

@@ -9,15 +9,18 @@ from typing import Protocol
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
+from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Graph
 from gguflow.engine.limits import MAX_TOKENS
 from gguflow.engine.load import ModelSource
 from gguflow.engine.options import Options
 from gguflow.engine.plan_key import PAGE, PlanKey, step_key
 from gguflow.engine.sampling import N_HISTORY
+from gguflow.engine.serving.buckets import Buckets
+from gguflow.engine.serving.kv import window_pages
 from gguflow.models.batch import Batch, CacheSize, append_sampler
 
-KEPT = 8  # plans
+KEPT = 32  # plans
 
 
 class Rewrite(Protocol):
@@ -44,17 +47,29 @@ class Setup:
     def under(self, options: Options) -> Setup:
         """The same under other options, completed: n_ctx and n_ubatch are this model's."""
         n_ctx = options.n_ctx or self.source.arch.hp.n_ctx_train
+        if options.n_cache:
+            n_ctx = min(n_ctx, options.n_cache)
         n_ubatch = max(1, min(options.n_ubatch, options.n_batch, n_ctx, self.most_ubatch))
         return replace(self, options=replace(options, n_ctx=n_ctx, n_ubatch=n_ubatch))
 
 
 def cache_size(setup: Setup) -> CacheSize:
     """Pages of the KV cache by group of layers."""
-    arch = setup.source.arch
-    n_entries = -(-setup.options.n_ctx // PAGE)
-    layers = (arch.cache(i) for i in range(arch.hp.n_layer))
-    groups = dict.fromkeys(layer.group for layer in layers if layer)
-    return CacheSize(dict.fromkeys(groups, n_entries), n_entries)
+    o, arch = setup.options, setup.source.arch
+    n_entries = -(-o.n_ctx // PAGE)
+    n_full = -(-o.n_cache // PAGE) if o.n_cache else o.n_seqs * n_entries
+    layers = filter(None, (arch.cache(i) for i in range(arch.hp.n_layer)))
+    windows = {layer.group: layer.window for layer in layers}
+    n_pages = {
+        group: min(n_full, o.n_seqs * window_pages(window, o.n_ubatch)) if window else n_full
+        for group, window in windows.items()
+    }
+    return CacheSize(n_pages, n_entries)
+
+
+def buckets(options: Options, live: bool = False) -> Buckets:
+    """The sizes that plans are compiled for. live: see `Buckets`."""
+    return Buckets(options.n_seqs, options.n_ubatch, live)
 
 
 def record(setup: Setup, key: PlanKey) -> Graph:
@@ -79,8 +94,8 @@ def token_key() -> PlanKey:
 
 
 def prompt_key(options: Options) -> PlanKey:
-    """The plan of a full piece of a prompt and the choice of the next token."""
-    return step_key(options.n_ubatch, "last", True)
+    """The plan of full pieces of prompts beside other sequences' single tokens."""
+    return buckets(options).largest
 
 
 class Planner:
@@ -101,9 +116,14 @@ class Planner:
                 self._kept.popitem(last=False)
         return self._kept[at]
 
+    def buckets(self, setup: Setup) -> Buckets:
+        """The sizes that plans are compiled for. Hosts leave out rows that are not there."""
+        return buckets(setup.options, all(b.space == HOST_SPACE for b in self.backends.values()))
+
     def largest(self, setup: Setup) -> list[Plan]:
-        """What a generation runs: a full piece of a prompt, then single tokens."""
-        keys = dict.fromkeys((prompt_key(setup.options), token_key()))
+        """What generations run: full pieces of prompts, then single tokens."""
+        n, sizes = setup.options.n_seqs, self.buckets(setup)
+        keys = dict.fromkeys((sizes.largest, sizes.key(n, 0, n, n, False, True)))
         return [self.plan(setup, key) for key in keys]
 
     def plans_of(self, setup: Setup) -> dict[PlanKey, Plan]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
-from typing import Any, Protocol
 
 import numpy as np
 
-from gguflow.engine.backends.base import find_backend
+from gguflow.engine.backends.base import Converter, find_backend
 from gguflow.engine.graph import F16, DType
 from gguflow.engine.load import ModelSource, WeightSource
 from gguflow.engine.quants import dequantize_any
@@ -19,21 +18,11 @@ from gguflow.models.mixes import Mix, tensor_type
 SLAB_BYTES = 32 << 20  # of float32 values converted at a time
 
 
-class Converter(Protocol):
-    """Rows between float32 and an element type."""
-
-    def encode(self, dtype: DType, x: np.ndarray) -> np.ndarray:
-        """float32 [rows, n] -> uint8 [rows, row bytes]. ValueError for what cannot be held."""
-
-    def decode(self, dtype: DType, raw: np.ndarray, n: int) -> np.ndarray:
-        """uint8 bytes of rows of n elements -> float32 [rows, n]."""
-
-
 def native_converter(n_threads: int | None = None) -> Converter:
     """The CPU backend's quantizers, on `n_threads` threads (by default all processors)."""
-    backend: Any = find_backend("cpu", {"n_threads": n_threads})
-    converter: Converter = backend.converter()
-    return converter
+    backend = find_backend("cpu", {"n_threads": n_threads})
+    assert backend.converter is not None
+    return backend.converter()
 
 
 def convert(

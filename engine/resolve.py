@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gguflow.engine.backends.base import Backend, DeviceId
 from gguflow.engine.compile import Plan
+from gguflow.engine.devices import Devices
 from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import Overrides, choose_layers
 from gguflow.engine.options import Options
 from gguflow.engine.planning import Planner, Setup
 from gguflow.engine.variants.base import Tools, Trial, Variant, variants
 
-DEVICE_BACKEND = "cuda"
+DEVICE_KIND = "cuda"  # of the device that layers and neurons are placed on
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +23,12 @@ class Resolved:
     """How a model runs.
 
     setup: its weights, its options with every placement rule, the rewrites of its graphs.
-    n_gpu_layers: on the device, the output head counting as one. decided: what was decided, in
-    words.
+    device: what layers or neurons were placed on, empty where that was not asked for.
+    n_gpu_layers: on it, the output head counting as one. decided: what was decided, in words.
     """
 
     setup: Setup
+    device: str = ""
     n_gpu_layers: int = 0
     decided: tuple[str, ...] = ()
 
@@ -35,25 +38,16 @@ class Resolved:
         return (*self.setup.source.notes, *self.decided)
 
 
-def backend_names(options: Options) -> tuple[str, ...]:
-    """The backends that the options ask for, by preference."""
-    names = options.backends
-    if DEVICE_BACKEND in names:
-        return names
-    if options.n_gpu_layers or options.vram_budget or options.split:
-        return (DEVICE_BACKEND, *names)
-    named = any(backend == DEVICE_BACKEND for _, backend in options.overrides)
-    return (*names, DEVICE_BACKEND) if named else names
-
-
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What is known without any device. original: the model and its options as they were given;
-    setup: with the weights and rewrites that the options ask for; variants: those that it is of."""
+    setup: with the weights and rewrites that the options ask for; variants: those that it is of;
+    device: as in `Resolved`, once devices are open."""
 
     original: Setup
     setup: Setup
     variants: tuple[Variant, ...]
+    device: str = ""
 
 
 def prepare(source: ModelSource, options: Options) -> Prepared:
@@ -69,6 +63,31 @@ def prepare(source: ModelSource, options: Options) -> Prepared:
     return Prepared(original, setup, mine)
 
 
+def open_devices(prepared: Prepared, devices: Devices) -> Prepared:
+    """The same with the devices that the options ask for opened, and rules that name them.
+
+    Raises LookupError for a device that there is none of, and what a backend raises that cannot be
+    used.
+    """
+    options = prepared.setup.options
+    names, device = options.backends, ""
+    places = bool(options.n_gpu_layers or options.vram_budget or options.split)
+    if places and not any(DeviceId.parse(n).kind == DEVICE_KIND for n in names):
+        names = (DEVICE_KIND, *names)
+    for name in names:
+        devices.open(name)
+    if places:
+        device = devices.open(DEVICE_KIND)
+    overrides = devices.named(options.overrides)
+
+    def renamed(setup: Setup) -> Setup:
+        return replace(setup, options=replace(setup.options, overrides=overrides))
+
+    return replace(
+        prepared, original=renamed(prepared.original), setup=renamed(prepared.setup), device=device
+    )
+
+
 def resolve(prepared: Prepared, planner: Planner, trial: Trial) -> Resolved:
     """Decide how a model runs on the planner's backends. Changes none of its arguments.
 
@@ -77,7 +96,7 @@ def resolve(prepared: Prepared, planner: Planner, trial: Trial) -> Resolved:
     """
     setup, n_gpu_layers, notes = prepared.setup, 0, list[str]()
     options = setup.options
-    device = planner.backends.get(DEVICE_BACKEND)
+    device = planner.backends[prepared.device] if prepared.device else None
     if options.n_gpu_layers and device is not None:
         setup, n_gpu_layers = _offloaded(setup, planner, device)
         n_layers = setup.source.arch.hp.n_layer + 1
@@ -87,11 +106,11 @@ def resolve(prepared: Prepared, planner: Planner, trial: Trial) -> Resolved:
         decision = variant.place(prepared.original, setup, Tools(planner, trial, device, host))
         setup = decision.setup
         notes += decision.notes
-    return Resolved(setup, n_gpu_layers, tuple(notes))
+    return Resolved(setup, prepared.device, n_gpu_layers, tuple(notes))
 
 
-def _offloaded(setup: Setup, planner: Planner, device: Any) -> tuple[Setup, int]:
-    """-ngl as placement rules, and the number of layers. Raises MemoryError with the figures."""
+def _offloaded(setup: Setup, planner: Planner, device: Backend) -> tuple[Setup, int]:
+    """Whole layers on the device, and their number. Raises MemoryError with the figures."""
     options = setup.options
     candidates: dict[Overrides, Setup] = {}
 

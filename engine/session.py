@@ -1,44 +1,34 @@
-"""Session: a model in use. Holds the KV cache, lowered plans and the sampler; steps tokens."""
+"""Session: one sequence over a model. Steps tokens, reuses what the KV cache holds, generates."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gguflow.engine.ahead import Ahead
-from gguflow.engine.backends.base import Buffer
-from gguflow.engine.compile import Plan
-from gguflow.engine.graph import Role
-from gguflow.engine.plan_key import PlanKey, step_key
 from gguflow.engine.profile import Profile
-from gguflow.engine.runtime import BoundPlan, bind
+from gguflow.engine.prompt import ContextError, token_ids
+from gguflow.engine.runtime import BoundPlan
 from gguflow.engine.sampling import SamplerSettings, SamplerState
+from gguflow.engine.serving.pages import OutOfPages
+from gguflow.engine.serving.rows import Piece, rows_of
+from gguflow.engine.serving.runner import Runner, Sampling
 from gguflow.models.base import ModelError
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
 LEAST_AHEAD = 3  # steps left that are worth starting to run ahead
-PLAN_CACHE = 8  # plans kept by a model, and lowered ones by a session
 
 
-class ContextError(ValueError):
-    """More tokens than the context holds."""
-
-
-def token_ids(ids: Iterable[int]) -> list[int]:
-    """Token ids as a list of ints. Raises TypeError for what is not one row of whole numbers."""
-    try:
-        return [index(t) for t in ids]
-    except TypeError:
-        raise TypeError("token ids must be whole numbers, in a list or a 1-D array") from None
+def sampling_of(sampler: SamplerState) -> Sampling:
+    """The operands of a run with one output."""
+    return Sampling(sampler.vector[None], sampler.rng[None], sampler.history[None])
 
 
 @dataclass
@@ -62,7 +52,7 @@ class Timings:
 
 
 class Session:
-    """One sequence over a model: its KV cache, the tokens in it, and lowered plans.
+    """One sequence over a model, with a runner and a KV cache of its own.
 
     Generations that take turns on one session, on one thread or several, each get their own text;
     every change of turn computes again what their sequences do not share. Give each a session to
@@ -70,48 +60,44 @@ class Session:
     """
 
     def __init__(self, model: Model, profile: Profile | None = None) -> None:
+        o = model.options
+        if o.n_seqs > 1 or o.n_cache > o.n_ctx:
+            model = model.with_options(n_seqs=1, n_cache=0)
         self.model = model
-        self.profile = profile
-        self.tokens: list[int] = []  # what the KV cache holds
         self.timings = Timings()
+        self._runner = Runner(model, profile)
+        self._kv = self._runner.kv
+        self._seq = self._kv.create()
+        self._gone: list[int] = []  # tokens at the end whose rows a sliding window gave back
         self._lock = threading.RLock()
         self._turn: SamplerState | None = None  # the generation that was the last to step
         self._ahead: Ahead | None = None  # steps of that generation that are on their way
-        self._plans: OrderedDict[PlanKey, BoundPlan] = OrderedDict()
-        self._states: dict[str, Buffer] = {}
-        self._arenas: dict[str, Buffer] = {}
-        self._reserve(model.plan(step_key(model.options.n_ubatch, "last", True)))
 
-    # -- plans -----------------------------------------------------------------------------------
+    @property
+    def profile(self) -> Profile | None:
+        """What every step is recorded in."""
+        return self._runner.profile
 
-    def _reserve(self, plan: Plan) -> None:
-        """Allocate states, and an arena that fits; plans lowered for a smaller one are dropped."""
-        by_space = {b.space: b for b in self.model.backends.values()}
-        for t in plan.leaves(Role.STATE):
-            if t.name not in self._states:
-                self._states[t.name] = by_space[plan.space_of(t)].alloc(t.nbytes)
-        for space, arena in plan.arenas.items():
-            if space not in self._arenas or self._arenas[space].nbytes < arena.nbytes:
-                self._arenas[space] = by_space[space].alloc(max(arena.nbytes, 1))
-                self._plans.clear()
+    @profile.setter
+    def profile(self, profile: Profile | None) -> None:
+        self._runner.profile = profile
+
+    @property
+    def tokens(self) -> list[int]:
+        """The sequence so far."""
+        return [*self._kv.tokens(self._seq), *self._gone]
+
+    @property
+    def n_tokens(self) -> int:
+        return self._kv.length(self._seq) + len(self._gone)
 
     def bound_plan(self, n_tokens: int, outputs: str, sample: bool) -> BoundPlan:
-        """The lowered plan for this many tokens, from the cache when it is there."""
-        key = step_key(n_tokens, outputs, sample)
-        if key in self._plans:
-            self._plans.move_to_end(key)
-            return self._plans[key]
-        plan = self.model.plan(key)
-        self._reserve(plan)
-        o, w = self.model.options, self.model.weights
-        threads = (o.n_threads_batch if n_tokens > 1 else o.n_threads) or o.n_threads or None
-        bound = bind(
-            plan, self.model.backends, w.buffers, w.packed, self._states, self._arenas, threads
-        )
-        self._plans[key] = bound
-        while len(self._plans) > PLAN_CACHE:
-            self._plans.popitem(last=False)
-        return bound
+        """The lowered plan that runs this many tokens."""
+        single, every = n_tokens == 1, outputs == "all"
+        n_out = {"last": 1, "all": n_tokens, "none": 0}[outputs]
+        n_chunk = 0 if single else n_tokens
+        key = self._runner.buckets.key(int(single), n_chunk, 1, n_out, every, sample)
+        return self._runner.plan(key)
 
     # -- stepping --------------------------------------------------------------------------------
 
@@ -123,60 +109,40 @@ class Session:
         outputs: "last", "all" or "none" asks for logits; with a sampler the last output is the
         chosen token. The arrays are overwritten by the next run. Raises ContextError when full.
         """
-        began = time.perf_counter_ns()
-        n_past, n = len(self.tokens), len(ids)
+        n_past, n = self.n_tokens, len(ids)
         self._turn = self._ahead = None
         if n_past + n > self.model.options.n_ctx:
             raise ContextError(
                 f"{n_past + n} tokens do not fit the context of "
-                f"{self.model.options.n_ctx}; raise -c"
+                f"{self.model.options.n_ctx}; raise `n_ctx`"
             )
-        bound = self.bound_plan(n, outputs, sampler is not None)
-        self._write(bound, ids, sampler)
-        if self.profile is None:
-            bound.run()
+        if not n:
+            raise ValueError("no tokens to run")
+        if self._gone:
+            gone, self._gone = self._gone, []
+            self.prefill(gone, None, "none")
+        sampling = None if sampler is None else sampling_of(sampler)
+        self._kv.grow(self._seq, n)
+        result: Sequence[np.ndarray]
+        if n == 1:
+            result = self._runner.run_one(self._seq, ids[0], sampling, outputs != "none")
         else:
-            rows, spans = bound.run_timed()
-            self.profile.add_step(
-                "decode" if n == 1 else "prefill",
-                n,
-                rows,
-                spans,
-                time.perf_counter_ns() - began,
-                n_past,
-            )
-        self.tokens.extend(ids)
-        return bound.outputs
-
-    def _write(self, bound: BoundPlan, ids: Sequence[int], sampler: SamplerState | None) -> None:
-        """A plan's inputs, for tokens that come next."""
-        n_past, n, inputs = len(self.tokens), len(ids), bound.inputs
-        pos = np.arange(n_past, n_past + n)
-        inputs["tokens"][:] = ids
-        inputs["pos"][:] = pos
-        inputs["seq"][:] = 0
-        for group in self.model.cache_size().n_pages:
-            inputs[f"rows.{group}"][:] = pos
-            if f"table.{group}" in inputs:
-                inputs[f"table.{group}"][:] = np.arange(inputs[f"table.{group}"].shape[1])
-        if "out.ids" in inputs:
-            inputs["out.ids"][:] = n - 1
-            inputs["out.pos"][:] = n_past + n - 1
-            inputs["out.seq"][:] = 0
-        if sampler is not None:
-            inputs["sampler.settings"][:] = sampler.vector
-            inputs["sampler.rng"][:] = sampler.rng
-            inputs["sampler.history"][:] = sampler.history
+            n_out = {"last": 1, "all": n, "none": 0}[outputs]
+            rows = rows_of(self._kv, [Piece(self._seq, ids, n_out)])
+            result = self._runner.run(rows, sampling, outputs == "all")
+        self._kv.advance(self._seq, ids, n == 1)
+        return result
 
     @property
     def is_full(self) -> bool:
         """Whether the context has no room for another token."""
-        return len(self.tokens) >= self.model.options.n_ctx
+        return self.n_tokens >= self.model.options.n_ctx
 
     def rewind(self, n_tokens: int) -> None:
         """Forget all but the first `n_tokens` tokens."""
         self._turn = self._ahead = None
-        del self.tokens[n_tokens:]
+        left = self.tokens[:n_tokens]
+        self._gone = left[self._kv.trim(self._seq, len(left)) :]
 
     def prefill(
         self, ids: Sequence[int], sampler: SamplerState | None, outputs: str = "last"
@@ -242,15 +208,12 @@ class Session:
                 assert self._ahead is not None
                 self._turn = None  # should this be interrupted
                 token = int(self._ahead.next()[0])
-                self.tokens.append(ids[-1])
+                self._kv.advance(self._seq, ids[-1:], True)
                 self._turn = sampler
                 return token, 1
             if self._turn is not sampler:
-                keep, common = 0, min(len(self.tokens), len(ids) - 1)
-                while keep < common and self.tokens[keep] == ids[keep]:
-                    keep += 1
-                self.rewind(keep)
-            new = ids[len(self.tokens) :]
+                self._change_to(ids)
+            new = ids[self.n_tokens :]
             result = self.prefill(new, sampler)
             if self._turn is not sampler and not np.isfinite(result[0]).all():
                 raise ModelError(
@@ -260,22 +223,47 @@ class Session:
             self._turn = sampler
             return int(result[-1][0]), len(new)
 
+    def _change_to(self, ids: Sequence[int]) -> None:
+        """Keep what the cache holds of another sequence: of the one before, or of earlier ones."""
+        before = self.tokens
+        keep, common = 0, min(len(before), len(ids) - 1)
+        while keep < common and before[keep] == ids[keep]:
+            keep += 1
+        if self._kv.n_findable(ids) <= keep:
+            self.rewind(keep)
+            return
+        self._turn = self._ahead = None
+        self._gone = []
+        self._kv.free(self._seq)
+        self._seq = self._kv.create(ids)
+
     def _runs_ahead(self, ids: Sequence[int], sampler: SamplerState, most: int) -> bool:
         """Whether the device makes the tokens by itself; it is started if it can."""
         if self.profile is not None:  # which has a record for every step
             return False
         if self._ahead is not None and not self._ahead.is_over:
             return True
-        n_past = len(self.tokens)
+        n_past = self.n_tokens
         room = self.model.options.n_ctx - n_past
         most = min(room, most) if most >= 0 else room
-        if len(ids) != n_past + 1 or most < LEAST_AHEAD:
+        if len(ids) != n_past + 1 or self._gone or most < LEAST_AHEAD:
             return False
-        bound = self.bound_plan(1, "last", True)
-        if bound.token_loop is None:
+        if self.bound_plan(1, "last", True).token_loop is None:
             return False
-        self._write(bound, ids[-1:], sampler)
+        while not self._grown(most):
+            most //= 2
+            if most < LEAST_AHEAD:
+                return False
+        bound = self._runner.write_one(self._seq, ids[-1], sampling_of(sampler))
+        assert bound.token_loop is not None
         self._ahead = Ahead(bound.token_loop, most)
+        return True
+
+    def _grown(self, n: int) -> bool:
+        try:
+            self._kv.grow(self._seq, n)
+        except OutOfPages:  # a window's pages are fewer than the context's
+            return False
         return True
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:

@@ -20,22 +20,34 @@ from .keys import ModelError
 
 
 @dataclass(frozen=True)
+class Part:
+    """Rows from `start` on of a tensor of n_rows, in which a file may hold several weights."""
+
+    of: str
+    start: int
+    n_rows: int
+
+
+@dataclass(frozen=True)
 class WeightSpec:
     """A tensor the architecture expects: name, shape in numpy order, whether it may be absent.
 
     shape: -1 stands for a dimension that the file decides. transposed: the name of a tensor that
-    holds the same matrix the other way round and may stand in for this one.
+    holds the same matrix the other way round and may stand in for this one. part: so may these rows
+    of another one.
     """
 
     name: str
     shape: tuple[int, ...]
     optional: bool = False
     transposed: str = ""
+    part: Part | None = None
 
     def of_layer(self, i: int) -> WeightSpec:
         """The same tensor of layer i, named as files do."""
         other = self.transposed and f"blk.{i}.{self.transposed}"
-        return replace(self, name=f"blk.{i}.{self.name}", transposed=other)
+        part = self.part and replace(self.part, of=f"blk.{i}.{self.part.of}")
+        return replace(self, name=f"blk.{i}.{self.name}", transposed=other, part=part)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape is what is expected."""

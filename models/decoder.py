@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -12,15 +13,24 @@ from .base import Architecture, WeightSpec
 from .batch import Batch, CacheLayer
 from .blocks import RMS_NORM, Norm, Site, cache_layer, embed, end_weights, logits
 from .hparams import HParams, hparam_keys, read_hparams
+from .keys import ModelError
+
+_OF_LAYER = re.compile(r"blk\.(\d{1,9})\.")
+DERIVED = ("attn_rot_embd.weight", "attn_rot_embd")  # follows from rope's keys
 
 
 class Decoder(Architecture):
-    """Embeddings, layers, a norm and a head. A family provides `layer` and `layer_weights`."""
+    """Embeddings, layers, a norm and a head.
+
+    A family provides `layer` and `layer_weights`, or has them from one of `forms`.
+    """
 
     norm: ClassVar[Norm] = RMS_NORM
-    rope_mode: ClassVar[str] = "norm"  # rotary layout: "norm" adjacent pairs, "neox" half split
-    reads: ClassVar[Mapping[str, float]] = {}  # numbers that the family has: see `read_hparams`
+    rope_mode: ClassVar[str] = "norm"  # turns pairs: "norm" adjacent, "neox" half a head apart
+    act: ClassVar[str] = "silu"  # of feed-forward layers
+    gated: ClassVar[bool] = True  # whether they have a gate
     full_every: ClassVar[int] = 0  # of layers with a sliding window, every n-th sees all tokens
+    reads: ClassVar[Mapping[str, float]] = {}  # numbers that the family has: see `read_hparams`
 
     def layer(self, at: Site, x: Tensor) -> Tensor:
         """Record a layer over the residual stream x, f32 [n_tokens, n_embd]; returns the new one,
@@ -61,6 +71,20 @@ class Decoder(Architecture):
         for i in range(self.hp.n_layer):
             for spec in self.layer_weights(self.layer_hparams(i)):
                 yield spec.of_layer(i)
+
+    def check(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
+        known = set[str]()
+        for spec in self.weights():
+            known |= {spec.name, spec.transposed, spec.part.of if spec.part else ""}
+        for i in range(self.hp.n_layer):
+            known |= {f"blk.{i}.{name}" for name in DERIVED}
+        for name in tensors:
+            found = _OF_LAYER.match(name)
+            if found and int(found[1]) < self.hp.n_layer and name not in known:
+                raise ModelError(
+                    f"tensor {name}: {self.name} has no such weight, and without it the results "
+                    "would be others"
+                )
 
     def cache(self, i: int) -> CacheLayer | None:
         return cache_layer(self.layer_hparams(i))

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from gguflow.engine.graph import Tensor
 
-from .blocks import Site, embed, ffn, residual
-from .llama import Llama
+from .blocks import Site, embed
+from .forms import Sequential
 
 
-class Gemma(Llama):
+class Gemma(Sequential):
     name = "gemma"
     rope_mode = "neox"
+    act = "gelu"
 
     def embed(self, at: Site) -> Tensor:
         return embed(at, scale=at.hp.n_embd**0.5)
-
-    def feed_forward(self, at: Site, x: Tensor) -> Tensor:
-        with at.g.scope("ffn"):
-            return residual(at, x, ffn(at, self.norm(at, "ffn_norm", x), act="gelu"))

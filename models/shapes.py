@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +23,10 @@ from .planted import scale as planted_scale
 
 def _llama(n_vocab: int, n_ctx: int, n_embd: int, n_layer: int, n_ff: int, n_head: int,
            n_head_kv: int, rope_base: float = 10000.0, arch: str = "llama",
-           head_dim: int = 0) -> HParams:  # fmt: skip
+           head_dim: int = 0, **more: Any) -> HParams:  # fmt: skip
     head_dim = head_dim or n_embd // n_head
     return HParams(arch, n_vocab, n_ctx, n_embd, n_layer, n_ff, n_head, n_head_kv, head_dim,
-                   head_dim, 1e-5, head_dim, rope_base)  # fmt: skip
+                   head_dim, 1e-5, head_dim, rope_base, **more)  # fmt: skip
 
 
 # name -> (hyperparameters, tied embeddings)
@@ -39,9 +40,11 @@ SHAPES: dict[str, tuple[HParams, bool]] = {
     "llama3-8b": (_llama(128256, 8192, 4096, 32, 14336, 32, 8, 5e5), False),
     "qwen2.5-0.5b": (_llama(151936, 32768, 896, 24, 4864, 14, 2, 1e6, "qwen2"), True),
     "qwen3-0.6b": (_llama(151936, 40960, 1024, 28, 3072, 16, 8, 1e6, "qwen3", 128), True),
+    "gemma2-2b": (_llama(256000, 8192, 2304, 26, 9216, 8, 4, 1e4, "gemma2", 256,
+                         sliding_window=4096, attn_softcap=50.0, logit_softcap=30.0), True),
     "relu-tinyllama-1.1b": (_llama(32000, 2048, 2048, 22, 5632, 32, 4, arch="relullama"), False),
     "relullama-7b": (_llama(32000, 4096, 4096, 32, 11008, 32, 32, arch="relullama"), False),
-}
+}  # fmt: skip
 # Ranks of the predictors of ReLU shapes, whose neurons fire as `planted` says.
 RANKS = {"relu-tinyllama-1.1b": 128, "relullama-7b": 256}
 

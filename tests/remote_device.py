@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Memory
+from gguflow.engine.backends.base import Flags, Links, Live, Memory, Program, Ticks
 from gguflow.engine.backends.host import HostBuffer
-from gguflow.engine.backends.link import FlagSignal, FlagWait, ProgramStep
-from gguflow.engine.backends.numpy import NumpyBackend, NumpyExecutable, run_node
+from gguflow.engine.backends.numpy import NumpyBackend, buffers_of, run_node
+from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.graph import Tensor
 
 
@@ -48,6 +48,7 @@ class Inside:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self.shared: dict[int, SharedBuffer] = {}
+        self.rows = memory.rows
 
     def locate(self, owner: Tensor) -> tuple[HostBuffer, int]:
         buffer, offset = self._memory.locate(owner)
@@ -60,11 +61,33 @@ class Inside:
         return False
 
 
+class RemoteMemory:
+    """What a device says of its memory."""
+
+    unit = 64
+    free, total = 1 << 40, 1 << 40
+
+    def room(self) -> tuple[int, int]:
+        return self.free, self.total
+
+    def scratch_bytes(self, nodes: Sequence[Tensor]) -> int:
+        return 0
+
+    def reserve(self, nbytes: int, scratch: int) -> None:
+        """Nothing is gained by it here."""
+
+    def trim(self) -> None:
+        """Nothing is kept."""
+
+
 class RemoteBackend(NumpyBackend):
     """The references, on memory of their own."""
 
     name = "remote"
     space = "remote:0"
+
+    def __init__(self) -> None:
+        self.memory = RemoteMemory()
 
     def alloc(self, nbytes: int) -> HostBuffer:
         return RemoteBuffer(np.zeros(nbytes, np.uint8))
@@ -72,109 +95,126 @@ class RemoteBackend(NumpyBackend):
     def alloc_shared(self, nbytes: int) -> HostBuffer:
         return SharedBuffer(nbytes)
 
-    def reserve(self, nbytes: int, scratch: int) -> None:
-        """Nothing is gained by it here."""
-
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
         return RemoteBuffer(raw.copy())
 
-    def compile(self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None) -> Any:
-        inside = Inside(memory)
-        executable = super().compile(nodes, inside, n_threads)
-        run = executable.run
+    def lower(
+        self,
+        steps: Sequence[Step],
+        memory: Memory,
+        n_threads: int | None = None,
+        flags: Flags | None = None,
+    ) -> Program:
+        return RemoteProgram(self, steps, memory, flags or {})
 
-        def run_with_transfers(ends_ns: np.ndarray | None = None) -> None:
-            for b in inside.shared.values():
-                b.array[:] = b.mirror
-            run(ends_ns)
-            for b in inside.shared.values():
-                b.mirror[:] = b.array
-
-        executable.run = run_with_transfers  # type: ignore[method-assign]
-        return executable
+    def hook(self, step: Step) -> bool | None:
+        """Called with every step before it runs."""
+        return None
 
 
 class LinkableBackend(RemoteBackend):
-    """The same with a thread that runs programs, as a device that the host is linked with.
+    """The same as a device that the host can run beside.
 
     hook: called with every step before it runs; it may wait, raise, or say True to leave it out.
     """
 
     def __init__(self) -> None:
-        self.hook: Callable[[ProgramStep], bool | None] = lambda step: None
+        super().__init__()
+        self.hook: Callable[[Step], bool | None] = lambda step: None  # type: ignore[method-assign]
+        self.links = Links(HostBuffer.zeros)
         self.last: threading.Thread | None = None
 
-    def alloc_pinned(self, nbytes: int) -> HostBuffer:
-        return HostBuffer.zeros(nbytes)
+    def lower(
+        self,
+        steps: Sequence[Step],
+        memory: Memory,
+        n_threads: int | None = None,
+        flags: Flags | None = None,
+    ) -> Program:
+        return ThreadProgram(self, steps, memory, flags or {})
 
-    def compile_device_program(self, steps: Sequence[ProgramStep], memory: Memory) -> RemoteProgram:
-        return RemoteProgram(self, steps, memory)
 
-
-class RemoteProgram:
-    """Steps in a thread. Its clock is not the host's."""
+class RemoteProgram(Program):
+    """Steps run when they are waited for. The clock is not the host's."""
 
     skew_ns = 5_000_000_000
 
     def __init__(
-        self, backend: LinkableBackend, steps: Sequence[ProgramStep], memory: Memory
+        self, backend: RemoteBackend, steps: Sequence[Step], memory: Memory, flags: Flags
     ) -> None:
         self.kernels = [s.op or "" if isinstance(s, Tensor) else type(s).__name__ for s in steps]
+        self.steps = steps
         self._backend = backend
-        self._steps = steps
+        self._flags = flags
         self._inside = Inside(memory)
         nodes = [s for s in steps if isinstance(s, Tensor)]
-        self._buffers = NumpyExecutable(nodes, self._inside)._buffers
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._buffers = buffers_of(nodes, self._inside)
+        self._is_timed = False
 
-    def start(self, timed: bool = False) -> None:
-        assert self._thread is None
+    def start(self, timed: bool = False, live: Live | None = None) -> None:
+        self._is_timed = timed
         self._ticks = [self._now()]
-        self._thread = threading.Thread(target=self._work, args=(self._backend.last,))
+        for b in self._inside.shared.values():
+            b.array[:] = b.mirror
+        for step in self.steps:
+            if not self._backend.hook(step):
+                self._run(step)
+            self._ticks.append(self._now())
+        for b in self._inside.shared.values():
+            b.mirror[:] = b.array
+
+    def finish(self) -> Ticks | None:
+        return Ticks(np.array(self._ticks, np.int64), of_host=False) if self._is_timed else None
+
+    def _now(self) -> int:
+        return time.perf_counter_ns() + self.skew_ns
+
+    def _run(self, step: Step) -> None:
+        if isinstance(step, Tensor):
+            return run_node(step, self._buffers)
+        assert isinstance(step, Send | Recv)
+        f = self._flags[step.meeting]
+        flag = ctypes.c_uint32.from_address(f.address)
+        if isinstance(step, Recv):
+            given_up = ctypes.c_uint32.from_address(f.given_up)
+            until = time.monotonic_ns() + f.timeout_ns
+            while flag.value == 0 and given_up.value == 0:
+                time.sleep(0)
+                if time.monotonic_ns() > until:
+                    given_up.value = f.code
+            flag.value = 0
+        for t in f.transfers:
+            ctypes.memmove(t.target, t.source, t.nbytes)
+        if isinstance(step, Send):
+            assert flag.value == 0, "a flag was not taken back"
+            flag.value = 1
+
+
+class ThreadProgram(RemoteProgram):
+    """Steps in a thread. Programs run in the order in which they were started."""
+
+    _backend: LinkableBackend
+    _thread: threading.Thread | None = None
+    _error: BaseException | None = None
+
+    def start(self, timed: bool = False, live: Live | None = None) -> None:
+        assert self._thread is None
+        self._thread = threading.Thread(target=self._work, args=(timed, self._backend.last))
         self._backend.last = self._thread
         self._thread.start()
 
-    def finish(self) -> np.ndarray | None:
+    def finish(self) -> Ticks | None:
         if self._thread is not None:
             self._thread.join()
         self._thread, error, self._error = None, self._error, None
         if error is not None:
             raise error
-        return np.array(self._ticks, np.int64)
+        return super().finish()
 
-    def _now(self) -> int:
-        return time.perf_counter_ns() + self.skew_ns
-
-    def _work(self, before: threading.Thread | None) -> None:
-        if before is not None:  # programs run in the order in which they were started
+    def _work(self, timed: bool, before: threading.Thread | None) -> None:
+        if before is not None:
             before.join()
         try:
-            for b in self._inside.shared.values():
-                b.array[:] = b.mirror
-            for step in self._steps:
-                if not self._backend.hook(step):
-                    self._run(step)
-                self._ticks.append(self._now())
-            for b in self._inside.shared.values():
-                b.mirror[:] = b.array
+            super().start(timed)
         except BaseException as e:
             self._error = e
-
-    def _run(self, step: ProgramStep) -> None:
-        if isinstance(step, Tensor):
-            return run_node(step, self._buffers)
-        flag = ctypes.c_uint32.from_address(step.flag)
-        if isinstance(step, FlagWait):
-            given_up = ctypes.c_uint32.from_address(step.given_up)
-            until = time.monotonic_ns() + step.timeout_ns
-            while flag.value == 0 and given_up.value == 0:
-                time.sleep(0)
-                if time.monotonic_ns() > until:
-                    given_up.value = step.code
-            flag.value = 0
-        for t in step.transfers:
-            ctypes.memmove(t.target, t.source, t.nbytes)
-        if isinstance(step, FlagSignal):
-            assert flag.value == 0, "a flag was not taken back"
-            flag.value = 1

@@ -86,7 +86,7 @@ def run(args: Namespace) -> int:
 
 def solve_whole(args: Namespace) -> Solved:
     """--vram-budget: as a run with it does."""
-    from gguflow.engine.model import DEVICE_BACKEND, Model
+    from gguflow.engine.model import Model
     from gguflow.engine.variants.relu import sparse_run
     from gguflow.engine.variants.relu.place import layer_shapes, neuron_bytes
     from gguflow.engine.variants.relu.speeds import measure
@@ -99,7 +99,7 @@ def solve_whole(args: Namespace) -> Solved:
     assert how is not None and how.split is not None
     for line in model.notes:
         note(line)
-    device = model.backends[DEVICE_BACKEND]
+    device = model.backends[model.device]
     host = next(b for b in model.backends.values() if b is not device)
     speeds = measure(device, host, layer_shapes(model.source)[0], model.options.n_threads or None)
     exact = how.mode == "exact"
@@ -140,7 +140,7 @@ def row_speeds(args: Namespace, source: ModelSource) -> Speeds:
     shape = layer_shapes(source)[0]
     host = find_backend("cpu", {"n_threads": args.threads})
     wants_gpu = args.gpu_gbs is None or args.sync_us is None
-    gpu = find_backend("cuda", {"device": args.device}) if wants_gpu else None
+    gpu = find_backend(f"cuda:{args.device}") if wants_gpu else None
 
     def side(gbs: float | None, backend: Backend | None) -> Side:
         if gbs is not None:

@@ -1,21 +1,52 @@
-"""What a backend is: where memory comes from, which ops it runs, how a segment becomes runnable."""
+"""What a backend is: where memory comes from, which ops it runs, how steps become a program.
+
+Everything a backend may be asked is declared here. What only some have is a capability: an object
+of its own, or None.
+"""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from gguflow.engine.graph import Tensor
+from gguflow.engine.compile import AllReduce, Meeting, Recv, Send, Step
+from gguflow.engine.graph import DType, Tensor
+
+from .host import HostBuffer
+
+Live = Mapping[str, int]  # rows to compute, by the name that compile.batch_rows gives them
+
+
+@dataclass(frozen=True)
+class DeviceId:
+    """One device: `cuda:1` is the second that backend `cuda` has."""
+
+    kind: str
+    index: int = 0
+
+    @classmethod
+    def parse(cls, text: str, index: int = 0) -> DeviceId:
+        """`cuda:1`, or `cuda` for the device at `index`. Raises LookupError for anything else."""
+        kind, colon, number = text.partition(":")
+        if not kind.isidentifier() or (colon and not (number.isascii() and number.isdigit())):
+            raise LookupError(f"no backend called {text!r}")
+        return cls(kind, int(number) if colon else index)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}"
 
 
 class Buffer(Protocol):
     """Device memory."""
 
     nbytes: int
+    address: int  # as the device itself has it
 
     def host(self) -> np.ndarray | None:
         """The same bytes as a uint8 array, or None where the host cannot reach them.
@@ -30,14 +61,73 @@ class Buffer(Protocol):
         """Overwrite bytes from `offset` on with those of `data`; waits for the device."""
 
 
-class Executable(Protocol):
-    """A segment ready to run."""
+class Memory(Protocol):
+    """Where the tensors of a plan live on one backend: owner tensor -> (buffer, byte offset)."""
 
-    n_ops: int
-    kernels: Sequence[str]  # per op, what runs it
+    def locate(self, owner: Tensor) -> tuple[Buffer, int]: ...
 
-    def run(self, ends_ns: np.ndarray | None = None) -> None:
-        """Run all ops. ends_ns: int64 [n_ops + 1] that receives clock readings when profiling."""
+    def is_packed(self, owner: Tensor) -> bool:
+        """Whether a weight is stored in the backend's own layout instead of the file's."""
+
+    @property
+    def rows(self) -> Mapping[Tensor, str]:
+        """What follows the batch's rows, and which: see `compile.batch_rows`."""
+
+
+# -- meetings --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Bytes the device copies between its memory and pinned memory. Both are addresses, multiples
+    of 16; up to 15 bytes beyond `nbytes` may be copied too."""
+
+    target: int
+    source: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One side of a meeting: a 32-bit word of pinned memory, which the host and the device reach.
+
+    A send copies, then sets it to 1, when what the steps before it made can be seen. A receive
+    waits for it, takes it back to 0, then copies. Only devices copy. After `timeout_ns` nanoseconds
+    `code`, not 0 itself, goes to the word at `given_up`; once that is not 0 nothing is waited for.
+    """
+
+    address: int
+    given_up: int
+    code: int
+    timeout_ns: int
+    transfers: tuple[Transfer, ...] = ()
+
+
+Flags = Mapping[Meeting, Flag]
+
+
+@dataclass(frozen=True)
+class Links:
+    """A backend whose programs can meet another's while both run.
+
+    alloc_pinned: zeroed host memory that the device reaches at the same address; the device's
+    programs then copy what crosses. None for the host's side, whose programs only wait and signal.
+    """
+
+    alloc_pinned: Callable[[int], HostBuffer] | None = None
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+class Ticks(NamedTuple):
+    """Clock readings of a run: int64 [n_steps + 1] nanoseconds, the start and each step's end.
+
+    of_host: whether the clock is the host's `perf_counter_ns`; a device's runs by itself.
+    """
+
+    ns: np.ndarray
+    of_host: bool
 
 
 class TokenLoop(Protocol):
@@ -46,8 +136,7 @@ class TokenLoop(Protocol):
 
     A step writes the next one's `tokens`, `pos`, `rows` of every group of layers (by the group's
     page table, which has to have the pages of all steps that are launched), `sampler.rng` and
-    `sampler.history`. An executable that can do so has `token_loop(tensors)`: the plan's inputs by
-    name, and the sampled tokens as `token`.
+    `sampler.history`.
     """
 
     def start(self) -> None:
@@ -61,72 +150,197 @@ class TokenLoop(Protocol):
         start."""
 
 
-class Memory(Protocol):
-    """Where the tensors of a plan live on one backend: owner tensor -> (buffer, byte offset)."""
+class Program(ABC):
+    """Steps of one backend, ready to run again and again; the same from the first run on.
 
-    def locate(self, owner: Tensor) -> tuple[Buffer, int]: ...
+    kernels: per step, what runs it.
+    """
 
-    def is_packed(self, owner: Tensor) -> bool:
-        """Whether a weight is stored in the backend's own layout instead of the file's."""
+    kernels: Sequence[str]
+
+    @abstractmethod
+    def start(self, timed: bool = False, live: Live | None = None) -> None:
+        """Start a run. A device returns at once; the host, which computes on the calling thread,
+        when it is done.
+
+        timed: read the clock between steps. live: rows that count; trailing others may be left out.
+        """
+
+    @abstractmethod
+    def finish(self) -> Ticks | None:
+        """Wait for the end of the run; the readings of a timed one."""
+
+    def token_loop(self, tensors: Mapping[str, Tensor]) -> TokenLoop | None:
+        """Runs of this program of which each makes its tokens the next one's input; None where the
+        device cannot do so.
+
+        tensors: the plan's inputs by name, and the sampled tokens as `token`.
+        """
+        return None
+
+    def run(self) -> None:
+        """Start and finish."""
+        self.start()
+        self.finish()
+
+    def run_timed(self) -> Ticks:
+        """The same with clock readings."""
+        self.start(timed=True)
+        ticks = self.finish()
+        assert ticks is not None
+        return ticks
 
 
-class Backend(Protocol):
-    """One device and the kernels for it."""
+class UnsupportedStepError(ValueError):
+    """A step that a backend has no way to run: names both."""
 
+
+def refuse(step: Step, backend: str) -> NoReturn:
+    """Raises UnsupportedStepError."""
+    if isinstance(step, AllReduce):
+        what = f"all_reduce {step.name}"
+    elif isinstance(step, Send | Recv):
+        kind = "send" if isinstance(step, Send) else "receive"
+        what = f"{kind} of {', '.join(o.name for o in step.meeting.owners)}"
+    else:
+        what = f"{step.op} {step.name}"
+    raise UnsupportedStepError(f"{backend} has no way to run {what}")
+
+
+# -- capabilities ----------------------------------------------------------------------------------
+
+
+class DeviceMemory(Protocol):
+    """Memory that is apart from the host's: how much of it there is, and an exact forecast.
+
+    unit: bytes that allocations are multiples of.
+    """
+
+    unit: int
+
+    def room(self) -> tuple[int, int]:
+        """(free, all) bytes."""
+
+    def scratch_bytes(self, nodes: Sequence[Tensor]) -> int:
+        """What the kernels of a plan with these nodes will share."""
+
+    def reserve(self, nbytes: int, scratch: int) -> None:
+        """Told before loading what will be allocated in all, and of that for kernels."""
+
+    def trim(self) -> None:
+        """Give back memory that was freed."""
+
+
+class Clock(Protocol):
+    """A device's own clock, for kernels on cold caches."""
+
+    def prepare(self, nodes: Sequence[Tensor]) -> None:
+        """Compile and load the kernels of these nodes, several at a time."""
+
+    def cold(self, work: Program | Callable[[], Any], flush: Program, repeats: int) -> list[float]:
+        """Microseconds of each of `repeats` runs of `work`, with `flush` run before each."""
+
+
+Rival = tuple[str, Callable[[], Any]]  # library, what puts its work into the stream
+
+
+class Converter(Protocol):
+    """Rows to and from any element type with native code."""
+
+    def encode(self, dtype: DType, x: np.ndarray) -> np.ndarray:
+        """float32 [rows, n] -> uint8 [rows, row bytes]. ValueError for values that do not fit."""
+
+    def decode(self, dtype: DType, raw: np.ndarray, n: int) -> np.ndarray:
+        """uint8 bytes of rows of n elements -> float32 [rows, n]."""
+
+
+class Backend(ABC):
+    """One device and the kernels for it.
+
+    id: the device. name: as placement has it, `cuda:1`, or `cpu` where there is one of a kind.
+    space: memory space; tensors move between backends without a copy within one space. processor:
+    what runs the kernels, in a word or two. n_threads: of the host that it computes with, 0 for
+    none.
+    """
+
+    id: DeviceId
     name: str
-    space: str  # memory space; tensors move between backends without a copy within one space
-    # Optional, for a device's exact forecast: `alloc_unit`, which its allocations are multiples of;
-    # `scratch_bytes(nodes)`, what a plan's kernels will share; `reserve(nbytes, scratch)`, which is
-    # told before loading what will be allocated in all, and for those kernels.
+    space: str
+    processor: str = ""
+    n_threads: int = 0
+    memory: DeviceMemory | None = None
+    links: Links | None = None
+    clock: Clock | None = None
+    # The node's operation on the same operands as a library does it, or None.
+    rival: Callable[[Tensor, Memory], Rival | None] | None = None
+    # Seconds that a node is expected to take, without running anything.
+    costs: Callable[[Tensor], float] | None = None
+    # The native quantizers.
+    converter: Callable[[], Converter] | None = None
 
+    @abstractmethod
     def describe(self) -> str:
         """The device and its kernels in one line, for `gguflow devices`."""
 
+    @abstractmethod
     def supports(self, node: Tensor) -> bool:
         """Whether this backend has a kernel for the node's op, types and layout."""
 
+    @abstractmethod
     def peaks(self) -> tuple[float, ...] | None:
         """Measured GB/s read, float32 GFLOP/s, int8 GOP/s and, where units of their own do them,
         float16 GFLOP/s: the fields of `Peaks`. None for a backend without roofs."""
 
+    @abstractmethod
     def alloc(self, nbytes: int) -> Buffer:
         """Zeroed memory. Raises MemoryError with the figures."""
 
+    @abstractmethod
     def alloc_shared(self, nbytes: int) -> Buffer:
         """Zeroed memory for a plan's inputs and small outputs. Its `host()` is never None: on a
         device it is a copy, which runs read inputs from and leave results in."""
 
+    @abstractmethod
     def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         """Bytes of `weight` in this backend's own layout, or 0 to use it as it is in the file."""
 
+    @abstractmethod
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> Buffer:
         """Bring a weight's bytes (uint8) to the device, repacked if `packed`."""
 
-    def compile(
-        self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
-    ) -> Executable:
-        """Lower a segment's nodes to something runnable; n_threads is for host backends."""
+    @abstractmethod
+    def lower(
+        self,
+        steps: Sequence[Step],
+        memory: Memory,
+        n_threads: int | None = None,
+        flags: Flags | None = None,
+    ) -> Program:
+        """A program of these steps, everything it will run compiled and loaded.
+
+        n_threads: for host backends. flags: of the meetings among the steps, with `links` only.
+        Raises UnsupportedStepError.
+        """
 
 
 def backend_names() -> list[str]:
-    """Every backend there is a module for; making one shows whether this machine can use it."""
+    """Every backend there is a directory for; making one shows whether this machine can use it."""
     package = import_module("gguflow.engine.backends")
-    helpers = ("base", "host", "link")
-    return [m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in helpers]
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg]
 
 
 def find_backend(name: str, options: Mapping[str, Any] | None = None) -> Backend:
-    """The backend in `gguflow.engine.backends.<name>`, made with `options`.
+    """The device `name`, `cuda:1`, of the backend in `gguflow.engine.backends.<kind>`.
 
+    options: of all backends; each takes its own. Without a number, `device` among them is it.
     Raises LookupError when there is none by that name. The module's own errors pass through.
     """
-    if not name.isidentifier():
+    given = dict(options or {})
+    wanted = DeviceId.parse(name, int(given.get("device") or 0))
+    if wanted.kind not in backend_names():
         raise LookupError(f"no backend called {name!r}")
-    try:
-        module = import_module(f"gguflow.engine.backends.{name}")
-    except ModuleNotFoundError as e:
-        if e.name and e.name.startswith("gguflow.engine.backends"):
-            raise LookupError(f"no backend called {name!r}") from None
-        raise
-    backend: Backend = module.create(dict(options or {}))
+    module = import_module(f"gguflow.engine.backends.{wanted.kind}")
+    backend: Backend = module.create(given | {"device": wanted.index})
+    if ":" in name and backend.id != wanted:
+        raise LookupError(f"no device called {name!r}: there is one {backend.name}")
     return backend

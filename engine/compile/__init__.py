@@ -2,20 +2,30 @@
 
 from .describe import fallbacks, human_bytes, listing, summary
 from .fuse import RULES, fuse, fuse_graph
-from .link import Link, Meeting, Signal, UnlinkableError, Wait, link
 from .memory import ALIGN, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementError, PlacementRules, layer_overrides, place
 from .plan import Plan, PlanOptions, SpaceBytes, compile_graph
 from .prune import prune
 from .rewrite import recorded_before, replace_values
-from .shard import split_columns, split_rows, split_sum
+from .schedule import (
+    AllReduce,
+    Meeting,
+    Recv,
+    Send,
+    Step,
+    UnlinkableError,
+    check_side_by_side,
+    schedule,
+)
+from .shard import split_columns, split_rows, split_sum, sum_before
 from .split import Copy, Segment, split
 from .types import BackendInfo
 
 __all__ = [
-    "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Link", "Meeting", "Placement",
-    "PlacementError", "PlacementRules", "Plan", "PlanOptions", "Segment", "Signal", "SpaceBytes",
-    "UnlinkableError", "Wait", "compile_graph", "fallbacks", "fuse", "fuse_graph", "human_bytes",
-    "layer_overrides", "link", "listing", "place", "plan_memory", "prune", "recorded_before",
-    "replace_values", "round_up", "split", "split_columns", "split_rows", "split_sum", "summary",
+    "ALIGN", "RULES", "AllReduce", "ArenaPlan", "BackendInfo", "Copy", "Meeting", "Placement",
+    "PlacementError", "PlacementRules", "Plan", "PlanOptions", "Recv", "Segment", "Send",
+    "SpaceBytes", "Step", "UnlinkableError", "check_side_by_side", "compile_graph", "fallbacks",
+    "fuse", "fuse_graph", "human_bytes", "layer_overrides", "listing", "place", "plan_memory",
+    "prune", "recorded_before", "replace_values", "round_up", "schedule", "split",
+    "split_columns", "split_rows", "split_sum", "sum_before", "summary",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gguflow.engine.graph import Graph, Role, Tensor, op_spec
+from gguflow.engine.graph import LEAST_POSITIVE, Graph, Role, Tensor, op_spec
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _optional(node: Tensor, n: int) -> list[Tensor | None]:
 def sparse_layer(node: Tensor) -> Rewrite | None:
     """axpy_sparse(w_down_t, reglu(gate, up), *which) with gate and up from mul_mat_sparse over the
     same neurons -> sparse_ffn; so does the exact form, where gate is computed for all neurons here
-    and the rest where it is positive: which[0] is gate, compared with the least normal number"""
+    and the rest where it is positive (LEAST_POSITIVE)"""
     h = _made_by(node.srcs[1], "reglu") if node.op == "axpy_sparse" else None
     if h is None or len(h.srcs) != 2:
         return None
@@ -193,7 +193,7 @@ def sparse_layer(node: Tensor) -> Rewrite | None:
     threshold = gate.params.get("threshold", 0.0)
     for reader in (up, node):
         idx, *others = _optional(reader, 3)
-        exact = idx is gate and which[0] is None and 0 < reader.params["threshold"] < 2**-125
+        exact = idx is gate and which[0] is None and reader.params["threshold"] == LEAST_POSITIVE
         same = idx is which[0] and (idx is None or reader.params["threshold"] == threshold)
         if others != which[1:] or not (same or exact):
             return None

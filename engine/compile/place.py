@@ -21,7 +21,9 @@ class PlacementRules:
     """Inputs to placement.
 
     order: backends by preference; the first is the default.
-    overrides: (regular expression over the tensor name, backend name), first match wins.
+    overrides: (regular expression, backend name), the first that is found anywhere in a name wins:
+        one rule for weights, states, inputs and nodes, as llama.cpp's -ot has it for weights.
+        `^` and `$` hold it to the whole name.
     """
 
     order: Sequence[BackendInfo]
@@ -71,13 +73,15 @@ def place(
         except re.error as e:
             raise PlacementError(f"tensor override {pattern}={target}: bad pattern: {e}") from None
 
+    def asked(t: Tensor) -> str | None:
+        return next((backend for rx, backend in compiled if rx.search(t.name)), None)
+
     default = rules.order[0].name
     result = Placement()
     for leaf in leaves.values():
-        result.of[leaf] = next((b for rx, b in compiled if rx.search(leaf.name)), default)
+        result.of[leaf] = asked(leaf) or default
     for node in nodes:
-        wanted = next((b for rx, b in compiled if rx.fullmatch(node.name)), None)
-        wanted = wanted or _home(node, result, default)
+        wanted = asked(node) or _home(node, result, default)
         got = _first_able(node, wanted, rules.order)
         if got != wanted:
             result.fallbacks.append((node, wanted, got))

@@ -13,7 +13,8 @@ from .fuse import fuse_graph
 from .memory import ALIGN, SHARED_OUTPUT_BYTES, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementRules, place
 from .prune import prune
-from .split import Segment, split
+from .schedule import Step, backend_of, schedule
+from .split import Copy, Segment, split
 from .types import HOST_SPACE
 
 
@@ -61,11 +62,17 @@ class SpaceBytes:
 
 @dataclass
 class Plan:
-    """A compiled graph: what runs where, in which order, at which addresses."""
+    """A compiled graph: what runs where, in which order, at which addresses.
+
+    steps: the whole run. brought: leaves that another space has too, as they are when it begins.
+    segments: its nodes as they follow each other on one backend, each with what it must have.
+    """
 
     graph: Graph
     placement: Placement
     segments: list[Segment]
+    steps: list[Step]
+    brought: list[Copy]
     arenas: dict[str, ArenaPlan]  # by memory space
     spaces: dict[str, str]  # backend name -> memory space
     fused: Counter[str] = field(default_factory=Counter)
@@ -79,6 +86,10 @@ class Plan:
     def space_of(self, owner: Tensor) -> str:
         """Memory space an owner lives in."""
         return self.spaces[self.placement.of[owner]]
+
+    def program(self, backend: str) -> list[Step]:
+        """The steps of one backend, in order."""
+        return [s for s in self.steps if backend_of(s, self.placement) == backend]
 
     def leaves(self, role: Role) -> list[Tensor]:
         """Leaves of one role, in the order they were declared."""
@@ -135,10 +146,12 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
         arenas[space] = _plan_space(graph, placement, segments, spaces, space)
     scratch = {}
     for b in order:
-        if ask := getattr(b, "scratch_bytes", None):
-            scratch[b.space] = ask([n for n in graph.nodes if placement.of[n] == b.name])
-    units = {b.space: getattr(b, "alloc_unit", ALIGN) for b in order}
-    return Plan(graph, placement, segments, arenas, spaces, fused, scratch, units)
+        if b.memory is not None:
+            mine = [n for n in graph.nodes if placement.of[n] == b.name]
+            scratch[b.space] = b.memory.scratch_bytes(mine)
+    units = {b.space: b.memory.unit if b.memory is not None else ALIGN for b in order}
+    steps, brought = schedule(segments)
+    return Plan(graph, placement, segments, steps, brought, arenas, spaces, fused, scratch, units)
 
 
 def _supported_where_used(graph: Graph, rules: PlacementRules) -> Callable[[Tensor], bool]:

@@ -20,7 +20,14 @@ Part = Callable[[], Tensor]  # records a part of the value
 
 def split_sum(g: Graph, whole: Tensor, parts: Sequence[Part], name: str) -> Tensor:
     """Replace a value by the sum of its parts, added in their order; the sum is called `name`."""
-    return _split(g, whole, parts, lambda a, b: g.add(a, b, name=name))
+    made = sum_before(g, whole, parts, name)
+    replace_values(g, {whole: made})
+    return made
+
+
+def sum_before(g: Graph, whole: Tensor, parts: Sequence[Part], name: str) -> Tensor:
+    """Record the sum right before the value, for who replaces many values at once."""
+    return _join(g, whole, parts, lambda a, b: g.add(a, b, name=name))
 
 
 def split_rows(g: Graph, product: Tensor, weights: Sequence[Tensor]) -> Tensor:
@@ -31,9 +38,10 @@ def split_rows(g: Graph, product: Tensor, weights: Sequence[Tensor]) -> Tensor:
     _, x = product.live_srcs()
     _check(product, weights, 0)
     parts = [_product(g, w, x, f"{product.name}.{k}") for k, w in enumerate(weights)]
-    return _split(
-        g, product, parts, lambda a, b: g.concat(a, b, axis=-1, name=f"{product.name}.rows")
-    )
+    name = f"{product.name}.rows"
+    made = _join(g, product, parts, lambda a, b: g.concat(a, b, axis=-1, name=name))
+    replace_values(g, {product: made})
+    return made
 
 
 def split_columns(g: Graph, product: Tensor, weights: Sequence[Tensor]) -> Tensor:
@@ -50,13 +58,11 @@ def split_columns(g: Graph, product: Tensor, weights: Sequence[Tensor]) -> Tenso
     return split_sum(g, product, parts, f"{product.name}.sum")
 
 
-def _split(
+def _join(
     g: Graph, whole: Tensor, parts: Sequence[Part], join: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     with recorded_before(g, whole):
-        made = reduce(join, [part() for part in parts])
-    replace_values(g, {whole: made})
-    return made
+        return reduce(join, [part() for part in parts])
 
 
 def _product(g: Graph, w: Tensor, x: Tensor, name: str) -> Part:

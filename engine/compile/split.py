@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import Tensor, written_owners
 
 from .place import Placement
 
@@ -52,5 +52,6 @@ def split(
                 present.add((owner, space))
         segment.nodes.append(node)
         # A new value in its own space makes older copies of the memory it lives in stale.
-        present = {(o, s) for o, s in present if o is not node.owner}
+        written = (node.owner, *written_owners(node))
+        present = {(o, s) for o, s in present if o not in written}
     return segments

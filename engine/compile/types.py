@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from gguflow.engine.graph import Tensor
 
 HOST_SPACE = "host"  # the memory space that this process itself reads and writes
+
+
+class MemoryInfo(Protocol):
+    """The part of a device's memory that a forecast asks."""
+
+    @property
+    def unit(self) -> int:
+        """Bytes that allocations are multiples of."""
+
+    def scratch_bytes(self, nodes: Sequence[Tensor]) -> int:
+        """What the kernels of a plan with these nodes will share."""
 
 
 class BackendInfo(Protocol):
@@ -18,5 +30,9 @@ class BackendInfo(Protocol):
     @property
     def space(self) -> str:
         """Memory space. Backends in one space see each other's tensors without a copy."""
+
+    @property
+    def memory(self) -> MemoryInfo | None:
+        """None for the host's memory."""
 
     def supports(self, node: Tensor) -> bool: ...

@@ -9,6 +9,7 @@ from .dtype import (
     I16,
     I32,
     I64,
+    LEAST_POSITIVE,
     DType,
     all_dtypes,
     dtype_by_id,
@@ -20,7 +21,7 @@ from .opspec import Case, Operand, OpSpec, Param, ShapeError, all_ops, op_spec, 
 from .tensor import Role, Shape, Tensor, contiguous_strides
 
 __all__ = [
-    "BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64",
+    "BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "LEAST_POSITIVE",
     "Case", "DType", "Graph", "Operand", "OpSpec", "Param", "Role", "Shape", "ShapeError", "Tensor",
     "all_dtypes", "all_ops", "contiguous_strides", "dtype_by_id", "dtype_by_name", "op_spec",
     "register_dtype", "written_owners",

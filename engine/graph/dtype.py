@@ -92,6 +92,11 @@ def _plain(name: str, ggml_id: int, storage: str) -> DType:
 
 
 F32 = _plain("f32", 0, "<f4")
+
+# The least float32 above zero: `x < LEAST_POSITIVE` holds for what ReLU makes zero, and for nothing
+# else (not for NaN). As the threshold of a sparse op whose scores are the gates themselves it makes
+# the op exact: what it leaves out would have been multiplied by zero.
+LEAST_POSITIVE = float(np.finfo(np.float32).smallest_subnormal)
 F16 = _plain("f16", 1, "<f2")
 I8 = _plain("i8", 24, "i1")
 I16 = _plain("i16", 25, "<i2")

@@ -83,6 +83,11 @@ class OpSpec:
     writes_into: the source the op updates; its result is a view of that source. `written` says
         which rows change.
     also_writes: sources the op updates beside computing its result; `written_also` says how.
+    rows_of: the source whose rows (axis 0) the result's follow one for one, as do those of its
+        other sources with as many; None where there is none. An op along the last axis of its
+        source follows its rows where it has more axes than that one.
+    weights: sources that are matrices its rows are multiplied with.
+    across: other sources that any row may read anywhere: tables, keys and values.
     optional: backends need no kernel; fusion makes the op only where there is one.
     """
 
@@ -97,6 +102,9 @@ class OpSpec:
     in_place: ClassVar[tuple[int, ...]] = ()
     writes_into: ClassVar[int | None] = None
     also_writes: ClassVar[tuple[int, ...]] = ()
+    rows_of: ClassVar[int | None] = None
+    weights: ClassVar[tuple[int, ...]] = ()
+    across: ClassVar[tuple[int, ...]] = ()
     optional: ClassVar[bool] = False
 
     def infer(self, *srcs: Tensor | None, **params: Any) -> tuple[DType, Shape]:

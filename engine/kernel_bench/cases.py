@@ -3,7 +3,7 @@ Llama-3-8B and Llama-3.2-1B and, for element-wise kernels, at 2^26 elements."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import gguflow.engine.quants  # noqa: F401  (registers the types)
 from gguflow.engine.graph import Operand, dtype_by_name
 from gguflow.engine.ops._common import FLOATS, QUANTS
+from gguflow.engine.plan_key import PAGE
 
 COMMON = ("q4_0", "q8_0", "q4_K", "f16")  # for shapes that not every type is timed at
 
@@ -123,7 +124,7 @@ def fused_products() -> Iterator[KernelCase]:
         qkv = weight(t, d, d), weight(t, LARGE.kv, d), weight(t, LARGE.kv, d)
         cache = (Operand((512, LARGE.kv), "f16", role="state") for _ in "kv")
         rope = {"head_dim": LARGE.hd, "n_dims": LARGE.hd, "mode": "norm", "freq_base": 5e5}
-        srcs = (Operand((1, d)), norm, *qkv, positions(1, 100), *cache)
+        srcs = (Operand((1, d)), norm, *qkv, positions(1, 100), positions(1, 100), *cache)
         yield KernelCase("norm_qkv_rope", srcs, eps | rope, "8B attn")
     for t in ("q6_K", "f16"):
         srcs = Operand((1, d)), norm, weight(t, N_VOCAB, d)
@@ -131,22 +132,40 @@ def fused_products() -> Iterator[KernelCase]:
 
 
 def attention() -> Iterator[KernelCase]:
-    """One token and 512 at several depths, every type of cache, a sliding window."""
+    """One token and 512 at several depths, every type of cache, a sliding window, many sequences,
+    single tokens beside pieces of prompts."""
 
-    def case(s: Shape, n: int, past: int, t: str = "f16", **params: Any) -> KernelCase:
-        cache = (Operand((past + n, s.n_head_kv, s.hd), t, role="state") for _ in "kv")
-        srcs = Operand((n, s.n_head, s.hd)), *cache, positions(n, past)
-        note = f"{s.name} after {past}" + "".join(f" {k}={v}" for k, v in params.items())
-        return KernelCase("attention", srcs, {"scale": s.hd**-0.5, **params}, note, past)
+    def case(s: Shape, seqs: Sequence[tuple[int, int]], t: str = "f16", **params: Any
+             ) -> KernelCase:  # fmt: skip
+        """seqs: new tokens and those before; sequences with one new token come first."""
+        entries = -(-max(n + past for n, past in seqs) // PAGE)
+        table = np.arange(len(seqs) * entries, dtype=np.int32).reshape(len(seqs), entries)
+        shape = (table.size * PAGE, s.n_head_kv, s.hd)
+        cache = (Operand(shape, t, role="state") for _ in "kv")
+        n, single = sum(n for n, _ in seqs), sum(n == 1 for n, _ in seqs)
+        pos = np.concatenate([np.arange(past, past + m) for m, past in seqs])
+        seq = np.repeat(np.arange(len(seqs)), [m for m, _ in seqs])
+        srcs = (Operand((n, s.n_head, s.hd)), *cache, Operand((n,), "i32", pos),
+                Operand((n,), "i32", seq), Operand(table.shape, "i32", table))  # fmt: skip
+        many = f"{len(seqs)} sequences " if len(seqs) > 1 else ""
+        note = f"{s.name} {many}after {seqs[-1][1]}"
+        note += "".join(f" {k}={v}" for k, v in params.items())
+        params = {"scale": s.hd**-0.5, "n_single": single, **params}
+        # `cost_at` counts every token as one that came before the last.
+        n_past = seqs[-1][1] - n + max(n - single, 1)
+        return KernelCase("attention", srcs, params, note, n_past)
 
     for shape in (LARGE, SMALL):
         for n, past in ((1, 512), (1, 8191), (512, 0), (512, 7680)):
-            yield case(shape, n, past)
+            yield case(shape, [(n, past)])
+        yield case(shape, [(1, 255)] * 128)
     for t in ("q8_0", "bf16", "f32"):
-        yield case(LARGE, 1, 8191, t)
-        yield case(LARGE, 512, 7680, t)
-    yield case(LARGE, 8, 8184)
-    yield case(LARGE, 1, 8191, window=4096)
+        yield case(LARGE, [(1, 8191)], t)
+        yield case(LARGE, [(512, 7680)], t)
+        yield case(LARGE, [(1, 255)] * 128, t)
+    yield case(LARGE, [(8, 8184)])
+    yield case(LARGE, [(1, 8191)], window=4096)
+    yield case(LARGE, [*[(1, 512)] * 64, *[(149, 512)] * 3])
 
 
 def rows() -> Iterator[KernelCase]:
@@ -242,8 +261,11 @@ def reductions() -> Iterator[KernelCase]:
     logits = Operand((1, N_VOCAB))
     yield KernelCase("argmax", (logits,), {"axis": -1}, "8B logits")
     yield KernelCase("top_k", (logits,), {"k": 40}, "8B logits")
-    history = Operand((64,), "i32", np.arange(64))
-    rng = Operand((2,), "i64", np.array([1, 2]))
-    for note, values in (("greedy", (0, 40, 0.95, 0.05)), ("8B logits", (0.8, 40, 0.95, 0.05))):
-        settings = Operand((8,), "f32", np.array([*values, 1.1, 64, 0, 0], np.float32))
-        yield KernelCase("sample", (logits, settings, rng, history), note=note)
+    samplers = (("greedy", (0, 40, 0.95, 0.05)), ("8B logits", (0.8, 40, 0.95, 0.05)))
+    for n in (1, 128):
+        history = Operand((n, 64), "i32", np.arange(64))
+        rng = Operand((n, 2), "i64", np.array([1, 2]))
+        for note, values in samplers:
+            settings = Operand((n, 8), "f32", np.array([*values, 1.1, 64, 0, 0], np.float32))
+            srcs = (Operand((n, N_VOCAB)), settings, rng, history)
+            yield KernelCase("sample", srcs, note=note)

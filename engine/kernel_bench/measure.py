@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import gguflow.engine.ops  # noqa: F401  (registers the ops)
-from gguflow.engine.backends.base import Backend, Buffer, Executable
+from gguflow.engine.backends.base import Backend, Buffer, Program
 from gguflow.engine.graph import F32, DType, Graph, Operand, Role, Tensor, dtype_by_name, op_spec
 from gguflow.engine.profile.peaks import Peaks
 from gguflow.engine.profile.rates import Rates
@@ -61,6 +61,7 @@ class Places:
     def __init__(self) -> None:
         self.at: dict[Tensor, Buffer] = {}
         self.packed: set[Tensor] = set()
+        self.rows: dict[Tensor, str] = {}  # all are computed
 
     def locate(self, owner: Tensor) -> tuple[Buffer, int]:
         return self.at[owner], 0
@@ -77,7 +78,6 @@ class KernelTimer:
         roofs = backend.peaks()
         self.peaks = Peaks(*roofs) if roofs else Peaks()
         x = Graph().input("x", F32, (FLUSH_BYTES >> 15, 1 << 13))
-        self._clock = getattr(backend, "time_cold", None)  # of a device, which the host's is not
         self._flush, _ = self._compile(Graph().op("sum", x, axis=-1), [])
 
     def supports(self, case: KernelCase) -> bool:
@@ -85,8 +85,8 @@ class KernelTimer:
 
     def prepare(self, cases: Sequence[KernelCase]) -> None:
         """Compile every kernel the cases will need, where the backend can do so at once."""
-        if ready := getattr(self.backend, "prepare", None):
-            ready([declare(c) for c in cases])
+        if self.backend.clock is not None:
+            self.backend.clock.prepare([declare(c) for c in cases])
 
     def measure(self, case: KernelCase) -> KernelTime:
         """Raises MemoryError with the figures when the operands do not fit."""
@@ -102,16 +102,14 @@ class KernelTimer:
             bound, rival, rival_us,
         )  # fmt: skip
 
-    def _compile(
-        self, node: Tensor, operands: Sequence[Operand | None]
-    ) -> tuple[Executable, Places]:
+    def _compile(self, node: Tensor, operands: Sequence[Operand | None]) -> tuple[Program, Places]:
         places = Places()
         data = {s.owner: o.data for s, o in zip(node.srcs, operands, strict=False) if s and o}
         for owner in dict.fromkeys(s.owner for s in node.live_srcs()):
             self._place(owner, node, data.get(owner), places)
         if node.owner is node:
             places.at[node] = self.backend.alloc(node.nbytes)
-        return self.backend.compile([node], places), places
+        return self.backend.lower([node], places), places
 
     def _place(self, t: Tensor, node: Tensor, data: Any, places: Places) -> None:
         backend = self.backend
@@ -129,31 +127,31 @@ class KernelTimer:
         for at in range(0, t.nbytes, piece.nbytes):
             buffer.write(at, piece[: t.nbytes - at])
 
-    def _goes(self, work: Executable) -> list[float]:
+    def _goes(self, work: Program) -> list[float]:
         """Microseconds of cold goes, as many as the time of the first one allows."""
         self._flush.run()
         work.run()
         first = self._times(work, 1)[0]
         return self._times(work, int(min(max(BUDGET_US / max(first, 1), LEAST), MOST)))
 
-    def _times(self, work: Any, goes: int) -> list[float]:
-        if self._clock is not None:
-            return list(self._clock(work, self._flush, goes))
-        times, ends = [], np.zeros(2, np.int64)
+    def _times(self, work: Program, goes: int) -> list[float]:
+        if self.backend.clock is not None:
+            return self.backend.clock.cold(work, self._flush, goes)
+        times = []
         for _ in range(goes):
             self._flush.run()
-            work.run(ends)
-            times.append(float(ends[1] - ends[0]) / 1e3)
+            begin, end = work.run_timed().ns
+            times.append(float(end - begin) / 1e3)
         return times
 
     def _rival(self, node: Tensor, places: Places) -> tuple[str, float | None]:
-        find = getattr(self.backend, "rival", None)
-        found = find and find(node, places)
-        if not found:
+        clock, find = self.backend.clock, self.backend.rival
+        found = find(node, places) if find is not None and clock is not None else None
+        if found is None or clock is None:
             return "", None
         name, work = found
         work()
-        return name, float(np.median(self._times(work, MOST)))
+        return name, float(np.median(clock.cold(work, self._flush, MOST)))
 
 
 def roofline(

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import Plan, SpaceBytes, human_bytes, layer_overrides
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 
 RESERVE = 256 << 20  # left free for the driver, the kernels and what else the device shows
-
-
-class Device(Protocol):
-    """The part of a backend with memory of its own that this needs."""
-
-    name: str
-    space: str
-
-    def memory(self) -> tuple[int, int]:
-        """(free, all) bytes."""
 
 
 Overrides = tuple[tuple[str, str], ...]
@@ -26,7 +16,7 @@ PlansFor = Callable[[Overrides], Sequence[Plan]]  # what a generation runs, unde
 
 
 def choose_layers(
-    n_gpu_layers: int, n_layer: int, device: Device, plans_for: PlansFor
+    n_gpu_layers: int, n_layer: int, device: Backend, plans_for: PlansFor
 ) -> tuple[int, Overrides]:
     """The number of layers on the device and the overrides that put them there.
 
@@ -35,7 +25,7 @@ def choose_layers(
     """
     everything = n_layer + 1
     if n_gpu_layers == AUTO_LAYERS:
-        free = device.memory()[0] - RESERVE
+        free = _room(device)[0] - RESERVE
         least, most = 0, everything  # the largest number that fits, by bisection
         while least < most:
             # All of them first: mostly they fit.
@@ -52,14 +42,20 @@ def choose_layers(
     return layers, overrides
 
 
-def needed(plans: Sequence[Plan], device: Device) -> SpaceBytes:
+def needed(plans: Sequence[Plan], device: Backend) -> SpaceBytes:
     """What plans of one session take on the device."""
     return SpaceBytes.together([p.bytes_by_space()[device.space] for p in plans])
 
 
-def check_fits(plans: Sequence[Plan], device: Device) -> None:
+def _room(device: Backend) -> tuple[int, int]:
+    """(free, all) bytes of a device's memory."""
+    assert device.memory is not None, f"{device.name} computes in the host's memory"
+    return device.memory.room()
+
+
+def check_fits(plans: Sequence[Plan], device: Backend) -> None:
     """Raises MemoryError with the figures when the plans do not fit the device."""
-    free, total = device.memory()
+    free, total = _room(device)
     b = needed(plans, device)
     if b.total + RESERVE > free:
         raise MemoryError(

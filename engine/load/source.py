@@ -75,6 +75,7 @@ def open_model(path: str | Path) -> ModelSource:
             "or only a vocabulary?"
         )
     weights: dict[str, WeightSource] = {}
+    used: set[str] = set()
     converted: dict[tuple[str, str], int] = {}
     try:
         arch = cls.from_metadata(f.metadata, embd.shape[0])
@@ -83,10 +84,13 @@ def open_model(path: str | Path) -> ModelSource:
             if info is None:
                 continue
             source = file_weight(f, info)
-            if source.convert:
+            if source.convert and info.name not in used:
                 key = source.convert, source.dtype.name
                 converted[key] = converted.get(key, 0) + 1
-            weights[info.name] = source
+            used.add(info.name)
+            if spec.part is not None and _holds(info, spec):
+                source = _rows(source, spec)
+            weights[source.name] = source
         arch.check({t.name: tuple(t.shape) for t in f.tensors.values()})
     except ModelError as e:
         text = str(e)
@@ -96,7 +100,7 @@ def open_model(path: str | Path) -> ModelSource:
         f"{n} tensors of type {a} are dequantized to {b} while loading (no kernels for {a})"
         for (a, b), n in sorted(converted.items())
     ]
-    if unused := [n for n in f.tensors if n not in weights]:
+    if unused := [n for n in f.tensors if n not in used]:
         shown = ", ".join(unused[:4]) + (" ..." if len(unused) > 4 else "")
         notes.append(f"{len(unused)} tensors are not used by {cls.name}: {shown}")
     return ModelSource(str(path), f.metadata, arch, weights, tuple(notes), f.n_bytes)
@@ -110,16 +114,23 @@ def _arch_name(magic: str, metadata: Mapping[str, Any]) -> str:
 
 
 def _find(f: Any, spec: WeightSpec, arch: str) -> Any:
-    """The file's tensor for a weight or for its transposed stand-in, None if it may be absent."""
+    """The file's tensor for a weight, for its transposed stand-in or for what it is a part of; None
+    if it may be absent."""
+    whole = f.tensors.get(spec.part.of) if spec.part else None
+    if whole is not None and _holds(whole, spec):
+        return whole
     info, shape = f.tensors.get(spec.name), spec.shape
     if info is None and spec.transposed in f.tensors:
         info, shape = f.tensors[spec.transposed], spec.shape[::-1]
+    if info is None and whole is not None and spec.part is not None:
+        info, shape = whole, (spec.part.n_rows, *spec.shape[1:])
     if info is None:
         if spec.optional:
             return None
-        other = f" (or {spec.transposed})" if spec.transposed else ""
+        others = [n for n in (spec.transposed, spec.part.of if spec.part else "") if n]
+        other = f" (or {' or '.join(others)})" if others else ""
         raise ModelError(
-            f"tensor {spec.name}{other} is missing; {arch} needs it with shape {list(shape)}"
+            f"tensor {spec.name}{other} is missing; {arch} needs it with shape {list(spec.shape)}"
         )
     if not replace(spec, shape=shape).fits(tuple(info.shape)):
         raise ModelError(
@@ -127,6 +138,27 @@ def _find(f: Any, spec: WeightSpec, arch: str) -> Any:
             f"[{', '.join('any' if n == -1 else str(n) for n in shape)}]"
         )
     return info
+
+
+def _holds(info: Any, spec: WeightSpec) -> bool:
+    """Whether a tensor of the file is the one that the weight may be a part of."""
+    part = spec.part
+    return (
+        part is not None
+        and info.name == part.of
+        and tuple(info.shape) == (part.n_rows, *spec.shape[1:])
+    )
+
+
+def _rows(whole: WeightSource, spec: WeightSpec) -> WeightSource:
+    """A weight that the file holds as rows of another one, which lie in one piece."""
+    assert spec.part is not None
+    start, n = spec.part.start, spec.shape[0]
+
+    def read() -> np.ndarray:
+        return whole.read().reshape(whole.shape[0], -1)[start : start + n].reshape(-1)
+
+    return replace(whole, name=spec.name, shape=spec.shape, read=read)
 
 
 # Types with kernels; every other type is dequantized to one of these while loading.

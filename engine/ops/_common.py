@@ -82,7 +82,7 @@ def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
     ggml does: with p the largest power of two <= n_head, head h has 2^(-max_bias (h+1) / p) below
     p and 2^(-max_bias (2(h-p)+1) / (2p)) from p on.
     """
-    if max_bias <= 0:
+    if max_bias <= 0 or n_head == 0:
         return np.ones(n_head)
     p = 1 << (n_head.bit_length() - 1)
     h = np.arange(n_head)

@@ -39,9 +39,9 @@ def check_rows(spec: OpSpec, x: Tensor, name: str, *srcs: Any) -> None:
 
 
 def check_neurons(
-    spec: OpSpec, n_rows: int, m: int, n_ff: int, which: tuple[Any, ...], *srcs: Any
+    spec: OpSpec, n_rows: int, m: int, n_ff: int | None, which: tuple[Any, ...], *srcs: Any
 ) -> int:
-    """n_ff, as idx, gpu_idx, the caller (0: does not know) or else n_rows have it.
+    """n_ff, as idx, gpu_idx, the caller (None: does not know) or else n_rows have it.
 
     which: idx, gpu_bucket, gpu_idx. Raises `spec`'s ShapeError when they do not agree.
     """
@@ -55,7 +55,9 @@ def check_neurons(
             raise spec.fail(f"{name} must be dense i32 of one dimension", *srcs)
     if bucket is not None and bucket.shape[0] != n_rows:
         raise spec.fail(f"gpu_bucket must have one entry a row, {n_rows}", *srcs)
-    said = {n_ff, *(t.shape[-1] for t in (idx, gpu_idx) if t is not None)} - {0}
+    said = {t.shape[-1] for t in (idx, gpu_idx) if t is not None} | (
+        set() if n_ff is None else {n_ff}
+    )
     if len(said) > 1:
         raise spec.fail(f"the operands disagree on n_ff: {sorted(said)}", *srcs)
     n_ff = said.pop() if said else n_rows

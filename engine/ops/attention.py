@@ -38,6 +38,8 @@ class Attention(OpSpec):
         "seq i32 [n_tok], a row of the table each",
         "table i32 [n_seqs, n_entries], pages of k and v",
     )
+    rows_of = 0
+    across = (1, 2, 5)
     params = (
         Param("scale", "f", doc="usually 1 / sqrt(hd)"),
         Param("max_bias", "f", 0.0, doc="ALiBi's largest bias; 0 turns it off"),
@@ -63,7 +65,11 @@ class Attention(OpSpec):
             raise self.fail("k and v must have the same rows and heads", *srcs)
         if k.shape[0] % PAGE:
             raise self.fail(f"k and v must be whole pages of {PAGE} rows", *srcs)
-        if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        if 0 in (*q.shape[1:], *k.shape[1:], v.shape[2]):
+            raise self.fail(
+                "q, k and v must have at least one head, and heads of one or more", *srcs
+            )
+        if q.shape[1] % k.shape[1]:
             raise self.fail("the heads of q must be a multiple of those of k", *srcs)
         for t, name in ((pos, "pos"), (seq, "seq")):
             if t.dtype is not I32 or t.shape != q.shape[:1]:
@@ -79,6 +85,8 @@ class Attention(OpSpec):
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         q, k, v, pos, seq, table = srcs
         out = np.zeros((*q.shape[:2], v.shape[2]), np.float32)
+        if not len(k):
+            return out
         for s in np.unique(seq[(seq >= 0) & (seq < len(table))]):
             mine = seq == s
             pages = table[s].astype(np.int64)
@@ -111,7 +119,7 @@ class Attention(OpSpec):
         if params["max_bias"] > 0:
             s = s - alibi_slopes(n_head, params["max_bias"])[:, None, None] * distance
         s = np.where(visible, s, -np.inf)
-        top = s.max(axis=-1, keepdims=True)
+        top = s.max(axis=-1, keepdims=True, initial=-np.inf)
         e = np.exp(s - np.where(np.isneginf(top), 0, top))
         total = e.sum(axis=-1, keepdims=True)
         p = e / np.where(total == 0, 1, total)
@@ -137,7 +145,7 @@ class Attention(OpSpec):
         each = min(max(n_kv - max(n_rest, 1) + 1, 1), window)  # keys of a token that is alone
         pairs = n_single * each + sum(min(max(n_kv - back, 0), window) for back in range(n_rest))
         rows = n_single * each + (min(n_kv, window + n_rest - 1) if n_rest else 0)
-        kv = rows * (k.nbytes + v.nbytes) // k.shape[0]
+        kv = rows * (k.nbytes + v.nbytes) // max(k.shape[0], 1)
         flops = pairs * n_head * (2 * hd + 2 * v.shape[2] + _SCORE)
         return out.nbytes + q.nbytes + sum(t.nbytes for t in where) + kv, flops
 
@@ -159,13 +167,14 @@ class Attention(OpSpec):
             k = Operand((rows, heads[1], hd), t, role="state", **(kv or {}))
             v = Operand((rows, heads[1], hd_v or hd), tv or t, role="state", **(kv or {}))
             where = Operand((n_tok,), "i32", last if pos is None else pos)
+            types = t if v.dtype == t else f"{t}/{tv}"
             return Case(
                 (Operand((n_tok, heads[0], hd)), k, v, where, Operand((n_tok,), "i32", seq),
                  Operand(table.shape, "i32", table)),
                 {"scale": hd**-0.5, **params},
-                note=f"{t} {n_tok} tok {heads[0]}/{heads[1]} heads of {hd}, ctx {n_ctx} {note}",
+                note=f"{types} {n_tok} tok {heads[0]}/{heads[1]} heads of {hd}, ctx {n_ctx} {note}",
                 # Nothing is rounded in f32 but sums and exponentials.
-                tolerance=1e-7 if t == "f32" else None,
+                tolerance=1e-7 if types == "f32" else None,
             )  # fmt: skip
 
         for t in ("f32", "f16", "bf16", "q8_0"):
@@ -190,8 +199,12 @@ class Attention(OpSpec):
             many = (*one[:3], (40, 40), (5, 133), (70, 300))
             yield case(118, (4, 2), 128, 300, t, seqs=many, n_single=3, note="singles and chunks")
             yield case(118, (8, 1), 64, 300, t, seqs=many, note="the same, not told")
-        for t, tv in (("f16", "q8_0"), ("q8_0", "f16"), ("f32", "f16"), ("bf16", "f32")):
-            yield case(3, (4, 2), 64, 80, t, tv=tv, note=f"v {tv}")
+        some = [("f16", "q8_0"), ("q8_0", "f16"), ("f32", "f16"), ("f16", "f32"), ("f32", "q8_0")]
+        for t, tv in [*some, ("q8_0", "f32"), ("bf16", "f16"), ("f16", "bf16"), ("q8_0", "bf16")]:
+            yield case(1, (4, 2), 64, 172, t, tv=tv)
+            yield case(19, (8, 2), 64, 100, t, tv=tv)
+            yield case(1, (6, 2), 96, 64, t, tv=tv, hd_v=32, note="v narrower")
+            yield case(17, (4, 1), 128, 33, t, tv=tv, window=5, note="window")
         yield case(5, (4, 2), 64, 40, softcap=30.0, max_bias=4.0, window=9, note="all at once")
         # Pages that a window has left behind are given back: there is no entry for them.
         gone = [[-1, -1, 4, 0], [2, -1, -1, -1]]

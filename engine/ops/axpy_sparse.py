@@ -28,6 +28,8 @@ class AxpySparse(OpSpec):
         "activity as in mul_mat_sparse. Rows whose h is 0 may be skipped."
     )
     operands = ("w_t any float or quantized [n_rows, n_embd]", "h f32 [m, n_ff]", *NEURONS)
+    rows_of = 1
+    weights = (0,)
     params = (Param("threshold", "f", 0.0),)
     cost = "2 m n_rows n_embd, as if all were active"
     tolerance = 5e-4

@@ -24,6 +24,7 @@ def repeat_to(b: np.ndarray, shape: Shape) -> np.ndarray:
 
 class _BinBcast(OpSpec):
     operands = ("a f32, f16 or bf16", "b f32, f16 or bf16; every dimension divides a's")
+    rows_of = 0
     in_place = (0,)
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:

@@ -14,6 +14,7 @@ class Clamp(OpSpec):
     name = "clamp"
     doc = "min(max(x, min), max)."
     operands = ("x f32",)
+    rows_of = 0
     params = (Param("min", "f"), Param("max", "f"))
     in_place = (0,)
 

@@ -15,6 +15,7 @@ class Concat(OpSpec):
     name = "concat"
     doc = "a followed by b along a dimension."
     operands = ("a any type but quantized", "b a's type; a's shape but for the axis")
+    rows_of = 0
     params = (Param("axis", "i", doc="the dimension joined, counted from the innermost, -1"),)
     cost = "0"
     tolerance = 0.0

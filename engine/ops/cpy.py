@@ -24,6 +24,7 @@ class Cpy(OpSpec):
         "quantizer in the registry of types does."
     )
     operands = ("x any float or quantized",)
+    rows_of = 0
     params = (Param("type", "i", doc="GGUF number of the result's type"),)
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
@@ -66,6 +67,7 @@ class Cont(OpSpec):
     name = "cont"
     doc = "x made dense, type and values kept to the bit."
     operands = ("x any type but quantized",)
+    rows_of = 0
     cost = "0"
     tolerance = 0.0
 

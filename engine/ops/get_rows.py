@@ -15,6 +15,8 @@ class GetRows(OpSpec):
     name = "get_rows"
     doc = "Row `ids[i]` of the table, dequantized. An id outside [0, n) gives a row of zeros."
     operands = ("table any float or quantized [n, d]", "ids i32 [m]")
+    rows_of = 1
+    across = (0,)
     cost = "0 (1 an element for a quantized table)"
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
@@ -29,7 +31,9 @@ class GetRows(OpSpec):
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         table, ids = srcs
         known = (ids >= 0) & (ids < len(table))
-        return np.where(known[:, None], table[np.where(known, ids, 0)], np.float32(0))
+        rows = np.zeros((len(ids), table.shape[1]), np.float32)
+        rows[known] = table[ids[known]]
+        return rows
 
     def flops(self, out: Tensor) -> int:
         table = out.srcs[0]

@@ -13,8 +13,10 @@ from ._common import gelu, rows_dense, silu
 
 class _Glu(OpSpec):
     operands = ("gate f32 [.., n], or gate and up side by side [.., 2n]", "up? f32 [.., n]")
+    rows_of = 0
     in_place = (0, 1)
     per_element = 5
+    edges: tuple[float, ...] = (-0.0, 0.0, 80.0, -80.0, 1e4, -1e4)
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
         gate, up = (*srcs, None)[:2]
@@ -52,8 +54,8 @@ class _Glu(OpSpec):
         yield Case((Operand((3, 62), pad=(1, 5)),), note="one, view")
         swap = (1, 0, 2)
         yield Case((Operand((3, 2, 31), permute=swap), Operand((3, 2, 31))), note="permuted")
-        edges = [[-0.0, 0.0, 80.0, -80.0, 1e4, -1e4]]
-        yield Case((Operand((1, 6), data=edges), Operand((1, 6))), note="edges")
+        edges = Operand((1, len(self.edges)), data=[self.edges])
+        yield Case((edges, Operand(edges.shape)), note="edges")
 
 
 class Swiglu(_Glu):
@@ -77,7 +79,8 @@ class Geglu(_Glu):
 
 class Reglu(_Glu):
     name = "reglu"
-    doc = "relu(gate) * up."
+    doc = "relu(gate) * up; a NaN of the gate stays one."
+    edges = (*_Glu.edges, np.nan, -np.nan)
     cost = "2 an element"
     per_element = 2
 

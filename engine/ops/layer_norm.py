@@ -18,6 +18,7 @@ class LayerNorm(OpSpec):
         "variance (Ba, Kiros and Hinton 2016)."
     )
     operands = ("x f32 [.., d]", "w? f32 [d]", "b? f32 [d]")
+    rows_of = 0
     params = (Param("eps", "f", doc="added to the variance"),)
     cost = "7 an element"
     in_place = (0,)
@@ -36,8 +37,9 @@ class LayerNorm(OpSpec):
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         x, w, b = (*srcs, None, None)[:3]
         x = x.astype(np.float64)
-        y = x - x.mean(axis=-1, keepdims=True)
-        y /= np.sqrt(np.mean(y * y, axis=-1, keepdims=True) + params["eps"])
+        n = max(x.shape[-1], 1)
+        y = x - x.sum(axis=-1, keepdims=True) / n
+        y /= np.sqrt(np.sum(y * y, axis=-1, keepdims=True) / n + params["eps"])
         if w is not None:
             y = y * w
         if b is not None:

@@ -38,6 +38,8 @@ class MulMat(OpSpec):
         "w any float or quantized [b3?, b2?, n, k]",
         "x f32 [c3?, c2?, m, k]; c3 % b3 == c2 % b2 == 0",
     )
+    rows_of = 1
+    weights = (0,)
     cost = "2 m n k a batch"
     tolerance = 5e-4
 
@@ -49,7 +51,7 @@ class MulMat(OpSpec):
         for axis in (0, 1):
             w = np.repeat(w, x.shape[axis] // w.shape[axis], axis=axis)
         y = x @ w.swapaxes(-1, -2)
-        return y.reshape(*srcs[1].shape[:-1], -1).astype(np.float32)
+        return y.reshape(*srcs[1].shape[:-1], w.shape[-2]).astype(np.float32)
 
     def flops(self, out: Tensor) -> int:
         return 2 * out.size * out.live_srcs()[0].shape[-1]

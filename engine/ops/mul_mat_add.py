@@ -20,6 +20,8 @@ class MulMatAdd(OpSpec):
         "x f32 [c3?, c2?, m, k]",
         "r f32 [.., m, n] or [n]",
     )
+    rows_of = 1
+    weights = (0,)
     cost = "2 m n k + m n a batch"
     tolerance = 5e-4
     fused_from = ("mul_mat", "add")

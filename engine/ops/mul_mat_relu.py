@@ -16,6 +16,8 @@ class MulMatRelu(OpSpec):
     name = "mul_mat_relu"
     doc = "relu(mul_mat(w, x))."
     operands: ClassVar[tuple[str, ...]] = ("w any float or quantized [n, k]", "x f32 [m, k]")
+    rows_of = 1
+    weights = (0,)
     cost = "2 m n k + m n"
     tolerance = 5e-4
     fused_from: ClassVar[tuple[str, ...]] = ("mul_mat", "relu")
@@ -38,3 +40,6 @@ class MulMatRelu(OpSpec):
                     data = positive if n == 1 else None
                     w = Operand((n, k), t, data, role="weight")
                     yield Case((w, Operand((m, k), data=data)), note=f"{t} {n}x{k} by {m}")
+        x = Operand((2, 192), data=lambda rng, shape: [[np.nan], [1.0]] * rng.uniform(1, 2, shape))
+        for t in FLOATS:
+            yield Case((Operand((31, 192), t, role="weight"), x), note=f"{t} NaN")

@@ -29,6 +29,8 @@ class MulMatSparse(OpSpec):
         "is not), or gpu_idx[j] != 0. Without idx all are active."
     )
     operands = ("w any float or quantized [n_rows, k]", "x f32 [m, k]", *NEURONS)
+    rows_of = 1
+    weights = (0,)
     params = (
         Param("threshold", "f", 0.0),
         Param("n_ff", "i", 0, doc="neurons, where neither idx nor gpu_idx says; 0: n_rows"),
@@ -42,8 +44,8 @@ class MulMatSparse(OpSpec):
         check_rows(self, x, "x", *srcs)
         if w.shape[1] != x.shape[1]:
             raise self.fail(f"inner lengths {w.shape[1]} and {x.shape[1]} differ", *srcs)
-        m = x.shape[0]
-        return F32, (m, check_neurons(self, w.shape[0], m, params["n_ff"], tuple(which), *srcs))
+        m, n_ff = x.shape[0], params["n_ff"] or None
+        return F32, (m, check_neurons(self, w.shape[0], m, n_ff, tuple(which), *srcs))
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         w, x, idx, bucket, gpu_idx = pad_srcs(srcs, 5)

@@ -20,6 +20,8 @@ class MulMatSwiglu(OpSpec):
         "w_up any float or quantized [n, k]",
         "x f32 [.., m, k]",
     )
+    rows_of = 2
+    weights = (0, 1)
     cost = "4 m n k + 5 m n"
     tolerance = 5e-4
     fused_from = ("mul_mat", "swiglu")

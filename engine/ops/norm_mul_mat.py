@@ -28,6 +28,8 @@ class NormMulMat(OpSpec):
         "norm f32 [k]",
         "w any float or quantized [n, k]",
     )
+    rows_of = 0
+    weights: ClassVar[tuple[int, ...]] = (2,)
     params: ClassVar[tuple[Param, ...]] = RmsNorm.params
     cost = "2 m n k + 5 m k"
     tolerance = 5e-4
@@ -61,6 +63,7 @@ class NormMulMatSwiglu(NormMulMat):
         "w_gate any float or quantized [n, k]",
         "w_up any float or quantized [n, k]",
     )
+    weights = (2, 3)
     cost = "4 m n k + 5 m k"
     fused_from = ("rms_norm_mul", "mul_mat_swiglu")
 

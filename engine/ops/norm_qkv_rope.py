@@ -34,6 +34,9 @@ class NormQkvRope(OpSpec):
         "v_state any float or quantized [n_ctx, n_v]",
         "freq_factors? f32 [n_dims / 2]",
     )
+    rows_of = 0
+    weights = (2, 3, 4)
+    across = (7, 8)
     params = (*RmsNorm.params, Param("head_dim", "i", doc="elements of a head"), *Rope.params)
     cost = "2 m k (n_q + n_k + n_v) + 5 m k"
     tolerance = 5e-4
@@ -42,7 +45,7 @@ class NormQkvRope(OpSpec):
     optional = True
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
-        x, _, wq, wk, wv, pos, rows, k_state, v_state, *_ = srcs
+        x, _, wq, wk, wv, pos, rows, k_state, v_state, *factors = srcs
         check_norm(self, *srcs)
         shapes = [infer_mul_mat(self, w, x) for w in (wq, wk, wv)]
         hd = params["head_dim"]
@@ -51,6 +54,9 @@ class NormQkvRope(OpSpec):
         for t, name in ((pos, "pos"), (rows, "rows")):
             if t.dtype is not I32 or t.shape != x.shape[:1]:
                 raise self.fail(f"{name} must be i32 [m]", *srcs)
+        turned = (params["n_dims"] // 2,)
+        if any(f is not None and (f.dtype is not F32 or f.shape != turned) for f in factors):
+            raise self.fail(f"freq_factors must be f32 {list(turned)}", *srcs)
         for state, shape in zip((k_state, v_state), shapes[1:], strict=True):
             if len(state.shape) != 2 or state.shape[1] != shape[1] or not rows_dense(state):
                 raise self.fail("a state must be [n_ctx, n] with a column a row of w", *srcs)
@@ -63,7 +69,7 @@ class NormQkvRope(OpSpec):
     def written_also(self, *srcs: Any, **params: Any) -> list[tuple[np.ndarray, np.ndarray]]:
         x, norm, _, wk, wv, _, rows, k_state, v_state, *_ = srcs
         h = self._normed(x, norm, params)
-        k = self._rotated(wk, h, srcs, params).reshape(len(x), -1)
+        k = self._rotated(wk, h, srcs, params).reshape(len(x), len(wk))
         v = op_spec("mul_mat").reference(wv, h)
         set_rows = op_spec("set_rows")
         return [
@@ -75,7 +81,8 @@ class NormQkvRope(OpSpec):
         return op_spec("rms_norm_mul").reference(x, norm, eps=params["eps"])
 
     def _rotated(self, w: np.ndarray, h: np.ndarray, srcs: Any, params: Any) -> np.ndarray:
-        heads = op_spec("mul_mat").reference(w, h).reshape(len(h), -1, params["head_dim"])
+        hd = params["head_dim"]
+        heads = op_spec("mul_mat").reference(w, h).reshape(len(h), len(w) // hd, hd)
         rope = {p.name: params[p.name] for p in Rope.params}
         factors = srcs[9] if len(srcs) > 9 else None
         return op_spec("rope").reference(heads, srcs[5], factors, **rope)

@@ -25,6 +25,8 @@ class NormSparseFfn(OpSpec):
         "r f32 [m, n_embd]",
         *NEURONS,
     )
+    rows_of = 0
+    weights = (2, 3, 4)
     params: ClassVar[tuple[Param, ...]] = (*RmsNorm.params, *SparseFfn.params)
     cost = "as sparse_ffn, and 5 m k + m n_embd"
     tolerance = 5e-4

@@ -10,8 +10,18 @@ import numpy as np
 from ..graph import F32, I32, Case, DType, Operand, OpSpec, Param, Shape, Tensor
 
 
+def _numbers(x: np.ndarray) -> np.ndarray:
+    """x with -inf for NaN: what max and argmax see."""
+    return np.where(np.isnan(x), np.float32(-np.inf), x)
+
+
+def _some_nan(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    return np.where(rng.uniform(size=shape) < 0.3, np.nan, rng.standard_normal(shape))
+
+
 class _Reduce(OpSpec):
     operands = ("x f32",)
+    rows_of = 0
     params = (Param("axis", "i", -1, doc="the dimension reduced, counted from the innermost, -1"),)
     cost = "1 an element of x"
     result = F32
@@ -49,6 +59,15 @@ class _Reduce(OpSpec):
         if self.name in ("max", "argmax"):
             yield Case((ties,), {"axis": -1}, "ties")
             yield Case((ties,), {"axis": -2}, "ties, outer")
+            nan, low = np.nan, -np.inf
+            edges = [[nan, 1, 2, nan], [nan, nan, nan, nan], [nan, low, nan, low], [3, nan, 9, 9],
+                     [low, nan, low, low], [nan, low, low, -1]]  # fmt: skip
+            for axis in (-1, -2):
+                yield Case((Operand((6, 4), data=edges),), {"axis": axis}, f"NaN, axis {axis}")
+            for n in (33, 1001, 2600):
+                for a, shape in ((-1, (5, n)), (-2, (n, 5))):
+                    yield Case((Operand(shape, data=_some_nan),), {"axis": a}, f"NaN, {n}, {a}")
+            yield Case((Operand((2, 700), data=nan),), {"axis": -1}, "NaN alone")
 
 
 class Sum(_Reduce):
@@ -71,18 +90,18 @@ class Mean(_Reduce):
 
 class Max(_Reduce):
     name = "max"
-    doc = "Largest value along a dimension."
+    doc = "Largest value along a dimension. A NaN counts as -inf: NaN alone gives -inf."
     tolerance = 0.0
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
-        return srcs[0].max(axis=params["axis"], keepdims=True)
+        return _numbers(srcs[0]).max(axis=params["axis"], keepdims=True)
 
 
 class Argmax(_Reduce):
     name = "argmax"
-    doc = "Index of the largest value along a dimension, the first on ties."
+    doc = "Index of the largest value along a dimension, the first on ties. A NaN counts as -inf."
     tolerance = 0.0
     result = I32
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
-        return srcs[0].argmax(axis=params["axis"], keepdims=True).astype(np.int32)
+        return _numbers(srcs[0]).argmax(axis=params["axis"], keepdims=True).astype(np.int32)

@@ -15,6 +15,7 @@ class RmsNorm(OpSpec):
     name = "rms_norm"
     doc = "x / sqrt(mean(x^2) + eps) over the last dimension (Zhang and Sennrich 2019)."
     operands = ("x f32 [.., d]",)
+    rows_of = 0
     params = (Param("eps", "f", doc="added to the mean square"),)
     cost = "4 an element"
     in_place = (0,)
@@ -27,7 +28,7 @@ class RmsNorm(OpSpec):
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         x = srcs[0].astype(np.float64)
-        mean = np.mean(x * x, axis=-1, keepdims=True)
+        mean = np.sum(x * x, axis=-1, keepdims=True) / max(x.shape[-1], 1)
         return (x / np.sqrt(mean + params["eps"])).astype(np.float32)
 
     def flops(self, out: Tensor) -> int:
@@ -49,6 +50,7 @@ class RmsNormMul(OpSpec):
     name = "rms_norm_mul"
     doc = "rms_norm(x) * w."
     operands = ("x f32 [.., d]", "w f32 [d]")
+    rows_of = 0
     params = RmsNorm.params
     cost = "5 an element"
     fused_from = ("rms_norm", "mul")

@@ -85,6 +85,7 @@ class Rope(OpSpec):
         "pos i32 [n_tok] (2d: [2, n_tok])",
         "freq_factors? f32 [n_dims/2]",
     )
+    rows_of = 0
     params = (
         Param("n_dims", "i", doc="dimensions that turn; even (2d: a multiple of four)"),
         Param("mode", "i", choices=("norm", "neox", "2d")),

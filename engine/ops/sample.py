@@ -116,6 +116,7 @@ class Sample(OpSpec):
         "rng i64 [n, 2]: seed, step",
         "history i32 [n, h], newest last, -1 where empty",
     )
+    rows_of = 0
     cost = "10 a logit"
     tolerance = 0.0
 

@@ -14,6 +14,7 @@ class Scale(OpSpec):
     name = "scale"
     doc = "x s + b."
     operands = ("x f32",)
+    rows_of = 0
     params = (Param("s", "f"), Param("b", "f", 0.0))
     cost = "2 an element"
     in_place = (0,)

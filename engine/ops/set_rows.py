@@ -18,6 +18,7 @@ class SetRows(OpSpec):
         "an id outside [0, n) are dropped (padding); ids inside must differ."
     )
     operands = ("state any float or quantized [n, d]", "x f32 [m, d]", "ids i32 [m]")
+    across = (0,)
     cost = "0 (1 an element for a quantized state)"
     writes_into = 0
 

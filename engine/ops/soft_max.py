@@ -50,7 +50,7 @@ class SoftMax(OpSpec):
             slopes = alibi_slopes(n_head, params["max_bias"])
             bias = slopes[:, None, None] * mask[:n_q].astype(np.float64)
             s = s + (bias if x.ndim > 2 else bias.reshape(x.shape))
-        top = s.max(axis=-1, keepdims=True)
+        top = s.max(axis=-1, keepdims=True, initial=-np.inf)
         e = np.exp(s - np.where(np.isneginf(top), 0, top))
         total = e.sum(axis=-1, keepdims=True)
         return (e / np.where(total == 0, 1, total)).astype(np.float32)

@@ -35,6 +35,8 @@ class SparseFfn(OpSpec):
         "x f32 [m, k]",
         *NEURONS,
     )
+    rows_of = 3
+    weights = (0, 1, 2)
     params = (Param("threshold", "f", 0.0), Param("relu_up", "i", 0))
     cost = "m n_rows (4 k + 2 n_embd + 2), as if all were active"
     tolerance = 5e-4
@@ -51,7 +53,7 @@ class SparseFfn(OpSpec):
             raise self.fail(f"inner lengths {gate.shape[1]} and {x.shape[1]} differ", *srcs)
         if params["relu_up"] not in (0, 1):
             raise self.fail(f"relu_up={params['relu_up']}, expected 0 or 1", *srcs)
-        check_neurons(self, gate.shape[0], x.shape[0], 0, tuple(which), *srcs)
+        check_neurons(self, gate.shape[0], x.shape[0], None, tuple(which), *srcs)
         return F32, (x.shape[0], down.shape[1])
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
@@ -80,6 +82,10 @@ class SparseFfn(OpSpec):
         yield Case((gate, up, down, x, Operand((2, 37))), note="three types")
         yield Case((gate, up, down, x, Operand((2, 37))), {"relu_up": 1}, note="relu on both")
         yield Case((gate, gate, down, x), {"relu_up": 1}, note="relu on both, no idx")
+        nan = Operand((2, 67), data=lambda rng, shape: [[np.nan], [1.0]] * rng.uniform(1, 2, shape))
+        for t in ("f32", "f16"):
+            w = Operand((37, 67), t, scaled, role="weight")
+            yield Case((w, w, w, nan), note=f"{t} NaN", tolerance=1e-7 if t == "f32" else None)
         w = Operand((33, 64), "q8_0", scaled, pad=(1, 32))
         x, idx = Operand((3, 64), pad=(1, 7)), Operand((3, 33), pad=(1, 3))
         yield Case((w, w, w, x, idx), note="views")

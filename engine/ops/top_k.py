@@ -15,6 +15,7 @@ class TopK(OpSpec):
     name = "top_k"
     doc = "Indices of the k largest values of each row, descending; lower index first on ties."
     operands = ("x f32 [.., n]",)
+    rows_of = 0
     params = (Param("k", "i", doc="1 to n"),)
     cost = "1 an element of x"
     tolerance = 0.0

@@ -16,6 +16,7 @@ _EDGES = (-0.0, 0.0, 1e-30, -1e-30, 0.5, -0.5, 10.0, -10.0, 80.0, -80.0, 1e4, -1
 
 class _Unary(OpSpec):
     operands = ("x f32, f16 or bf16",)
+    rows_of = 0
     in_place = (0,)
     cost = "1 an element"
     per_element = 1
@@ -89,7 +90,8 @@ class GeluErf(_Unary):
 
 class Relu(_Unary):
     name = "relu"
-    doc = "max(x, 0)."
+    doc = "max(x, 0); NaN stays NaN."
+    edges = (*_EDGES, math.nan, -math.nan, math.inf, -math.inf)
 
     def f(self, x: np.ndarray) -> np.ndarray:
         return np.maximum(x, 0)

@@ -14,7 +14,7 @@
 #define GF_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-#define GF_ABI_VERSION 1
+#define GF_ABI_VERSION 2
 #define GF_MAX_DIMS 4
 #define GF_MAX_SRC 8
 #define GF_PARAM_BYTES 64
@@ -57,6 +57,8 @@ struct gf_tensor {
   int32_t flags;
 };
 
+static_assert(sizeof(struct gf_tensor) == 80, "mirrored in engine/backends/cpu/abi.py");
+
 struct gf_op;
 struct gf_thread;
 typedef void (*gf_kernel)(const struct gf_op* op, struct gf_thread* th);
@@ -75,6 +77,16 @@ struct gf_op {
       params[GF_PARAM_BYTES];  // the op's parameters in the order its OpSpec declares them
 };
 
+static_assert(sizeof(struct gf_op) == 32 + (1 + GF_MAX_SRC) * 80 + GF_PARAM_BYTES,
+              "mirrored in engine/backends/cpu/abi.py");
+
+// Where the threads of an op meet within it, see gf_meet. Both are 0 when the executor starts; one
+// serves all ops of a pool, for no thread begins an op before all have left the one before.
+struct gf_barrier {
+  int32_t arrived;  // threads that wait
+  int32_t round;    // meetings so far
+};
+
 // What a kernel knows of the thread that runs it. Threads with ith >= nth of an op are not called.
 struct gf_thread {
   int32_t ith;
@@ -82,4 +94,5 @@ struct gf_thread {
   unsigned char* scratch;  // 64-byte aligned, shared by all threads of the op
   int64_t scratch_bytes;
   int64_t* next;  // shared counter, 0 when the op starts: for work stealing (see gf_steal)
+  struct gf_barrier* barrier;  // for phases of one op that the executor does not part (see gf_meet)
 };

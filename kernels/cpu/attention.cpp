@@ -21,6 +21,7 @@ struct attention_params {
 
 constexpr int64_t kMaxRows = 64;  // rows (token, query head) a tile
 constexpr int64_t kFewRows = 8;   // rows a KV head
+constexpr int64_t kStayingBytes = 16 << 10;
 constexpr int kRowsAtOnce = VL >= 16 ? 4 : VL >= 8 ? 2 : 1;
 
 // How some neighbouring tokens are cut into tiles.
@@ -36,7 +37,7 @@ struct cut {
     // together, for the heads of a key lie side by side and memory likes to be read in order.
     heads = std::max<int64_t>(1, std::min(group, kMaxRows));
     tokens = std::max<int64_t>(1, std::min(at_once, kMaxRows / heads));
-    kv_heads = std::min(n_head_kv, kMaxRows / (heads * tokens));
+    kv_heads = std::max<int64_t>(1, std::min(n_head_kv, kMaxRows / (heads * tokens)));
     const auto count = [&] {
       kv_parts = (n_head_kv + kv_heads - 1) / kv_heads;
       head_parts = (group + heads - 1) / heads;
@@ -61,7 +62,7 @@ struct layout {
       : n_tok(op->src[0].ne[2]),
         n_head(op->src[0].ne[1]),
         n_head_kv(op->src[1].ne[1]),
-        group(n_head / n_head_kv),
+        group(n_head / std::max<int64_t>(n_head_kv, 1)),
         dk(vf_padded(op->src[0].ne[0])),
         dv(vf_padded(op->src[2].ne[0])),
         n_seqs(op->src[5].ne[1]),
@@ -82,6 +83,14 @@ struct layout {
     s = place(kMaxRows * ATT_KEYS);
     state = place(2 * kMaxRows);
     bytes = end;
+  }
+
+  // For few rows what counts is that converted keys stay in the first-level cache until used: how
+  // many of a block do.
+  int64_t staying_keys() const {
+    int64_t n = ATT_KEYS;
+    while (n > VL && n * std::max(dk, dv) * int64_t{sizeof(float)} > kStayingBytes) n /= 2;
+    return n;
   }
 
  private:
@@ -120,8 +129,7 @@ class Tile {
     kv_heads_ = std::min(c.kv_heads, l_.n_head_kv - first_kv_);
     first_head_ = head_part * c.heads;
     heads_ = std::min(c.heads, l_.group - first_head_);
-    // For few rows what counts is that converted keys stay in the first-level cache until used.
-    chunk_ = c.tokens * c.heads <= kFewRows ? ATT_KEYS / 4 : ATT_KEYS;
+    chunk_ = c.tokens * c.heads <= kFewRows ? l_.staying_keys() : ATT_KEYS;
 
     first_ = c.first + range * c.tokens;
     const int64_t end = std::min(first_ + c.tokens, c.first + c.n_tok);
@@ -258,9 +266,16 @@ class Tile {
     const char* from = gf_row_ptr(x, {first_kv_ + g, page_ * ATT_KEYS + begin, 0});
     // The next block, to the second-level cache: its rows lie too far apart to be foreseen.
     const int64_t ahead = next_page_ < 0 ? 0 : (next_page_ - page_) * ATT_KEYS * x.nb[2];
-    for (int64_t j = begin; j < end; ++j, from += x.nb[2], to += width) {
-      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + ahead + i, 0, 2);
-      att_stage_row(x.type, from, to, x.ne[0]);
+    const auto rows = [&](int32_t type) {
+      for (int64_t j = begin; j < end; ++j, from += x.nb[2], to += width) {
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + ahead + i, 0, 2);
+        att_stage_row(type, from, to, x.ne[0]);
+      }
+    };
+    if (x.type == GF_F16) {  // the usual one: a loop of its own
+      rows(GF_F16);
+    } else {
+      rows(x.type);
     }
   }
 
@@ -324,6 +339,8 @@ class Tile {
   int64_t page_ = 0, next_page_ = -1;  // of the block; of the one after it, -1 when there is none
 };
 
+bool is_empty(const gf_op* op) { return gf_nelements(op->dst) == 0 || op->src[1].ne[1] == 0; }
+
 }  // namespace
 
 GF_KERNEL_SUPPORTS(attention) {
@@ -333,17 +350,17 @@ GF_KERNEL_SUPPORTS(attention) {
   return known(op->src[1].type) && known(op->src[2].type);
 }
 
-GF_KERNEL_SCRATCH(attention) { return layout(op, n_threads).bytes * n_threads; }
+GF_KERNEL_SCRATCH(attention) {
+  return is_empty(op) ? 0 : layout(op, n_threads).bytes * n_threads;
+}
 
 GF_KERNEL(attention) {
+  if (is_empty(op)) return;
   const layout l(op, th->nth);
   Tile tile(op, l, th->scratch + th->ith * l.bytes);
   const int64_t n = l.others.n_tiles + l.singles.n_tiles;
   for (int64_t i = gf_steal(th); i < n; i = gf_steal(th)) {
-    if (i < l.others.n_tiles) {
-      tile.run(l.others, i);
-    } else {
-      tile.run(l.singles, i - l.others.n_tiles);
-    }
+    const bool single = i >= l.others.n_tiles;
+    tile.run(single ? l.singles : l.others, single ? i - l.others.n_tiles : i);
   }
 }

@@ -93,6 +93,10 @@ struct alignas(64) Counter {
   int64_t value = 0;
 };
 
+struct alignas(64) Meeting {
+  gf_barrier at = {0, 0};
+};
+
 }  // namespace
 
 struct gf_pool {
@@ -154,7 +158,7 @@ struct gf_pool {
     for (int64_t i = 0; i < j.n_ops; ++i) {
       const gf_op& op = j.ops[i];
       const int nth = threads_for(op);
-      gf_thread th{ith, nth, j.scratch, j.scratch_bytes, &counters[i % 3].value};
+      gf_thread th{ith, nth, j.scratch, j.scratch_bytes, &counters[i % 3].value, &meeting.at};
       if (op.init) {
         if (ith < nth && !stopped(j)) op.init(&op, &th);
         if (nth > 1) barrier.wait(j.spins);
@@ -192,6 +196,7 @@ struct gf_pool {
   const int spins;
   Job job;
   Counter counters[3];
+  Meeting meeting;
   Barrier barrier;
   Gate start;
   std::atomic<bool> stop{false};

@@ -14,6 +14,7 @@ int64_t piece_bytes(const gf_op* op) {
 
 }  // namespace
 
+GF_KERNEL_PACKED(get_rows, 1)
 GF_KERNEL_SUPPORTS(get_rows) { return gf_block(op->src[0].type) > 0; }
 
 GF_KERNEL_SCRATCH(get_rows) { return is_packed(op) ? piece_bytes(op) * n_threads : 0; }

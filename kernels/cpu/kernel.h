@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "cpu/abi.h"
 #include "cpu/intrinsics.h"
+#include "cpu/relax.h"
 
 // The kernel of op `name`, its INIT phase (all threads, then a barrier, then the kernel), the
 // number of scratch bytes it wants when run by n_threads threads, and whether it can take these
@@ -20,6 +22,10 @@
                                       [[maybe_unused]] int32_t n_threads)
 #define GF_KERNEL_SUPPORTS(name) \
   GF_EXPORT int32_t gf_supports_##name([[maybe_unused]] const gf_op* op)
+
+// Which operands may be in the interleaved layout (GF_PACKED), one bit each; none without this.
+#define GF_KERNEL_PACKED(name, bits) \
+  GF_EXPORT int32_t gf_packed_##name(void) { return bits; }
 
 #if defined(_MSC_VER)
 #define GF_RESTRICT __restrict
@@ -58,6 +64,28 @@ inline gf_range gf_split_units(int64_t n, int64_t unit, const gf_thread* th) {
 // a piece must not change its value.
 inline int64_t gf_steal(gf_thread* th, int64_t n = 1) {
   return reinterpret_cast<std::atomic<int64_t>*>(th->next)->fetch_add(n, std::memory_order_relaxed);
+}
+
+// Waits until all th->nth threads of the op have called it; what they wrote before, all may then
+// read. It spins: for phases of microseconds, where another op and its barriers would cost more.
+// Either all threads of an op call it or none, each as often as the others.
+inline void gf_meet(gf_thread* th) {
+  if (th->nth == 1) return;
+  auto* const arrived = reinterpret_cast<std::atomic<int32_t>*>(&th->barrier->arrived);
+  auto* const round = reinterpret_cast<std::atomic<int32_t>*>(&th->barrier->round);
+  const int32_t seen = round->load(std::memory_order_acquire);
+  if (arrived->fetch_add(1, std::memory_order_acq_rel) + 1 == th->nth) {
+    arrived->store(0, std::memory_order_relaxed);
+    round->fetch_add(1, std::memory_order_release);
+    return;
+  }
+  for (int turn = 0; round->load(std::memory_order_acquire) == seen; ++turn) {
+    if (turn < 1000) {
+      gf_relax();
+    } else {
+      std::this_thread::yield();  // there are fewer processors than threads
+    }
+  }
 }
 
 inline int64_t gf_nelements(const gf_tensor& t) { return t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]; }

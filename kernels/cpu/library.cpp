@@ -5,6 +5,13 @@
 
 GF_EXPORT int32_t gf_abi_version(void) { return GF_ABI_VERSION; }
 
+// Bytes of a struct of the interface, by name; its mirror in Python must have as many.
+GF_EXPORT int32_t gf_abi_bytes(const char* name) {
+  if (strcmp(name, "gf_tensor") == 0) return sizeof(gf_tensor);
+  if (strcmp(name, "gf_op") == 0) return sizeof(gf_op);
+  return 0;
+}
+
 // Whether this machine can run the library built for instruction set `isa`. Asked of the baseline
 // library, which runs everywhere, before any other is loaded.
 GF_EXPORT int32_t gf_cpu_supports(const char* isa) {

@@ -79,18 +79,18 @@ struct Worker {
                                  : static_cast<const uint8_t*>(w.t->data) +
                                        group * kRows * n_blocks * w.packed->block_bytes;
       const uint8_t* a = acts + w.acts + tile.first * (p.k / 32) * kActBlockBytes;
-      w.packed->tile[log2_width(tile.width)](rows, a, n_blocks, out);
+      w.packed->kernel(tile.width)(rows, a, n_blocks, out);
       return;
     }
     const void* x[kMaxTile];
-    for (int c = 0; c < tile.valid; ++c) {
+    for (int c = 0; c < tile.width; ++c) {
       const int64_t column = tile.first + c;
       x[c] = w.rounds_x ? static_cast<const void*>(
                               acts + w.acts + (matrix * p.n_cols + column) * p.bf16_column_bytes())
                         : p.column(p.x, matrix, column);
     }
     w.kernel(w.convert ? copies[i] : group_rows(*w.t, matrix, group),
-             w.convert ? p.copied_row_bytes(i) : w.t->nb[1], rows_in_group(p, group), x, tile.valid,
+             w.convert ? p.copied_row_bytes(i) : w.t->nb[1], rows_in_group(p, group), x, tile.width,
              p.k, out);
   }
 
@@ -190,7 +190,7 @@ void run(const MulMatPlan& p, gf_thread* th) {
         }
         const int64_t row = group * kRows;
         const int n_rows = rows_in_group(p, group);
-        for (int c = 0; c < tile.valid; ++c) {
+        for (int c = 0; c < tile.width; ++c) {
           float* v = out[0] + c * kRows;
           Epilogue::finish(p, matrix, tile.first + c, row, n_rows, v, out[1] + c * kRows);
           auto* to = reinterpret_cast<float*>(p.column(p.dst, matrix, tile.first + c)) + row;
@@ -234,6 +234,7 @@ bool needs_init(const gf_op* op, int n_weights, const gf_tensor& x) {
 // (op->init = NULL, no barrier): with other weights, and for one column, which each thread then
 // quantizes for itself.
 
+GF_KERNEL_PACKED(mul_mat, 1)
 GF_KERNEL_SUPPORTS(mul_mat) {
   return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[1]) && gf::floats_ok(op->dst);
 }
@@ -244,6 +245,7 @@ GF_EXPORT int32_t gf_needs_init_mul_mat(const gf_op* op) {
 GF_KERNEL_INIT(mul_mat) { gf::convert_x(gf::MulMatPlan(op, 1, op->src[1]), th->scratch, th); }
 GF_KERNEL(mul_mat) { gf::run<gf::StoreProduct>(gf::MulMatPlan(op, 1, op->src[1]), th); }
 
+GF_KERNEL_PACKED(mul_mat_add, 1)
 GF_KERNEL_SUPPORTS(mul_mat_add) {
   return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[1]) && gf::floats_ok(op->dst) &&
          gf::floats_ok(op->src[2]);
@@ -255,6 +257,7 @@ GF_EXPORT int32_t gf_needs_init_mul_mat_add(const gf_op* op) {
 GF_KERNEL_INIT(mul_mat_add) { gf::convert_x(gf::MulMatPlan(op, 1, op->src[1]), th->scratch, th); }
 GF_KERNEL(mul_mat_add) { gf::run<gf::AddResidual>(gf::MulMatPlan(op, 1, op->src[1]), th); }
 
+GF_KERNEL_PACKED(mul_mat_swiglu, 3)
 GF_KERNEL_SUPPORTS(mul_mat_swiglu) {
   return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[2]) && gf::floats_ok(op->dst) &&
          gf::weight_ok(op->src[1]);

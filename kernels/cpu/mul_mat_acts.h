@@ -26,39 +26,29 @@ struct SumUse {
 
 struct Tile {
   int64_t first;  // column
-  int width;      // columns of storage and computation: 1, 2, 4, 8 or 16
-  int valid;      // columns that exist; the rest is zero
+  int width;      // columns
 };
 
-// How n columns are cut: full tiles, then a few smaller ones. Padding is at most a quarter of a
-// tile.
+// Tiles of up to so many columns may have any width, larger ones only the greatest.
+constexpr int kAnyWidth = kMaxTile < 8 ? kMaxTile : 8;
+
+// How columns are cut: as many of the largest tiles as there are, then what is left. A decode step
+// of several sequences has any number of columns, and none is computed in vain.
 class Tiling {
  public:
-  explicit Tiling(int64_t columns) : full_(columns / kMaxTile) {
-    int64_t at = full_ * kMaxTile;
-    while (at < columns) {
-      const int left = static_cast<int>(columns - at);
-      int width = 1;
-      while (width < left) width *= 2;
-      if (width - left > width / 4) width /= 2;
-      const int valid = left < width ? left : width;
-      tail_[n_tail_++] = {at, width, valid};
-      at += valid;
-    }
+  explicit Tiling(int64_t columns) : columns_(columns), full_(columns / kMaxTile) {}
+  int64_t count() const {
+    return full_ + (columns_ - full_ * kMaxTile + kAnyWidth - 1) / kAnyWidth;
   }
-  int64_t count() const { return full_ + n_tail_; }
   Tile operator[](int64_t i) const {
-    return i < full_ ? Tile{i * kMaxTile, kMaxTile, kMaxTile} : tail_[i - full_];
-  }
-  int64_t padded_columns() const {
-    if (n_tail_ == 0) return full_ * kMaxTile;
-    return tail_[n_tail_ - 1].first + tail_[n_tail_ - 1].width;
+    if (i < full_) return {i * kMaxTile, kMaxTile};
+    const int64_t first = full_ * kMaxTile + (i - full_) * kAnyWidth;
+    const int64_t left = columns_ - first;
+    return {first, left < kAnyWidth ? static_cast<int>(left) : kAnyWidth};
   }
 
  private:
-  int64_t full_;
-  int n_tail_ = 0;
-  Tile tail_[8];
+  int64_t columns_, full_;
 };
 
 // Quantizes block ib of one tile; column(c) is the address of column c.
@@ -69,8 +59,7 @@ inline void quantize_tile_block(const Tile& tile, const Column& column, int64_t 
   auto* d = reinterpret_cast<float*>(out);
   uint8_t* aux = out + 4 * width;
   auto* q = reinterpret_cast<int8_t*>(out + 12 * width);
-  if (tile.valid < width) std::memset(out, 0, static_cast<size_t>(kActBlockBytes) * width);
-  for (int c = 0; c < tile.valid; ++c) {
+  for (int c = 0; c < width; ++c) {
     int32_t sums[2];
     d[c] = quantize_32(column(tile.first + c) + ib * 32, q + 32 * c, sums);
     if (use.halves == 1) sums[0] += sums[1];

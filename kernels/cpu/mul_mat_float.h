@@ -17,7 +17,7 @@ using FloatKernel = void (*)(const char* rows, int64_t row_bytes, int n_rows, co
 
 // Up to so many columns rows come straight from memory. For more, a register tile takes several
 // rows, which should be in the cache beforehand (see read_ahead).
-constexpr int kStreamColumns = 3;
+constexpr int kStreamColumns = 2;
 // Of columns that stay in the L1 cache beside the rows that stream through it.
 constexpr int64_t kStayingBytes = 12 << 10;
 // Bytes of a row a register tile takes at a time, so that its operands stay in the L1 cache.
@@ -117,14 +117,16 @@ void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* con
     for (int64_t begin = 0; begin == 0 || begin < k; begin += kStretch) {
       const int64_t end = begin + kStretch < k ? begin + kStretch : k;
       int c = 0;
-      for (; c + kFloatCols <= n_cols; c += kFloatCols) {
+      for (; n_cols - c > kLastCols; c += kFloatCols) {
         float_columns<Row, kFloatCols, kFloatRows>(rows, row_bytes, n_rows, x + c, begin, end,
                                                    begin == 0, lanes + c * kRows);
       }
-      for (; c < n_cols; ++c) {
-        float_columns<Row, 1, kFloatRows * 2>(rows, row_bytes, n_rows, x + c, begin, end,
-                                              begin == 0, lanes + c * kRows);
-      }
+      static_for<kLastCols>([&](auto i) GF_LAMBDA_INLINE {
+        constexpr int C = i + 1, R = C == 1 ? kFloatRows * 2 : kFloatRows;
+        if (n_cols - c != C) return;
+        float_columns<Row, C, R>(rows, row_bytes, n_rows, x + c, begin, end, begin == 0,
+                                 lanes + c * kRows);
+      });
     }
   }
   for (int c = 0; c < n_cols; ++c) {
@@ -159,15 +161,11 @@ inline FloatType float_type(int type) {
 #if defined(GF_BF16_DOT)
   if (type == GF_BF16) return {&float_tile<RowDotBF16>, nullptr, nullptr, 0, true};
 #else
-  if (type == GF_BF16) {
-    return {&float_tile<RowBF16>, &float_tile<RowF32>, &row_to_f32, 4, false};
-  }
+  if (type == GF_BF16) return {&float_tile<RowBF16>, &float_tile<RowF32>, &row_to_f32, 4, false};
 #endif
   // Not as bf16, where that is native: twice the speed for prompts, but bf16's error for f16
   // weights.
-  if (type == GF_F16) {
-    return {&float_tile<RowF16>, &float_tile<RowF32>, &row_to_f32, 4, false};
-  }
+  if (type == GF_F16) return {&float_tile<RowF16>, &float_tile<RowF32>, &row_to_f32, 4, false};
   if (type == GF_F32) return {&float_tile<RowF32>, nullptr, nullptr, 0, false};
   return {nullptr, &float_tile<RowF32>, &row_to_f32, 4, false};
 }

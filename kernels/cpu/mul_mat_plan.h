@@ -33,8 +33,6 @@ struct Weight {
   }
 };
 
-constexpr int64_t kFewColumns = 4;  // up to here converting rows beforehand does not pay
-
 inline Weight read_weight(const gf_tensor& t, int64_t n_cols) {
   Weight w;
   w.t = &t;
@@ -104,7 +102,7 @@ struct MulMatPlan {
         continue;
       }
       w[i].acts = acts_bytes;
-      acts_bytes += w[i].packed ? round_up(tiles.padded_columns() * (k / 32) * kActBlockBytes, 64)
+      acts_bytes += w[i].packed ? round_up(n_cols * (k / 32) * kActBlockBytes, 64)
                                 : n_matrices * n_cols * bf16_column_bytes();
     }
   }

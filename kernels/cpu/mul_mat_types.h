@@ -10,25 +10,23 @@ struct PackedType {
   int block_bytes;   // of one row
   int blocks_of_32;  // in one block
   SumUse sums;
-  PackedKernel tile[5];  // widths 1, 2, 4, 8, 16
+  PackedKernel tile[kAnyWidth + 1];  // widths 1 .. kAnyWidth, then kMaxTile
+
+  PackedKernel kernel(int width) const { return tile[width <= kAnyWidth ? width - 1 : kAnyWidth]; }
 };
 
-constexpr int log2_width(int width) { return width <= 1 ? 0 : 1 + log2_width(width / 2); }
-
-template <class L, int T>
-constexpr PackedKernel packed_kernel() {
-  if constexpr (T <= kMaxTile) return &packed_tile<L, T>;
-  return nullptr;
-}
-
-template <class L>
-constexpr PackedType packed_type() {
+template <class L, int... i>
+constexpr PackedType packed_type(std::integer_sequence<int, i...>) {
   return {L::kType,
           L::kBlockBytes,
           L::kSubBlocks,
           {L::kBias, L::kHalves, L::kMins},
-          {packed_kernel<L, 1>(), packed_kernel<L, 2>(), packed_kernel<L, 4>(),
-           packed_kernel<L, 8>(), packed_kernel<L, 16>()}};
+          {&packed_tile<L, i + 1>..., &packed_tile<L, kMaxTile>}};
+}
+
+template <class L>
+constexpr PackedType packed_type() {
+  return packed_type<L>(std::make_integer_sequence<int, kAnyWidth>());
 }
 
 // The kernels of a type; null when it has none. Defined beside the instantiations, which are split

@@ -10,7 +10,8 @@ namespace gf {
 
 constexpr int kMaxTile = 4;        // columns an unpacked block of weights is used for
 constexpr bool kSignedDot = true;  // q8_0 as |w| * (a with the sign of w)
-constexpr int kFloatRows = 2, kFloatCols = 2;
+constexpr int kFloatRows = 2, kFloatCols = 2, kLastCols = 2;
+constexpr int kFewColumns = 128;  // up to here converting rows beforehand does not pay
 
 struct VecW {  // 16 rows x 4 unsigned bytes
   __m256i v[2];

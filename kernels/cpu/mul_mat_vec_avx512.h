@@ -16,7 +16,9 @@ namespace gf {
 
 constexpr int kMaxTile = 16;        // columns a weight register is used for before it is dropped
 constexpr bool kSignedDot = false;  // weights must be unsigned: q8_0 is shifted by 128
-constexpr int kFloatRows = 4, kFloatCols = 4;  // register tile of the float kernels
+// Register tile of the float kernels, and the most columns the last one of a row may have.
+constexpr int kFloatRows = 4, kFloatCols = 4, kLastCols = 6;
+constexpr int kFewColumns = 128;  // up to here converting rows beforehand does not pay
 
 struct VecW {  // 16 rows x 4 unsigned bytes
   __m512i v;

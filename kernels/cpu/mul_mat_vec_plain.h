@@ -9,7 +9,8 @@ namespace gf {
 
 constexpr int kMaxTile = 4;         // columns an unpacked block of weights is used for
 constexpr bool kSignedDot = false;  // q8_0 is shifted by 128 to be unsigned
-constexpr int kFloatRows = 1, kFloatCols = 2;
+constexpr int kFloatRows = 1, kFloatCols = 2, kLastCols = 2;
+constexpr int kFewColumns = 4;  // up to here converting rows beforehand does not pay
 
 typedef uint32_t uint4 __attribute__((vector_size(16)));
 typedef int32_t int4 __attribute__((vector_size(16)));

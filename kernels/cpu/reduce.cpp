@@ -20,9 +20,9 @@ struct sum_of {
   static float join(float a, float b) { return a + b; }
 };
 
-struct max_of {
+struct max_of {  // a NaN counts as -inf: vf_max gives its second operand where the first is one
   static vf start() { return vf_set(kLowest); }
-  static vf join(vf a, vf b) { return vf_max(a, b); }
+  static vf join(vf acc, vf x) { return vf_max(x, acc); }
   static float row(const float* x, int64_t n) { return vf_row_max(x, n); }
   static float join(float a, float b) { return a > b ? a : b; }
 };
@@ -87,10 +87,9 @@ GF_KERNEL(argmax) {
           static_cast<int32_t>(gf_argmax(reinterpret_cast<const float*>(p), x.ne[0]));
       continue;
     }
-    float best = *reinterpret_cast<const float*>(p);
+    float best = kLowest;
     int32_t where = 0;
-    for (int32_t j = 1; j < x.ne[d]; ++j) {
-      p += x.nb[d];
+    for (int32_t j = 0; j < x.ne[d]; ++j, p += x.nb[d]) {
       const float v = *reinterpret_cast<const float*>(p);
       if (v > best) {
         best = v;

@@ -58,7 +58,7 @@ static inline vf vf_accumulate(int64_t n, vf start, F&& f, vf (*join)(vf, vf)) {
 
 static inline vf vf_plus(vf a, vf b) { return a + b; }
 
-// Sums and the maximum of n floats. NaN may be missed by vf_row_max.
+// Sums and the maximum of n floats. For the maximum a NaN counts as -inf.
 static inline float vf_row_sum(const float* x, int64_t n) {
   const auto f = [x](vf acc, int64_t i, int64_t left) { return acc + vf_load_to(x + i, left); };
   return vf_sum(vf_accumulate(n, vf_zero(), f, vf_plus));
@@ -73,7 +73,7 @@ static inline float vf_row_sum_squares(const float* x, int64_t n) {
 static inline float vf_row_max(const float* x, int64_t n) {
   const float lowest = -__builtin_huge_valf();
   const auto f = [=](vf acc, int64_t i, int64_t left) {
-    return vf_max(acc, left >= VL ? vf_load(x + i) : vf_load_fill(x + i, left, lowest));
+    return vf_max(left >= VL ? vf_load(x + i) : vf_load_fill(x + i, left, lowest), acc);
   };
   return vf_greatest(vf_accumulate(n, vf_set(lowest), f, vf_max));
 }

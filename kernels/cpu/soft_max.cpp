@@ -10,13 +10,11 @@ struct soft_max_params {
 
 void soft_max_row(float* y, int64_t n) {
   const float top = vf_row_max(y, n);
-  if (top == -__builtin_huge_valf()) {
-    std::memset(y, 0, n * sizeof(float));
-    return;
-  }
-  const vf max = vf_set(top);
+  // In a row of -inf alone nothing is taken off and the sum is 0; a NaN makes the sum one.
+  const vf max = vf_set(top == -__builtin_huge_valf() ? 0.0f : top);
   gf_map_run(y, y, n, [max](vf v) { return vf_exp(v - max); });
-  const vf inverse = vf_set(1.0f / vf_row_sum(y, n));
+  const float sum = vf_row_sum(y, n);
+  const vf inverse = vf_set(sum == 0.0f ? 0.0f : 1.0f / sum);
   gf_map_run(y, y, n, [inverse](vf v) { return v * inverse; });
 }
 

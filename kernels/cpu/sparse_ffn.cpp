@@ -3,11 +3,9 @@
 //
 // INIT computes h = relu(gate . x) * (up . x). For few tokens every thread takes an equal share of
 // each one's active neurons, in order, and keeps those whose h is not 0, with their h, at the start
-// of its share of two lists. For more, threads take groups of sixteen rows, and h is a matrix. The
-// kernel then adds up rows of w_down_t, every thread for columns of its own.
-#include <thread>
-
-#include "cpu/relax.h"
+// of its share of two lists. For more, threads convert the tokens together, meet, and take groups
+// of sixteen rows, and h is a matrix. The kernel then adds up rows of w_down_t, every thread for
+// columns of its own.
 #include "cpu/sparse_products.h"
 #include "cpu/sparse_sums.h"
 
@@ -179,23 +177,6 @@ void add_for_one(const Plan& p, int64_t t, gf_thread* th) {
 
 // -- more tokens
 
-// Waits until all threads of the op are here. The counter that hands out work counts them in bits
-// that no work reaches; it is 0 when INIT starts.
-void meet(gf_thread* th) {
-  constexpr int kShift = 40;
-  auto* arrived = reinterpret_cast<std::atomic<int64_t>*>(th->next);
-  arrived->fetch_add(int64_t{1} << kShift, std::memory_order_acq_rel);
-  for (int turn = 0; arrived->load(std::memory_order_acquire) >> kShift < th->nth; ++turn) {
-    if (turn < 1000) {
-      gf_relax();
-    } else {
-      std::this_thread::yield();
-    }
-  }
-}
-
-int64_t steal(gf_thread* th) { return gf_steal(th) & ((int64_t{1} << 40) - 1); }
-
 void hidden_of_many(const Plan& p, gf_thread* th) {
   char* acts = reinterpret_cast<char*>(th->scratch);
   auto* h = reinterpret_cast<float*>(acts + p.weights);
@@ -203,9 +184,9 @@ void hidden_of_many(const Plan& p, gf_thread* th) {
   if (p.gate.column || p.up.column) {
     const gf_range mine = gf_split(p.m, th);
     for (int64_t t = mine.begin; t < mine.end; ++t) p.convert(t, acts, t);
-    meet(th);
+    gf_meet(th);
   }
-  for (int64_t group; (group = steal(th)) < p.neurons.groups();) {
+  for (int64_t group; (group = gf_steal(th)) < p.neurons.groups();) {
     const auto at = [&](int64_t t) { return h + t * p.h_stride() + group * kGroup; };
     for (int64_t t = 0; t < p.m; ++t) {
       masks[t] = static_cast<uint16_t>(p.neurons.active(t, group));

@@ -18,15 +18,16 @@ inline int32_t gf_order_key(float x) {
   return bits ^ ((bits >> 31) & INT32_MAX);
 }
 
-// Index of the largest of v[0..n), the lowest on ties; n > 0.
+// Index of the largest of v[0..n), the lowest on ties; n > 0. A NaN counts as -inf.
 inline int64_t gf_argmax(const float* v, int64_t n) {
   const float max = vf_row_max(v, n);
+  if (max == -__builtin_huge_valf()) return 0;
   int64_t i = 0;
   while (i + GF_RUN < n && vf_row_max(v + i, GF_RUN) != max) i += GF_RUN;
   for (; i < n; ++i) {
     if (v[i] == max) return i;
   }
-  return 0;  // no numbers at all
+  return 0;  // not reached: `max` is one of them
 }
 
 // top[0..k) = indices of the largest of v[0..n), descending, the lower index first on ties.

@@ -226,7 +226,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 1));
           new_top = fmaxf(new_top, __shfl_xor_sync(kAllLanes, new_top, 2));
           const float base = new_top == -infinity() ? 0.0f : new_top * factor;
-          keep[h] = exp2_normal(fmaf(top[m][h], factor, -base));
+          // Keys that a row does not see must change nothing of it, whatever is in the block.
+          keep[h] = new_top == top[m][h] ? 1.0f : exp2_normal(fmaf(top[m][h], factor, -base));
           top[m][h] = new_top;
           float weights = 0.0f;
 #pragma unroll

@@ -24,6 +24,7 @@ struct gf_tensor {
     return row(i1, q % ne[2], q / ne[2]);
   }
 };
+static_assert(sizeof(gf_tensor) == 72, "TENSOR_BYTES of launch.py");
 
 // -- element types -------------------------------------------------------------------------------
 
@@ -130,6 +131,7 @@ struct FastDiv {
 
   __device__ __forceinline__ u32 div(u32 n) const { return (__umulhi(n, multiplier) + n) >> shift; }
 };
+static_assert(sizeof(FastDiv) == 12, "packed by fast_div in launch.py");
 
 struct Index {
   i64 i0, i1, i2, i3;

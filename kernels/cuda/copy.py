@@ -11,6 +11,7 @@ from .elementwise import BLOCK, cpp_bool, divisors, is_wide, n_blocks
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, pack
 
 OPS = ("cont", "concat", "repeat")
+ANY_TYPE = True
 _WORDS = {1: "gf_u8", 2: "gf_u16", 4: "u32", 8: "u64", 16: "Pack<u64, 2>"}
 TILE = 64  # SIDE of copy_transposed
 SHORT = 16  # dimensions of which a tile would be mostly empty

@@ -64,7 +64,8 @@ def map_launch(
     packs = ceil_div(dst.size, v)
     n = dst.size if dense else packs
     by = divisors((dst.ne[0] // v, *dst.ne[1:]))
-    args = pack(dst, *srcs, struct.pack("@q", n) + by + bytes(4) + params)
+    functor_bytes = params or bytes(1)  # a struct without members has one byte
+    args = pack(dst, *srcs, struct.pack("@q", n) + by + bytes(4) + functor_bytes)
     entry = f"map_dense<{v}, {types}>" if dense else (
         f"map_strided<{cpp_bool(is_wide(n))}, {v}, {types}>"
     )  # fmt: skip

@@ -44,11 +44,17 @@ struct gelu : Functor {
     return x * rough_logistic2(x * fmaf(-kLog2E * B * x, x, -kLog2E * A));
   }
 };
-struct relu : Functor {
+struct relu : Functor {  // NaN stays NaN
   static constexpr bool PAIRED = true;
-  __device__ float operator()(float x) const { return x > 0.0f ? x : 0.0f; }
+  __device__ float operator()(float x) const { return x <= 0.0f ? 0.0f : x; }
   template <class T>
-  __device__ u32 pair(u32 x) const {  // a negative element has its top bit set
-    return x & ~(((x >> 15) & 0x00010001u) * 0xFFFFu);
+  __device__ u32 pair(u32 x) const {
+    u32 y;
+    if constexpr (is_same<T, f16>::value) {
+      asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(0u));
+    } else {
+      asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(0u));
+    }
+    return y;
   }
 };

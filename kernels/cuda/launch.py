@@ -6,6 +6,7 @@ A launch file `<name>.py` beside `<name>.cu` has
     def launches(call: Call) -> list[Launch]: ...       # what to run, in order; Gemm too
     def supports(node: Tensor) -> bool: ...             # optional; absent means every node
     def scratch_bytes(node, device) -> int: ...         # optional; temporary device memory
+    ANY_TYPE = True                                     # optional; elements are moved, not read
 
 A kernel takes one struct by value: tensors first (`gf_tensor` of common.cuh), then numbers. `pack`
 builds its bytes.
@@ -14,12 +15,14 @@ builds its bytes.
 from __future__ import annotations
 
 import pkgutil
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from math import prod
+from pathlib import Path
 from types import ModuleType
 
 from gguflow.engine.graph import DType, Tensor
@@ -28,7 +31,9 @@ from gguflow.engine.graph.tensor import MAX_DIMS
 from .gemm import Gemm
 
 Dim3 = tuple[int, int, int]
-MAX_GRID_YZ = 65535  # blocks a grid may have in y and in z (CUDA programming guide)
+MAX_GRID_X = (1 << 31) - 1  # blocks a grid may have (CUDA programming guide)
+MAX_GRID_YZ = 65535  # the same in y and in z
+_LONG_ROW = 1 << 24  # no launch cuts a row into pieces of less than 256 elements
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,9 @@ class Call:
 
 
 _TENSOR = struct.Struct(f"@P{2 * MAX_DIMS}q")
+TENSOR_BYTES = 72  # of a gf_tensor, as common.cuh asserts too
+if _TENSOR.size != TENSOR_BYTES:
+    raise ImportError(f"a tensor packs to {_TENSOR.size} bytes, gf_tensor has {TENSOR_BYTES}")
 
 
 def pack(*parts: Operand | bytes | None) -> bytes:
@@ -166,6 +174,20 @@ def cpp_type(dtype: DType) -> str:
 
 
 @cache
+def _quantized_types() -> frozenset[str]:
+    """Types with a block struct: what dequant.cuh includes, in lower case."""
+    text = (Path(__file__).parent / "dequant.cuh").read_text()
+    return frozenset(re.findall(r'#include "quants/(\w+)\.h"', text))
+
+
+def has_cpp_type(dtype: DType) -> bool:
+    """Whether kernels read and write elements of this type as floats."""
+    if dtype.is_quantized:
+        return dtype.name.lower() in _quantized_types()
+    return dtype.name in ("f32", "f16", "bf16")  # Float<T> of common.cuh
+
+
+@cache
 def launch_files() -> dict[str, ModuleType]:
     """The launch file of every op that has one."""
     found: dict[str, ModuleType] = {}
@@ -180,12 +202,41 @@ def launch_files() -> dict[str, ModuleType]:
 
 
 def supports(node: Tensor) -> bool:
-    """Whether some launch file takes this node."""
+    """Whether some launch file takes this node, and its launches are such that a device takes."""
     module = launch_files().get(node.op or "")
     if module is None or node.size == 0:
         return False
+    if not getattr(module, "ANY_TYPE", False) and not all(
+        t.dtype.is_integer or has_cpp_type(t.dtype) for t in (node, *node.live_srcs())
+    ):
+        return False
     check = getattr(module, "supports", None)
-    return check is None or bool(check(node))
+    return (check is None or bool(check(node))) and (not _is_large(node) or _fits(node))
+
+
+def _is_large(node: Tensor) -> bool:
+    """Whether some grid may be too large, which only making the launches tells."""
+    return any(
+        t.size > MAX_GRID_X
+        or prod(t.shape[:-1]) > MAX_GRID_YZ
+        or max(t.shape, default=1) > _LONG_ROW
+        for t in (node, *node.live_srcs())
+    )
+
+
+def _fits(node: Tensor) -> bool:
+    """Whether the grids, and the lengths that kernels take as 32-bit numbers, are in range."""
+    srcs = tuple(None if s is None else Operand.of(s, s.view_offset) for s in node.srcs)
+    try:
+        made = launches(Call(node, Operand.of(node, node.view_offset), srcs, DeviceInfo()))
+    except struct.error:  # a number that its field cannot hold
+        return False
+    return all(is_legal(m.grid) for m in made if isinstance(m, Launch))
+
+
+def is_legal(grid: Dim3) -> bool:
+    """Whether a device launches a grid of this size."""
+    return 0 < grid[0] <= MAX_GRID_X and all(0 < n <= MAX_GRID_YZ for n in grid[1:])
 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:

@@ -29,7 +29,7 @@ struct sum_ {
 struct mean_ : sum_ {
   static __device__ __forceinline__ Out result(State a, i64 n) { return a / (float)n; }
 };
-struct max_ : sum_ {
+struct max_ : sum_ {  // fmaxf takes the number of a number and a NaN
   static __device__ __forceinline__ State start(i32) { return -infinity(); }
   static __device__ __forceinline__ void take(State& s, float x, i32) { s = fmaxf(s, x); }
   static __device__ __forceinline__ State join(State a, State b) { return fmaxf(a, b); }

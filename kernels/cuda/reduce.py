@@ -37,6 +37,11 @@ def _slice(n: int, rows: bool) -> int:
     return 4 * ceil_div(n, 4) if n <= longest else part
 
 
+def supports(node: Tensor) -> bool:
+    """Kernels count along the dimension in 32 bits, as does the result of argmax."""
+    return node.live_srcs()[0].shape[node.params["axis"]] < 1 << 31
+
+
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     x, d = node.live_srcs()[0], _reduced(node)
     ne, nb = x.ne_nb()

@@ -162,4 +162,4 @@ __device__ __forceinline__ int share_of(int n, int part, int parts) {
   return (n - part + parts - 1) / parts;
 }
 
-__device__ __forceinline__ float relu_of(float x) { return x > 0.0f ? x : 0.0f; }
+__device__ __forceinline__ float relu_of(float x) { return x <= 0.0f ? 0.0f : x; }

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from gguflow.engine.graph import F32, Role, Tensor
+from gguflow.engine.graph import F32, LEAST_POSITIVE, Role, Tensor
 
 from . import mul_mat, mul_mat_gemm, mul_mat_sparse
 from .axpy_sparse import Dense, axpy_launch, is_dense, parts_bytes
@@ -23,7 +23,6 @@ from .mul_mat_vec import LEAST_SHARED, multiply_few
 from .sparse import FEW, Neurons, Scratch, groups, marked
 
 OPS = ("sparse_ffn", "norm_sparse_ffn")
-_POSITIVE = 1.4e-45  # the least float32 above zero
 # Where the operands are: the first of the three weights, x, the first of idx and what follows it.
 _PLACES = {"sparse_ffn": (0, 3, 4), "norm_sparse_ffn": (2, 0, 6)}
 _NORM, _R = 1, 5  # of norm_sparse_ffn
@@ -161,7 +160,7 @@ def _sparse(call: Call, on: Neurons) -> list[Launch | Gemm]:
                 product = _product(node, whole, gate, some, device, own)
                 made += mul_mat.launches(product, FEW)  # rounded columns would fire other neurons
             known = Neurons(
-                Operand.of(node, whole), on.bucket, on.gpu_idx, _POSITIVE, on.n_rows, few, True
+                Operand.of(node, whole), on.bucket, on.gpu_idx, LEAST_POSITIVE, on.n_rows, few, True
             )
             first, wanted = marked(known, at.marks)
             kind, weights = "TIMES", [up]

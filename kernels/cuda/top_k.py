@@ -13,6 +13,10 @@ BLOCK = 1024
 MAX_SELECT = 1024  # kMaxSelect of select.cuh
 
 
+def supports(node: Tensor) -> bool:
+    return node.live_srcs()[0].shape[-1] < 1 << 31  # an index has 32 bits
+
+
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     x = node.live_srcs()[0]
     return 0 if node.params["k"] <= MAX_SELECT else 8 * x.size

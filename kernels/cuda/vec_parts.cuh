@@ -204,8 +204,8 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
     return;
   }
   if (kind == RELU) {
-    dst[p.row0] = y0 > 0.0f ? y0 : 0.0f;
-    dst[p.row1] = y1 > 0.0f ? y1 : 0.0f;
+    dst[p.row0] = y0 <= 0.0f ? 0.0f : y0;
+    dst[p.row1] = y1 <= 0.0f ? 0.0f : y1;
     return;
   }
   if (kind == PLAIN) {

@@ -19,23 +19,29 @@ def attention(at: Site, h: Tensor, *, rope_mode: str, head_norm: Norm = RMS_NORM
     """Grouped-query attention. h: normed input f32 [n_tokens, n_embd]; returns f32 [m, n_embd], in
     the last layer of the rows to output alone.
 
-    rope_mode: "norm" turns adjacent values, "neox" those half a head apart. head_norm: the kind of
-    norm that queries and keys get where there are weights for it.
+    rope_mode: "norm" turns adjacent values, "neox" those half a head apart, "" none. head_norm: the
+    kind of norm that queries and keys get where there are weights for it.
     """
     hp, inp = at.hp, at.inp
-    k = linear(at, "attn_k", h, "k")
-    v = linear(at, "attn_v", h, "v")
+    k = clamped(at, linear(at, "attn_k", h, "k"), "k")
+    v = clamped(at, linear(at, "attn_v", h, "v"), "v")
     here = inp.rows
     h = at.needed(h)
     if h.shape[0] != inp.key.n_tokens:
         here = inp.out_rows
-    q = linear(at, "attn_q", h, "q")
+    q = clamped(at, linear(at, "attn_q", h, "q"), "q")
     q = heads(at, q, hp.n_head, "q", head_norm)
     k = heads(at, k, hp.n_head_kv, "k", head_norm)
     q = rope(at, q, here.pos, rope_mode, "q_rope")
     k = rope(at, k, inp.rows.pos, rope_mode, "k_rope")
     out = attend(at, q, k, v, here)
     return linear(at, "attn_output", out, "out")
+
+
+def clamped(at: Site, x: Tensor, name: str) -> Tensor:
+    """x within the bound of queries, keys and values, where there is one."""
+    bound = at.hp.clamp_kqv
+    return at.g.clamp(x, min=-bound, max=bound, name=f"{name}_clamped") if bound else x
 
 
 def heads(at: Site, x: Tensor, n: int, name: str, norm: Norm) -> Tensor:
@@ -54,7 +60,7 @@ def heads(at: Site, x: Tensor, n: int, name: str, norm: Norm) -> Tensor:
 def rope(at: Site, x: Tensor, pos: Tensor, mode: str, name: str) -> Tensor:
     """Heads turned by their positions: f32 [m, n, hd]. As they are where the layer turns none."""
     hp = at.hp
-    if not hp.rope_dims:
+    if not mode or not hp.rope_dims:
         return x
     factors = at.weights.get("rope_freqs.weight")
     return at.g.rope(x, pos, factors, n_dims=hp.rope_dims, mode=mode, freq_base=hp.rope_base,
@@ -93,10 +99,11 @@ def cache_layer(hp: HParams) -> CacheLayer:
 
 
 def attention_weights(hp: HParams) -> Iterator[WeightSpec]:
-    """Of `attention`, without norms of heads."""
-    yield from linear_weights("attn_q", hp.n_head * hp.head_dim, hp.n_embd)
-    yield from linear_weights("attn_k", hp.n_embd_kv, hp.n_embd)
-    yield from linear_weights("attn_v", hp.n_head_kv * hp.head_dim_v, hp.n_embd)
+    """Of `attention`, without norms of heads. A file may hold q, k and v as one, in this order."""
+    sizes = hp.n_head * hp.head_dim, hp.n_embd_kv, hp.n_head_kv * hp.head_dim_v
+    for i, part in enumerate("qkv"):
+        rows = "attn_qkv", sum(sizes[:i]), sum(sizes)
+        yield from linear_weights(f"attn_{part}", sizes[i], hp.n_embd, rows)
     yield from linear_weights("attn_output", hp.n_embd, hp.n_head * hp.head_dim_v)
 
 

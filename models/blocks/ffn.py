@@ -39,8 +39,9 @@ def down(at: Site, hidden: Tensor) -> Tensor:
 
 
 def ffn_weights(hp: HParams, *, gated: bool) -> Iterator[WeightSpec]:
-    """Of `ffn`."""
+    """Of `ffn`. A file may hold gate and up as one, in this order, under the name of up."""
+    n = hp.n_ff
     if gated:
-        yield from linear_weights("ffn_gate", hp.n_ff, hp.n_embd)
-    yield from linear_weights("ffn_up", hp.n_ff, hp.n_embd)
-    yield from linear_weights("ffn_down", hp.n_embd, hp.n_ff)
+        yield from linear_weights("ffn_gate", n, hp.n_embd, ("ffn_up", 0, 2 * n))
+    yield from linear_weights("ffn_up", n, hp.n_embd, ("ffn_up", n, 2 * n) if gated else None)
+    yield from linear_weights("ffn_down", hp.n_embd, n)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gguflow.engine.graph import Tensor
 
-from ..base import WeightSpec
+from ..base import Part, WeightSpec
 from .site import Site
 
 
@@ -18,10 +18,16 @@ def linear(at: Site, weight: str, x: Tensor, name: str) -> Tensor:
     return y if bias is None else at.g.add(y, bias, name=name)
 
 
-def linear_weights(name: str, n: int, k: int) -> Iterator[WeightSpec]:
-    """Of a product from k values to n. The bias may be absent."""
-    yield WeightSpec(f"{name}.weight", (n, k))
-    yield WeightSpec(f"{name}.bias", (n,), optional=True)
+def linear_weights(
+    name: str, n: int, k: int, part: tuple[str, int, int] | None = None
+) -> Iterator[WeightSpec]:
+    """Of a product from k values to n. The bias may be absent.
+
+    part: (tensor, start, n_rows) in which a file may hold the weight beside others: see `Part`.
+    """
+    for kind, shape in (("weight", (n, k)), ("bias", (n,))):
+        rows = part and Part(f"{part[0]}.{kind}", *part[1:])
+        yield WeightSpec(f"{name}.{kind}", shape, optional=kind == "bias", part=rows)
 
 
 def scaled(at: Site, x: Tensor, scale: float, name: str) -> Tensor:

@@ -104,10 +104,14 @@ class Timed(CpuBackend):
     def peaks(self) -> Any:
         return (10.0, 100.0, 400.0, 800.0)
 
+    @property
+    def clock(self) -> Any:
+        return self
+
     def prepare(self, nodes: list[Any]) -> None:
         self.prepared = [n.op for n in nodes]
 
-    def time_cold(self, work: Any, flush: Any, repeats: int) -> list[float]:
+    def cold(self, work: Any, flush: Any, repeats: int) -> list[float]:
         return [7.0] * repeats if callable(work) else [2.0, 3.0, 100.0]
 
     def rival(self, node: Any, places: Any) -> tuple[str, Callable[[], None]]:

@@ -14,7 +14,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from gguflow.engine.load import open_model, random_model
+from gguflow.engine.load import open_model
+from gguflow.engine.load.random import random_model
 from gguflow.models.base import ModelError
 from gguflow.models.shapes import SHAPES
 

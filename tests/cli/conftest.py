@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Callable
 
 import pytest
 from cli_helpers import ENV
+from remote_device import RemoteMemory
 from tiny_model import write_tiny
 
 from gguflow.cli.main import main
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import find_backend
+from gguflow.engine.backends.base import DeviceId, find_backend
 from gguflow.engine.backends.cpu import CpuBackend
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -64,14 +64,14 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 class Gpu(CpuBackend):
     """What the command asks of a GPU, on the processor's kernels and in memory of its own."""
 
-    name = "cuda"
-    space = "cuda:0"
-    device = Namespace(name="Imaginary GPU")
+    id = DeviceId("cuda")
+    name = space = "cuda:0"
+    links = None
 
-    def memory(self) -> tuple[int, int]:
-        return 1 << 40, 1 << 40
-
-    def reserve(self, nbytes: int, scratch: int) -> None: ...
+    def __init__(self, n_threads: int) -> None:
+        super().__init__(n_threads)
+        self.processor = "Imaginary GPU"
+        self.memory = RemoteMemory()
 
 
 @pytest.fixture

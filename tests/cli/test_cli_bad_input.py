@@ -92,7 +92,7 @@ def bad_files(folder: Path, model: str) -> dict[str, tuple[str, str]]:
         "truncated header": (write_bytes(folder / "head.gguf", whole[:200]), "byte "),
         "unknown architecture": (
             str(write_tiny(folder / "arch.gguf", keys={"general.architecture": "warp"})),
-            "'warp' is not supported; have llama",
+            "'warp' is not supported; have bloom",
         ),
         "bad hyperparameter": (
             str(write_tiny(folder / "hp.gguf", keys={".attention.head_count": 0})),

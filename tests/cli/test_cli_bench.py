@@ -12,8 +12,9 @@ from statistics import mean, stdev
 import pytest
 from cli_helpers import one_line_error
 
-from gguflow.cli.bench import measure, model_type
+from gguflow.cli.bench import measure
 from gguflow.cli.bench_grid import BenchTest, grid, layer_counts, numbers, pair
+from gguflow.cli.bench_model import model_type
 from gguflow.cli.bench_output import record
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 from gguflow.engine.load import open_model
@@ -203,8 +204,8 @@ def test_profile_on_a_gpu(call, tiny_model: str, imaginary_gpu, tmp_path) -> Non
                         "--profile", str(path))  # fmt: skip
     assert code == 0, err
     header, *rows = map(json.loads, path.read_text().splitlines())
-    assert header["machine"].startswith("Imaginary GPU, ") and "cuda" in header["peaks"]
-    ops = [r for r in rows if r["kind"] == "op" and r["backend"] == "cuda"]
+    assert header["machine"].startswith("Imaginary GPU, ") and "cuda:0" in header["peaks"]
+    ops = [r for r in rows if r["kind"] == "op" and r["backend"] == "cuda:0"]
     assert ops and all(r["share"] is not None for r in ops)
 
 

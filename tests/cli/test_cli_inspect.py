@@ -14,7 +14,7 @@ from gguflow.engine.gguf import GgufFile, Typed, write_gguf
 from gguflow.engine.graph import F16, Role
 from gguflow.engine.load import WeightStore
 from gguflow.engine.model import Model
-from gguflow.engine.plan_key import step_key
+from gguflow.engine.plan_key import PAGE, step_key
 
 
 @pytest.fixture(autouse=True)
@@ -120,10 +120,10 @@ def test_memory_is_what_a_session_allocates(call, tiny_model: str, monkeypatch) 
     session = model.new_session()
     space = doc["spaces"]["host"]
     leaves = model.plan(step_key(20, "last", True)).leaves(Role.STATE)
-    assert sum(session._states[t.name].nbytes for t in leaves) <= space["states"]
-    # Two layers, 50 rows of 2 heads of 16 values: 4 bytes for keys, 2 for values.
-    assert space["states"] == 2 * 50 * 2 * 16 * (4 + 2)
-    assert session._arenas["host"].nbytes == space["arena"]
+    assert sum(session._runner._states[t.name].nbytes for t in leaves) <= space["states"]
+    # Two layers, a page for 50 rows of 2 heads of 16 values: 4 bytes for keys, 2 for values.
+    assert space["states"] == 2 * PAGE * 2 * 16 * (4 + 2)
+    assert session._runner._arenas["host"].nbytes == space["arena"]
     assert space["weights"] >= sum(b.nbytes for b in model.weights.buffers.values())
     text = call("inspect", tiny_model, "--memory", *args)[1]
     assert f"{space['total']}" in text and "KV cache of f32 and f16" in text
@@ -155,7 +155,7 @@ def test_devices(call, run) -> None:
     assert (code, err) == (0, "")
     machine, *devices = out.splitlines()
     assert "cores" in machine
-    assert [d.split()[0] for d in devices if d[0] != " "] == ["cpu", "cuda", "numpy"]
+    assert [d.split()[0] for d in devices if d[0] != " "] == ["cpu", "cuda", "null", "numpy"]
     assert "(in use)" in devices[0] and "baseline" in devices[0] and "GB/s read" in devices[1]
     done = run("devices", env={"GGUFLOW_CPU_ISA": "mmx"})
     assert done.returncode == 0

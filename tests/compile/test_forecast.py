@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from remote_device import RemoteBackend
+from remote_device import RemoteBackend, RemoteMemory
 from tiny_model import write_tiny
 
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import Backend, Memory, find_backend
+from gguflow.engine.backends.base import Backend, DeviceId, Flags, Memory, Program, find_backend
 from gguflow.engine.backends.host import HostBuffer
-from gguflow.engine.compile import round_up
+from gguflow.engine.compile import Step, round_up
 from gguflow.engine.graph import Tensor
 from gguflow.engine.load.offload import RESERVE, needed
 from gguflow.engine.model import Model
@@ -22,48 +22,60 @@ from gguflow.engine.plan_key import step_key
 from gguflow.engine.sampling import GREEDY
 
 
-class Counting(RemoteBackend):
-    """Counts what it allocates, and shares scratch memory among its plans."""
+class CountingMemory(RemoteMemory):
+    """Counts what is allocated in it, and shares scratch memory among its plans."""
 
-    name = "cuda"
-    space = "cuda:0"
-    alloc_unit = 512
-    free = 1 << 40
+    unit = 512
+    total = 1 << 41
 
     def __init__(self) -> None:
         self.allocated = 0
         self.reserved: tuple[int, int] | None = None
-        self._scratch = 0
-
-    def memory(self) -> tuple[int, int]:
-        return self.free, 1 << 41
+        self.scratch = 0
 
     def count(self, nbytes: int) -> None:
-        self.allocated += round_up(nbytes, self.alloc_unit)
-
-    def alloc(self, nbytes: int) -> HostBuffer:
-        self.count(nbytes)
-        return super().alloc(nbytes)
-
-    def alloc_shared(self, nbytes: int) -> HostBuffer:
-        self.count(nbytes)
-        return super().alloc_shared(nbytes)
-
-    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
-        self.count(raw.nbytes)
-        return super().load_weight(weight, raw, packed)
+        self.allocated += round_up(nbytes, self.unit)
 
     def scratch_bytes(self, nodes: Sequence[Tensor]) -> int:
         return max([1000 + 3 * n.nbytes for n in nodes], default=0)
 
     def reserve(self, nbytes: int, scratch: int) -> None:
         self.reserved = nbytes, scratch
-        self._scratch = scratch
+        self.scratch = scratch
         self.count(scratch)
 
-    def compile(self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None) -> Any:
-        assert self.scratch_bytes(nodes) <= self._scratch
-        return super().compile(nodes, memory, n_threads)
+
+class Counting(RemoteBackend):
+    """A device with such memory."""
+
+    id = DeviceId("cuda")
+    name = space = "cuda:0"
+
+    def __init__(self) -> None:
+        self.memory: CountingMemory = CountingMemory()
+
+    def alloc(self, nbytes: int) -> HostBuffer:
+        self.memory.count(nbytes)
+        return super().alloc(nbytes)
+
+    def alloc_shared(self, nbytes: int) -> HostBuffer:
+        self.memory.count(nbytes)
+        return super().alloc_shared(nbytes)
+
+    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
+        self.memory.count(raw.nbytes)
+        return super().load_weight(weight, raw, packed)
+
+    def lower(
+        self,
+        steps: Sequence[Step],
+        memory: Memory,
+        n_threads: int | None = None,
+        flags: Flags | None = None,
+    ) -> Program:
+        nodes = [s for s in steps if isinstance(s, Tensor)]
+        assert self.memory.scratch_bytes(nodes) <= self.memory.scratch
+        return super().lower(steps, memory, n_threads, flags)
 
 
 @pytest.fixture
@@ -85,23 +97,24 @@ def test_a_generation_takes_what_was_said(
     path = write_tiny(tmp_path / "m.gguf")
     model = Model.load(path, n_gpu_layers=n_gpu_layers, n_ubatch=n_ubatch)
     told = needed(model.largest_plans(), device)
-    assert device.reserved == (told.total, told.scratch)
+    assert device.memory.reserved == (told.total, told.scratch)
     # One ubatch, then single tokens: no other plans than the two that are counted.
     ids = [1 + i % 90 for i in range(n_ubatch)]
     found = list(model.new_session().generate(ids, 1 if n_ubatch == 64 else 5, GREEDY))
     assert found
     if n_ubatch == 64:  # no decode plan: its own memory is not there
         single = model.plan(step_key(1, "last", True)).bytes_by_space()["cuda:0"]
-        assert device.allocated == told.total - single.inputs - single.results - single.copies
+        own = single.inputs + single.results + single.copies
+        assert device.memory.allocated == told.total - own
     else:
-        assert device.allocated == told.total
+        assert device.memory.allocated == told.total
 
 
 def test_one_byte_too_many_is_refused_with_the_figures(device: Counting, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf")
     total = needed(Model.load(path, n_gpu_layers=3).largest_plans(), device).total
-    device.free = RESERVE + total
+    device.memory.free = RESERVE + total
     Model.load(path, n_gpu_layers=3)
-    device.free -= 1
+    device.memory.free -= 1
     with pytest.raises(MemoryError, match=r"cuda:0: .* are needed \(weights .*intermediate"):
         Model.load(path, n_gpu_layers=3)

@@ -10,13 +10,12 @@ import pytest
 import gguflow.engine.ops  # noqa: F401
 from gguflow.engine.backends.numpy import evaluate
 from gguflow.engine.compile import fuse_graph
-from gguflow.engine.graph import F32, I32, Graph
+from gguflow.engine.graph import F32, I32, LEAST_POSITIVE, Graph
 
-TINY = float(np.finfo(np.float32).tiny)
 N_FF, N_ROWS, K = 12, 7, 8
 
 
-def layer(kind: str, bamboo: bool = False, **other: Any) -> Graph:
+def layer(kind: str, bamboo: bool = False, exact_at: float = LEAST_POSITIVE, **other: Any) -> Graph:
     """One layer: `all`, `bucket`, `cold`, or `exact` with any of these."""
     g = Graph()
     rows = N_ROWS if "bucket" in kind else N_FF
@@ -27,7 +26,7 @@ def layer(kind: str, bamboo: bool = False, **other: Any) -> Graph:
         g.weight("there", I32, (N_FF,)) if "cold" in kind else None,
     )
     exact = "exact" in kind
-    run: dict[str, Any] = {"threshold": TINY if exact else 0.25}
+    run: dict[str, Any] = {"threshold": exact_at if exact else 0.25}
     if exact and here == (None, None):
         gate = g.mul_mat(w["gate"], x, name="g")
     elif exact:
@@ -119,3 +118,18 @@ def test_a_norm_that_others_read_stays() -> None:
     assert "norm_sparse_ffn" not in [
         n.op for n in fuse_graph(whole("read twice"), lambda n: True).nodes
     ]
+
+
+@pytest.mark.parametrize("threshold", [0.0, float(np.finfo(np.float32).tiny), 1e-3])
+def test_only_the_least_positive_threshold_makes_a_layer_exact(threshold: float) -> None:
+    """Any other leaves out neurons that fire, or computes those that do not."""
+    assert [n.op for n in fuse_graph(layer("exact"), lambda n: True).nodes] == ["sparse_ffn"]
+    kept = [n.op for n in fuse_graph(layer("exact", exact_at=threshold), lambda n: True).nodes]
+    assert "sparse_ffn" not in kept
+
+
+def test_the_least_positive_threshold_leaves_out_what_relu_makes_zero() -> None:
+    least = np.float32(LEAST_POSITIVE)
+    assert 0 < least == np.nextafter(np.float32(0), np.float32(1))
+    x = np.float32([-1, -least, -0.0, 0.0, least, np.finfo(np.float32).tiny, 1, np.inf, np.nan])
+    assert np.array_equal(x < least, np.maximum(x, 0) == 0)

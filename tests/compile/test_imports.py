@@ -3,59 +3,182 @@
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# package directory -> gguflow packages it may import (itself is always allowed)
-ALLOWED = {
-    "engine/graph": set(),
-    "engine/quants": {"engine.graph"},
-    "engine/ops": {"engine.graph", "engine.quants"},
-    "engine/gguf": {"engine.graph", "engine.quants"},
-    "engine/compile": {"engine.graph"},
-    "engine/profile": {"engine.graph", "engine.env"},
-    "engine/backends": {"engine.graph", "engine.ops", "engine.quants", "engine.env", "kernels"},
-    "models": {"engine.graph", "engine.ops", "engine.quants", "engine.gguf", "engine.sparse.run"},
-    "kernels": {"engine.graph"},
+# From the ground up: what a directory or module of gguflow may import of those before it. Itself is
+# always allowed; a name stands for all that is in it.
+GROUND = ("engine.graph", "engine.quants", "engine.ops", "engine.gguf", "engine.env",
+          "engine.limits", "engine.plan_key", "engine.prompt")  # fmt: skip
+BASE = (*GROUND, "models", "engine.compile", "engine.backends.base", "engine.options",
+        "engine.sampling", "engine.profile")  # fmt: skip
+LOADED = (*BASE, "engine.load", "engine.requantize", "engine.runtime", "engine.planning")
+ENGINE = (*LOADED, "engine.variants", "engine.resolve", "engine.session", "engine.model",
+          "engine.ahead", "engine.taps", "engine.evaluate")  # fmt: skip
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "engine/__init__.py": (),
+    "engine/graph": (),
+    "engine/quants": ("engine.graph",),
+    "engine/ops": ("engine.graph", "engine.quants", "engine.plan_key"),
+    "engine/gguf": ("engine.graph", "engine.quants"),
+    "engine/env.py": (),
+    "engine/limits.py": (),
+    "engine/plan_key.py": (),
+    "engine/prompt.py": (),
+    "kernels": ("engine.graph", "engine.plan_key"),
+    "engine/compile": ("engine.graph",),
+    "engine/profile": ("engine.graph", "engine.env"),
+    "engine/backends": (
+        "engine.graph",
+        "engine.ops",
+        "engine.quants",
+        "engine.compile",
+        "engine.env",
+        "kernels",
+    ),
+    "models": ("engine.graph", "engine.ops", "engine.quants", "engine.gguf", "engine.plan_key"),
+    "engine/options.py": GROUND,
+    "engine/sampling.py": GROUND,
+    "engine/load": BASE,
+    "engine/requantize.py": (*BASE, "engine.load"),
+    "engine/quantize.py": (*BASE, "engine.load", "engine.requantize"),
+    "engine/runtime": (
+        "engine.graph",
+        "engine.compile",
+        "engine.backends",
+        "engine.profile",
+        "engine.env",
+    ),
+    "engine/serving": (*LOADED, "engine.ahead"),
+    "engine/ahead.py": BASE,
+    "engine/planning.py": (*BASE, "engine.load", "engine.serving.buckets", "engine.serving.kv"),
+    "engine/devices.py": ("engine.backends.base",),
+    "engine/taps.py": BASE,
+    "engine/variants": (*LOADED, "engine.taps"),
+    "engine/variants/relu/tools": ENGINE,
+    "engine/resolve.py": (*LOADED, "engine.devices", "engine.variants.base"),
+    "engine/session.py": (*LOADED, "engine.ahead", "engine.serving"),
+    "engine/model.py": (
+        *LOADED,
+        "engine.devices",
+        "engine.resolve",
+        "engine.session",
+        "engine.serving",
+    ),
+    "engine/evaluate.py": ENGINE,
+    "engine/kernel_bench": LOADED,
+    "cli": ("engine", "models"),
+    "src/gguflow": ("engine", "models", "cli"),
 }
 NUMPY_ONLY = {"engine/graph"}
 
 
-def imports(path: Path) -> list[str]:
-    """Absolute names of everything a file imports."""
-    package = ["gguflow", *path.relative_to(ROOT).parts[:-1]]
+def package(path: Path) -> list[str]:
+    """The package that a file's relative imports start from."""
+    parts = path.relative_to(ROOT).parts[:-1]
+    return ["gguflow", *(parts[2:] if parts[:1] == ("src",) else parts)]
+
+
+def imports(path: Path, typing_only: bool = True) -> list[str]:
+    """Absolute names of everything a file imports, within functions too. typing_only: also of what
+    it imports for the type checker alone."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(ast.parse(path.read_text(encoding="utf-8")), typing_only):
         if isinstance(node, ast.Import):
             found += [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
+            here = package(path)
+            base = here[: len(here) - node.level + 1] if node.level else []
             name = ".".join([*base, *([node.module] if node.module else [])])
-            bare = name in ("gguflow", "gguflow.engine")  # the names are modules then
-            found += [f"{name}.{a.name}" for a in node.names] if bare else [name]
+            found += [f"{name}.{a.name}" if is_module(f"{name}.{a.name}") else name
+                      for a in node.names]  # fmt: skip
     return found
+
+
+def _statements(tree: ast.AST, typing_only: bool) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        checks = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        if typing_only or not checks:
+            yield node
+            yield from _statements(node, typing_only)
+
+
+def file_of(name: str) -> Path | None:
+    """The source of a module or package of gguflow."""
+    top, *parts = name.split(".")
+    if top != "gguflow":
+        return None
+    for folder in (ROOT, ROOT / "src/gguflow"):
+        for path in (folder.joinpath(*parts).with_suffix(".py") if parts else folder,
+                     folder.joinpath(*parts, "__init__.py")):  # fmt: skip
+            if path.is_file():
+                return path
+    return None
+
+
+def is_module(name: str) -> bool:
+    return file_of(name) is not None
+
+
+def sources() -> list[Path]:
+    """Every module of gguflow."""
+    folders = ("engine", "models", "kernels", "cli", "src/gguflow")
+    return sorted(p for folder in folders for p in (ROOT / folder).rglob("*.py"))
+
+
+def layer_of(path: Path) -> str:
+    """The entry of ALLOWED that a file falls under, the closest one."""
+    name = path.relative_to(ROOT).as_posix()
+    found = [layer for layer in ALLOWED if name == layer or name.startswith(f"{layer}/")]
+    assert found, f"{name}: nothing says what it may import"
+    return max(found, key=len)
 
 
 @pytest.mark.parametrize("layer", ALLOWED)
 def test_layer_imports_only_below_itself(layer: str) -> None:
-    own = "gguflow." + layer.replace("/", ".")
-    allowed = [own, *(f"gguflow.{a}" for a in ALLOWED[layer])]
-    files = list((ROOT / layer).rglob("*.py"))
+    own = "gguflow." + layer.removesuffix(".py").removeprefix("src/gguflow").replace("/", ".")
+    allowed = [own.rstrip("."), *(f"gguflow.{a}" for a in ALLOWED[layer])]
+    files = [p for p in sources() if layer_of(p) == layer]
     assert files, f"{layer} has no sources"
     for path in files:
-        for name in imports(path):
-            if name.split(".")[0] == "gguflow":
+        for name in imports(path, typing_only=False):
+            if name.split(".")[0] == "gguflow" and name not in ("gguflow", "gguflow.engine"):
                 ok = any(name == a or name.startswith(a + ".") for a in allowed)
                 assert ok, f"{path.relative_to(ROOT)} imports {name}"
 
 
+def test_every_source_is_in_a_layer() -> None:
+    """A new file of engine/ says where it stands, and none says so that is gone."""
+    assert {layer_of(p) for p in sources()} == set(ALLOWED)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Not at the top, not within functions either: a late import may not hide a circle."""
+    edges = {p: {f for n in imports(p, typing_only=False) if (f := file_of(n)) and f != p}
+             for p in sources()}  # fmt: skip
+    done: set[Path] = set()
+
+    def visit(path: Path, above: list[Path]) -> None:
+        if path in above:
+            circle = [*above[above.index(path) :], path]
+            names = " -> ".join(str(p.relative_to(ROOT)) for p in circle)
+            raise AssertionError(f"a circle of imports: {names}")
+        if path not in done:
+            for other in sorted(edges.get(path, ())):
+                visit(other, [*above, path])
+            done.add(path)
+
+    for path in edges:
+        visit(path, [])
+
+
 @pytest.mark.parametrize("layer", NUMPY_ONLY)
 def test_graph_layer_needs_numpy_alone(layer: str) -> None:
-    import sys
-
     known = set(sys.stdlib_module_names) | {"numpy", "gguflow"}
     for path in (ROOT / layer).rglob("*.py"):
         for name in imports(path):
@@ -64,10 +187,20 @@ def test_graph_layer_needs_numpy_alone(layer: str) -> None:
 
 def test_backends_are_not_imported_by_name() -> None:
     backends = [p.stem for p in (ROOT / "engine/backends").iterdir()
-                if p.stem not in ("__init__", "__pycache__", "base", "host", "link")]  # fmt: skip
+                if p.stem not in ("__init__", "__pycache__", "base", "host")]  # fmt: skip
     for path in [*(ROOT / "engine").rglob("*.py"), *(ROOT / "models").rglob("*.py")]:
         if (ROOT / "engine/backends") in path.parents:
             continue
         for name in imports(path):
             for b in backends:
                 assert not name.startswith(f"gguflow.engine.backends.{b}"), f"{path} imports {name}"
+
+
+def test_variants_are_named_by_their_own_directory_alone() -> None:
+    """Plugged in: neither models nor the engine beside them know which there are."""
+    below = [*(ROOT / "engine").rglob("*.py"), *(ROOT / "models").rglob("*.py")]
+    for path in below:
+        if (ROOT / "engine/variants") in path.parents:
+            continue
+        named = [n for n in imports(path) if n.startswith("gguflow.engine.variants.")]
+        assert set(named) <= {"gguflow.engine.variants.base"}, f"{path} imports {named}"

@@ -1,7 +1,8 @@
-"""Linking: two programs that meet through flags, simulated under every kind of timing."""
+"""Schedules: programs that meet through flags, simulated under every kind of timing."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,15 +12,16 @@ from hypothesis import strategies as st
 
 import gguflow.engine.ops  # noqa: F401  (registers them)
 from gguflow.engine.compile import (
-    Link,
+    Meeting,
     PlacementRules,
     Plan,
     PlanOptions,
-    Signal,
+    Recv,
+    Send,
+    Step,
     UnlinkableError,
-    Wait,
+    check_side_by_side,
     compile_graph,
-    link,
 )
 from gguflow.engine.graph import F32, I32, Graph, Role, Tensor
 
@@ -28,21 +30,31 @@ from gguflow.engine.graph import F32, I32, Graph, Role, Tensor
 class Info:
     name: str
     space: str
+    memory: None = None
 
     def supports(self, node: Tensor) -> bool:
         return True
+
+
+@dataclass(frozen=True)
+class Linked:
+    """Programs by backend, and where they meet."""
+
+    programs: dict[str, list[Step]]
+    meetings: list[Meeting]
 
 
 HOST, DEVICE = Info("cpu", "host"), Info("gpu", "gpu:0")
 
 
 def planned(g: Graph, on_host: set[str], order: tuple[Info, ...] = (DEVICE, HOST)) -> Plan:
-    overrides = [(name.replace(".", r"\."), "cpu") for name in sorted(on_host)]
+    overrides = [(rf"^{re.escape(name)}$", "cpu") for name in sorted(on_host)]
     return compile_graph(g, PlanOptions(PlacementRules(order, overrides), fuse=False))
 
 
-def linked(plan: Plan) -> Link:
-    return link(plan.segments, plan.placement, plan.spaces)
+def linked(plan: Plan) -> Linked:
+    meetings = check_side_by_side(plan.steps, plan.placement, plan.spaces)
+    return Linked({s.backend: plan.program(s.backend) for s in plan.segments}, meetings)
 
 
 def random_plan(seed: int) -> Plan:
@@ -69,7 +81,7 @@ def random_plan(seed: int) -> Plan:
     return planned(g, on_host)
 
 
-def simulate(plan: Plan, found: Link, rng: np.random.Generator) -> None:
+def simulate(plan: Plan, found: Linked, rng: np.random.Generator) -> None:
     """Run both programs step by step in random turns, and check every read, signal and wait."""
     present = {(t, b) for t in plan.graph.leaves.values() for b in found.programs}
     flags: set[int] = set()
@@ -79,19 +91,19 @@ def simulate(plan: Plan, found: Link, rng: np.random.Generator) -> None:
         able = []
         for b in running:
             step = found.programs[b][at[b]]
-            if not (isinstance(step, Wait) and step.meeting.index not in flags):
+            if not (isinstance(step, Recv) and step.meeting.index not in flags):
                 able.append(b)
         assert able, f"deadlock at {at}"
         b = able[rng.integers(len(able))]
         step = found.programs[b][at[b]]
         at[b] += 1
-        if isinstance(step, Signal):
+        if isinstance(step, Send):
             m = step.meeting
             assert b == m.source and m.index not in flags
             assert all((o, b) in present for o in m.owners)
             flags.add(m.index)
             used["set"][m.index] += 1
-        elif isinstance(step, Wait):
+        elif isinstance(step, Recv):
             m = step.meeting
             assert b == m.target
             flags.remove(m.index)
@@ -169,10 +181,10 @@ def test_a_split_layer_meets_twice() -> None:
         for b, p in found.programs.items()
     }
     assert shown["gpu"][:7] == [
-        "blk.0.h", "blk.0.idx", "Signal", "blk.0.hot", "Wait", "blk.0.merge", "blk.0.out"
+        "blk.0.h", "blk.0.idx", "Send", "blk.0.hot", "Recv", "blk.0.merge", "blk.0.out"
     ]  # fmt: skip
-    assert shown["cpu"] == ["Wait", "blk.0.cold", "Signal"] + [
-        s for i in range(1, 5) for s in ("Wait", f"blk.{i}.cold", "Signal")
+    assert shown["cpu"] == ["Recv", "blk.0.cold", "Send"] + [
+        s for i in range(1, 5) for s in ("Recv", f"blk.{i}.cold", "Send")
     ]
     down = found.meetings[0]
     assert [o.name for o in down.owners] == ["blk.0.idx", "blk.0.h"]
@@ -225,7 +237,7 @@ def test_three_backends_are_not_linked() -> None:
     g, cold = layers(3)
     rules = PlacementRules(
         (DEVICE, HOST, Info("ref", "host")),
-        [(r"blk\.0\.cold", "ref"), *((n.replace(".", r"\."), "cpu") for n in sorted(cold))],
+        [(r"blk\.0\.cold", "ref"), *((rf"^{re.escape(n)}$", "cpu") for n in sorted(cold))],
     )
     with pytest.raises(UnlinkableError, match="cpu, gpu, ref"):
         linked(compile_graph(g, PlanOptions(rules, fuse=False)))

@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from linked_model import IDS, Pair, after_first, steps
-from remote_device import LinkableBackend, RemoteProgram
+from linked_model import IDS, Pair, steps
+from remote_device import LinkableBackend, ThreadProgram
 from tiny_model import tiny_hparams, write_tiny
 
-from gguflow.engine import linked
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import Backend, find_backend
-from gguflow.engine.backends.link import FlagSignal, FlagWait
+from gguflow.engine.backends.base import Backend, DeviceId, find_backend
+from gguflow.engine.compile import Recv, Send
 from gguflow.engine.graph import Tensor
-from gguflow.engine.linked import LinkError, clock_offset
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
+from gguflow.engine.runtime import LinkError, exchange
+from gguflow.engine.runtime.exchange import SideBySide, clock_offset
+from gguflow.engine.runtime.turns import Turns
 from gguflow.engine.session import Session
 from gguflow.engine.variants.relu import NeuronSplit, write_split
 from gguflow.engine.variants.relu.identity import model_hash
@@ -47,6 +48,12 @@ def path(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "m.gguf", seed=2, gain=2.0)
 
 
+def side_by_side(s: Session) -> SideBySide:
+    runner = s.bound_plan(1, "last", False).runner
+    assert isinstance(runner, SideBySide)
+    return runner
+
+
 # -- the same values ------------------------------------------------------------------------------
 
 
@@ -59,9 +66,9 @@ def test_linked_runs_give_the_same_bits(
     remote.hook = ran.append  # type: ignore[assignment]
     model = load(path, n_threads=n_threads)
     np.testing.assert_array_equal(steps(model), expected)
-    # The first step goes segment by segment, the others as one program with two meetings a layer.
+    # One program with two meetings a layer, from the first step on.
     flags = [s for s in ran if not isinstance(s, Tensor)]
-    assert [type(s) for s in flags] == [FlagSignal, FlagWait] * 2 * (len(IDS) - 1)
+    assert [type(s) for s in flags] == [Send, Recv] * 2 * len(IDS)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -95,17 +102,14 @@ def test_many_runs_leave_the_flags_clean(remote: LinkableBackend, path: Path) ->
     for _ in range(300):
         s.rewind(1)
         s.step((5,), "last")
-    bound = s.bound_plan(1, "last", False)
-    assert not bound.linked._flags.array.any()
+    assert not side_by_side(s).flags.array.any()
 
 
 class SmallDevice(LinkableBackend):
-    """With what a placement within a budget asks of a device."""
+    """In the place of a GPU."""
 
-    name, space = "cuda", "cuda:0"
-
-    def memory(self) -> tuple[int, int]:
-        return 60 << 30, 64 << 30
+    id = DeviceId("cuda")
+    name = space = "cuda:0"
 
 
 @pytest.mark.parametrize("mode", ["predict", "exact"])
@@ -132,8 +136,7 @@ def test_a_layer_split_by_neurons_meets_twice(
     def model() -> Model:
         return Model.load(path, n_threads=2, sparse=mode, split=str(tmp_path / "s"))
 
-    bound = model().new_session().bound_plan(1, "last", False)
-    meetings = bound.linked._sides.link.meetings
+    meetings = side_by_side(model().new_session()).sides.meetings
     inside = [m for m in meetings if ".ffn." in m.before.name]
     assert len(inside) == 2 * hp.n_layer
     assert len(meetings) == len(inside) + 1  # the embeddings come from the host
@@ -145,7 +148,7 @@ def test_a_layer_split_by_neurons_meets_twice(
 def test_sessions_on_two_threads_take_turns(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linked, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(exchange, "PATIENCE_S", 2.0)
     model = load(path)
     expected = steps(model)
     remote.hook = lambda step: time.sleep(2e-4)
@@ -160,7 +163,7 @@ def test_sessions_on_two_threads_take_turns(
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"overrides": ((r"output.*", "cpu"), (".*", "remote"))}, "only 2 meetings"),
+        ({"overrides": ((r"^output", "cpu"), (".*", "remote"))}, "only 2 meetings"),
         ({"backends": ("remote", "numpy"), "overrides": ((".*ffn.*", "numpy"),)},
          "numpy and remote cannot wait for each other"),
         ({"backends": ("remote", "cpu", "numpy"),
@@ -173,7 +176,7 @@ def test_the_reason_is_kept(
 ) -> None:
     given = {"backends": ("remote", "cpu")} | options
     bound = Model.load(path, **given).new_session().bound_plan(1, "last", False)
-    assert bound.make_linked is None
+    assert isinstance(bound.runner, Turns)
     assert bound.unlinked is not None and reason in bound.unlinked
 
 
@@ -181,8 +184,9 @@ def test_the_reason_is_kept(
 
 
 def before_second(path: Path, **options: Any) -> tuple[Session, np.ndarray]:
-    """A session after its first step, and the logits of the next one, the first that is linked."""
-    s = after_first(load(path, **options))
+    """A session after its first step, and the logits of the next one."""
+    s = load(path, **options).new_session()
+    s.step(IDS[:1], "last")
     expected = s.step(IDS[1:2], "last")[0].copy()
     s.rewind(1)
     return s, expected
@@ -192,11 +196,11 @@ def before_second(path: Path, **options: Any) -> tuple[Session, np.ndarray]:
 def test_a_signal_that_never_comes_ends_the_run(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, n_threads: int
 ) -> None:
-    monkeypatch.setattr(linked, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(exchange, "PATIENCE_S", 0.5)
     s, expected = before_second(path, n_threads=n_threads)
     for _ in range(2):
         s.rewind(1)
-        remote.hook = lambda step: isinstance(step, FlagSignal)
+        remote.hook = lambda step: isinstance(step, Send)
         began = time.monotonic()
         with pytest.raises(LinkError, match=r"cpu waited 0.5 s for blk\.0\.\S+ from remote to"):
             s.step(IDS[1:2], "last")
@@ -209,19 +213,19 @@ def test_a_signal_that_never_comes_ends_the_run(
 def test_a_host_that_is_too_slow_ends_the_run(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linked, "PATIENCE_S", 0.4)
+    monkeypatch.setattr(exchange, "PATIENCE_S", 0.4)
     s, expected = before_second(path)
-    host = s.bound_plan(1, "last", False).linked._host
-    run = host.run
+    host = side_by_side(s).host
+    start = host.start
 
-    def late(ends_ns: Any = None) -> None:
+    def late(timed: bool = False, live: Any = None) -> None:
         time.sleep(1.2)
-        run(ends_ns)
+        start(timed, live)
 
-    monkeypatch.setattr(host, "run", late)
+    monkeypatch.setattr(host, "start", late)
     with pytest.raises(LinkError, match=r"remote waited 0.8 s for blk\.0\.\S+ from cpu"):
         s.step(IDS[1:2], "last")
-    monkeypatch.setattr(host, "run", run)
+    monkeypatch.setattr(host, "start", start)
     np.testing.assert_array_equal(s.step(IDS[1:2], "last")[0], expected)
 
 
@@ -229,10 +233,11 @@ def test_a_host_that_is_too_slow_ends_the_run(
 def test_runs_given_up_anywhere_leave_nothing_behind(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, n_threads: int
 ) -> None:
-    monkeypatch.setattr(linked, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(exchange, "PATIENCE_S", 0.2)
     s, expected = before_second(path, n_threads=n_threads)
-    program = s.bound_plan(1, "last", False).linked._device
-    signals = [x for x in program._steps if isinstance(x, FlagSignal)]
+    program = side_by_side(s).device
+    assert isinstance(program, ThreadProgram)
+    signals = [x for x in program.steps if isinstance(x, Send)]
     for i in range(8):
         s.rewind(1)
         lost = signals[i % len(signals)]
@@ -247,11 +252,11 @@ def test_runs_given_up_anywhere_leave_nothing_behind(
 def test_what_the_device_raises_is_raised(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    monkeypatch.setattr(linked, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(exchange, "PATIENCE_S", 0.2)
     s, expected = before_second(path)
-    program = s.bound_plan(1, "last", False).linked._device
-    assert isinstance(program, RemoteProgram)
-    bad = program._steps[at]
+    program = side_by_side(s).device
+    assert isinstance(program, ThreadProgram)
+    bad = program.steps[at]
 
     def fail(step: Any) -> None:
         if step is bad:
@@ -268,10 +273,10 @@ def test_an_interrupt_does_not_leave_the_device_waiting(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s, expected = before_second(path)
-    program = s.bound_plan(1, "last", False).linked._device
+    program = side_by_side(s).device
     start = program.start
 
-    def interrupted(timed: bool = False) -> None:
+    def interrupted(timed: bool = False, live: Any = None) -> None:
         start(timed)
         raise KeyboardInterrupt
 
@@ -288,16 +293,13 @@ def test_an_interrupt_does_not_leave_the_device_waiting(
 
 
 def test_a_profile_shows_both_sides_on_one_clock(remote: LinkableBackend, path: Path) -> None:
-    remote.hook = lambda step: time.sleep(2e-3) if isinstance(step, FlagSignal) else None
+    remote.hook = lambda step: time.sleep(2e-3) if isinstance(step, Send) else None
     profile = Profile()
     steps(load(path), profile)
     for k, step in enumerate(profile.steps):
         rows = [r for r in profile.rows([k]) if r.op != "host"]
         sides = {b: [r for r in rows if r.backend == b] for b in ("cpu", "remote")}
         assert all(r.us >= 0 and r.start_us >= step.start_us - 1 for r in rows)
-        if k == 0:  # segment by segment
-            assert not any(r.op in ("wait", "signal") for r in rows)
-            continue
         assert sum(r.op in ("wait", "signal") for r in rows) == 8
         for side in sides.values():  # each side's own rows follow one another
             ends = [r.start_us + r.us for r in side]

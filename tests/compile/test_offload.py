@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from remote_device import RemoteMemory
 
 import gguflow.engine.ops  # noqa: F401
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
@@ -15,13 +18,12 @@ N_LAYER, LAYER_BYTES = 4, 1024 * 1024 * 4
 
 class Fake:
     def __init__(self, name: str, space: str, free: int = 0) -> None:
-        self.name, self.space, self.free = name, space, free
+        self.name, self.space = name, space
+        self.memory = RemoteMemory()
+        self.memory.free = free
 
     def supports(self, node: Tensor) -> bool:
         return True
-
-    def memory(self) -> tuple[int, int]:
-        return self.free, 1 << 40
 
 
 def plans(overrides: tuple[tuple[str, str], ...]) -> list[Plan]:
@@ -39,7 +41,7 @@ def on_device(overrides: tuple[tuple[str, str], ...]) -> list[str]:
     return [n.name for n in p.nodes if p.placement.of[n] == "cuda"]
 
 
-def device(free: int) -> Fake:
+def device(free: int) -> Any:
     return Fake("cuda", "cuda:0", free)
 
 

@@ -13,6 +13,7 @@ from gguflow.engine.compile import (
     PlanOptions,
     compile_graph,
     listing,
+    place,
     summary,
 )
 from gguflow.engine.graph import F16, F32, I32, Graph, Tensor
@@ -20,6 +21,8 @@ from gguflow.engine.graph import F16, F32, I32, Graph, Tensor
 
 class Fake:
     """A backend that runs every op but those it lacks."""
+
+    memory = None
 
     def __init__(self, name: str, space: str, lacks: Iterable[str] = ()) -> None:
         self.name, self.space, self.lacks = name, space, set(lacks)
@@ -69,6 +72,22 @@ def test_override_moves_a_weight_and_the_work_with_it() -> None:
     assert (copy.owner.name, copy.source, copy.target) == ("blk.0.act", "host", "dev")
     assert p.bytes_by_space()["dev"].weights == 256
     assert p.bytes_by_space()["host"].weights == 256
+
+
+def test_an_override_is_found_anywhere_in_the_name_of_a_leaf_or_a_node() -> None:
+    g = Graph()
+    h = g.mul_mat(g.weight("blk.0.up.weight", F32, (8, 4)), g.input("x", F32, (1, 4)), name="up")
+    g.output(g.relu(h, name="blk.0.act"))
+
+    def placed(pattern: str) -> set[str]:
+        order = (Fake("gpu", "gpu:0"), Fake("cpu", "host"))
+        of = place(g.nodes, g.leaves, PlacementRules(order, [(pattern, "cpu")])).of
+        return {t.name for t, backend in of.items() if backend == "cpu"}
+
+    assert placed("up") == {"blk.0.up.weight", "up", "blk.0.act"}  # what follows up is where it is
+    assert placed(r"blk\.0") == {"blk.0.up.weight", "up", "blk.0.act"}
+    assert placed("act") == placed("^blk.0.act$") == placed("act$") == {"blk.0.act"}
+    assert placed("^act") == placed("^blk.0$") == set()
 
 
 def test_backends_in_one_space_need_no_copies() -> None:

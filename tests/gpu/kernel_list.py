@@ -38,22 +38,30 @@ def launches_of(
 
 
 @cache
-def kernels_of(spec: OpSpec) -> tuple[Kernel, ...]:
+def launches_of_cases(spec: OpSpec) -> tuple[Launch, ...]:
     nodes = [declare_case(spec, case) for case in spec.cases()]
-    return tuple(
-        k.kernel for n in nodes if supports(n) for k in launches_of(n) if isinstance(k, Launch)
-    )
+    return tuple(x for n in nodes if supports(n) for x in launches_of(n) if isinstance(x, Launch))
+
+
+def kernels_of(spec: OpSpec) -> tuple[Kernel, ...]:
+    return tuple(x.kernel for x in launches_of_cases(spec))
+
+
+@cache
+def all_launches() -> tuple[Launch, ...]:
+    """Those of the cases, and those that belong to no op."""
+    of_cases = (x for s in all_ops() for x in launches_of_cases(s))
+    linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
+    step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
+    others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked
+    peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
+    return (*of_cases, *others, *peaks)
 
 
 @cache
 def entries_by_source() -> dict[str, list[str]]:
     """Source file -> its entries, sorted."""
     found: dict[str, set[str]] = {}
-    of_cases = (k for s in all_ops() for k in kernels_of(s))
-    linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
-    step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
-    others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked
-    peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
-    for kernel in (*of_cases, *(s.kernel for s in (*others, *peaks))):
+    for kernel in (x.kernel for x in all_launches()):
         found.setdefault(kernel.source, set()).add(kernel.entry)
     return {source: sorted(entries) for source, entries in found.items()}

@@ -1,7 +1,9 @@
-"""Attention at the sizes of real models: split decoding, tiled prefill, what they must not read."""
+"""Attention at the sizes of real models: split decoding, tiled prefill, many sequences, what the
+kernels must not read."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,29 +12,56 @@ from harness import build_case, nmse, results_of_runs, run_on
 from kernel_list import DEVICE, launches_of
 
 from gguflow.engine.graph import F32, I32, Case, Graph, Operand, dtype_by_name, op_spec
+from gguflow.engine.plan_key import PAGE
 from gguflow.kernels.cuda import attention
 from gguflow.kernels.cuda.launch import Launch
 
 EXACT = {"f32": 1e-7, "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-6}
+Seqs = Sequence[tuple[int, int]]  # of each sequence, new tokens and those before
 
 
 def case(
-    n_tok: int, past: int, heads: tuple[int, int] = (32, 8), hd: int = 128, dtype: str = "f16",
-    *, n_ctx: int = 0, pos: Any = None, clean: tuple[int, int] | None = None, **params: Any,
+    seqs: Seqs, heads: tuple[int, int] = (32, 8), hd: int = 128, dtype: str = "f16", *,
+    pos: Any = None, dirty: bool = False, v_dtype: str = "", told: bool = True, entries: int = 0,
+    shared: int = 0, **params: Any,
 ) -> Case:  # fmt: skip
-    """`n_tok` tokens after `past` others. clean: the keys outside of [begin, end) are NaN."""
-    n_ctx = n_ctx or past + n_tok + 70
+    """New tokens of sequences, whose pages lie in a mixed order among some that nobody has.
+
+    dirty: keys that no token sees are NaN. told: n_single says how many of the first tokens are
+    alone. entries: of the table, at least. shared: first pages that all sequences have in common.
+    """
+    last = [past + n - 1 for n, past in seqs]
+    window = params.get("window", 0)
+    entries = max(entries, max(last) // PAGE + 1)
+    free = iter(np.random.default_rng(len(seqs)).permutation(len(seqs) * entries + 3))
+    table = np.full((len(seqs), entries), -1, np.int32)
+    beginning = [next(free) for _ in range(shared)]
+    seen = np.zeros((len(seqs) * entries + 3, PAGE), bool)
+    for row, end, (_, past) in zip(table, last, seqs, strict=True):
+        first = max(0, past - window + 1) if window else 0
+        for i in range(first // PAGE, end // PAGE + 1):  # pages before a window are given back
+            row[i] = beginning[i] if i < shared else next(free)
+            keys = np.arange(i * PAGE, (i + 1) * PAGE)
+            seen[row[i]] |= (keys >= first) & (keys <= end)
 
     def cache(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         x = rng.standard_normal(shape).astype(np.float32)
-        if clean is not None:
-            x[: clean[0]] = x[clean[1] :] = np.nan
+        if dirty:
+            x[~seen.reshape(-1)] = np.nan
         return x
 
-    where = np.arange(past, past + n_tok) if pos is None else np.asarray(pos)
-    kv = Operand((n_ctx, heads[1], hd), dtype, cache, role="state")
+    n_tok = sum(n for n, _ in seqs)
+    where = np.concatenate([np.arange(past, past + n) for n, past in seqs])
+    k, v = (Operand((seen.size, heads[1], hd), t, cache, role="state")
+            for t in (dtype, v_dtype or dtype))  # fmt: skip
     q = Operand((n_tok, heads[0], hd), data=lambda rng, shape: rng.standard_normal(shape))
-    return Case((q, kv, kv, Operand((n_tok,), "i32", where)), {"scale": hd**-0.5, **params})
+    single = next((i for i, (n, _) in enumerate(seqs) if n > 1), len(seqs))
+    return Case(
+        (q, k, v, Operand((n_tok,), "i32", where if pos is None else pos),
+         Operand((n_tok,), "i32", np.repeat(np.arange(len(seqs)), [n for n, _ in seqs])),
+         Operand(table.shape, "i32", table)),
+        {"scale": hd**-0.5, "n_single": single if told else 0, **params},
+    )  # fmt: skip
 
 
 def run(gpu: Any, c: Case) -> np.ndarray:
@@ -41,14 +70,24 @@ def run(gpu: Any, c: Case) -> np.ndarray:
 
 def check(gpu: Any, c: Case) -> None:
     built = build_case(op_spec("attention"), c, np.random.default_rng(1))
-    assert nmse(run_on(gpu, built), built.expected) <= EXACT[c.srcs[1].dtype]  # type: ignore[union-attr]
+    names = {s.dtype for s in c.srcs[1:3]}  # type: ignore[union-attr]
+    assert nmse(run_on(gpu, built), built.expected) <= max(EXACT[t] for t in names)
 
 
-SHAPES = [((8, 2), 128), ((8, 2), 64), ((6, 2), 128), ((7, 7), 64), ((32, 1), 64)]
+SHAPES = [((8, 2), 128), ((8, 2), 64), ((6, 2), 128), ((7, 7), 64), ((32, 1), 64), ((20, 2), 64)]
 OPTIONS: list[dict[str, Any]] = [
     {}, {"window": 100}, {"softcap": 3.0}, {"max_bias": 8.0},
     {"window": 333, "softcap": 5.0, "max_bias": 4.0},
 ]  # fmt: skip
+RNG = np.random.default_rng(11)
+MANY: dict[str, Seqs] = {
+    "two": [(1, 40), (1, 900)],
+    "singles": [(1, int(n)) for n in RNG.integers(0, 1500, 40)],
+    "few others": [(1, 70), (1, 640), (3, 500), (2, 0), (4, 127)],
+    "singles and chunks": [*[(1, int(n)) for n in RNG.integers(0, 700, 9)], (70, 0), (5, 300),
+                           (1, 200), (130, 411), (64, 64)],
+    "short chunks": [(int(n), 100) for n in RNG.integers(1, 9, 60)],
+}  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -58,7 +97,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_decode(
     gpu: Any, heads: tuple[int, int], hd: int, n_tok: int, past: int, options: dict[str, Any]
 ) -> None:
-    check(gpu, case(n_tok, past, heads, hd, **options))
+    check(gpu, case([(n_tok, past)], heads, hd, **options))
 
 
 @pytest.mark.gpu
@@ -68,7 +107,25 @@ def test_decode(
 def test_prefill(
     gpu: Any, heads: tuple[int, int], hd: int, n_tok: int, past: int, options: dict[str, Any]
 ) -> None:
-    check(gpu, case(n_tok, past, heads, hd, **options))
+    check(gpu, case([(n_tok, past)], heads, hd, **options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("heads, hd", SHAPES)
+def test_many_sequences(
+    gpu: Any, heads: tuple[int, int], hd: int, name: str, options: dict[str, Any]
+) -> None:
+    check(gpu, case(MANY[name], heads, hd, dirty=True, **options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [4, 64, 128, 300])
+def test_many_sequences_of_an_8b_model(gpu: Any, n: int) -> None:
+    check(gpu, case([(1, 200 + i % 90) for i in range(n)]))
+    check(gpu, case([(1, 64)] * n, entries=200))
+    check(gpu, case([*[(1, 100 + i) for i in range(n)], (150, 0), (90, 300), (200, 50)]))
 
 
 @pytest.mark.gpu
@@ -77,21 +134,31 @@ def test_prefill(
     "n_tok, past, hd", [(1, 900, 128), (4, 300, 64), (70, 200, 64), (97, 0, 128)]
 )
 def test_other_types(gpu: Any, dtype: str, n_tok: int, past: int, hd: int) -> None:
-    check(gpu, case(n_tok, past, (8, 2), hd, dtype))
+    check(gpu, case([(n_tok, past)], (8, 2), hd, dtype))
+    check(gpu, case([(1, 90), (1, 300), (n_tok, past)], (8, 2), hd, dtype, window=250))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("types", [("f16", "q8_0"), ("q8_0", "f16"), ("f32", "q8_0")], ids=str)
+@pytest.mark.parametrize("name", MANY)
+def test_keys_of_another_type_than_values(gpu: Any, types: tuple[str, str], name: str) -> None:
+    check(gpu, case(MANY[name], (8, 2), 64, types[0], v_dtype=types[1]))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("hd", [80, 96, 256])
 @pytest.mark.parametrize("n_tok", [1, 70])
 def test_other_head_sizes(gpu: Any, hd: int, n_tok: int) -> None:
-    check(gpu, case(n_tok, 500, (4, 2), hd))
+    check(gpu, case([(n_tok, 500)], (4, 2), hd))
+    check(gpu, case([(1, 30), (1, 400), (n_tok, 130)], (4, 2), hd, dirty=True, window=120))
 
 
 @pytest.mark.gpu
 def test_a_long_context(gpu: Any) -> None:
-    check(gpu, case(1, 8191, (8, 2)))
-    check(gpu, case(1, 20_000, (4, 4), 64, "q8_0"))
-    check(gpu, case(2, 40_000, (2, 1), 64))
+    check(gpu, case([(1, 8191)], (8, 2)))
+    check(gpu, case([(1, 20_000)], (4, 4), 64, "q8_0"))
+    check(gpu, case([(2, 40_000)], (2, 1), 64))
+    check(gpu, case([(1, 9000), (1, 3), (1, 20_000)], (4, 2), 64))
 
 
 @pytest.mark.gpu
@@ -99,52 +166,119 @@ def test_a_long_context(gpu: Any) -> None:
 def test_any_order_of_positions_and_padding(gpu: Any, n_tok: int) -> None:
     pos = np.random.default_rng(5).integers(-1, 600, n_tok)
     pos[1] = -1
-    check(gpu, case(n_tok, 600, (8, 2), pos=pos))
-    check(gpu, case(n_tok, 600, (8, 2), pos=pos, window=40))
-    nothing = case(n_tok, 600, (8, 2), pos=np.full(n_tok, -1), clean=(0, 0))
+    check(gpu, case([(n_tok, 600)], (8, 2), pos=pos))
+    nothing = case([(n_tok, 600)], (8, 2), pos=np.full(n_tok, -1), dirty=True)
     assert not run(gpu, nothing).any()
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("heads, hd", [((8, 2), 128), ((4, 2), 96)])
+def test_padding_of_single_tokens_and_of_chunks(gpu: Any, heads: tuple[int, int], hd: int) -> None:
+    seqs: Seqs = [*[(1, 300 + i) for i in range(12)], (100, 0), (60, 90)]
+    where = np.concatenate([np.arange(past, past + n) for n, past in seqs])
+    where[[0, 5, 6, 11]] = where[-30:] = where[60:70] = -1
+    c = case(seqs, heads, hd, pos=where)
+    check(gpu, c)
+    assert not run(gpu, c)[where < 0].any()
+    # What pads a batch belongs to no sequence.
+    seq = np.where(where < 0, -1, c.srcs[4].data)  # type: ignore[union-attr]
+    srcs = (*c.srcs[:4], Operand(seq.shape, "i32", seq), c.srcs[5])
+    assert run(gpu, Case(srcs, c.params)).tobytes() == run(gpu, c).tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["singles", "singles and chunks"])
+def test_shared_beginnings(gpu: Any, name: str) -> None:
+    check(gpu, case(MANY[name], (8, 2), shared=3))
+
+
+@pytest.mark.gpu
+def test_a_page_missing_in_the_middle_is_not_seen(gpu: Any) -> None:
+    for seqs in ([(1, 400), (1, 70)], [(3, 400)], [(90, 320)]):
+        for hd in (64, 80):
+            c = case(seqs, (8, 2), hd)
+            table = np.array(c.srcs[5].data)  # type: ignore[union-attr]
+            table[0, [1, 4]] = -1
+            check(gpu, Case((*c.srcs[:5], Operand(table.shape, "i32", table)), c.params))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("n_tok, past", [(1, 0), (1, 400), (3, 97), (100, 230)])
-def test_rows_that_nobody_sees_may_hold_anything(
-    gpu: Any, dtype: str, n_tok: int, past: int
-) -> None:
+@pytest.mark.parametrize(
+    "seqs", [[(1, 0)], [(1, 400)], [(3, 97)], [(100, 230)], MANY["singles and chunks"]], ids=str
+)
+def test_rows_that_nobody_sees_may_hold_anything(gpu: Any, dtype: str, seqs: Seqs) -> None:
     for window in (0, 90):
-        first = max(0, past - window + 1) if window else 0
-        seen = (first, past + n_tok)
         clean, dirty = (
-            run(gpu, case(n_tok, past, (8, 2), 64, dtype, clean=c, window=window))
-            for c in (None, seen)
+            run(gpu, case(seqs, (8, 2), 64, dtype, dirty=d, window=window)) for d in (False, True)
         )
         assert np.isfinite(dirty).all()
         assert clean.tobytes() == dirty.tobytes()
 
 
+def part(c: Case, tokens: slice, **params: Any) -> Case:
+    """Only these tokens of a case."""
+    q, k, v, pos, seq, table = c.srcs
+    assert q and pos and seq
+    values = np.random.default_rng(2).standard_normal(q.shape).astype(np.float32)[tokens]
+    some = [Operand((len(values),), "i32", np.asarray(o.data)[tokens]) for o in (pos, seq)]
+    return Case((Operand(values.shape, data=values), k, v, *some, table), {**c.params, **params})
+
+
+def run_part(gpu: Any, c: Case, tokens: slice, **params: Any) -> np.ndarray:
+    """Runs of parts see the same cache: queries are drawn apart from it."""
+    return run(gpu, part(c, tokens, **params))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads, hd", [((32, 8), 128), ((8, 2), 64), ((20, 2), 64)])
+@pytest.mark.parametrize("window", [0, 200])
+def test_a_single_token_has_the_same_bits_in_every_batch(
+    gpu: Any, heads: tuple[int, int], hd: int, window: int
+) -> None:
+    c = case([(1, int(n)) for n in RNG.integers(0, 3000, 24)], heads, hd, window=window)
+    whole = run_part(gpu, c, slice(None), n_single=24)
+    for begin, end in [(0, 1), (3, 4), (4, 9), (9, 24), (23, 24)]:
+        found = run_part(gpu, c, slice(begin, end), n_single=end - begin)
+        assert found.tobytes() == whole[begin:end].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 200])
+def test_a_prompts_token_has_the_same_bits_in_every_batch(gpu: Any, window: int) -> None:
+    c = case([(100, 0), (70, 333), (90, 60), (300, 200)], (8, 2), 64, window=window)
+    whole = run_part(gpu, c, slice(None))
+    for begin, end in [(0, 100), (50, 200), (100, 170), (170, 560)]:
+        found = run_part(gpu, c, slice(begin, end))
+        assert found.tobytes() == whole[begin:end].tobytes()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
 def test_the_batch_changes_only_rounding(gpu: Any, dtype: str) -> None:
-    whole = run(gpu, case(37, 150, (8, 2), 64, dtype))
-    built = build_case(
-        op_spec("attention"), case(37, 150, (8, 2), 64, dtype), np.random.default_rng(1)
-    )
-    q = built.feeds["src0"].view(np.float32).reshape(37, 8, 64)
-    for begin in range(0, 37, 5):
-        part = case(min(5, 37 - begin), 150 + begin, (8, 2), 64, dtype, n_ctx=257)
-        small = build_case(op_spec("attention"), part, np.random.default_rng(1))
-        small.feeds.update({k: built.feeds[k] for k in ("src1", "src2")})
-        small.feeds["src0"] = np.ascontiguousarray(q[begin : begin + 5]).reshape(-1).view(np.uint8)
-        small.after.update(small.feeds)
-        found = run_on(gpu, small)
+    c = case([(37, 150), (1, 80), (20, 0)], (8, 2), 64, dtype)
+    whole = run_part(gpu, c, slice(None))
+    for begin in range(0, 58, 5):
+        found = run_part(gpu, c, slice(begin, begin + 5))
         assert nmse(found, whole[begin : begin + 5]) < (1e-12 if dtype == "f32" else 1e-6)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n_tok, dtype", [(1, "f16"), (1, "f32"), (6, "q8_0"), (200, "f16")])
-def test_every_run_gives_the_same_bits(gpu: Any, n_tok: int, dtype: str) -> None:
+@pytest.mark.parametrize("name", ["singles", "singles and chunks"])
+def test_how_many_are_single_changes_only_rounding(gpu: Any, name: str) -> None:
+    told, untold = (run(gpu, case(MANY[name], (8, 2), 64, told=t)) for t in (True, False))
+    assert nmse(told, untold) < 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "seqs, dtype",
+    [([(1, 3000)], "f16"), ([(1, 3000)], "f32"), ([(6, 3000)], "q8_0"), ([(200, 3000)], "f16"),
+     ([(1, 100 * i) for i in range(30)], "f16"), (MANY["singles and chunks"], "f16")],
+)  # fmt: skip
+def test_every_run_gives_the_same_bits(gpu: Any, seqs: Seqs, dtype: str) -> None:
     built = build_case(
-        op_spec("attention"), case(n_tok, 3000, (8, 2), 64, dtype), np.random.default_rng(1)
+        op_spec("attention"), case(seqs, (8, 2), 64, dtype), np.random.default_rng(1)
     )
     assert len(results_of_runs(gpu, built, 20)) == 1
 
@@ -152,35 +286,71 @@ def test_every_run_gives_the_same_bits(gpu: Any, n_tok: int, dtype: str) -> None
 # -- plans, without a GPU --------------------------------------------------------------------------
 
 
-def planned(n_tok: int, n_ctx: int, heads: tuple[int, int], hd: int, t: str = "f16") -> Launch:
+def planned(
+    n_tok: int, n_ctx: int, heads: tuple[int, int], hd: int, t: str = "f16", single: int = 0
+) -> list[Launch]:
     g, dtype = Graph(), dtype_by_name(t)
-    q, pos = g.input("q", F32, (n_tok, heads[0], hd)), g.input("pos", I32, (n_tok,))
+    q, pos, seq = (
+        g.input("q", F32, (n_tok, heads[0], hd)),
+        *(g.input(i, I32, (n_tok,)) for i in "ps"),
+    )
     kv = [g.state(name, dtype, (n_ctx, heads[1], hd)) for name in "kv"]
-    node = g.attention(q, *kv, pos, scale=1.0)
-    (launch,) = launches_of(node)
-    splits = {"attention_decode.cu": launch.grid[1], "attention.cu": launch.grid[2]}
-    if splits.get(launch.kernel.source, 1) > 1:
-        blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
-        assert attention.scratch_bytes(node, DEVICE) >= 4 * blocks * (hd + 2)
-    return launch
+    table = g.input("t", I32, (max(single, 1), n_ctx // PAGE))
+    node = g.attention(q, *kv, pos, seq, table, scale=1.0, n_single=single)
+    launches = [x for x in launches_of(node) if isinstance(x, Launch)]
+    splits = {"attention_decode.cu": 1, "attention.cu": 2}
+    for launch in launches:
+        axis = splits.get(launch.kernel.source)
+        if axis is not None and launch.grid[axis] > 1:
+            blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+            assert attention.scratch_bytes(node, DEVICE) >= 4 * blocks * (hd + 2)
+    return launches
 
 
 def test_few_tokens_share_the_cache_among_all_multiprocessors() -> None:
-    one = planned(1, 8192, (32, 8), 128)
-    assert (one.kernel.entry, one.grid) == ("attention_decode<f16, f16, 128, 1>", (8, 16, 1))
-    eight = planned(8, 8192, (32, 8), 128)
+    for single in (0, 1):
+        (one,) = planned(1, 8192, (32, 8), 128, single=single)
+        assert (one.kernel.entry, one.grid) == ("attention_decode<f16, f16, 128, 1>", (8, 16, 1))
+    (eight,) = planned(8, 8192, (32, 8), 128)
     assert (eight.kernel.entry, eight.grid) == ("attention_decode<f16, f16, 128, 2>", (8, 8, 2))
-    assert planned(1, 300, (32, 8), 128).grid == (8, 3, 1)
+    assert planned(1, 320, (32, 8), 128)[0].grid == (8, 3, 1)
 
 
 def test_many_tokens_are_tiles_of_rows() -> None:
-    many = planned(512, 512, (32, 8), 64, "q8_0")
+    (many,) = planned(512, 512, (32, 8), 64, "q8_0")
     assert many.kernel.entry == "attention_prefill<block_q8_0, block_q8_0, 64, 128>"
     assert many.grid == (8, 16, 1)
 
 
 @pytest.mark.parametrize("hd, t", [(80, "f16"), (128, "f32"), (256, "bf16")])
 def test_what_tensor_cores_do_not_take_runs_in_float(hd: int, t: str) -> None:
-    assert planned(1, 4096, (16, 8), hd, t).kernel.source == "attention.cu"
-    assert planned(1, 4096, (16, 8), hd, t).grid == (16, 1, 8)
-    assert planned(512, 4096, (16, 8), hd, t).grid == (16, 512, 1)
+    for n, grid in ((1, (16, 1, 8)), (512, (16, 512, 1))):
+        (launch,) = planned(n, 4096, (16, 8), hd, t)
+        assert (launch.kernel.source, launch.grid) == ("attention.cu", grid)
+
+
+def test_single_tokens_are_a_list_for_two_blocks_a_multiprocessor() -> None:
+    (listed,) = planned(128, 8192, (32, 8), 128, single=128)
+    assert listed.kernel.entry == "attention_decode_listed<f16, f16, 128, 1>"
+    assert listed.grid == (2 * DEVICE.sm_count, 1, 1)
+    (wide,) = planned(128, 8192, (40, 2), 128, single=128)  # two tiles of 16 rows a token
+    assert wide.kernel.entry == "attention_decode_listed<f16, f16, 128, 2>"
+    assert wide.grid == (DEVICE.sm_count, 1, 1)
+    assert planned(2, 128, (4, 1), 64, single=2)[0].grid == (2, 1, 1)
+    assert [x.kernel.entry[:23] for x in planned(600, 512, (8, 2), 64, single=600)] == [
+        "attention_decode_listed"
+    ] * 3
+
+
+@pytest.mark.parametrize("n_chunk, entry", [(3, "attention_decode<"), (448, "attention_prefill<")])
+def test_a_launch_has_the_tokens_of_its_kind(n_chunk: int, entry: str) -> None:
+    singles, chunks = planned(64 + n_chunk, 2048, (32, 8), 128, single=64)
+    assert singles.kernel.entry.startswith("attention_decode_listed<")
+    assert chunks.kernel.entry.startswith(entry)
+    size = 72  # of a tensor: address, extents, strides
+    for i, rows, nbytes in ((0, 2, 32 * 128 * 4), (1, 2, 32 * 128 * 4), (4, 0, 4), (5, 0, 4)):
+        first, second = (
+            np.frombuffer(x.args[i * size : (i + 1) * size], np.int64) for x in (singles, chunks)
+        )
+        assert second[0] - first[0] == 64 * nbytes
+        assert (first[1 + rows], second[1 + rows]) == (64, n_chunk)

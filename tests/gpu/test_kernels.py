@@ -67,13 +67,12 @@ def test_runs_and_replays_give_the_same_bits(gpu: Any, op: str) -> None:
 def test_profiled_runs_give_times_and_the_same_bits(gpu: Any) -> None:
     built = build(op_spec("soft_max"), 2)
     memory = GuardedMemory(gpu, built)
-    executable = gpu.compile([built.node], memory)
-    executable.run()
+    program = gpu.lower([built.node], memory)
+    program.run()
     plain = memory.bytes_of(built.node).copy()
-    ends = np.zeros(2, np.int64)
     for _ in range(2):
-        executable.run(ends)
-        assert 0 < ends[1] - ends[0] < 1_000_000_000
+        begin, end = program.run_timed().ns
+        assert 0 < end - begin < 1_000_000_000
     assert same_bits(plain, memory.bytes_of(built.node))
 
 
@@ -161,7 +160,7 @@ def test_quantizers_give_the_bytes_of_the_numpy_codecs(gpu: Any, dtype: str) -> 
         np.random.default_rng(),
     )
     memory = GuardedMemory(gpu, built)
-    gpu.compile([built.node], memory).run()
+    gpu.lower([built.node], memory).run()
     expected = np.ascontiguousarray(encode(dtype, x)).reshape(-1)
     np.testing.assert_array_equal(memory.bytes_of(built.node), expected)
 
@@ -227,12 +226,14 @@ def test_attention_does_not_read_rows_beyond_the_position(gpu: Any) -> None:
     """Cache rows not yet written may hold anything."""
     rng = np.random.default_rng(3)
     q = rng.standard_normal((3, 4, 40)).astype(np.float32)
-    kv = rng.standard_normal((2, 200, 2, 40)).astype(np.float32)
-    pos = Operand((3,), "i32", [98, 99, 100])
+    kv = rng.standard_normal((2, 256, 2, 40)).astype(np.float32)
+    pos, seq = Operand((3,), "i32", [98, 99, 100]), Operand((3,), "i32", 0)
+    table = Operand((1, 4), "i32", [[2, 0, 1, 3]])  # so 37 rows of the first page are seen
     dirty = kv.copy()
-    dirty[:, 101:] = np.nan
+    dirty[:, [*range(37, 128), *range(192, 256)]] = np.nan
     clean, other = (
-        run(gpu, "attention", [f32(q), f32(c[0]), f32(c[1]), pos], scale=0.1) for c in (kv, dirty)
+        run(gpu, "attention", [f32(q), f32(c[0]), f32(c[1]), pos, seq, table], scale=0.1)
+        for c in (kv, dirty)
     )
     assert same_bits(clean, other)
 
@@ -250,21 +251,69 @@ def test_sampling_from_a_vocabulary(
     gpu: Any, top_k: int, temp: float, top_p: float, min_p: float, width: float
 ) -> None:
     wide = lambda rng, shape: rng.standard_normal(shape) * width  # noqa: E731
-    for step in range(4):
-        settings = [temp, top_k, top_p, min_p, 1.1, 64, 0, 0]
-        history = lambda rng, shape: rng.integers(-1, 128_256, shape)  # noqa: E731
+    settings = [temp, top_k, top_p, min_p, 1.1, 64, 0, 0]
+    history = lambda rng, shape: rng.integers(-1, 128_256, shape)  # noqa: E731
+    srcs: list[Operand | None] = [
+        Operand((4, 128_256), data=wide), Operand((4, 8), data=settings),
+        Operand((4, 2), "i64", [(11, step) for step in range(4)]),
+        Operand((4, 256), "i32", history),
+    ]  # fmt: skip
+    check(gpu, "sample", srcs)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 70])
+@pytest.mark.parametrize("n", [1, 63, 8191, 8192, 8193, 50_257, 128_256])
+def test_rows_that_ask_for_different_things(gpu: Any, rows: int, n: int) -> None:
+    kinds = [
+        (0.0, 0, 1, 0, 1, 0), (0.8, 40, 0.95, 0.05, 1.1, 64), (1.0, 64, 1, 0, 1.5, -1),
+        (0.0, 0, 1, 0, 2.0, -1), (2.0, 7, 0.9, 0, 0.5, 9),
+        *([(0.9, 0, 0.95, 0, 1, 0), (1.0, 65, 1, 0.1, 1.2, 30)] if n < 60_000 else []),
+    ]  # fmt: skip
+    settings = [(*kinds[i % len(kinds)], 0, 0) for i in range(rows)]
+    peaked = lambda rng, shape: rng.standard_normal(shape) * 4  # noqa: E731
+    equal = lambda rng, shape: rng.integers(0, 3, shape)  # noqa: E731
+    history = lambda rng, shape: rng.integers(-1, n + 1, shape)  # noqa: E731
+    for logits in (peaked, equal):
         srcs: list[Operand | None] = [
-            Operand((1, 128_256), data=wide), Operand((8,), data=settings),
-            Operand((2,), "i64", [11, step]), Operand((256,), "i32", history),
+            Operand((rows, n), data=logits), Operand((rows, 8), data=settings),
+            Operand((rows, 2), "i64", [(i, 3 * i) for i in range(rows)]),
+            Operand((rows, 100), "i32", history),
         ]  # fmt: skip
         check(gpu, "sample", srcs)
 
 
-def test_sample_survives_logits_that_are_no_numbers(gpu: Any) -> None:
-    rng, history = Operand((2,), "i64", [1, 2]), Operand((1,), "i32", -1)
+@pytest.mark.parametrize("rows", [1, 20])
+def test_sample_survives_logits_that_are_no_numbers(gpu: Any, rows: int) -> None:
+    rng = Operand((rows, 2), "i64", [(1, 2)] * rows)
+    history = Operand((rows, 1), "i32", -1)
     for top_k in (0, 40):
-        settings = Operand((8,), data=[0.8, top_k, 0.9, 0.1, 1, 0, 0, 0])
-        logits = np.full((1, 5000), np.nan, np.float32)
-        assert 0 <= run(gpu, "sample", [f32(logits), settings, rng, history])[0] < 5000
-        logits[0, 321] = 1.0
-        assert run(gpu, "sample", [f32(logits), settings, rng, history])[0] == 321
+        settings = Operand((rows, 8), data=[0.8, top_k, 0.9, 0.1, 1, 0, 0, 0])
+        logits = np.full((rows, 5000), np.nan, np.float32)
+        found = run(gpu, "sample", [f32(logits), settings, rng, history])
+        assert ((found >= 0) & (found < 5000)).all()
+        logits[:, 321] = 1.0
+        assert (run(gpu, "sample", [f32(logits), settings, rng, history]) == 321).all()
+
+
+# -- rows of the KV cache --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+def test_rows_of_padding_are_dropped_and_zeros(gpu: Any, dtype: str) -> None:
+    ids = Operand((6,), "i32", [3, -1, 0, -1, 8, 9])
+    check(gpu, "get_rows", [Operand((9, 4096), dtype, role="weight"), ids])
+    check(gpu, "set_rows", [Operand((9, 4096), dtype, role="state"), Operand((6, 4096)), ids])
+
+
+@pytest.mark.parametrize("m", [1, 4, 8])
+def test_keys_and_values_are_written_where_the_rows_say(gpu: Any, m: int) -> None:
+    k, hd = 1024, 128
+    weights = [Operand((n * hd, k), "q8_0", role="weight") for n in (4, 2, 2)]
+    states = [Operand((640, 2 * hd), "f16", role="state") for _ in "kv"]
+    rows = np.random.default_rng(2).permutation(640)[:m]
+    rows[1::3] = -1
+    norm = Operand((k,), data=lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
+    srcs = [Operand((m, k)), norm, *weights, Operand((m,), "i32", np.arange(m) * 700),
+            Operand((m,), "i32", rows), *states]  # fmt: skip
+    rope = {"head_dim": hd, "n_dims": hd, "mode": "norm", "freq_base": 5e5}
+    check(gpu, "norm_qkv_rope", srcs, eps=1e-5, **rope)

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from linked_model import IDS, Pair, after_first, steps
+from linked_model import IDS, Pair, steps
 from tiny_model import write_tiny
 
-from gguflow.engine import linked
-from gguflow.engine.linked import LinkError
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
+from gguflow.engine.runtime import LinkError, exchange
+from gguflow.engine.runtime.exchange import SideBySide
 from gguflow.engine.sampling import GREEDY
+from gguflow.engine.session import Session
 from gguflow.kernels.cuda import link
 
 BOTH = Pair("cuda")
@@ -72,6 +73,12 @@ def path(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "m.gguf", seed=2, gain=2.0)
 
 
+def side_by_side(s: Session) -> SideBySide:
+    runner = s.bound_plan(1, "last", False).runner
+    assert isinstance(runner, SideBySide)
+    return runner
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("n_threads", [1, 2, 5])
 def test_linked_runs_give_the_same_bits(
@@ -80,7 +87,7 @@ def test_linked_runs_give_the_same_bits(
     expected = unlinked(monkeypatch, path, n_threads=n_threads)
     model = load(path, n_threads=n_threads)
     bound = model.new_session().bound_plan(1, "last", False)
-    assert bound.make_linked is not None, bound.unlinked
+    assert isinstance(bound.runner, SideBySide), bound.unlinked
     np.testing.assert_array_equal(steps(model), expected)
 
 
@@ -114,8 +121,7 @@ def test_a_thousand_steps_meet(gpu: Any, path: Path) -> None:
         if first is not None:
             np.testing.assert_array_equal(found, first)
         first = found
-    linked_plan = s.bound_plan(1, "last", False).linked
-    assert not linked_plan._flags.array.any()
+    assert not side_by_side(s).flags.array.any()
 
 
 @pytest.mark.gpu
@@ -131,25 +137,26 @@ def test_text_is_the_one_devices(gpu: Any, path: Path) -> None:
 def test_a_device_that_waits_in_vain_goes_on(
     gpu: Any, path: Path, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
-    monkeypatch.setattr(linked, "PATIENCE_S", 0.2)
-    s = after_first(load(path))
+    monkeypatch.setattr(exchange, "PATIENCE_S", 0.2)
+    s = load(path).new_session()
+    s.step(IDS[:1], "last")
     expected = s.step(IDS[1:2], "last")[0].copy()
     s.rewind(1)
-    host = s.bound_plan(1, "last", False).linked._host
-    run = host.run
+    host = side_by_side(s).host
+    start = host.start
 
-    def leave(ends_ns: Any = None) -> None:
+    def leave(timed: bool = False, live: Any = None) -> None:
         if late == "interrupt":
             raise KeyboardInterrupt
         import time
 
         time.sleep(0.8)
-        run(ends_ns)
+        start(timed, live)
 
-    monkeypatch.setattr(host, "run", leave)
+    monkeypatch.setattr(host, "start", leave)
     with pytest.raises(LinkError if late == "host" else KeyboardInterrupt):
         s.step(IDS[1:2], "last")
-    monkeypatch.setattr(host, "run", run)
+    monkeypatch.setattr(host, "start", start)
     np.testing.assert_array_equal(s.step(IDS[1:2], "last")[0], expected)
 
 
@@ -157,13 +164,13 @@ def test_a_device_that_waits_in_vain_goes_on(
 def test_a_profile_shows_both_sides(gpu: Any, path: Path) -> None:
     profile = Profile()
     steps(load(path), profile)
-    for k in range(2, len(profile.steps)):
+    for k in range(len(profile.steps)):
         rows = [r for r in profile.rows([k]) if r.op != "host"]
-        assert {r.backend for r in rows} == {"cpu", "cuda"}
+        assert {r.backend for r in rows} == {"cpu", "cuda:0"}
         assert all(r.us >= 0 for r in rows)
         by_name = {r.name: r for r in rows}
         waits = [r for r in rows if r.op == "wait" and r.backend == "cpu"]
-        signals = [r for r in rows if r.op == "signal" and r.backend == "cuda"]
+        signals = [r for r in rows if r.op == "signal" and r.backend == "cuda:0"]
         assert len(waits) == len(signals) == 2 and len(by_name) == len(rows)
         for s, w in zip(signals, waits, strict=True):  # within the clocks' resolution
             assert s.start_us <= w.start_us + w.us + 5

@@ -57,7 +57,7 @@ def test_nothing_falls_back_to_the_cpu(gpu: Any, tmp_path: Path) -> None:
     for n in (1, 33):
         plan = model.plan(step_key(n, "last", True))
         assert plan.placement.fallbacks == []
-        assert [s.backend for s in plan.segments] == ["cuda"]
+        assert [s.backend for s in plan.segments] == ["cuda:0"]
 
 
 def test_sampled_text_is_the_cpus_and_the_same_every_time(gpu: Any, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_profile_has_a_time_for_every_op(gpu: Any, tmp_path: Path) -> None:
     for t in IDS[5:9]:
         session.step((t,), "last")
     rows = [r for r in profile.rows() if r.op != "host"]
-    assert {r.backend for r in rows} == {"cuda"}
+    assert {r.backend for r in rows} == {"cuda:0"}
     assert all(r.us >= 0 for r in rows) and sum(r.us for r in rows) > 0
     for step in profile.steps:
         mine = sum(r.us for r in profile.rows([step.step]))

@@ -184,10 +184,10 @@ def test_products_of_one_value_share_its_rounded_form(gpu: Any) -> None:
     places = {t: gpu.alloc(t.nbytes) for t in (*leaves, *nodes)}
     for t, data in leaves.items():
         places[t].write(0, data)
-    executable = gpu.compile(nodes, SimpleNamespace(locate=lambda t: (places[t], 0)))
-    assert ["round_" in k for k in executable.kernels] == [True, False, True, True]
+    program = gpu.lower(nodes, SimpleNamespace(locate=lambda t: (places[t], 0)))
+    assert ["round_" in k for k in program.kernels] == [True, False, True, True]
     for _ in range(3):
-        executable.run()
+        program.run()
         for node in nodes:
             w, v = (leaves[s].astype(np.float64) for s in node.srcs)
             found = places[node].read(0, node.nbytes).view(np.float32).reshape(node.shape)

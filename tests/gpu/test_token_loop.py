@@ -1,4 +1,5 @@
-"""Generation that runs ahead on the GPU gives the tokens of single steps."""
+"""Generation that runs ahead on the GPU gives the tokens of single steps, of one sequence and of
+many."""
 
 from __future__ import annotations
 
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 from tiny_model import write_tiny
 
+from gguflow.engine.ahead import Ahead
 from gguflow.engine.backends.cuda.token_loop import CAPACITY, CudaTokenLoop
+from gguflow.engine.graph import Role
 from gguflow.engine.model import Model
-from gguflow.engine.runtime import BoundPlan
+from gguflow.engine.plan_key import PAGE, PlanKey
+from gguflow.engine.runtime import BoundPlan, bind
 from gguflow.engine.sampling import SamplerSettings
+from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 
 pytestmark = pytest.mark.gpu
 
@@ -112,3 +117,117 @@ def test_logits_and_turns_in_between(model: Model) -> None:
         )
     assert [*found_a, *a] == stepwise(model, PROMPT, 40, SETTINGS["all"])
     assert [*found_b, *b] == stepwise(model, [2, 3], 40, SETTINGS["usual"])
+
+
+# -- many sequences --------------------------------------------------------------------------------
+
+
+def batch_of(model: Model, n: int) -> BoundPlan:
+    """A plan of n single tokens over a cache of its own."""
+    plan = model.plan(PlanKey(n, 0, n, n, True))
+    by_space = {b.space: b for b in model.backends.values()}
+    states = {t.name: by_space[plan.space_of(t)].alloc(t.nbytes) for t in plan.leaves(Role.STATE)}
+    arenas = {s: by_space[s].alloc(max(a.nbytes, 1)) for s, a in plan.arenas.items()}
+    return bind(plan, model.backends, model.weights.buffers, model.weights.packed, states, arenas)
+
+
+def begin(bound: BoundPlan, pages: int, padding: int) -> None:
+    """Sequences that start with different tokens, some with pages of the others in between."""
+    x, n = bound.inputs, len(bound.inputs["pos"])
+    x["tokens"][:] = 3 + np.arange(n)
+    x["pos"][:] = 0
+    x["seq"][:] = np.roll(np.arange(n), 1)
+    (group,) = (name.removeprefix("rows.") for name in x if name.startswith("rows."))
+    table = x[f"table.{group}"]
+    table[:] = -1
+    table[:, :pages] = np.random.default_rng(0).permutation(n * pages).reshape(n, pages)
+    x[f"rows.{group}"][:] = table[x["seq"], 0] * PAGE
+    x["sampler.rng"][:] = np.stack([np.arange(n) + 5, np.zeros(n)], 1)
+    x["sampler.history"][:] = -1
+    for row, name in zip(x["sampler.settings"], [*SETTINGS] * n, strict=False):
+        row[:] = SETTINGS[name].vector()
+    if padding:
+        for name in ("tokens", "pos", "seq", f"rows.{group}"):
+            x[name][-padding:] = -1
+
+
+def advanced(x: dict[str, np.ndarray], tokens: np.ndarray) -> None:
+    """What `advance` does, on the host's copies."""
+    live = x["pos"] >= 0
+    x["tokens"][live] = tokens[live]
+    x["pos"][live] += 1
+    for name in x:
+        if name.startswith("rows."):
+            table = x["table." + name.removeprefix("rows.")]
+            entry = np.clip(x["pos"] // PAGE, 0, table.shape[1] - 1)
+            page = np.where(x["pos"] // PAGE == entry, table[x["seq"], entry], -1)
+            x[name][live] = np.where(page < 0, -1, page * PAGE + x["pos"] % PAGE)[live]
+    x["sampler.rng"][live, 1] += 1
+    history = x["sampler.history"]
+    history[live, :-1] = history[live, 1:]
+    history[live, -1] = tokens[live]
+
+
+@pytest.mark.parametrize("n, padding", [(1, 0), (5, 0), (16, 3), (40, 1)])
+def test_many_sequences_make_the_tokens_of_single_steps(
+    gpu: Any, tmp_path: Path, n: int, padding: int
+) -> None:
+    model = Model.load(write_tiny(tmp_path / "m.gguf", gain=2.0), backends=CUDA, n_ctx=PAGE * 2 * n)
+    steps, expected = 2 * PAGE - 1, []
+    bound = batch_of(model, n)
+    begin(bound, 2, padding)
+    for _ in range(steps):
+        bound.run()
+        tokens = bound.outputs[-1].copy()
+        tokens[n - padding :] = -1
+        expected.append(tokens)
+        advanced(bound.inputs, tokens)
+    other = batch_of(model, n)
+    assert other.token_loop is not None
+    for _ in range(2):  # the second time over what the first left behind
+        begin(other, 2, padding)
+        ahead = Ahead(other.token_loop, steps)
+        for tokens in expected:
+            np.testing.assert_array_equal(ahead.next(), tokens)
+        assert ahead.is_over
+
+
+def test_advance_moves_every_row_of_every_group(gpu: Any) -> None:
+    rng = np.random.default_rng(3)
+    n, n_seqs, h, size = 37, 50, 300, 8
+    x = {
+        "tokens": rng.integers(0, 99, n).astype(np.int32),
+        "pos": rng.integers(-1, 6 * PAGE, n).astype(np.int32),
+        "seq": rng.permutation(n_seqs)[:n].astype(np.int32),
+        "sampler.rng": rng.integers(0, 1 << 40, (n, 2)),
+        "sampler.history": rng.integers(0, 99, (n, h)).astype(np.int32),
+        "rows.full": np.zeros(n, np.int32),
+        "rows.window64": np.zeros(n, np.int32),
+        "table.full": rng.integers(-1, 400, (n_seqs, 6)).astype(np.int32),
+        "table.window64": rng.integers(-1, 90, (n_seqs, 7)).astype(np.int32),
+    }
+    x["pos"][[0, 5]] = PAGE - 1, 6 * PAGE - 1  # the next page; past the table
+    sampled = rng.integers(0, 99, n).astype(np.int32)
+    at = {name: gpu.alloc(a.nbytes) for name, a in {**x, "token": sampled}.items()}
+    for name, a in {**x, "token": sampled}.items():
+        at[name].write(0, a)
+    steps, ring = gpu.alloc(4 * n), gpu.alloc(8 * size * n)
+    groups = [CacheRows(at[f"rows.{g}"].address, at[f"table.{g}"].address,
+                        x[f"table.{g}"].shape[1]) for g in ("full", "window64")]  # fmt: skip
+    inputs = StepInputs(
+        n, *(at[i].address for i in ("token", "tokens", "pos", "seq", "sampler.rng",
+                                     "sampler.history")), h, n_seqs, groups,
+    )  # fmt: skip
+    launch = advance(inputs, steps.address, ring.address, size)
+    gpu.modules.prepare([launch.kernel])
+    bound = gpu.modules.bind(launch)
+    for step in range(1, 2 * size):
+        bound.issue()
+        advanced(x, sampled)
+        for name, a in x.items():
+            found = at[name].read(0, a.nbytes).view(a.dtype).reshape(a.shape)
+            np.testing.assert_array_equal(found, a, name)
+        entries = ring.read(0, ring.nbytes).view(np.uint64).reshape(size, n)[step % size]
+        assert (entries >> np.uint64(32) == step).all()
+        tokens = entries.astype(np.uint32).view(np.int32)
+        np.testing.assert_array_equal(tokens, np.where(x["pos"] >= 0, sampled, -1))

@@ -1,5 +1,4 @@
-"""Generation that runs ahead of the host, on a stand-in for a device: the CPU backend's plan, which
-runs every step when it is launched, long before its token is asked for."""
+"""Generation that runs ahead of the host, on a stand-in for a device."""
 
 from __future__ import annotations
 
@@ -8,13 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stand_in_loop import Loop, install
 from tiny_model import write_tiny
 
-from gguflow.engine.ahead import DEPTH
+from gguflow.engine.ahead import DEPTH, LEAST, Ahead
 from gguflow.engine.model import Model
-from gguflow.engine.plan_key import PAGE
 from gguflow.engine.profile import Profile
-from gguflow.engine.runtime import BoundPlan
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.session import Session
 
@@ -23,66 +21,9 @@ HOT = SamplerSettings(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, repeat_pen
 PROMPT = [1, 40, 50, 60, 70, 80]
 
 
-class Loop:
-    """What a device does: inputs are taken once, and every step writes the next one's."""
-
-    made: list[Loop] = []
-
-    def __init__(self, bound: BoundPlan) -> None:
-        self.bound = bound
-        self.ring: dict[int, np.ndarray] = {}
-        self.launched = self.waited = 0
-        self.fails = False
-        Loop.made.append(self)
-
-    def start(self) -> None:
-        self.ring.clear()
-        self.made = 0
-        self.inputs = {name: a.copy() for name, a in self.bound.inputs.items()}
-
-    def launch(self) -> None:
-        if self.launched - self.waited >= 64:
-            raise AssertionError("too many steps on their way")
-        self.launched += 1
-        mine, theirs = self.inputs, {n: a.copy() for n, a in self.bound.inputs.items()}
-        for name, a in mine.items():
-            self.bound.inputs[name][...] = a
-        self.bound.run()
-        tokens = self.bound.outputs[-1].copy()
-        for name, a in theirs.items():  # the host's copies are not the device's
-            self.bound.inputs[name][...] = a
-        mine["tokens"][:] = tokens
-        mine["pos"] += 1
-        for name, table in mine.items():
-            if name.startswith("table."):
-                pages = table[mine["seq"], np.minimum(mine["pos"] // PAGE, table.shape[1] - 1)]
-                rows = mine["rows." + name.removeprefix("table.")]
-                rows[:] = pages * PAGE + mine["pos"] % PAGE
-        mine["sampler.rng"][:, 1] += 1
-        mine["sampler.history"][:, :-1] = mine["sampler.history"][:, 1:]
-        mine["sampler.history"][:, -1] = tokens
-        self.made += 1
-        self.ring[self.made] = tokens
-
-    def wait(self, step: int) -> np.ndarray:
-        if self.fails:
-            self.fails = False
-            raise KeyboardInterrupt
-        self.waited += 1
-        return self.ring.pop(step)
-
-
 @pytest.fixture
 def model(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Model:
-    loops: dict[int, Loop] = {}
-
-    def loop_of(bound: BoundPlan) -> Loop:
-        if id(bound) not in loops:
-            loops[id(bound)] = Loop(bound)
-        return loops[id(bound)]
-
-    monkeypatch.setattr(BoundPlan, "token_loop", property(loop_of))
-    Loop.made = []
+    install(monkeypatch)
     return Model.load(write_tiny(tmp_path_factory.mktemp("m") / "m.gguf", gain=2.0), n_threads=1)
 
 
@@ -210,3 +151,42 @@ def test_logits_after_a_generation(model: Model) -> None:
     session: Session = model.new_session()
     next(iter(session.generate(PROMPT, 20, HOT)))
     np.testing.assert_array_equal(session.logits(PROMPT), model.new_session().logits(PROMPT))
+
+
+# -- how many steps are on their way ---------------------------------------------------------------
+
+
+class Clock:
+    """A loop of steps of one length, and a host that takes no time."""
+
+    def __init__(self, seconds: float, n: int = 3) -> None:
+        self.seconds, self.n = seconds, n
+        self.now = 0.0
+        self.launched = self.waited = self.starts = self.most = 0
+
+    def start(self) -> None:
+        self.starts += 1
+
+    def launch(self) -> None:
+        self.launched += 1
+        self.most = max(self.most, self.launched - self.waited)
+
+    def wait(self, step: int) -> np.ndarray:
+        self.waited += 1
+        assert step == self.waited <= self.launched
+        self.now += self.seconds
+        return np.full(self.n, step, np.int32)
+
+
+@pytest.mark.parametrize("ms, depth", [(0.1, DEPTH), (1.0, 6), (2.9, 3), (40.0, LEAST)])
+def test_long_steps_need_fewer_on_their_way(
+    monkeypatch: pytest.MonkeyPatch, ms: float, depth: int
+) -> None:
+    loop = Clock(ms * 1e-3)
+    monkeypatch.setattr("time.perf_counter", lambda: loop.now)
+    ahead = Ahead(loop, 50)
+    for step in range(1, 51):
+        np.testing.assert_array_equal(ahead.next(), [step] * 3)
+        assert ahead.running == loop.launched - loop.waited
+    assert ahead.is_over
+    assert (loop.launched, loop.starts, loop.most) == (50, 1, depth)

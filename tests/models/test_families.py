@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-from tiny_model import tiny_hparams, write_tiny
+from tiny_model import tiny_hparams, tiny_weights, write_tiny
 
+from gguflow.engine.gguf import UnsupportedType, write_gguf
 from gguflow.engine.graph import dtype_by_name
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.plan_key import PlanKey
-from gguflow.models.base import ModelError
+from gguflow.engine.quants import encode
+from gguflow.models.base import Architecture, ModelError, architecture
 from gguflow.models.decoder import Decoder
 
 FAMILIES = (
-    "llama", "llama31", "llama-bias-tied", "mistral", "qwen2", "qwen3", "gemma", "gemma2",
+    "llama", "llama31", "llama-bias-tied", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3",
+    "gemma3", "granite", "olmo2", "smollm3", "ernie45", "glm4", "phi2", "falcon", "falcon40",
+    "cohere2", "stablelm", "starcoder2", "gpt2", "bloom", "mpt",
 )  # fmt: skip
 BAR = 1e-5  # NMSE of the logits
 F32 = dtype_by_name("f32")
@@ -70,7 +76,15 @@ def test_gemma2_layers_take_turns(tmp_path: Path) -> None:
     assert {"table.full", "table.window8", "rows.full", "rows.window8"} <= leaves.keys()
 
 
-# Each of these is one number or norm of Gemma 2, and the result without it.
+def test_gemma2_is_fused_around_its_norms(tmp_path: Path) -> None:
+    # What a block gives is normed before it joins the residual stream, so no product ends in it.
+    model = Model.load(write_tiny(tmp_path / "m.gguf", "gemma2"))
+    ops = Counter(node.op for node in model.plan(PlanKey(1, 0, 1, 1)).nodes)
+    assert ops["geglu"] == 2 and ops["add"] == 4 and ops["rms_norm_mul"] == 9
+    assert not ops.keys() & {"mul_mat_add", "gelu", "rms_norm"}
+
+
+# Each of these is one number of Gemma 2, and the result without it.
 @pytest.mark.parametrize(
     "changes",
     [{"attn_softcap": 0.0}, {"logit_softcap": 0.0}, {"sliding_window": 0}, {"sliding_window": 9}],
@@ -108,6 +122,124 @@ def test_gemma2_27b_scales_queries_by_the_embeddings_width(tmp_path: Path) -> No
     assert scale(**small, n_layer=46) == 8**-0.5
 
 
+# -- numbers and forms of others -------------------------------------------------------------------
+
+
+def test_gemma3_rotates_by_two_bases(tmp_path: Path) -> None:
+    keys = {".rope.scaling.type": "linear", ".rope.scaling.factor": 8.0}
+    model = Model.load(write_tiny(tmp_path / "m.gguf", "gemma3", keys=keys))
+    ropes = {n.name: n.params for n in model.graph(PlanKey(1, 0, 1, 1)).nodes if n.op == "rope"}
+    found = [(ropes[f"blk.{i}.attn.q_rope"][p]) for i in (4, 5, 6)
+             for p in ("freq_base", "freq_scale")]  # fmt: skip
+    assert found == [100.0, 1.0, 1e4, 0.125, 100.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("arch", "rotated"), [("smollm3", [0, 1, 2, 4]), ("cohere2", [0, 1, 2, 4]), ("gpt2", []),
+                          ("bloom", []), ("mpt", []), ("phi2", [0, 1])],
+)  # fmt: skip
+def test_layers_without_rotation(tmp_path: Path, arch: str, rotated: list[int]) -> None:
+    model = Model.load(write_tiny(tmp_path / "m.gguf", arch))
+    ropes = {n.name for n in model.graph(PlanKey(1, 0, 1, 1)).nodes if n.op == "rope"}
+    assert ropes == {f"blk.{i}.attn.{x}_rope" for i in rotated for x in "qk"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        *(("granite", {name: 1.0}) for name in ("embd_scale", "residual_scale", "logit_scale")),
+        ("granite", {"attn_scale": 0.0}), ("cohere2", {"logit_scale": 1.0}),
+        ("mpt", {"alibi_bias": 0.0}), ("mpt", {"clamp_kqv": 0.0}),
+        ("gemma3", {"rope_base_window": 1e4}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_number_counts(tmp_path: Path, arch: str, changes: dict[str, float]) -> None:
+    plain = run(write_tiny(tmp_path / "plain.gguf", arch, gain=2.0), IDS)
+    other = run(write_tiny(tmp_path / "other.gguf", arch, gain=2.0, **changes), IDS)
+    assert nmse(other, plain) > 1e-4
+
+
+def test_only_rows_to_output_pass_the_last_attention(tmp_path: Path) -> None:
+    for arch in ("phi2", "gemma2"):
+        model = Model.load(write_tiny(tmp_path / "m.gguf", arch))
+        shapes = {n.name: n.shape for n in model.graph(PlanKey(0, 9, 1, 2)).nodes}
+        assert shapes["blk.0.ffn.down"][0] == shapes["blk.1.attn.k_rope"][0] == 9
+        assert shapes["blk.1.attn.q_rope"][0] == shapes["blk.1.ffn.down"][0] == 2
+        picks = [n for n in model.graph(PlanKey(0, 9, 1, 2)).nodes if n.op == "get_rows"]
+        assert len(picks) == 3  # embeddings; what is normed and the residual stream, once each
+
+
+def test_falcon_may_have_a_second_norm(tmp_path: Path) -> None:
+    one = write_tiny(tmp_path / "one.gguf", "falcon")
+    two = write_tiny(tmp_path / "two.gguf", "falcon", optional=("attn_norm_2.weight",))
+    assert nmse(run(two, IDS), run(one, IDS)) > 1e-4
+
+
+def test_a_form_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "stablelm", keys={".use_parallel_residual": True})
+    with pytest.raises(ModelError, match=r"stablelm\.use_parallel_residual"):
+        open_model(path)
+
+
+# -- weights that a file holds as one --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q8_0", "mxfp4"])
+def test_fused_weights_are_their_parts(tmp_path: Path, dtype: str) -> None:
+    """mxfp4: a type that is converted as it is loaded."""
+    model = architecture("phi3")(tiny_hparams("phi3"))
+    parts = tiny_weights(model, optional=("output.weight", "q.bias", "k.bias", "v.bias"))
+    whole = dict(parts)
+    for i in range(model.hp.n_layer):
+        for kind in ("weight", "bias"):
+            qkv = [whole.pop(f"blk.{i}.attn_{p}.{kind}") for p in "qkv"]
+            whole[f"blk.{i}.attn_qkv.{kind}"] = np.concatenate(qkv)
+        gate_up = [whole.pop(f"blk.{i}.ffn_{p}.weight") for p in ("gate", "up")]
+        whole[f"blk.{i}.ffn_up.weight"] = np.concatenate(gate_up)
+    paths = [write_arrays(tmp_path / f"{n}.gguf", model, arrays, dtype)
+             for n, arrays in (("parts", parts), ("whole", whole))]  # fmt: skip
+    assert np.array_equal(run(paths[0], IDS), run(paths[1], IDS))
+    notes = [open_model(path).notes for path in paths]
+    assert all("not used" not in note for note in notes[1])
+    if dtype == "mxfp4":
+        assert [len(n) for n in notes] == [1, 1]
+
+
+def write_arrays(path: Path, model: Architecture, arrays: dict[str, Any], dtype: str) -> Path:
+    def tensor(a: np.ndarray) -> Any:
+        if a.ndim == 1 or dtype == "f32":
+            return F32, a.shape, a
+        if dtype == "mxfp4":
+            kind = gguf.GGMLQuantizationType.MXFP4
+            return UnsupportedType("mxfp4", int(kind), 32, 17), a.shape, gguf.quantize(a, kind)
+        return dtype_by_name(dtype), a.shape, encode(dtype_by_name(dtype), a)
+
+    write_gguf(path, dict(model.keys()), {n: tensor(a) for n, a in arrays.items()})
+    return path
+
+
+def test_a_fused_weight_of_another_shape_is_named(tmp_path: Path) -> None:
+    model = architecture("phi3")(tiny_hparams("phi3"))
+    arrays = tiny_weights(model)
+    for part in "qkv":
+        del arrays[f"blk.0.attn_{part}.weight"]
+    arrays["blk.0.attn_qkv.weight"] = np.zeros((96, 64), np.float32)
+    path = write_arrays(tmp_path / "m.gguf", model, arrays, "f32")
+    with pytest.raises(ModelError, match=r"blk.0.attn_qkv.weight.*\[96, 64\].*\[128, 64\]"):
+        open_model(path)
+    del arrays["blk.0.attn_qkv.weight"]
+    path = write_arrays(tmp_path / "m.gguf", model, arrays, "f32")
+    with pytest.raises(ModelError, match=r"attn_q.weight \(or blk.0.attn_qkv.weight\) is missing"):
+        open_model(path)
+
+
+def test_longrope_is_refused(tmp_path: Path) -> None:
+    factors = {"rope_factors_long.weight": np.ones(8, np.float32)}
+    with pytest.raises(ModelError, match="rope_factors_long.weight"):
+        open_model(write_tiny(tmp_path / "m.gguf", "phi3", weights=factors))
+
+
 # -- hyperparameters by layer ----------------------------------------------------------------------
 
 MIXED = {"n_ff": (96, 32), "n_head_kv": (1, 4), "sliding_window": (8, 0)}
@@ -137,6 +269,18 @@ def test_a_period_says_which_layers_have_the_window(tmp_path: Path) -> None:
     arch = open_model(write_tiny(tmp_path / "m.gguf", n_layer=7, keys=keys)).arch
     windows = [layer.window for i in range(7) if (layer := arch.cache(i))]
     assert windows == [8, 8, 0, 8, 8, 0, 8]
+
+
+@pytest.mark.parametrize("name", ["attn_sinks.weight", "attn_q_norm.weight", "ffn_up.scale"])
+def test_a_weight_that_changes_the_results_is_not_left_out(tmp_path: Path, name: str) -> None:
+    def with_extra(layer: int) -> Path:
+        weights = {f"blk.{layer}.{name}": np.ones(16, np.float32)}
+        return write_tiny(tmp_path / "m.gguf", weights=weights)
+
+    with pytest.raises(ModelError, match=f"tensor blk.1.{name}: llama has no such weight"):
+        open_model(with_extra(1))
+    (note,) = open_model(with_extra(2)).notes  # the model has two layers: nothing reads a third
+    assert f"not used by llama: blk.2.{name}" in note
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_a_bad_key_is_named(tmp_path: Path, key: str, value: Any) -> None:
 @pytest.mark.parametrize("name", ["gpt9", "", "llama\nfoo", "../llama"])
 def test_an_unknown_architecture_lists_the_known(tmp_path: Path, name: str) -> None:
     path = write_tiny(tmp_path / "m.gguf", keys={"general.architecture": name})
-    with pytest.raises(ModelError, match=r"general\.architecture.*llama, qwen2, qwen3") as e:
+    with pytest.raises(ModelError, match=r"general\.architecture.*llama, .*qwen2, qwen3") as e:
         open_model(path)
     assert "\n" not in str(e.value)
 

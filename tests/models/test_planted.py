@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gguflow.engine.graph import dtype_by_name
-from gguflow.engine.load import random_model
+from gguflow.engine.load.random import random_model
 from gguflow.engine.quants import decode
 from gguflow.models.base import HParams
 from gguflow.models.planted import planted, probability

@@ -14,7 +14,7 @@ from remote_device import LinkableBackend
 from tiny_model import USUAL
 
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.backends.base import Backend, DeviceId, find_backend
 from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
@@ -32,13 +32,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class SmallDevice(LinkableBackend):
     """A device with memory of its own, of which some is in use."""
 
-    name = "cuda"
-    space = "cuda:0"
-    total = 64 << 30
-    used = 100 << 20
+    id = DeviceId("cuda")
+    name = space = "cuda:0"
+    free = (64 << 30) - (100 << 20)
 
-    def memory(self) -> tuple[int, int]:
-        return self.total - self.used, self.total
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory.free, self.memory.total = self.free, 64 << 30
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_where_everything_is(path: Path, tmp_path: Path, device: type[SmallDevic
     assert on_host == {"tokens", "token_embd.weight", "blk.0.gpu_idx", *(
         f"blk.0.ffn_{p}.weight" for p in ("gate", "up", "down_t"))}  # fmt: skip
     # Once to the host and once back in the layer that is divided, and the token's embedding.
-    assert [s.backend for s in plan.segments] == ["cpu", "cuda", "cpu", "cuda"]
+    assert [s.backend for s in plan.segments] == ["cpu", "cuda:0", "cpu", "cuda:0"]
     assert model.new_session().bound_plan(1, "last", True).unlinked is None  # side by side
     nodes = {n.name: plan.placement.of[n] for n in plan.nodes}
     assert {n for n, b in nodes.items() if b == "cpu"} == {"embd", "blk.0.ffn.cold"}
@@ -167,5 +167,5 @@ def test_a_tied_head_takes_the_embeddings_along(tmp_path: Path, device: type[Sma
     write_random_split(file, (40, 40), model_hash(open_model(path)))
     model = Model.load(path, n_threads=1, split=str(file))
     plan = model.plan(step_key(1, "last", False))
-    assert plan.placement.of[plan.graph.leaves["token_embd.weight"]] == "cuda"
+    assert plan.placement.of[plan.graph.leaves["token_embd.weight"]] == "cuda:0"
     assert nmse(model.logits(IDS), run(path)) < 1e-6

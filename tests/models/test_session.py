@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from tiny_model import write_tiny
 
+from gguflow.engine.compile import compile_graph
 from gguflow.engine.gguf import GgufError
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
+from gguflow.engine.prompt import ContextError
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.session import PLAN_CACHE, ContextError, Session
+from gguflow.engine.session import Session
 from gguflow.models.base import ModelError
 
 GREEDY = SamplerSettings(temperature=0.0)
@@ -40,7 +42,7 @@ def hot(seed: int) -> SamplerSettings:
 
 def test_a_prompt_longer_than_the_context(model: Model, session: Session) -> None:
     n_ctx = model.options.n_ctx
-    with pytest.raises(ContextError, match=f"{n_ctx + 1} tokens.*{n_ctx}.*-c"):
+    with pytest.raises(ContextError, match=f"{n_ctx + 1} tokens.*{n_ctx}.*n_ctx"):
         next(session.generate([1] * (n_ctx + 1), 1, GREEDY))
     assert session.tokens == []
 
@@ -125,13 +127,37 @@ def test_sessions_do_not_disturb_each_other(model: Model) -> None:
     assert mixed == expected
 
 
-def test_plans_are_cached_and_the_cache_is_bounded(session: Session) -> None:
+def test_prompts_of_any_length_share_few_plans(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[object] = []
+
+    def counted(*args):
+        compiled.append(args)
+        return compile_graph(*args)
+
+    monkeypatch.setattr("gguflow.engine.planning.compile_graph", counted)
+    session = model.with_options(n_ctx=64).new_session()
+    for n in (*range(2, 65), 1):
+        list(session.generate([n] * n, 2, GREEDY))
+    # Single tokens, and pieces of prompts of 16, 32 and 64.
+    assert len(compiled) <= 4
+    compiled.clear()
+    list(model.with_options(n_ubatch=64, n_ctx=64).new_session().generate([1] * 60, 2, GREEDY))
+    assert len(compiled) == 2
+
+
+def test_lowered_plans_are_kept_up_to_a_number(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = session.bound_plan(1, "last", True)
     list(session.generate(PROMPT, 8, GREEDY))
     assert session.bound_plan(1, "last", True) is plan
-    for n in range(2, 2 + 2 * PLAN_CACHE):
-        session.bound_plan(n, "none", False)
-    assert len(session._plans) == PLAN_CACHE
+    monkeypatch.setattr("gguflow.engine.serving.runner.PLAN_CACHE", 3)
+    kinds = [(n, outputs) for n in (64, 32, 16) for outputs in ("all", "last", "none")]
+    for n, outputs in kinds:
+        session.bound_plan(n, outputs, False)
+    assert len(session._runner._plans) == 3
     assert session.bound_plan(1, "last", True) is not plan
     assert len(list(session.generate(PROMPT, 4, GREEDY))) == 4
 
@@ -284,7 +310,9 @@ def test_a_negative_number_of_tokens(session: Session) -> None:
         next(session.generate(PROMPT, -2, GREEDY))
 
 
-@pytest.mark.parametrize("name", ["n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch"])
+@pytest.mark.parametrize(
+    "name", ["n_ctx", "n_seqs", "n_cache", "n_batch", "n_ubatch", "n_threads", "n_threads_batch"]
+)
 @pytest.mark.parametrize("value", [-1, 1 << 31, 1.5, "2"])
 def test_options_out_of_range(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"^{name} "):

@@ -205,6 +205,7 @@ class GuardedMemory:
     ) -> None:
         self._places: dict[Tensor, tuple[Buffer, int]] = {}
         self._packed: set[Tensor] = set()
+        self.rows: dict[Tensor, str] = {}
         node = built.node
         for name, leaf in built.graph.leaves.items():
             raw = built.feeds[name]
@@ -261,7 +262,7 @@ def run_on(
     """
     memory = GuardedMemory(backend, built, packed, in_place)
     node = built.node
-    backend.compile([node], memory, n_threads).run()
+    backend.lower([node], memory, n_threads).run()
     memory.check_guards()
     taken = None if in_place is None else node.srcs[in_place]
     for name, leaf in built.graph.leaves.items():
@@ -282,12 +283,12 @@ def run_on(
 
 
 def results_of_runs(backend: Backend, built: Built, n: int) -> set[bytes]:
-    """The different results of n runs of one executable."""
+    """The different results of n runs of one program."""
     memory = GuardedMemory(backend, built)
-    executable = backend.compile([built.node], memory)
+    program = backend.lower([built.node], memory)
     results = set()
     for _ in range(n):
-        executable.run()
+        program.run()
         results.add(memory.bytes_of(built.node.owner).tobytes())
     memory.check_guards()
     return results

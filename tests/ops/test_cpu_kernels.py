@@ -44,7 +44,9 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def _run(backend: CpuBackend, op: str, srcs: Sequence[Operand | None], **params: object) -> np.ndarray:
+def _run(
+    backend: CpuBackend, op: str, srcs: Sequence[Operand | None], **params: object
+) -> np.ndarray:
     """The result of one op on explicit operands."""
     built = build_case(op_spec(op), Case(tuple(srcs), params), np.random.default_rng(0))
     return run_on(backend, built, n_threads=2)

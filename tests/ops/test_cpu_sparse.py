@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import build_case, nmse, reference, run_on
+from harness import build_case, nmse, reference, results_of_runs, run_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,3 +165,16 @@ def test_a_nan_in_the_input_shows(isa: str, m: int) -> None:
     layer.x[0, 5] = np.nan
     got = run(isa, "sparse_ffn", *layer.rows(slice(None)), layer.x, layer.idx)
     assert np.isnan(got[0]).all() and np.isfinite(got[1:]).all()
+
+
+@pytest.mark.parametrize("n_threads", [2, 3, 7])
+@pytest.mark.parametrize("isa", ISAS)
+def test_phases_of_many_tokens_meet_at_every_run(isa: str, n_threads: int) -> None:
+    """Products read what all threads have converted, also where processors are fewer."""
+    w = Operand((64, 512), "q4_K", role="weight")
+    built = build_case(
+        op_spec("sparse_ffn"), Case((w, w, w, Operand((40, 512)))), np.random.default_rng(4)
+    )
+    backend = CpuBackend(n_threads=n_threads, isa=isa)
+    (found,) = results_of_runs(backend, built, 100)
+    assert found == run_on(backend, built, n_threads=1).tobytes()

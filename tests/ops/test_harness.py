@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from harness import build, in_place_sources, nmse, run_on
 
-from gguflow.engine.backends.base import Executable, Memory
+from gguflow.engine.backends.base import Flags, Live, Memory, Program
 from gguflow.engine.backends.numpy import NumpyBackend
+from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor, op_spec
 
 
@@ -31,21 +32,27 @@ class Vandal(NumpyBackend):
     def __init__(self, victim: Callable[[Tensor], Tensor], at: Callable[[Tensor], int]) -> None:
         self.victim, self.at = victim, at
 
-    def compile(
-        self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
-    ) -> Executable:
-        program = super().compile(nodes, memory, n_threads)
-        owner = self.victim(nodes[0]).owner
+    def lower(
+        self,
+        steps: Sequence[Step],
+        memory: Memory,
+        n_threads: int | None = None,
+        flags: Flags | None = None,
+    ) -> Program:
+        program = super().lower(steps, memory, n_threads)
+        node = steps[0]
+        assert isinstance(node, Tensor)
+        owner = self.victim(node).owner
         buffer, offset = memory.locate(owner)
         host = buffer.host()
         assert host is not None
-        run = program.run
+        start = program.start
 
-        def spoil(ends_ns: np.ndarray | None = None) -> None:
-            run(ends_ns)
+        def spoil(timed: bool = False, live: Live | None = None) -> None:
+            start(timed, live)
             host[offset + self.at(owner)] ^= 1
 
-        program.run = spoil
+        program.start = spoil  # type: ignore[method-assign]
         return program
 
 

@@ -35,21 +35,21 @@ class Clocked(NumpyBackend):
 
     def __init__(self, ms: dict[str, float], name: str = "one") -> None:
         super().__init__()
-        self.ms, self.device, self.n_compiled = ms, type("Device", (), {"name": name}), 0
+        self.ms, self.processor, self.n_compiled = ms, name, 0
 
-    def compile(self, nodes: Any, memory: Any, n_threads: int | None = None) -> Any:
-        executable = super().compile(nodes, memory, n_threads)
-        names = " ".join(n.name for n in nodes)
+    def lower(self, steps: Any, memory: Any, n_threads: Any = None, flags: Any = None) -> Any:
+        program = super().lower(steps, memory, n_threads)
+        names = " ".join(n.name for n in steps)
         mode = "predict" if ".predict" in names else "off" if ".ffn.gate" in names else "exact"
-        n_layers, run = names.count(".ffn.residual"), executable.run
+        n_layers, start = names.count(".ffn.residual"), program.start
         self.n_compiled += 1
 
-        def timed(ends_ns: Any = None) -> None:
-            run(ends_ns)
+        def clocked(timed: bool = False, live: Any = None) -> None:
+            start(timed, live)
             Clocked.now += n_layers * self.ms[mode] / 1e3
 
-        executable.run = timed
-        return executable
+        program.start = clocked  # type: ignore[method-assign]
+        return program
 
 
 @pytest.fixture

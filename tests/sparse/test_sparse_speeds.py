@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gguflow.engine.ops  # noqa: F401
+from gguflow.engine.backends.base import Ticks
 from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.graph import dtype_by_name
 from gguflow.engine.variants.relu import speeds
@@ -19,18 +20,19 @@ class Clocked(NumpyBackend):
         super().__init__()
         self.cost = layer_s, byte_s * neuron
 
-    def compile(self, nodes, memory, n_threads=None):
-        executable = super().compile(nodes, memory, n_threads)
+    def lower(self, steps, memory, n_threads=None, flags=None):
+        program = super().lower(steps, memory, n_threads)
         layer_s, neuron_s = self.cost
 
-        def run(ends_ns=None) -> None:
-            buffer, offset = memory.locate(nodes[-1].srcs[4].owner)
-            idx = buffer.host()[offset : offset + nodes[-1].srcs[4].nbytes].view(np.float32)
-            ends_ns[:] = 0
-            ends_ns[-1] = round(1e9 * (layer_s + neuron_s * int((idx > 0).sum())))
+        def finish() -> Ticks:
+            buffer, offset = memory.locate(steps[-1].srcs[4].owner)
+            idx = buffer.host()[offset : offset + steps[-1].srcs[4].nbytes].view(np.float32)
+            ns = np.zeros(len(steps) + 1, np.int64)
+            ns[-1] = round(1e9 * (layer_s + neuron_s * int((idx > 0).sum())))
+            return Ticks(ns, of_host=True)
 
-        executable.run = run
-        return executable
+        program.finish = finish
+        return program
 
 
 def shape(name: str = "q8_0") -> LayerShape:

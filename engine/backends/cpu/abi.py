@@ -6,13 +6,17 @@ import ctypes
 
 from gguflow.engine.graph import Tensor
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_DIMS = 4
 MAX_SRC = 8
 PARAM_BYTES = 64
 GF_PACKED = 1
 
 Dims = ctypes.c_int64 * MAX_DIMS
+
+
+class AbiError(ValueError):
+    """An op that its record does not hold: names it and the limit."""
 
 
 class GfTensor(ctypes.Structure):

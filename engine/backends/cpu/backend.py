@@ -1,4 +1,4 @@
-"""The CPU backend: lowers a segment to an array of op records and runs it in one native call."""
+"""The CPU backend: memory, weights and op records for the native kernels."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ import os
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from gguflow.engine import env
-from gguflow.engine.backends.base import Memory
+from gguflow.engine.backends.base import Backend, DeviceId, Flags, Links, Memory
 from gguflow.engine.backends.host import HostBuffer, HostSlab
-from gguflow.engine.backends.link import HostProgram, ProgramStep
+from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor, op_spec
 
-from .abi import GF_PACKED, GfOp, GfTensor, tensor_record
+from .abi import GF_PACKED, MAX_SRC, PARAM_BYTES, AbiError, GfOp, GfTensor, tensor_record
 from .convert import NativeConverter
 from .native import CpuLibrary, CpuLibraryError, load_library, runnable_isas
 from .peaks import measure
+from .program import CpuProgram
 
-# Ops that read packed weights as their first operands (mul_mat_swiglu: the first two).
-PACKED_USERS = {"mul_mat": 1, "mul_mat_add": 1, "mul_mat_swiglu": 2, "get_rows": 1}
 # Below this many bytes moved, waking the other threads costs more than they save.
 SINGLE_THREAD_BYTES = 16 << 10
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """Native kernels on host threads."""
 
+    id = DeviceId("cpu")
     name = "cpu"
     space = "host"
+    links = Links()
 
     def __init__(self, n_threads: int | None = None, isa: str | None = None) -> None:
         self.n_threads = n_threads or default_threads()
         self.lib: CpuLibrary = load_library(isa)
+        self.processor = self.lib.isa
         self._pools: dict[int, int] = {}
         self._supported: dict[tuple[object, ...], bool] = {}
         self._packed = HostSlab()
@@ -63,23 +64,27 @@ class CpuBackend:
     def supports(self, node: Tensor) -> bool:
         if node.op is None or not self.lib.address(f"gf_op_{node.op}"):
             return False
+        if len(node.srcs) > MAX_SRC:
+            return False
         layout = ((t.dtype, t.shape, t.strides) if t else None for t in (node, *node.srcs))
         key = (node.op, *node.params.items(), *layout)
         if key not in self._supported:
-            self._supported[key] = self.lib.accepts(node.op, self._record(node, None))
+            self._supported[key] = self.lib.accepts(node.op, self.record(node, None))
         return self._supported[key]
 
     def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         if len(weight.shape) != 2 or not weight.dtype.is_quantized:
             return 0
+        multiplied = False
         for u in users:
-            reads = PACKED_USERS.get(u.op or "", 0)
-            if any(
-                s is not None and s.owner is weight and (i >= reads or s is not weight)
-                for i, s in enumerate(u.srcs)
-            ):
-                return 0
-        if not any((u.op or "").startswith("mul_mat") for u in users):
+            spec = op_spec(u.op or "")
+            for i, s in enumerate(u.srcs):
+                if s is None or s.owner is not weight:
+                    continue
+                if s is not weight or not self.lib.reads_packed(spec.name, i):
+                    return 0
+                multiplied |= i in spec.weights
+        if not multiplied:
             return 0  # a table that is only looked up in gains nothing
         return self.lib.packed_bytes(weight.dtype, *weight.shape)
 
@@ -96,7 +101,8 @@ class CpuBackend:
     def alloc(self, nbytes: int) -> HostBuffer:
         return HostBuffer.zeros(nbytes)
 
-    alloc_shared = alloc
+    def alloc_shared(self, nbytes: int) -> HostBuffer:
+        return HostBuffer.zeros(nbytes)
 
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
         if not packed:
@@ -123,9 +129,15 @@ class CpuBackend:
 
     # -- lowering --------------------------------------------------------------------------------
 
-    def _record(self, node: Tensor, memory: Memory | None) -> GfOp:
-        """The op record of a node; without memory, all addresses are null."""
+    def record(self, node: Tensor, memory: Memory | None) -> GfOp:
+        """The op record of a node; without memory, all addresses are null.
+
+        Raises AbiError for more operands or parameters than a record carries.
+        """
         assert node.op is not None
+        if len(node.srcs) > MAX_SRC:
+            raise AbiError(f"{node.name}: {node.op} has {len(node.srcs)} operands, GF_MAX_SRC of "
+                           f"kernels/cpu/abi.h is {MAX_SRC}")  # fmt: skip
 
         def operand(t: Tensor | None) -> GfTensor:
             if t is None:
@@ -144,6 +156,9 @@ class CpuBackend:
         for i, s in enumerate(node.srcs):
             op.src[i] = operand(s)
         params = spec.pack_params(node.params)
+        if len(params) > PARAM_BYTES:
+            raise AbiError(f"{node.name}: the parameters of {node.op} take {len(params)} bytes, "
+                           f"GF_PARAM_BYTES of kernels/cpu/abi.h is {PARAM_BYTES}")  # fmt: skip
         ctypes.memmove(op.params, params, len(params))
         op.fn = self.lib.address(f"gf_op_{node.op}")
         if self.lib.needs_init(node.op, op):
@@ -151,51 +166,14 @@ class CpuBackend:
         op.max_threads = 1 if spec.bytes(node) + spec.flops(node) < SINGLE_THREAD_BYTES else 0
         return op
 
-    def compile(
-        self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
-    ) -> CpuExecutable:
-        return CpuExecutable(self, nodes, memory, n_threads or self.n_threads)
-
-    def compile_host_program(
-        self, steps: Sequence[ProgramStep], memory: Memory, n_threads: int | None = None
-    ) -> HostProgram:
-        from .linked import CpuProgram
-
-        return CpuProgram(self, steps, memory, n_threads or self.n_threads)
-
-
-class CpuExecutable:
-    """A segment as op records; `run` is one native call."""
-
-    def __init__(
-        self, backend: CpuBackend, nodes: Sequence[Any], memory: Memory, n_threads: int
-    ) -> None:
-        self.n_ops = len(nodes)
-        self.kernels = [self._kernel(backend, n) for n in nodes]
-        records = [self._record(backend, n, memory, n_threads) for n in nodes]
-        scratch = max([r.scratch for r in records], default=0)
-        self._ops = (GfOp * max(len(records), 1))(*records)
-        self._scratch = HostBuffer.zeros(scratch)
-        self._keep = (backend, memory)
-        self._run = backend.lib.cdll.gf_pool_run
-        self._args = (
-            ctypes.c_void_p(backend.pool(n_threads)),
-            ctypes.cast(self._ops, ctypes.c_void_p),
-            ctypes.c_int64(self.n_ops),
-            ctypes.c_void_p(self._scratch.address),
-            ctypes.c_int64(scratch),
-        )
-
-    def _kernel(self, backend: CpuBackend, node: Any) -> str:
-        return f"{node.op}.{backend.lib.isa}"
-
-    def _record(self, backend: CpuBackend, node: Any, memory: Memory, n_threads: int) -> GfOp:
-        record = backend._record(node, memory)
-        record.scratch = backend.lib.scratch_bytes(node.op, record, n_threads)
-        return record
-
-    def run(self, ends_ns: np.ndarray | None = None) -> None:
-        self._run(*self._args, None if ends_ns is None else ctypes.c_void_p(ends_ns.ctypes.data))
+    def lower(
+        self,
+        steps: Sequence[Step],
+        memory: Memory,
+        n_threads: int | None = None,
+        flags: Flags | None = None,
+    ) -> CpuProgram:
+        return CpuProgram(self, steps, memory, n_threads or self.n_threads, flags or {})
 
 
 def default_threads() -> int:

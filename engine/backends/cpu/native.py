@@ -11,7 +11,7 @@ from pathlib import Path
 from gguflow.engine import env
 from gguflow.engine.graph import DType
 
-from .abi import ABI_VERSION, GfOp
+from .abi import ABI_VERSION, GfOp, GfTensor
 
 ISAS = ("avx512bf16", "avx512", "avx2", "baseline")  # best first
 
@@ -34,10 +34,18 @@ class CpuLibrary:
             raise CpuLibraryError(
                 f"{path}: kernel interface {found}, expected {ABI_VERSION}; rebuild gguflow"
             )
+        for name, mirror in (("gf_tensor", GfTensor), ("gf_op", GfOp)):
+            size = self.cdll.gf_abi_bytes(name.encode())
+            if size != ctypes.sizeof(mirror):
+                raise CpuLibraryError(
+                    f"{path}: a {name} has {size} bytes, expected {ctypes.sizeof(mirror)}; "
+                    "rebuild gguflow"
+                )
         pool_run = self.cdll.gf_pool_run
         pool_run.restype = None
         pool_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
                              ctypes.c_int64, ctypes.c_void_p]  # fmt: skip
+        self.cdll.gf_pool_run_linked.restype = None
         self.cdll.gf_pool_create.restype = ctypes.c_void_p
         self.cdll.gf_pool_create.argtypes = [ctypes.c_int32] * 3
         self.cdll.gf_pool_destroy.restype = None
@@ -74,6 +82,11 @@ class CpuLibrary:
     def accepts(self, op: str, record: GfOp) -> bool:
         """Whether the kernel takes these types and layouts; kernels without a say take all."""
         return self._says(f"gf_supports_{op}", record)
+
+    def reads_packed(self, op: str, operand: int) -> bool:
+        """Whether a kernel takes this operand in the interleaved layout."""
+        symbol = f"gf_packed_{op}"
+        return bool(self.address(symbol)) and bool(getattr(self.cdll, symbol)() >> operand & 1)
 
     def _says(self, symbol: str, record: GfOp) -> bool:
         """What a kernel answers; true of those that are not to be asked."""

@@ -33,7 +33,7 @@ class CudaDevice:
         count = self._count()
         if not 0 <= index < count:
             raise CudaError(
-                f"there is no GPU number {index}; this machine has {count}: change --device"
+                f"there is no GPU number {index}; this machine has {count}: change `device`"
             )
         self.use()
         facts = self.runtime.getDeviceProperties(index)
@@ -42,7 +42,7 @@ class CudaDevice:
         if capability < LEAST_CAPABILITY:
             raise CudaError(
                 f"{self.name} has compute capability {capability[0]}.{capability[1]}; "
-                f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} is needed: run with -ngl 0"
+                f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} is needed: run with `n_gpu_layers=0`"
             )
         self.info = DeviceInfo(
             arch=f"sm_{capability[0]}{capability[1]}",
@@ -55,7 +55,9 @@ class CudaDevice:
     def _check_driver(self) -> None:
         have, need = self.runtime.driverGetVersion(), self.runtime.runtimeGetVersion()
         if have == 0:
-            raise CudaError("no NVIDIA driver is installed: install one, or run with -ngl 0")
+            raise CudaError(
+                "no NVIDIA driver is installed: install one, or run with `n_gpu_layers=0`"
+            )
         if have // 1000 < need // 1000:  # minor versions are compatible
             raise CudaError(
                 f"the NVIDIA driver supports CUDA {have // 1000}.{have % 1000 // 10} and CuPy "
@@ -67,7 +69,7 @@ class CudaDevice:
         try:
             return int(self.runtime.getDeviceCount())
         except self.runtime.CUDARuntimeError as e:
-            raise CudaError(f"no GPU can be used ({e}): run with -ngl 0") from None
+            raise CudaError(f"no GPU can be used ({e}): run with `n_gpu_layers=0`") from None
 
     def use(self) -> None:
         """Make this the calling thread's device."""

@@ -33,7 +33,7 @@ class CudaBuffer:
             free, total = device.memory()
             raise MemoryError(
                 f"cuda:{device.index}: cannot allocate {nbytes} bytes: {free} of {total} are free; "
-                "lower -ngl, -c or -ub"
+                "lower `n_gpu_layers`, `n_ctx` or `n_ubatch`"
             ) from None
         self.address = int(self._memory.ptr)
         if zero:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Memory
+from gguflow.engine.backends.base import Memory, Rival
 from gguflow.engine.graph import Tensor
 from gguflow.engine.quants import encode
 from gguflow.kernels.cuda.gemm import WORKSPACE_BYTES, Gemm, Matrix
@@ -32,9 +32,6 @@ _FORMULAS = {
     "swiglu": ("T x, T u", "y = (T)((float)x / (1.f + expf(-(float)x)) * (float)u)"),
     "scale": ("T x, T s, T b", "y = x * s + b"),
 }
-
-
-Rival = tuple[str, Callable[[], Any]]  # library, what puts its work into the stream
 
 
 def find(backend: CudaBackend, node: Tensor, memory: Memory) -> Rival | None:

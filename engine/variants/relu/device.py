@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend
-from gguflow.engine.compile import ALIGN, Plan, human_bytes, round_up
+from gguflow.engine.backends.base import Backend, DeviceMemory
+from gguflow.engine.compile import Plan, human_bytes, round_up
 from gguflow.engine.graph import Role
 from gguflow.engine.load.offload import Overrides
 from gguflow.engine.options import OptionError
@@ -46,8 +45,9 @@ def place_on_device(setup: Setup, tools: Tools) -> Decision:
     options, hp = setup.options, setup.source.arch.hp
     if tools.host is None:
         raise OptionError("`backends`: a budget and a split need a backend beside the device's")
-    device: Any = tools.device
-    free = device.memory()[0]
+    device = tools.device
+    assert device is not None
+    free = memory_of(device).room()[0]
     limit = min(options.vram_budget or free, free)
     placement = DevicePlacement(setup, tools.planner, device, tools.host, limit)
     asked = options.n_ubatch
@@ -67,6 +67,12 @@ def place_on_device(setup: Setup, tools: Tools) -> Decision:
         fixed = read_split(options.split, hp.n_layer, hp.n_ff, model_hash(setup.source))
     placed, note = placement.place(fixed)
     return Decision(placed, (*notes, note))
+
+
+def memory_of(device: Backend) -> DeviceMemory:
+    """The memory of a device that has its own."""
+    assert device.memory is not None, f"{device.name} has no memory of its own"
+    return device.memory
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class DevicePlacement:
 
     setup: Setup
     planner: Planner
-    device: Any
+    device: Backend
     host: Backend
     limit: int
 
@@ -182,7 +188,7 @@ class DevicePlacement:
     def _predictors(self, left: int) -> int:
         """The first layers whose predictors take no more than `left` bytes."""
         source = self.setup.source
-        unit = getattr(self.device, "alloc_unit", ALIGN)
+        unit = memory_of(self.device).unit
         for i in range(source.arch.hp.n_layer):
             for part in ("fc1", "fc2"):
                 w = source.weights[f"blk.{i}.{part}.weight"]

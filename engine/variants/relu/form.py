@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -123,7 +123,7 @@ def _backend_of_layers(setup: Setup, tools: Tools) -> Backend | None:
     return tools.planner.backends[names.pop()] if len(names) == 1 else None
 
 
-def _path(forms: Mapping[Mode, Setup], counts: Activations | None, backend: Any) -> Path:
+def _path(forms: Mapping[Mode, Setup], counts: Activations | None, backend: Backend) -> Path:
     """Where the choice is kept: by model, types of the layers, counts, processor."""
     first = next(iter(forms.values()))
     types = [
@@ -132,8 +132,7 @@ def _path(forms: Mapping[Mode, Setup], counts: Activations | None, backend: Any)
         for name, w in setup.source.weights.items()
         if is_of_layer(name)
     ]
-    device, library = getattr(backend, "device", None), getattr(backend, "lib", None)
-    processor = machine_name(), getattr(device, "name", ""), getattr(library, "isa", "")
+    processor = machine_name(), backend.processor
     depends = repr(
         (VERSION, types, counts.hash if counts else "", backend.name, processor, first.options.fuse)
     )
@@ -187,8 +186,8 @@ def _shares(
     return np.array([r.active for r in rows]), np.array([r.computed for r in rows])
 
 
-def _release(backend: Any) -> None:
+def _release(backend: Backend) -> None:
     """Let go of what was measured with: the device's memory is counted after this."""
     gc.collect()  # a session and its model hold each other
-    if hasattr(backend, "trim"):
-        backend.trim()
+    if backend.memory is not None:
+        backend.memory.trim()

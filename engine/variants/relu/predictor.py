@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.gguf import GgufError, GgufFile, write_gguf
+from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.graph import F16, DType
 from gguflow.engine.load import ModelSource, file_weight
 from gguflow.engine.quants import encode
@@ -42,6 +42,8 @@ def write_predictor(
     threshold: for all layers or one a layer. model_hash: of `sparse.identity`. dtype: of the
     matrices; a row that it does not divide is F16. Raises ValueError for what does not fit `hp`.
     """
+    from gguflow.engine.gguf import write_gguf  # with the gguf package, which a run does not need
+
     if len(layers) != hp.n_layer:
         raise ValueError(f"{len(layers)} predictors for {hp.n_layer} layers")
     thresholds = np.asarray(threshold, np.float32)

@@ -14,17 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from gguflow.engine.compile import recorded_before, replace_values, split_sum
-from gguflow.engine.graph import Graph, Tensor
+from gguflow.engine.compile import recorded_before, replace_values, sum_before
+from gguflow.engine.graph import LEAST_POSITIVE, Graph, Tensor
 from gguflow.engine.planning import Setup
 
 from .split import NeuronSplit
 
 Mode = Literal["predict", "exact", "off"]
 FFN_PARTS = ("ffn_gate", "ffn_up", "ffn_down_t")  # the matrices with one row a neuron
-
-# The least positive normal float32: as a threshold it keeps exactly the gates that ReLU lets pass.
-POSITIVE = 1.1754943508222875e-38
 
 _DOWN = re.compile(r"(?P<layer>blk\.(?P<index>\d+))\.ffn_down_t\.weight")
 
@@ -60,8 +57,8 @@ class SparseRun:
         """Compute only active neurons; with a split, in a hot half for the device and a cold one
         for the host."""
         if self.mode != "off":
-            for layer in gated_layers(g):
-                _Sparse(g, layer, self).rewrite()
+            sparse = {layer.down: _Sparse(g, layer, self).record() for layer in gated_layers(g)}
+            replace_values(g, sparse)
 
 
 def gated(g: Graph, gate: Tensor, up: Tensor, relu_up: bool, name: str) -> Tensor:
@@ -131,13 +128,13 @@ def _source(t: Tensor | None, op: str) -> Tensor | None:
 
 @dataclass(frozen=True)
 class _Sparse:
-    """Rewrites one layer."""
+    """One layer, made anew beside the dense one."""
 
     g: Graph
     layer: GatedLayer
     run: SparseRun
 
-    def rewrite(self) -> None:
+    def record(self) -> Tensor:
         g, layer, n_gpu = self.g, self.layer, self.run.n_gpu
         n_hot = n_gpu[layer.index] if n_gpu else 0
         with g.scope(f"blk.{layer.index}"), g.scope("ffn"):
@@ -150,12 +147,10 @@ class _Sparse:
                     partial(self.neurons, hot, idx, "hot", bucket, None),
                     partial(self.neurons, whole, idx, "cold", None, self.weight("gpu_idx")),
                 ]
-                split_sum(g, layer.down, parts, "merge")
-                return
+                return sum_before(g, layer.down, parts, "merge")
             name = "hot" if n_hot else "cold" if n_gpu else "sparse"
             with recorded_before(g, layer.down):
-                out = self.neurons(whole, idx, name, None, None)
-            replace_values(g, {layer.down: out})
+                return self.neurons(whole, idx, name, None, None)
 
     def weight(self, name: str) -> Tensor:
         return self.g.leaves[f"blk.{self.layer.index}.{name}"]
@@ -187,7 +182,7 @@ class _Sparse:
                 w_gate, h, idx, *others, threshold=threshold, n_ff=n_ff, name=f"{name}_gate"
             )
         if idx is None:
-            idx, threshold = gate, POSITIVE
+            idx, threshold = gate, LEAST_POSITIVE
         up = g.mul_mat_sparse(
             w_up, h, idx, *others, threshold=threshold, n_ff=n_ff, name=f"{name}_up"
         )

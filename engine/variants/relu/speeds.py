@@ -51,8 +51,8 @@ def measure(
         measure_side(device, shape, n_threads),
         measure_sync(device, host, shape.n_embd, n_threads),
     )
-    if hasattr(device, "trim"):
-        device.trim()  # a budget of its memory counts what was used here
+    if device.memory is not None:
+        device.memory.trim()  # a budget of its memory counts what was used here
     return speeds
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.gguf import GgufError, GgufFile, write_gguf
+from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.graph import I64
 
 FORMAT = "activations"
@@ -72,6 +72,8 @@ def deciding(arch: Any) -> tuple[str, ...]:
 
 def write_stats(path: str | Path, stats: Activations) -> None:
     """Write a file. Raises GgufError when it cannot be written."""
+    from gguflow.engine.gguf import write_gguf  # with the gguf package, which a run does not need
+
     write_gguf(
         path,
         {

@@ -1,16 +1,17 @@
-"""A segment on the GPU: launched op by op the first time, captured the second, replayed after."""
+"""A program of the GPU: kernels put into its stream, captured as a graph and replayed."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Memory
+from gguflow.engine.backends.base import Flags, Live, Memory, Program, Ticks, refuse
+from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.graph import Role, Tensor
+from gguflow.kernels.cuda import link
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
 from gguflow.kernels.cuda.mirror import mirror
@@ -27,46 +28,42 @@ if TYPE_CHECKING:
 MIRROR_BYTES = 64 << 10  # larger inputs and outputs go by the copy engine
 
 
-class CudaExecutable:
+class CudaProgram(Program):
     """Ready to run. A run ends when the device has finished, so the host may read and write its
     copies of inputs and outputs at once.
 
-    nodes: launches that belong to no node may stand among them.
+    Many programs run once, and capturing costs more than it saves then: the first run launches op
+    by op, the second captures a graph, later ones replay it. A program with meetings is captured
+    at once: loading a kernel may wait for the device, which waits for the host in the middle, so
+    nothing may be left to load when it is started. Own kernels are loaded when they are prepared;
+    a library's are by their first call, so each product is issued once before.
     """
 
     def __init__(
-        self, backend: CudaBackend, nodes: Sequence[Tensor | list[Launch]], memory: Memory
+        self, backend: CudaBackend, steps: Sequence[Step], memory: Memory, flags: Flags
     ) -> None:
         self._backend = backend
         self._device = backend.device
-        self.n_ops = len(nodes)
         info = self._device.info
-        wanted = [scratch_bytes(n, info) if isinstance(n, Tensor) else 0 for n in nodes]
-        self._scratch = backend.scratch(max(wanted, default=0))
+        wanted = [scratch_bytes(s, info) if isinstance(s, Tensor) else 0 for s in steps]
+        self._scratch = backend.memory.scratch(max(wanted, default=0))
         self._memory = memory
         self._keep: list[object] = []
         self._uploads: dict[int, MirroredBuffer] = {}
         self._downloads: dict[int, MirroredBuffer] = {}
-
-        def operand(t: Tensor | None) -> Operand | None:
-            if t is None:
-                return None
-            buffer, address = _place(memory, t)
-            if isinstance(buffer, MirroredBuffer):
-                moved = self._uploads if t.owner.role is Role.INPUT else self._downloads
-                moved[buffer.address] = buffer
-            return Operand.of(t, address)
+        meets = any(not isinstance(s, Tensor) for s in steps)
+        self._ticket = CudaBuffer(self._device, link.WORD) if meets else None
 
         made: list[list[Launch | Gemm]] = []
         left: Launch | Gemm | None = None  # what the start of the scratch memory holds
-        for n, nbytes in zip(nodes, wanted, strict=True):
-            if not isinstance(n, Tensor):
-                made.append(list(n))
+        for s, nbytes in zip(steps, wanted, strict=True):
+            if not isinstance(s, Tensor):
+                made.append(list(self._meeting(s, flags)))
                 continue
-            dst = operand(n)
+            dst = self._operand(s, memory)
             assert dst is not None
-            call = Call(n, dst, tuple(operand(s) for s in n.srcs), info, self._scratch.address)
-            op = list(launches(call))
+            srcs = tuple(self._operand(x, memory) for x in s.srcs)
+            op = list(launches(Call(s, dst, srcs, info, self._scratch.address)))
             if nbytes:
                 first = op[0] if isinstance(op[0], Launch) and op[0].leaves is not None else None
                 if first is not None and first == left:
@@ -77,15 +74,53 @@ class CudaExecutable:
             step.kernel for op in made for step in op if isinstance(step, Launch)
         )
         self._ops = [[backend.modules.bind(launch) for launch in op] for op in made]
-        self.kernels: Sequence[str] = [
+        self.kernels = [
             "+".join(dict.fromkeys(s.kernel.entry if isinstance(s, Launch) else s.name for s in op))
             for op in made
         ]
         self._bring = self._transfers([b.spans()[0] for b in self._uploads.values()])
         self._take = self._transfers([b.spans()[1] for b in self._downloads.values()])
-        self._runs = 0
+        self._is_loaded = meets
+        if meets:
+            self._load()
         self._graph: Any = None
         self._timed: tuple[Any, CudaBuffer] | None = None
+        self._is_timed = False
+
+    def _operand(self, t: Tensor | None, memory: Memory) -> Operand | None:
+        if t is None:
+            return None
+        buffer, address = _place(memory, t)
+        if isinstance(buffer, MirroredBuffer):
+            moved = self._uploads if t.owner.role is Role.INPUT else self._downloads
+            moved[buffer.address] = buffer
+        return Operand.of(t, address)
+
+    def _meeting(self, step: Step, flags: Flags) -> Sequence[Launch]:
+        if not isinstance(step, Send | Recv):
+            refuse(step, self._backend.name)
+        flag = flags[step.meeting]
+        spans = [(t.target, t.source, t.nbytes) for t in flag.transfers]
+        assert self._ticket is not None
+        ticket = self._ticket.address
+        if isinstance(step, Send):
+            return link.signal(flag.address, spans, ticket)
+        return link.wait(flag.address, spans, ticket, flag.given_up, flag.code, flag.timeout_ns)
+
+    def _load(self) -> None:
+        """Have everything loaded that the first call would load. What a product writes is nobody's:
+        no run has begun, and products write into no state."""
+        device, modules = self._device, self._backend.modules
+        device.use()
+        for op in self._ops:
+            for step in op:
+                if isinstance(step, BoundGemm):
+                    step.issue()
+        kernels = link.SIGNAL, link.WAIT
+        modules.prepare(kernels)
+        for k in kernels:
+            modules.bind(link.idle(k)).issue()
+        device.synchronize()
 
     def _transfers(self, spans: Sequence[tuple[int, int, int]]) -> list[Callable[[], None]]:
         """What enqueues copies between host and device: (to, from, bytes)."""
@@ -99,12 +134,12 @@ class CudaExecutable:
         """Put everything into the stream, between inputs that come and outputs that go."""
         for bring in self._bring:
             bring()
-        self._issue(clocks)
+        self.issue(clocks)
         for take in self._take:
             take()
 
-    def _issue(self, clocks: Sequence[BoundLaunch | BoundGemm] = ()) -> None:
-        """Put the ops into the stream; `clocks` are n_ops + 1 timestamps to put between them."""
+    def issue(self, clocks: Sequence[BoundLaunch | BoundGemm] = ()) -> None:
+        """Put the ops into the stream, between timestamps if given, one more than there are ops."""
         if clocks:
             clocks[0].issue()
         for i, op in enumerate(self._ops):
@@ -123,7 +158,7 @@ class CudaExecutable:
         return graph
 
     def token_loop(self, tensors: Mapping[str, Tensor]) -> CudaTokenLoop:
-        """Steps of this executable, each of which makes its tokens the next one's input.
+        """Runs of this program, each of which makes its tokens the next one's input.
 
         tensors: the plan's inputs by name, and the sampled tokens as `token`.
         """
@@ -134,54 +169,50 @@ class CudaExecutable:
                 bring()
 
         def capture(end: BoundLaunch | BoundGemm) -> Any:
-            if self._runs == 0:
-                self._issue()  # loads what the first launch loads, outside of the capture
+            if not self._is_loaded:
+                self.issue()  # loads what the first launch loads, outside of the capture
                 self._device.synchronize()
+                self._is_loaded = True
 
             def step() -> None:
-                self._issue()
+                self.issue()
                 end.issue()
 
             return self._capture(step)
 
         return CudaTokenLoop(self._backend, places, begin, capture)
 
-    def run(self, ends_ns: np.ndarray | None = None) -> None:
+    def start(self, timed: bool = False, live: Live | None = None) -> None:
+        """Put a run into the stream and return. All rows are computed, whatever `live` says."""
         device = self._device
         device.use()
-        if ends_ns is not None:
-            return self._run_timed(ends_ns)
-        if self._runs == 0:  # many plans run once, and capturing costs more than it saves then
+        self._is_timed = timed
+        if timed:
+            if not self._is_loaded:
+                self._enqueue()  # loads what the first launch loads, outside of the capture
+                device.synchronize()
+                self._is_loaded = True
+            self._timed_graph()[0].launch(device.stream)
+        elif not self._is_loaded:
             self._enqueue()
+            self._is_loaded = True
         else:
             if self._graph is None:
                 self._graph = self._capture(self._enqueue)
             self._graph.launch(device.stream)
-        self._runs += 1
-        device.synchronize()
 
-    def _run_timed(self, ends_ns: np.ndarray) -> None:
-        """Replay a graph that also reads the device's clock after every op.
-
-        ends_ns gets host time: the device's last reading is taken to be the moment the host learns
-        of the end, and the others lie before it as the device's clock says.
-        """
-        if self._timed is None and self._runs == 0:
-            self._enqueue()  # loads what the first launch loads, outside of the capture
-            self._device.synchronize()
-        graph, times = self._timed_graph()
-        graph.launch(self._device.stream)
+    def finish(self) -> Ticks | None:
+        """Wait for the end; of a timed run, the readings of the device's clock."""
         self._device.synchronize()
-        now = time.perf_counter_ns()
-        ticks = read_ticks(times)
-        ends_ns[:] = ticks - ticks[-1] + now
-        self._runs += 1
+        if not self._is_timed:
+            return None
+        return Ticks(read_ticks(self._timed_graph()[1]), of_host=False)
 
     def _timed_graph(self) -> tuple[Any, CudaBuffer]:
         """The graph with timestamps, captured once, and where it leaves them."""
         if self._timed is None:
-            times = CudaBuffer(self._device, 8 * (self.n_ops + 1))
-            made = [timestamp(times.address + 8 * i) for i in range(self.n_ops + 1)]
+            times = CudaBuffer(self._device, 8 * (len(self._ops) + 1))
+            made = [timestamp(times.address + 8 * i) for i in range(len(self._ops) + 1)]
             self._backend.modules.prepare([made[0].kernel])
             clocks = [self._backend.modules.bind(t) for t in made]
             self._timed = self._capture(partial(self._enqueue, clocks)), times

@@ -1,20 +1,16 @@
-"""The numpy backend: every op run through its reference. The oracle the other backends are held to.
+"""Every op run through its reference, on the bytes that a kernel would see.
 
-Memory is as everywhere: an owner tensor (a leaf, or a node that is no view) has a flat array of
-bytes, and every tensor is a strided window on its owner's. So an op's operands are decoded from the
-bytes a kernel would see, and its result is encoded into them.
+Memory is as on every backend: an owner tensor (a leaf, or a node that is no view) has a flat array
+of bytes, and every tensor is a strided window on its owner's. An op's operands are decoded from it,
+and its result is encoded into it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Memory
-from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.graph import Graph, Role, Tensor, op_spec
 from gguflow.engine.quants import decode, encode
 
@@ -29,6 +25,8 @@ def window(t: Tensor, buffers: Buffers) -> np.ndarray:
     block = t.dtype.block
     shape = (*t.shape[:-1], t.shape[-1] // block) if block > 1 else t.shape
     unit = np.dtype((np.void, t.dtype.nbytes)) if block > 1 else t.dtype.storage
+    if t.size == 0:  # its strides reach nowhere, whatever numpy thinks of them
+        return np.empty(shape, unit)
     try:
         return np.ndarray(shape, unit, buffers[t.owner], t.view_offset, t.strides)
     except (TypeError, ValueError) as e:
@@ -116,64 +114,3 @@ def evaluate(
     wanted = outputs if outputs is not None else graph.outputs or graph.nodes
     tensors = [by_name[t] if isinstance(t, str) else t for t in wanted]
     return {t.name: read(t, buffers) for t in tensors}
-
-
-class NumpyBackend:
-    """The references as a backend: runs every op on every type, slowly."""
-
-    name = "numpy"
-    space = "host"
-
-    def describe(self) -> str:
-        return "reference implementations of every op, slow"
-
-    def supports(self, node: Tensor) -> bool:
-        return node.op is not None
-
-    def peaks(self) -> None:
-        return None
-
-    def alloc(self, nbytes: int) -> HostBuffer:
-        return HostBuffer.zeros(nbytes)
-
-    alloc_shared = alloc
-
-    def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
-        return 0
-
-    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
-        return HostBuffer(raw)
-
-    def compile(
-        self, nodes: Sequence[Tensor], memory: Memory, n_threads: int | None = None
-    ) -> NumpyExecutable:
-        return NumpyExecutable(nodes, memory)
-
-
-class NumpyExecutable:
-    """A segment run node by node."""
-
-    def __init__(self, nodes: Sequence[Tensor], memory: Memory) -> None:
-        self.n_ops = len(nodes)
-        self.kernels: Sequence[str] = [f"{n.op}.reference" for n in nodes]
-        self._nodes = list(nodes)
-        self._buffers: dict[Tensor, np.ndarray] = {}
-        for owner in {t.owner for n in nodes for t in (n, *n.live_srcs())}:
-            buffer, offset = memory.locate(owner)
-            data = buffer.host()
-            if data is None:
-                raise ValueError(f"{owner.name}: the numpy backend cannot reach its memory")
-            self._buffers[owner] = data.view(np.uint8)[offset : offset + owner.nbytes]
-
-    def run(self, ends_ns: np.ndarray | None = None) -> None:
-        if ends_ns is not None:
-            ends_ns[0] = time.perf_counter_ns()
-        for i, node in enumerate(self._nodes):
-            run_node(node, self._buffers)
-            if ends_ns is not None:
-                ends_ns[i + 1] = time.perf_counter_ns()
-
-
-def create(options: dict[str, Any]) -> NumpyBackend:
-    """What `find_backend("numpy")` calls; there are no options."""
-    return NumpyBackend()

@@ -1,0 +1,16 @@
+"""The numpy backend. `create` is what `find_backend("numpy")` calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .backend import NumpyBackend, NumpyProgram, buffers_of
+from .evaluate import evaluate, read, run_node, window, write
+
+__all__ = ["NumpyBackend", "NumpyProgram", "buffers_of", "create", "evaluate", "read", "run_node",
+           "window", "write"]  # fmt: skip
+
+
+def create(options: dict[str, Any]) -> NumpyBackend:
+    """There are no options."""
+    return NumpyBackend()

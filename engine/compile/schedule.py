@@ -1,0 +1,167 @@
+"""The schedule: a plan as one list of steps, nodes and what crosses between memory spaces.
+
+A value that crosses is handed over right after the node that makes it (`Send`) and taken right
+before the first node over there that reads it (`Recv`): the two are a `Meeting`. Every send stands
+before its receive in the list, so whichever unfinished step comes first can always go on: programs
+that run side by side, one a device, cannot wait for each other in a circle, however many meetings
+there are. Run in turn, the same list is cut where the device changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gguflow.engine.graph import Role, Tensor, op_spec, written_owners
+
+from .place import Placement
+from .split import Copy, Segment
+
+
+class UnlinkableError(ValueError):
+    """The parts of a schedule have to run one after the other: one line with the reason."""
+
+
+@dataclass(eq=False)
+class Meeting:
+    """Values that cross together: `source` makes `owners`, `target` waits for them.
+
+    source, target: backend names. after: the node of the source that the send follows. before: the
+    node of the target that the receive precedes. flops: the source's work since its last send, for
+    which a receiver must have patience.
+    """
+
+    index: int
+    source: str
+    target: str
+    after: Tensor
+    before: Tensor
+    owners: list[Tensor] = field(default_factory=list)
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class Send:
+    """The step of the source that hands a meeting's values over."""
+
+    meeting: Meeting
+
+
+@dataclass(frozen=True)
+class Recv:
+    """The step of the target that takes a meeting's values."""
+
+    meeting: Meeting
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The sum of the parts that several devices made, given to each of them. Reserved: no rewrite
+    makes it yet, and a backend that cannot run it refuses it by name.
+
+    parts: (backend, its part); all of one shape.
+    """
+
+    name: str
+    parts: tuple[tuple[str, Tensor], ...]
+
+
+Step = Tensor | Send | Recv | AllReduce
+
+
+def schedule(
+    segments: Sequence[Segment],
+) -> tuple[list[Step], list[Copy]]:
+    """Every node and what crosses, in the plan's order; and the leaves that nothing has written
+    before they are read elsewhere, which have no meeting but are brought before a run."""
+    nodes = [(n, s.backend) for s in segments for n in s.nodes]
+    meetings, brought = _meetings(segments, nodes)
+    before: dict[Tensor, list[Meeting]] = {}
+    after: dict[Tensor, list[Meeting]] = {}
+    for m in meetings:
+        before.setdefault(m.before, []).append(m)
+        after.setdefault(m.after, []).append(m)
+    steps: list[Step] = []
+    work = dict.fromkeys((b for _, b in nodes), 0)
+    for n, backend in nodes:
+        steps += (Recv(m) for m in before.get(n, ()))
+        steps.append(n)
+        work[backend] += op_spec(n.op).flops(n) if n.op else 0
+        for m in after.get(n, ()):
+            m.flops, work[backend] = work[backend], 0
+            steps.append(Send(m))
+    return steps, brought
+
+
+def backend_of(step: Step, placement: Placement) -> str:
+    """The backend whose program has a step. An AllReduce is in the programs of all its parts."""
+    if isinstance(step, Tensor):
+        return placement.of[step]
+    if isinstance(step, AllReduce):
+        raise ValueError(f"{step.name}: an all_reduce belongs to several backends")
+    return step.meeting.source if isinstance(step, Send) else step.meeting.target
+
+
+def _meetings(
+    segments: Sequence[Segment], nodes: Sequence[tuple[Tensor, str]]
+) -> tuple[list[Meeting], list[Copy]]:
+    """As few as do not make a send later or a receive earlier than some value needs.
+
+    A value rides with one from the same source that is awaited no later than itself and sent no
+    earlier: it is there in time and holds nobody up.
+    """
+    at = {n: i for i, (n, _) in enumerate(nodes)}
+    writers: dict[Tensor, list[int]] = {}
+    for i, (n, _) in enumerate(nodes):
+        for owner in dict.fromkeys((n.owner, *written_owners(n))):
+            writers.setdefault(owner, []).append(i)
+    brought: list[Copy] = []
+    crossing: list[tuple[int, int, Tensor, str]] = []  # first reader, last writer, value, target
+    for s in segments:
+        for c in s.copies:
+            reader = next(at[n] for n in s.nodes if any(x.owner is c.owner for x in n.live_srcs()))
+            made = [i for i in writers.get(c.owner, ()) if i < reader]
+            if made:
+                crossing.append((reader, made[-1], c.owner, s.backend))
+            else:
+                brought.append(c)
+    meetings: list[Meeting] = []
+    for reader, writer, owner, target in sorted(crossing, key=lambda v: (v[0], -v[1])):
+        source = nodes[writer][1]
+        same_way = [
+            m for m in meetings
+            if (m.source, m.target) == (source, target) and at[m.after] >= writer
+        ]  # fmt: skip
+        if not same_way:
+            after, before = nodes[writer][0], nodes[reader][0]
+            same_way = [Meeting(len(meetings), source, target, after, before)]
+            meetings += same_way
+        same_way[-1].owners.append(owner)
+    return meetings, brought
+
+
+def check_side_by_side(
+    steps: Sequence[Step], placement: Placement, spaces: Mapping[str, str]
+) -> list[Meeting]:
+    """The meetings of a schedule whose backends can run at the same time, each its own steps.
+
+    Raises UnlinkableError with the reason when they cannot.
+    """
+    nodes = [s for s in steps if isinstance(s, Tensor)]
+    backends = sorted({placement.of[n] for n in nodes})
+    if len(backends) != 2:
+        raise UnlinkableError(f"the plan runs on {', '.join(backends)}; linking takes two backends")
+    if len({spaces[b] for b in backends}) != 2:
+        raise UnlinkableError(f"{' and '.join(backends)} share one memory space")
+    for n in nodes:  # what crosses must be complete once it is made; a state changes with every run
+        for s in n.live_srcs():
+            owner = s.owner
+            if owner.role is Role.STATE and spaces[placement.of[owner]] != spaces[placement.of[n]]:
+                raise UnlinkableError(f"{owner.name} is a state read from another device")
+    meetings = [s.meeting for s in steps if isinstance(s, Send)]
+    crossing = {o for m in meetings for o in m.owners}
+    for n in nodes:
+        for target in written_owners(n):
+            if target in crossing:
+                raise UnlinkableError(f"{n.name} writes into {target.name}, which crosses devices")
+    return sorted(meetings, key=lambda m: m.index)

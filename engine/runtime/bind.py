@@ -1,0 +1,170 @@
+"""Binding: a plan gets addresses and is lowered to programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+
+from gguflow.engine import env
+from gguflow.engine.backends.base import Backend, Buffer, Live, TokenLoop
+from gguflow.engine.compile import Plan, UnlinkableError
+from gguflow.engine.compile.batch_rows import check_live, most_rows
+from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.profile import PlanRows
+
+from .exchange import SideBySide, Sides, cut, pinned
+from .places import (
+    Alloc,
+    BoundCopy,
+    BoundMemory,
+    SpaceMemory,
+    alloc_copies,
+    alloc_shared,
+    bound_copy,
+    host_array,
+    lay_out,
+)
+from .program import Runner
+from .turns import Turns
+
+
+class Outputs(Sequence[np.ndarray]):
+    """A plan's outputs after a run, as arrays that the next run overwrites. Those that lie only on
+    a device are fetched when they are indexed."""
+
+    def __init__(self, memory: BoundMemory, tensors: Sequence[Tensor]) -> None:
+        self._memory = memory
+        self._tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(index, slice):
+            return [host_array(self._memory, t) for t in self._tensors[index]]
+        return host_array(self._memory, self._tensors[index])
+
+
+@dataclass
+class BoundPlan:
+    """A lowered plan. Inputs are numpy arrays to write before `run`; outputs are arrays to read.
+
+    runner: how it runs. unlinked: why a plan of several segments does not run side by side.
+    """
+
+    plan: Plan
+    memory: BoundMemory
+    runner: Runner
+    inputs: dict[str, np.ndarray]
+    outputs: Outputs
+    unlinked: str | None = None
+    brought: list[BoundCopy] = field(default_factory=list)  # before every run
+
+    def run(self, live: Live | None = None) -> None:
+        """Run the plan once.
+
+        live: rows that count, by name: {"tokens": 77, "outputs": 1}. Backends may leave out the
+        rows behind them, whose values are then those of an earlier run. Raises RowsError for more
+        than the plan has, or none.
+        """
+        self._begin(live)
+        self.runner.run(live)
+
+    def run_timed(self, live: Live | None = None) -> tuple[PlanRows, np.ndarray]:
+        """The same with clock readings: the rows of what ran, and for each its start and end, int64
+        [n_rows, 2] nanoseconds."""
+        self._begin(live)
+        return self.rows, self.runner.run_timed(live)
+
+    def _begin(self, live: Live | None) -> None:
+        if live is not None:
+            check_live(live, self.most_rows)
+        for c in self.brought:
+            c.run()
+
+    @cached_property
+    def most_rows(self) -> dict[str, int]:
+        """How many rows it is made for, by name."""
+        return most_rows(self.plan.graph, self.memory.rows.values())
+
+    @property
+    def rows(self) -> PlanRows:
+        """What a profile knows of this plan."""
+        return self.runner.rows
+
+    @cached_property
+    def token_loop(self) -> TokenLoop | None:
+        """Steps that need no host, for a plan wholly on one device that samples a token for each of
+        its own; each must be alone in its sequence."""
+        inputs = {t.name: t for t in self.plan.leaves(Role.INPUT)}
+        sampled = self.plan.graph.outputs[-1]
+        if len(self.runner.programs) != 1 or self.brought:
+            return None
+        if "sampler.rng" not in inputs or sampled.shape != inputs["tokens"].shape:
+            return None
+        return self.runner.programs[0].token_loop({**inputs, "token": sampled})
+
+
+def bind(
+    plan: Plan,
+    backends: Mapping[str, Backend],
+    weights: Mapping[str, Buffer],
+    packed: set[str],
+    states: Mapping[str, Buffer],
+    arenas: Mapping[str, Buffer],
+    n_threads: int | None = None,
+) -> BoundPlan:
+    """Give the plan addresses and lower it. Arenas must be at least as large as it asks. A plan
+    over the host and a device runs side by side where that is possible, unless GGUFLOW_LINK=0.
+
+    Raises ValueError for a plan that would write a state from another memory space.
+    """
+    memory = BoundMemory(plan, weights, packed, states, alloc_shared(plan, backends), arenas)
+    sides, unlinked = _sides(plan, backends)
+    crossing: dict[str, Alloc] = {}
+    if sides is not None:
+        device = backends[sides.device]
+
+        def alloc(nbytes: int) -> Buffer:
+            return pinned(device, nbytes)
+
+        crossing[plan.spaces[sides.host]] = alloc
+        memory.sent = lay_out(sides.sent, alloc)
+    memory.copies = alloc_copies(plan, backends, crossing)
+    brought = []
+    for c in plan.brought:
+        copy = bound_copy(memory, c.owner, c.target)
+        if c.owner.role is Role.WEIGHT:  # never changes
+            copy.run()
+        else:
+            brought.append(copy)
+    views = {b: SpaceMemory(memory, space) for b, space in plan.spaces.items()}
+    runner: Runner
+    if sides is not None:
+        runner = SideBySide(plan, sides, backends, views, n_threads)
+    else:
+        runner = Turns(plan, backends, memory, views, n_threads)
+    arrays = {t.name: host_array(memory, t) for t in plan.leaves(Role.INPUT)}
+    outputs = Outputs(memory, plan.graph.outputs)
+    return BoundPlan(plan, memory, runner, arrays, outputs, unlinked, brought)
+
+
+def _sides(plan: Plan, backends: Mapping[str, Backend]) -> tuple[Sides | None, str | None]:
+    """How to run a plan side by side, or why not."""
+    if len(plan.segments) < 2:
+        return None, None
+    if not env.link():
+        return None, "GGUFLOW_LINK=0"
+    try:
+        return cut(plan, backends), None
+    except UnlinkableError as e:
+        return None, str(e)

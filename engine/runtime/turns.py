@@ -1,0 +1,83 @@
+"""In turns: a schedule cut where the backend changes. One program after the other is started and
+finished, and what it receives is copied before it starts. A plan on one device is one program."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gguflow.engine.backends.base import Backend, Live, Memory, Program
+from gguflow.engine.compile import Plan, Recv
+from gguflow.engine.graph import Tensor
+
+from .places import BoundCopy, BoundMemory, bound_copy
+from .program import Runner, in_host_time, spans_of, step_rows
+
+
+@dataclass(frozen=True)
+class Part:
+    """A program, and what must be copied before it starts."""
+
+    copies: tuple[BoundCopy, ...]
+    program: Program
+
+
+class Turns(Runner):
+    """Ready to run. views: the plan's memory as each backend sees it, by name."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        backends: Mapping[str, Backend],
+        memory: BoundMemory,
+        views: Mapping[str, Memory],
+        n_threads: int | None,
+    ) -> None:
+        received: dict[Tensor, list[BoundCopy]] = {}  # by the node that reads it first
+        for step in plan.steps:
+            if isinstance(step, Recv):
+                m = step.meeting
+                space = plan.spaces[m.target]
+                copies = received.setdefault(m.before, [])
+                copies += (bound_copy(memory, o, space) for o in m.owners)
+        self._parts = [
+            Part(
+                tuple(c for n in s.nodes for c in received.get(n, ())),
+                backends[s.backend].lower(s.nodes, views[s.backend], n_threads),
+            )
+            for s in plan.segments
+        ]
+        self.rows = tuple(
+            row
+            for s, part in zip(plan.segments, self._parts, strict=True)
+            for row in step_rows(plan, s.backend, s.nodes, part.program.kernels)
+        )
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        return [part.program for part in self._parts]
+
+    def run(self, live: Live | None = None) -> None:
+        for part in self._parts:
+            for c in part.copies:
+                c.run()
+            part.program.start(False, live)
+            part.program.finish()
+
+    def run_timed(self, live: Live | None = None) -> np.ndarray:
+        """Copies before a program count to its first step."""
+        spans: list[np.ndarray] = []
+        for part in self._parts:
+            for c in part.copies:
+                c.run()
+            part.program.start(True, live)
+            ticks = part.program.finish()
+            assert ticks is not None
+            found = spans_of(in_host_time(ticks, time.perf_counter_ns()))
+            if spans:
+                found[0, 0] = spans[-1][-1, 1]
+            spans.append(found)
+        return np.concatenate(spans)

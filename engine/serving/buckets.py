@@ -1,0 +1,67 @@
+"""Which plan serves a run: few sizes for all runs, so that no new number of rows compiles anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gguflow.engine.plan_key import PlanKey
+
+LEAST_CHUNK = 16  # rows of the smallest plan for pieces of prompts
+
+
+def bucket(n: int, least: int, most: int) -> int:
+    """The least power of two not below n and `least`; `most` where that is less and enough."""
+    size = max(least, 1 << max(0, n - 1).bit_length())
+    return most if n <= most < size else size
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The sizes there are plans for.
+
+    n_seqs: most sequences in a run. n_chunk: most rows of prompts in a run.
+    live: whether rows that are not there cost nothing. One plan then serves all smaller runs, with
+        the single rows of a mixed run among the others, since only rows at the end can be left out.
+    """
+
+    n_seqs: int
+    n_chunk: int
+    live: bool = False
+
+    def key(
+        self, n_single: int, n_chunk: int, n_seqs: int, n_out: int, every: bool, sample: bool
+    ) -> PlanKey:
+        """The plan for these numbers of rows, which has room for them all.
+
+        n_out: rows with an output, at most one a sequence. every: instead, each row has one.
+        """
+        if self.n_chunk == 1 and (n_single, n_chunk) == (0, 1):
+            n_single, n_chunk = 1, 0  # a prompt token by token
+        if not n_chunk:
+            # Single rows all have an output: choosing among them would only add an op.
+            n = 1 if n_single == 1 else self._of_seqs(n_single)
+            return PlanKey(n, 0, n, n if n_out or every else 0, sample)
+        if self.live:
+            most = self.n_chunk + (self.n_seqs if self.n_seqs > 1 else 0)
+            n_single, n_chunk = 0, n_single + n_chunk
+            # Logits of all rows are large: no more of them than asked for.
+            n_chunk = most if n_chunk <= most and not every else self._chunk(n_chunk)
+        else:
+            n_single = n_single and self._of_seqs(n_single)
+            n_chunk = self._chunk(n_chunk)
+        n_tokens, n_seqs = n_single + n_chunk, self._of_seqs(n_seqs)
+        # As many outputs as sequences, when there are any: fewer plans.
+        n_out = n_tokens if every else min(n_tokens, n_seqs) if n_out else 0
+        return PlanKey(n_single, n_chunk, n_seqs, n_out, sample)
+
+    @property
+    def largest(self) -> PlanKey:
+        """The plan that needs the largest arena of those that generate."""
+        n_single = self.n_seqs if self.n_seqs > 1 else 0
+        return self.key(n_single, self.n_chunk, self.n_seqs, self.n_seqs, False, True)
+
+    def _of_seqs(self, n: int) -> int:
+        return self.n_seqs if self.live else bucket(n, 1, max(n, self.n_seqs))
+
+    def _chunk(self, n: int) -> int:
+        return bucket(n, min(LEAST_CHUNK, self.n_chunk), self.n_chunk)

@@ -1,0 +1,74 @@
+"""Fixed-size states of recurrent layers: one slot a sequence, and copies at some positions.
+
+A recurrent state cannot be cut back: what a sequence was at an earlier position is only known where
+a copy was made. So a copy is made every so many tokens and kept under the hash of the tokens before
+it, for as long as no sequence needs the slot. At position 0 a layer starts from its own zeros,
+whatever the slot holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .pages import OutOfPages, PagePool
+
+STATES = "states"  # their name as a group
+
+Copy = Callable[[str, int, int], None]  # group, source page, target page
+
+
+class StateSlots:
+    """The slots of all sequences. copy: told which slot to bring to which."""
+
+    def __init__(self, n_slots: int, every: int, copy: Copy) -> None:
+        self.pool = PagePool(STATES, n_slots)
+        self.every = every
+        self._copy = copy
+        self._live: dict[int, int] = {}  # by sequence
+
+    def slot(self, seq: int) -> int:
+        """Where a sequence's state lives."""
+        return self._live[seq]
+
+    def create(self, seq: int, checkpoint: bytes | None) -> None:
+        """A slot for a new sequence, from a copy made earlier where a key is given. Raises
+        OutOfPages."""
+        source = None if checkpoint is None else self.pool.find(checkpoint)
+        if source is None:
+            self._live[seq] = self.pool.take()
+            return
+        self.pool.share(source)
+        if not self.pool.n_available:  # the last slot there is: the copy itself goes on
+            self.pool.forget(source)
+            self._live[seq] = source
+            return
+        self._live[seq] = self.pool.take()
+        self._copy(STATES, source, self._live[seq])
+        self.pool.release(source)
+
+    def fork(self, seq: int, to: int) -> None:
+        """The state of another sequence as it is now. Raises OutOfPages."""
+        slot = self.pool.take()
+        self._copy(STATES, self._live[seq], slot)
+        self._live[to] = slot
+
+    def free(self, seq: int) -> None:
+        self.pool.release(self._live.pop(seq))
+
+    def save(self, seq: int, key: bytes) -> None:
+        """Copy a sequence's state for later, if a slot can be had without harm."""
+        if self.pool.find(key) is not None:
+            return
+        try:
+            slot = self.pool.take()
+        except OutOfPages:
+            return
+        self._copy(STATES, self._live[seq], slot)
+        self.pool.keep(slot, key)
+        self.pool.release(slot)
+
+    def restore(self, seq: int, key: bytes) -> None:
+        """Make a sequence's state that of a copy, which is there."""
+        slot = self.pool.find(key)
+        assert slot is not None
+        self._copy(STATES, slot, self._live[seq])

@@ -1,0 +1,75 @@
+"""The two forms of a layer: attention, then feed-forward; or both of the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from gguflow.engine.graph import Tensor
+
+from .base import WeightSpec
+from .blocks import Site, attention, attention_weights, ffn, ffn_weights, residual
+from .decoder import Decoder
+from .hparams import HParams
+
+
+class Sequential(Decoder):
+    """x += attention(norm(x)); x += ffn(norm(x)).
+
+    post_norms: x += norm(attention(norm(x))) and so on.
+    """
+
+    post_norms: ClassVar[bool] = False
+
+    def layer_weights(self, hp: HParams) -> Iterator[WeightSpec]:
+        yield from self.norm.weights("attn_norm", hp.n_embd)
+        yield from attention_weights(hp)
+        yield from self.norm.weights("ffn_norm", hp.n_embd)
+        yield from ffn_weights(hp, gated=self.gated)
+        if self.post_norms:
+            yield from self.norm.weights("post_attention_norm", hp.n_embd)
+            yield from self.norm.weights("post_ffw_norm", hp.n_embd)
+
+    def layer(self, at: Site, x: Tensor) -> Tensor:
+        return self.feed_forward(at, self.attend(at, x))
+
+    def attend(self, at: Site, x: Tensor) -> Tensor:
+        with at.g.scope("attn"):
+            out = attention(at, self.norm(at, "attn_norm", x), rope_mode=self.rope_mode)
+            if self.post_norms:
+                out = self.norm(at, "post_attention_norm", out, "post_norm")
+            return residual(at, x, out)
+
+    def feed_forward(self, at: Site, x: Tensor) -> Tensor:
+        with at.g.scope("ffn"):
+            out = ffn(at, self.norm(at, "ffn_norm", x), act=self.act)
+            if self.post_norms:
+                out = self.norm(at, "post_ffw_norm", out, "post_norm")
+            return residual(at, x, out)
+
+
+class Parallel(Decoder):
+    """x += attention(h) + ffn(h), h = norm(x).
+
+    two_norms: attention has a norm of its own, `attn_norm_2`, where the file has it.
+    """
+
+    two_norms: ClassVar[bool] = False
+
+    def layer_weights(self, hp: HParams) -> Iterator[WeightSpec]:
+        yield from self.norm.weights("attn_norm", hp.n_embd)
+        if self.two_norms:
+            for spec in self.norm.weights("attn_norm_2", hp.n_embd):
+                yield replace(spec, optional=True)
+        yield from attention_weights(hp)
+        yield from ffn_weights(hp, gated=self.gated)
+
+    def layer(self, at: Site, x: Tensor) -> Tensor:
+        with at.g.scope("attn"):
+            h = self.norm(at, "attn_norm", x)
+            own = at.find("attn_norm_2.weight") is not None
+            mine = self.norm(at, "attn_norm_2", x, "norm_2") if own else h
+            x = residual(at, x, attention(at, mine, rope_mode=self.rope_mode))
+        with at.g.scope("ffn"):
+            return residual(at, x, ffn(at, at.needed(h), act=self.act))

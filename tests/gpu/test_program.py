@@ -1,0 +1,154 @@
+"""How a CUDA program starts, on a device that only takes notes: what is loaded, launched, captured
+and replayed, and when."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gguflow.engine.ops  # noqa: F401  (registers them)
+from gguflow.engine.backends.base import Flag, UnsupportedStepError
+from gguflow.engine.backends.cuda import program as program_module
+from gguflow.engine.backends.cuda.memory import CudaBuffer
+from gguflow.engine.backends.cuda.program import CudaProgram
+from gguflow.engine.compile import AllReduce, Meeting, Recv, Send
+from gguflow.engine.graph import F16, F32, Graph, Tensor
+from gguflow.kernels.cuda.gemm import Gemm
+from gguflow.kernels.cuda.launch import DeviceInfo
+
+
+class Stream:
+    """Work goes to the log, or into what is being captured."""
+
+    ptr = 0
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.captured: list[str] | None = None
+
+    def put(self, what: str) -> None:
+        (self.log if self.captured is None else self.captured).append(what)
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def begin_capture(self) -> None:
+        self.captured = []
+
+    def end_capture(self) -> Any:
+        graph, self.captured = self.captured, None
+        return SimpleNamespace(launch=lambda stream: stream.put(f"graph of {graph}"))
+
+
+class Bound:
+    def __init__(self, name: str, stream: Stream) -> None:
+        self.issue = lambda: stream.put(name)
+
+
+class BoundProduct(Bound):
+    """A library's."""
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(program_module, "BoundGemm", BoundProduct)
+    stream = Stream()
+    place = iter(range(1 << 20, 1 << 40, 1 << 20))
+    device = SimpleNamespace(
+        info=DeviceInfo(), index=0, stream=stream, use=lambda: None,
+        runtime=SimpleNamespace(memsetAsync=lambda *a: None),
+        cupy=SimpleNamespace(cuda=SimpleNamespace(
+            alloc=lambda n: SimpleNamespace(ptr=next(place)),
+            memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+        )),
+        copy=None, synchronize=lambda: stream.put("wait"),
+    )  # fmt: skip
+    prepared: set[Any] = set()
+
+    def bind(step: Any) -> Bound:
+        if isinstance(step, Gemm):
+            return BoundProduct("product", stream)
+        assert step.kernel in prepared, "bound before it was loaded"
+        return Bound(step.kernel.entry.split("<")[0], stream)
+
+    modules = SimpleNamespace(prepare=prepared.update, bind=bind)
+    memory = SimpleNamespace(scratch=lambda n: CudaBuffer(device, n))  # type: ignore[arg-type]
+    return SimpleNamespace(name="cuda:0", device=device, modules=modules, memory=memory)
+
+
+def product() -> Tensor:
+    g = Graph()
+    return g.mul_mat(g.weight("w", F16, (64, 64)), g.input("x", F32, (512, 64)), name="y")
+
+
+class Places:
+    rows: dict[Tensor, str] = {}
+
+    def __init__(self, backend: Any) -> None:
+        self.backend, self.at = backend, {}  # type: ignore[var-annotated]
+
+    def locate(self, owner: Tensor) -> tuple[Any, int]:
+        if owner not in self.at:
+            self.at[owner] = CudaBuffer(self.backend.device, owner.nbytes)
+        return self.at[owner], 0
+
+    def is_packed(self, owner: Tensor) -> bool:
+        return False
+
+
+def taken(backend: Any) -> list[str]:
+    """What was put into the stream since the last call."""
+    log, backend.device.stream.log = backend.device.stream.log, []
+    return log
+
+
+def test_the_first_run_launches_the_second_captures(backend: Any) -> None:
+    program = CudaProgram(backend, [product()], Places(backend), {})
+    assert taken(backend) == []
+    program.start()
+    first = taken(backend)
+    assert "product" in first and "wait" not in first
+    assert program.finish() is None and taken(backend) == ["wait"]
+    for _ in range(2):
+        program.run()
+        assert taken(backend) == [f"graph of {first}", "wait"]
+
+
+def test_a_program_that_meets_has_all_loaded_and_is_captured_at_once(backend: Any) -> None:
+    y = product()
+    there = Meeting(0, "cpu", "cuda:0", y, y, [y])
+    back = Meeting(1, "cuda:0", "cpu", y, y, [y])
+    flags = {m: Flag(64 * (m.index + 1), 0, m.index + 1, 10**9) for m in (there, back)}
+    program = CudaProgram(backend, [Recv(there), y, Send(back)], Places(backend), flags)
+    assert taken(backend) == ["product", "link_signal", "link_wait", "wait"]
+    program.start()
+    (graph,) = taken(backend)  # nothing beside it that might wait for the device
+    inside = graph.removeprefix("graph of ")
+    assert inside.startswith("['link_wait'") and inside.endswith("'link_signal']")
+    program.finish()
+    program.run()
+    assert taken(backend) == ["wait", graph, "wait"]
+    assert len(program.kernels) == 3
+
+
+def test_a_timed_run_reads_the_clock_around_every_step(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = np.array([5, 9], np.uint64)
+    monkeypatch.setattr(CudaBuffer, "read", lambda self, at, n: readings.view(np.uint8))
+    program = CudaProgram(backend, [product()], Places(backend), {})
+    program.run()
+    taken(backend)
+    ticks = program.run_timed()
+    assert not ticks.of_host and ticks.ns.tolist() == [5, 9]
+    graph, end = taken(backend)
+    assert graph.startswith("graph of ['timestamp'") and graph.endswith("'timestamp']")
+    assert end == "wait"
+
+
+def test_what_it_cannot_run_is_refused_by_name(backend: Any) -> None:
+    with pytest.raises(UnsupportedStepError, match="cuda:0 has no way to run all_reduce sum"):
+        CudaProgram(backend, [AllReduce("sum", ())], Places(backend), {})

@@ -4,6 +4,7 @@ import functools
 import sys
 
 import cuda_attention as bench
+
 from gguflow.engine.backends.base import find_backend
 from gguflow.kernels.cuda import attention
 from gguflow.kernels.cuda.launch import Kernel

@@ -18,6 +18,7 @@ from gguflow.engine.graph import F32
 from gguflow.engine.load.random import random_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
+from gguflow.engine.plan_key import step_key
 from gguflow.models.shapes import SHAPES
 
 IDS = [1, 9, 17, 33, 40]
@@ -94,7 +95,7 @@ def test_several_devices_of_a_kind_in_one_model(made: list[int], tmp_path: Path)
     np.testing.assert_allclose(found, logits(path, backends=("numpy",)), rtol=1e-5, atol=1e-5)
     model = Model.load(path, backends=("numpy",), overrides=overrides, device=1)
     assert set(model.backends) == {"numpy", "remote:0", "remote:1", "remote:2"}
-    plan = model.plan(1, "last", False)
+    plan = model.plan(step_key(1, "last", False))
     assert [s.backend for s in plan.segments] == ["remote:1", "remote:0", "remote:2", "remote:1"]
 
 
@@ -107,7 +108,7 @@ def test_the_one_of_its_kind_has_any_name(tmp_path: Path) -> None:
     for target in ("cpu:1", "tpu", "cpu:x"):
         other = Model(model_module.open_model(path), Options(overrides=((".*", target),)))
         with pytest.raises(PlacementError, match=rf"\.\*={target}: no such backend; have cpu, nu"):
-            other.plan(1, "last", False)
+            other.plan(step_key(1, "last", False))
 
 
 # -- the null backend ------------------------------------------------------------------------------
@@ -126,14 +127,15 @@ def test_an_8b_model_over_two_null_devices() -> None:
     overrides = ((upper, "null:1"), (".*", "null:0"))
     whole, halves = planned(), planned(overrides=overrides)
     for n_tokens in (1, 512):
-        one, two = (m.plan(n_tokens, "last", True) for m in (whole, halves))
+        one, two = (m.plan(step_key(n_tokens, "last", True)) for m in (whole, halves))
         assert [s.backend for s in two.segments] == ["null:0", "null:1"]
         (b,), (b0, b1) = (p.bytes_by_space().values() for p in (one, two))
         assert b0.weights + b1.weights == b.weights > 4 << 30
         assert b0.states == b1.states == b.states // 2 == 4096 * 1024 * 2 * 2 * n // 2
         crossing = 4 * 4096 * n_tokens
-        assert crossing <= b1.copies <= crossing + 4096  # the values of the last layer below
-    plan, device = halves.plan(1, "last", True), halves.backends["null:0"]
+        # The values of the last layer below, and where tokens, rows and pages are.
+        assert crossing <= b1.copies <= crossing + 4 * 4096
+    plan, device = halves.plan(step_key(1, "last", True)), halves.backends["null:0"]
     assert device.costs is not None
     seconds = sum(device.costs(node) for node in plan.nodes)
     weights = sum(x.weights for x in plan.bytes_by_space().values())
@@ -144,7 +146,7 @@ def test_an_8b_model_over_two_null_devices() -> None:
 
 def test_peaks_and_memory_that_are_given() -> None:
     slow = NullBackend(0, peaks=(10.0, 100.0, 400.0, 200.0), memory=1 << 20)
-    node = planned().plan(1, "none", False).nodes[-1]
+    node = planned().plan(step_key(1, "none", False)).nodes[-1]
     assert slow.costs(node) == pytest.approx(100 * NullBackend().costs(node), rel=0.01)
     slow.alloc(1 << 19)
     assert slow.memory.room() == (1 << 19, 1 << 20)

@@ -26,6 +26,7 @@ TEXT = (
 ) * 8
 N_CTX = 64
 QKV = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+BIASES = (*QKV, "attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 OUT = ("output.weight",)
 
 
@@ -56,7 +57,7 @@ CASES = [
     Case("llama-every-head-its-own-kv", 869.9083, changes={"n_head_kv": 4}),
     Case("llama-one-kv-head", 601.3978, changes={"n_head_kv": 1}),
     Case("llama-head-24", 393.1547, changes={"head_dim": 24, "head_dim_v": 24, "rope_dims": 24}),
-    Case("llama-biases", 691.8978, optional=(*OUT, "bias")),
+    Case("llama-biases", 691.8978, optional=(*OUT, *BIASES)),
     Case("llama-large-eps", 600.1349, changes={"norm_eps": 0.5}),
     Case("llama-freq-factors", 466.5359, optional=(*OUT, "rope_freqs.weight"),
          changes={"rope_base": 5e5}),

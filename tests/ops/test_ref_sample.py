@@ -20,9 +20,9 @@ def sample(
     got = reference(
         "sample",
         np.float32([logits]),
-        np.float32(full),
-        np.array([seed, step], np.int64),
-        np.array(history, np.int32),
+        np.float32([full]),
+        np.array([[seed, step]], np.int64),
+        np.array([history], np.int32),
     )
     assert got.shape == (1,) and got.dtype == np.int32
     return int(got[0])

@@ -24,7 +24,9 @@ def operand(g: Graph, i: int, text: str | None) -> Tensor | None:
 EPS = {"eps": 1e-5}
 NORM = {"n_dims": 4, "mode": "norm"}
 SCALE = {"scale": 1.0}
-QKV = ["f32 2x4", "f32 4", "f32 8x4", "f32 4x4", "f32 4x4", "i32 2", "f32 9x4", "f32 9x4"]
+POS = ["i32 2", "i32 2", "i32 1x1"]  # pos, seq and table of attention
+QKV = ["f32 2x4", "f32 4", "f32 8x4", "f32 4x4", "f32 4x4", "i32 2", "i32 2", "f32 9x4", "f32 9x4"]
+KV = ["f32 2x4x8", "f32 64x2x8", "f32 64x2x8"]
 QKV_PARAMS = {**EPS, **NORM, "head_dim": 4}
 WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("get_rows", ["f32 3x4x5", "i32 2"], {}, "the table must be [n, d]"),
@@ -54,7 +56,8 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("norm_mul_mat_swiglu", ["f32 3x4", "f32 4", "f32 2x4", "f32 3x4"], EPS, "one shape"),
     ("norm_qkv_rope", [*QKV[:2], "f32 6x4", *QKV[3:]], QKV_PARAMS, "heads of 4"),
     ("norm_qkv_rope", [*QKV[:5], "i32 3", *QKV[6:]], QKV_PARAMS, "pos must be i32 [m]"),
-    ("norm_qkv_rope", [*QKV[:6], "f32 9x3", *QKV[7:]], QKV_PARAMS, "a state must be"),
+    ("norm_qkv_rope", [*QKV[:6], "i32 3", *QKV[7:]], QKV_PARAMS, "rows must be i32 [m]"),
+    ("norm_qkv_rope", [*QKV[:7], "f32 9x3", *QKV[8:]], QKV_PARAMS, "a state must be"),
     ("layer_norm", ["f32 3x4", "f32 3"], EPS, "w and b must be f32 [d]"),
     ("layer_norm", ["f32 3x4", None, "f32 1x4"], EPS, "w and b must be f32 [d]"),
     ("soft_max", ["f32 2x3x4", "f32 2x4"], {}, "must cover x's rows"),
@@ -98,16 +101,70 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("sparse_ffn", ["f32 5x4", "f32 5x4", "f32 5x4", "f32 3x5"], {}, "inner lengths 4 and 5"),
     ("sparse_ffn", ["f32 5x4", "f32 5x4", "f32 5x4", "f32 3x4"], {"relu_up": 2}, "relu_up=2"),
     ("norm_sparse_ffn", ["f32 3x4", "f32 4", *["f32 5x4"] * 3, "f32 3x5"], EPS, "r must have"),
-    ("attention", ["f32 2x4x8", "f32 9x2x6", "f32 9x2x8", "i32 2"], SCALE, "one head size"),
-    ("attention", ["f32 2x0x8", "f32 9x0x8", "f32 9x0x8", "i32 2"], SCALE, "at least one head"),
-    ("attention", ["f32 2x0x8", "f32 9x2x8", "f32 9x2x8", "i32 2"], SCALE, "at least one head"),
-    ("attention", ["f32 2x4x8", "f32 9x0x8", "f32 9x0x8", "i32 2"], SCALE, "at least one head"),
-    ("attention", ["f32 2x4x8", "f32 9x2x8", "f32 9x2x0", "i32 2"], SCALE, "at least one head"),
-    ("attention", ["f32 2x4x8", "f32 9x3x8", "f32 9x3x8", "i32 2"], SCALE, "a multiple of"),
-    ("attention", ["f32 2x4x8", "f32 9x2x8", "f32 7x2x8", "i32 2"], SCALE, "the same rows"),
-    ("attention", ["f32 2x4x8", "f32 9x2x8", "f32 9x2x8", "i32 3"], SCALE, "pos must be i32"),
-    ("attention", ["f16 2x4x8", "f32 9x2x8", "f32 9x2x8", "i32 2"], SCALE, "q must be f32"),
-    ("attention", ["f32 2x4x32", "q4_0 9x2x32", "f32 9x2x32", "i32 2"], SCALE, "k and v must be"),
+    (
+        "attention",
+        ["f32 2x4x8", "f32 64x2x6", "f32 64x2x8", *POS],
+        SCALE,
+        "one head size",
+    ),
+    (
+        "attention",
+        ["f32 2x0x8", "f32 64x0x8", "f32 64x0x8", *POS],
+        SCALE,
+        "at least one head",
+    ),
+    (
+        "attention",
+        ["f32 2x0x8", "f32 64x2x8", "f32 64x2x8", *POS],
+        SCALE,
+        "at least one head",
+    ),
+    (
+        "attention",
+        ["f32 2x4x8", "f32 64x0x8", "f32 64x0x8", *POS],
+        SCALE,
+        "at least one head",
+    ),
+    (
+        "attention",
+        ["f32 2x4x8", "f32 64x2x8", "f32 64x2x0", *POS],
+        SCALE,
+        "at least one head",
+    ),
+    (
+        "attention",
+        ["f32 2x4x8", "f32 64x3x8", "f32 64x3x8", *POS],
+        SCALE,
+        "a multiple of",
+    ),
+    (
+        "attention",
+        ["f32 2x4x8", "f32 64x2x8", "f32 128x2x8", *POS],
+        SCALE,
+        "the same rows",
+    ),
+    (
+        "attention",
+        ["f32 2x4x8", "f32 64x2x8", "f32 64x2x8", "i32 3", *POS[1:]],
+        SCALE,
+        "pos must be i32",
+    ),
+    (
+        "attention",
+        ["f16 2x4x8", "f32 64x2x8", "f32 64x2x8", *POS],
+        SCALE,
+        "q must be f32",
+    ),
+    (
+        "attention",
+        ["f32 2x4x32", "q4_0 64x2x32", "f32 64x2x32", *POS],
+        SCALE,
+        "k and v must be",
+    ),
+    ("attention", ["f32 2x4x8", "f32 65x2x8", "f32 65x2x8", *POS], SCALE, "whole pages"),
+    ("attention", [*KV, "i32 2", "i32 3", "i32 1x1"], SCALE, "seq must be i32"),
+    ("attention", [*KV, "i32 2", "i32 2", "i32 1"], SCALE, "table must be i32 [n_seqs"),
+    ("attention", [*KV, *POS], {**SCALE, "n_single": 3}, "n_single=3 of 2 tokens"),
     ("cpy", ["f32 3x4"], {"type": 99999}, "type=99999 is no known type"),
     ("cpy", ["f32 3x33"], {"type": 8}, "block of 32"),
     ("cpy", ["i32 3x4"], {"type": 0}, "cannot convert i32 to f32"),
@@ -126,10 +183,11 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("repeat", ["q8_0 3x32"], {"r1": 2}, "is quantized"),
     ("top_k", ["f32 3x4"], {"k": 5}, "k=5 is not in 1..4"),
     ("top_k", ["f32 3x4"], {"k": 0}, "k=0"),
-    ("sample", ["f32 2x9", "f32 8", "i64 2", "i32 4"], {}, "logits must be f32 [1, n_vocab]"),
-    ("sample", ["f32 1x9", "f32 7", "i64 2", "i32 4"], {}, "settings must be f32 [8]"),
-    ("sample", ["f32 1x9", "f32 8", "i32 2", "i32 4"], {}, "rng must be i64 [2]"),
-    ("sample", ["f32 1x9", "f32 8", "i64 2", "f32 4"], {}, "history must be i32 [h]"),
+    ("sample", ["f16 2x9", "f32 2x8", "i64 2x2", "i32 2x4"], {}, "logits must be f32 [n, n_vocab]"),
+    ("sample", ["f32 2x9", "f32 2x7", "i64 2x2", "i32 2x4"], {}, "settings must be f32 [2, 8]"),
+    ("sample", ["f32 2x9", "f32 1x8", "i64 2x2", "i32 2x4"], {}, "settings must be f32 [2, 8]"),
+    ("sample", ["f32 2x9", "f32 2x8", "i32 2x2", "i32 2x4"], {}, "rng must be i64 [2, 2]"),
+    ("sample", ["f32 2x9", "f32 2x8", "i64 2x2", "f32 2x4"], {}, "history must be i32 [2, h]"),
 ]
 
 

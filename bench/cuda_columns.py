@@ -4,8 +4,7 @@
 
 Four ops follow each other in one captured graph, on weights that rotate, so that they come from
 memory: norm_qkv_rope, mul_mat_add, norm_mul_mat_swiglu, mul_mat_add. Each is measured by itself too
-(`alone`). Ways: vec (mul_mat_vec.cu, up to 8 columns), stream (mul_mat_stream.cu, up to 16;
-`rounded` where another launch rounds the columns that it would round itself),
+(`alone`). Ways: vec (mul_mat_vec.cu, up to 8 columns), stream (mul_mat_stream.cu, up to 16),
 columns (mul_mat_columns.cu), parts (the ops of which the fused ones are made, a library's products
 where these come before ours). `error` is the largest difference from float64 in units of the
 result's root mean square. --head adds norm_mul_mat of the vocabulary, alone.
@@ -45,11 +44,11 @@ def vec(call: Call) -> list[Launch | Gemm]:
     return mul_mat_norm.launches(call, most=8) if norm else mul_mat.launches(call, most=8)
 
 
-def by(module: Any, **more: Any) -> Make:
+def by(module: Any) -> Make:
     def make(call: Call) -> list[Launch | Gemm]:
         found: list[Launch | Gemm] = []
         for p in products(call.node, call.srcs, call.dst):
-            for step in module.launches(p, call.device, call.scratch, **more):
+            for step in module.launches(p, call.device, call.scratch):
                 if step not in found:
                     found.append(step)
         return found
@@ -82,8 +81,6 @@ def ways(node: Tensor, m: int, info: DeviceInfo) -> Iterator[tuple[str, Make]]:
     for name, module in (("stream", mul_mat_stream), ("columns", mul_mat_columns)):
         if made and all(module.takes(p, info) for p in made):
             yield name, by(module)
-            if module is mul_mat_stream and any(mul_mat_stream.own_columns(p) for p in made):
-                yield "rounded", by(module, own=False)
     yield "parts", parts
 
 

@@ -76,6 +76,8 @@ class KvCache:
         self.states = StateSlots(n_states, every, copy) if n_states else None
         self._copy = copy
         self._share, self._share_generated = share, share_generated
+        # Windows let pages go as they move on; a state is copied where it stands.
+        self._seals_at_once = n_states > 0 or any(g.window for g in groups.values())
         self._seqs: dict[int, _Sequence] = {}
         self._free = list(range(n_seqs))[::-1]
 
@@ -112,6 +114,7 @@ class KvCache:
 
     def n_findable(self, ids: Sequence[int], salt: bytes = b"") -> int:
         """How many of `ids` a new sequence would begin with."""
+        self._seal_all()
         hashes = self.chain(ids, salt)
         return self._resume(hashes, len(hashes) * PAGE, None)[0]
 
@@ -128,6 +131,7 @@ class KvCache:
         if hashes is None:
             hashes = self.chain(ids, salt)
         if hashes:
+            self._seal_all()
             n, found = self._resume(hashes, len(hashes) * PAGE, None)
             s.hashes = list(hashes[: n // PAGE])
         seq = self._free[-1]
@@ -151,6 +155,7 @@ class KvCache:
         if not self._free:
             raise OutOfPages(f"all {len(self._seqs)} sequences are in use")
         new, old = self._free[-1], self._seqs[seq]
+        self._seal(seq, old)
         old.room = 0
         if self.states is not None:
             self.states.fork(seq, new)
@@ -166,6 +171,7 @@ class KvCache:
 
     def free(self, seq: int) -> None:
         """End a sequence. Its full pages can still be found, the last for the shortest time."""
+        self._seal(seq, self._seqs[seq])
         for name in self.groups:
             self._drop(name, seq, range(self.n_entries))
         if self.states is not None:
@@ -243,7 +249,7 @@ class KvCache:
         after = len(s.tokens)
         if s.n_chunked == before and not generated:
             s.n_chunked = after
-        if after // PAGE > len(s.hashes):
+        if self._seals_at_once:
             self._seal(seq, s)
 
     def until_checkpoint(self, seq: int, n: int) -> int:
@@ -261,6 +267,7 @@ class KvCache:
         s = self._seqs[seq]
         if n >= len(s.tokens):
             return len(s.tokens)
+        self._seal(seq, s)
         kept, found = self._resume(s.hashes, n, seq)
         del s.tokens[kept:], s.hashes[kept // PAGE :]
         s.n_chunked, s.room = min(s.n_chunked, kept), 0
@@ -287,8 +294,14 @@ class KvCache:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _seal_all(self) -> None:
+        for seq, s in self._seqs.items():
+            self._seal(seq, s)
+
     def _seal(self, seq: int, s: _Sequence) -> None:
-        """Give the pages that have become full their keys."""
+        """Give the pages that have become full their keys, before somebody looks for them or they
+        are let go. Most are not given any sooner: hashing takes time that a first token waits for.
+        """
         first, n_full = len(s.hashes), len(s.tokens) // PAGE
         for p in range(first, n_full):
             parent = s.hashes[-1] if s.hashes else s.salt
@@ -300,7 +313,8 @@ class KvCache:
                 page = int(self.tables[name][seq, p])
                 if page >= 0:
                     pool.keep(page, s.hashes[-1], generated)
-        if self.states is not None and len(s.tokens) % self.states.every == 0:
+        is_new = n_full > first
+        if self.states is not None and is_new and len(s.tokens) % self.states.every == 0:
             self.states.save(seq, s.hashes[-1])
 
     def _is_shared(self, name: str, seq: int, length: int) -> bool:

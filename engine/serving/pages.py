@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from hashlib import blake2b
-
-import numpy as np
 
 
 class OutOfPages(RuntimeError):
@@ -14,7 +13,7 @@ class OutOfPages(RuntimeError):
 
 def chain_hash(parent: bytes, ids: list[int]) -> bytes:
     """The key of a page's contents: its tokens, after those that `parent` stands for."""
-    return blake2b(parent + np.array(ids, np.int64).tobytes(), digest_size=16).digest()
+    return blake2b(parent + array("q", ids).tobytes(), digest_size=16).digest()
 
 
 class PagePool:

@@ -51,6 +51,13 @@ def single_rows(seqs: np.ndarray, tokens: np.ndarray, pos: np.ndarray) -> Rows:
 
 def rows_of(kv: KvCache, pieces: Sequence[Piece]) -> Rows:
     """The rows of pieces, of which single ones come first and each sequence has one."""
+    if len(pieces) == 1:  # a prompt by itself, whose first token is waited for
+        (p,) = pieces
+        n, start = len(p.ids), kv.length(p.seq)
+        return Rows(
+            np.array(p.ids), np.arange(start, start + n), np.zeros(n, int), np.array([p.seq]),
+            int(p.single), np.arange(n - p.n_out, n),
+        )  # fmt: skip
     lengths = [len(p.ids) for p in pieces]
     ends = np.cumsum(lengths).tolist()
     each = list(zip(pieces, lengths, ends, strict=True))

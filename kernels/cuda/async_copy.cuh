@@ -19,6 +19,14 @@ __device__ __forceinline__ void copy16_or_zeros(u32 to, const char* from, bool c
                : "memory");
 }
 
+// The same for N bytes, 4 or 8, through the first-level cache.
+template <int N>
+__device__ __forceinline__ void copy_or_zeros(u32 to, const char* from, bool copied) {
+  const int n = copied ? N : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(N), "r"(n)
+               : "memory");
+}
+
 // The copies that this thread has asked for since the last call are a group.
 __device__ __forceinline__ void copies_end() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -99,5 +99,6 @@ __global__ void __launch_bounds__(32 * kWarps) attention(const __grid_constant__
     part[hd_v] = top;
     part[hd_v + 1] = total;
   }
+  if (!arrives_last(tickets + slot, keys.n_active)) return;
   join(a, slot, keys.n_active, 1, 1, hd_v, [&](int, int d, float y) { out[d] = y; });
 }

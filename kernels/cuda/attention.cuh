@@ -14,6 +14,7 @@ struct AttentionArgs {
   float* parts;   // [slot][split][row][width + 2]: a sum, the largest score and the total weight
   FastDiv group;  // heads of q a KV head
   i32 tile_rows;  // of a slot
+  i32 piece;      // chunks of a piece of attention_decode_listed, if a split has less
 };
 
 constexpr int kPage = 64;    // keys; PAGE of plan_key.py
@@ -81,6 +82,7 @@ __device__ __forceinline__ Span visible_to(const AttentionArgs& a, int pos) {
 struct Share {
   int n_active;  // splits that have something to do, at least one
   int begin, end;
+  int each;  // chunks of a split
 };
 
 __device__ __forceinline__ Share share_of(const AttentionArgs& a, Span s, int split) {
@@ -88,7 +90,7 @@ __device__ __forceinline__ Share share_of(const AttentionArgs& a, Span s, int sp
   const int chunks = max(s.last / kChunk - first + 1, 1);
   const int each = chunks <= kAlone ? kAlone : (chunks + a.n_splits - 1) / a.n_splits;
   const int begin = (first + split * each) * kChunk;
-  return {(chunks + each - 1) / each, begin, min(begin + each * kChunk, s.last + 1)};
+  return {(chunks + each - 1) / each, begin, min(begin + each * kChunk, s.last + 1), each};
 }
 
 // -- joining -------------------------------------------------------------------------------------
@@ -101,19 +103,32 @@ __device__ __forceinline__ float* part_of(const AttentionArgs& a, int slot, int 
   return a.parts + (((i64)slot * a.n_splits + split) * rows + row) * (width + 2);
 }
 
-// Called by every thread once its block's part is written. The block that arrives last adds all of
-// them up, in the order of the splits: store(row, i, value).
+// A row's weighted values, relative to its largest score so far. Parts are added in the order of the
+// splits, wherever they were computed.
+struct Fold {
+  float top = -infinity(), sum = 0.0f, total = 0.0f;
+
+  __device__ __forceinline__ void add(float best, float y, float weights) {
+    const float new_top = fmaxf(top, best);
+    const float base = new_top == -infinity() ? 0.0f : new_top;
+    const float keep = exp2_normal(top - base), w = exp2_normal(best - base);
+    sum = fmaf(w, y, sum * keep);
+    total = fmaf(w, weights, total * keep);
+    top = new_top;
+  }
+  __device__ __forceinline__ float value() const { return total > 0.0f ? sum / total : 0.0f; }
+};
+
+// Called by every thread once all parts are written: adds them up. store(row, i, value).
 template <class Store>
 __device__ __forceinline__ void join(const AttentionArgs& a, int slot, int n_active, int rows,
                                      int rows_used, int width, Store store) {
-  if (!arrives_last(tickets + slot, n_active)) return;
   const i64 step = (i64)rows * (width + 2);
   for (int i = threadIdx.x; i < rows_used * width; i += blockDim.x) {
     const int row = i / width, d = i - row * width;
     const float* const parts = part_of(a, slot, 0, row, rows, width);
-    // A batch is loaded at once and then added to what the batches before gave.
-    constexpr int BATCH = 16;
-    float top = -infinity(), sum = 0.0f, total = 0.0f;
+    Fold fold;
+    constexpr int BATCH = 16;  // loaded at once
     for (int s0 = 0; s0 < n_active; s0 += BATCH) {
       float y[BATCH], best[BATCH], weights[BATCH];
 #pragma unroll
@@ -123,21 +138,9 @@ __device__ __forceinline__ void join(const AttentionArgs& a, int slot, int n_act
         best[s] = s0 + s < n_active ? __ldcg(part + width) : -infinity();
         weights[s] = __ldcg(part + width + 1);
       }
-      float new_top = top;
 #pragma unroll
-      for (int s = 0; s < BATCH; ++s) new_top = fmaxf(new_top, best[s]);
-      const float base = new_top == -infinity() ? 0.0f : new_top;
-      const float keep = exp2_normal(top - base);
-      sum *= keep;
-      total *= keep;
-#pragma unroll
-      for (int s = 0; s < BATCH; ++s) {
-        const float w = exp2_normal(best[s] - base);
-        sum = fmaf(w, y[s], sum);
-        total = fmaf(w, weights[s], total);
-      }
-      top = new_top;
+      for (int s = 0; s < BATCH; ++s) fold.add(best[s], y[s], weights[s]);
     }
-    store(row, d, total > 0.0f ? sum / total : 0.0f);
+    store(row, d, fold.value());
   }
 }

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from math import gcd
 
-from gguflow.engine.graph import Tensor, op_spec
+from gguflow.engine.graph import DType, Tensor, op_spec
 from gguflow.engine.plan_key import PAGE
 
 from .launch import (
@@ -32,6 +33,9 @@ OPS = ("attention",)
 WARPS = 8  # of attention.cu and attention_decode.cu
 PER_LANE = (2, 4, 8, 16)  # elements of a head that a lane of attention.cu may hold
 CHUNK = 128  # keys a split's block takes at a time
+KEYS = 16  # of them, a warp
+FEW_HALVES, LISTED_HALVES = 4, 2  # groups of keys or of values that a warp has on their way
+PIECE = 4  # chunks that a block of a long list takes together
 MAX_SPLITS, MAX_TICKETS = 128, 8192  # of a slot, and slots
 LISTED = 256  # tokens that are alone in their sequence, of a launch
 HEAD_SIZES = (64, 128)  # of the tensor-core kernels
@@ -44,7 +48,8 @@ STATIC = 2 << 10  # shared memory that kernels declare themselves, at most
 class Plan:
     """A launch without its addresses, of `n` tokens from `begin` on.
 
-    slots: what blocks may share, of `rows` each, in `splits` splits.
+    slots: what blocks may share, of `rows` each, in `splits` splits. piece: chunks that a block
+    of a list takes together, if splits are shorter.
     """
 
     begin: int
@@ -57,6 +62,7 @@ class Plan:
     slots: int = 1
     splits: int = 1
     rows: int = 1
+    piece: int = 1
 
     def parts_bytes(self, width: int) -> int:
         """Scratch for what splits pass on: float sums, with two more floats a row."""
@@ -84,18 +90,20 @@ class _Decode:
     """What launches of attention_decode.cu have in common."""
 
     device: DeviceInfo
-    types: str  # and head size
+    dtypes: tuple[DType, DType]  # of keys and values
     head_dim: int
     n_kv_head: int
     group: int  # rows of a token
     n_ctx: int
 
-    def _plan(self, begin: int, n: int, form: str, tile: int, grid: Dim3, slots: int,
-              splits: int, rows: int) -> Plan:  # fmt: skip
-        entry = f"attention_decode{form}<{self.types}, {tile // 8}>"
-        shared = 4 * WARPS * tile * (self.head_dim + 2)
-        return Plan(begin, n, "attention_decode", entry, grid, 32 * WARPS, shared, slots, splits,
-                    rows)  # fmt: skip
+    def _ring(self, halves: int) -> int:
+        """Bytes of the warps' rings for keys and values on their way, as attention_feed.cuh has
+        them."""
+        return WARPS * halves * KEYS * max(t.row_bytes(self.head_dim) for t in self.dtypes)
+
+    def _entry(self, form: str, tile: int) -> str:
+        types = ", ".join(map(cpp_type, self.dtypes))
+        return f"attention_decode{form}<{types}, {self.head_dim}, {tile // 8}>"
 
     def few(self, begin: int, n: int) -> Plan:
         """Tokens of any sequences: a block a (KV head, split, tile)."""
@@ -105,7 +113,8 @@ class _Decode:
         slots = self.n_kv_head * tiles
         splits = _splits(self.device, slots, self.n_ctx)
         grid = (self.n_kv_head, splits, tiles)
-        return self._plan(begin, n, "", tile, grid, slots, splits, tile)
+        return Plan(begin, n, "attention_decode", self._entry("", tile), grid, 32 * WARPS,
+                    self._ring(FEW_HALVES), slots, splits, tile)  # fmt: skip
 
     def single(self, begin: int, n: int) -> list[Plan]:
         """Tokens that are each alone in their sequence. Splits are those of a token by itself, so
@@ -117,10 +126,13 @@ class _Decode:
         rows = min(tile, self.group)
         slots, blocks = alone.slots, self.device.sm_count * (2 if tile == 8 else 1)
         most = max(1, min(LISTED, MAX_TICKETS // slots))
+        entry = self._entry("_listed", tile)
+        shared = self._ring(LISTED_HALVES) + 4 * WARPS * rows * (self.head_dim + 2)
         return [
-            self._plan(
-                begin + i, m, "_listed", tile, (min(m * slots * alone.splits, blocks), 1, 1),
-                m * slots, alone.splits, rows,
+            Plan(
+                begin + i, m, "attention_decode", entry,
+                (min(m * slots * alone.splits, blocks), 1, 1), 32 * WARPS, shared, m * slots,
+                alone.splits, rows, PIECE if m * slots > blocks else 1,
             )
             for i in range(0, n, most)
             for m in (min(most, n - i),)
@@ -147,7 +159,7 @@ def _tensor_cores(
     if hd not in HEAD_SIZES or v.ne[0] != hd or not (names <= {"f16", "q8_0"} or names == {"bf16"}):
         return None
     types, group = f"{cpp_type(k.dtype)}, {cpp_type(v.dtype)}, {hd}", q.ne[1] // n_kv_head
-    decode = _Decode(device, types, hd, n_kv_head, group, n_ctx)
+    decode = _Decode(device, (k.dtype, v.dtype), hd, n_kv_head, group, n_ctx)
     plans = decode.single(0, n_single) if n_single else []
     n = q.ne[2] - n_single
     if 0 < n * group <= DECODE_ROWS:
@@ -161,8 +173,9 @@ def _tensor_cores(
 
 
 def _wide_loads(o: Operand) -> bool:
-    """Whether the tensor-core kernels' loads are aligned (q8_0 is read by two bytes)."""
-    step = 2 if o.dtype.is_quantized else 16
+    """Whether the tensor-core kernels' loads are aligned: copies of q8_0 rows are as wide as their
+    length allows."""
+    step = gcd(o.dtype.row_bytes(o.ne[0]), 16) if o.dtype.is_quantized else 16
     return not (o.address % step or o.nb[1] % step or o.nb[2] % step)
 
 
@@ -198,7 +211,7 @@ def launches(call: Call) -> list[Launch]:
             tokens(seq, plan, 0), table,
         )  # fmt: skip
         numbers = params + struct.pack("@i", plan.splits) + struct.pack("@P", call.scratch)
-        numbers += fast_div(q.ne[1] // k.ne[1]) + struct.pack("@i", plan.rows)
+        numbers += fast_div(q.ne[1] // k.ne[1]) + struct.pack("@2i", plan.rows, plan.piece)
         args = pack(*operands, numbers)
         code = Kernel(f"{plan.name}.cu", plan.entry)
         return Launch(code, plan.grid, (plan.threads, 1, 1), args, plan.shared, dependent=True)

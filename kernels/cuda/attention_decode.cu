@@ -1,7 +1,6 @@
 // attention for few tokens of a sequence ("flash decoding", Dao et al. 2023): a block takes a tile
-// of rows and a split of their keys, where a row is a (token, head) of a KV head's group. Keys and
-// values go from memory straight into the tensor cores' fragments; the cache is read once for all
-// rows of a tile.
+// of rows and a split of their keys, where a row is a (token, head) of a KV head's group. The cache
+// is read once for all rows of a tile.
 //
 // Scores are computed transposed, [16 keys, 8 rows] = K [16, hd] Q^T, and so is the sum,
 // [16 dims, 8 rows] = V^T [16, 16 keys] P^T: with rows as the narrow side few of them are wasted.
@@ -13,15 +12,30 @@
 // heads of one token, and the blocks go through a list of what the positions say there is to do.
 #include "cuda/attention_decode.cuh"
 
-constexpr int kNear = 4;  // chunks brought into the second-level cache ahead of time
+#ifndef NEAR_CHUNKS
+#define NEAR_CHUNKS 4
+#endif
+#ifndef NEAR_KIND
+#define NEAR_KIND 0
+#endif
+#ifndef FEW_HALVES
+#define FEW_HALVES 4
+#endif
+#ifndef LISTED_HALVES
+#define LISTED_HALVES 2
+#endif
+constexpr int kNear = NEAR_CHUNKS;  // chunks brought into the second-level cache ahead of time
+constexpr int kFewHalves = FEW_HALVES, kListedHalves = LISTED_HALVES;  // of a warp's ring; as in attention.py
 
 // NT: tiles of 8 rows. HD: head size of keys and values.
 template <class K, class V, int HD, int NT>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     attention_decode(const __grid_constant__ AttentionArgs a) {
-  constexpr int ROWS = 8 * NT;
-  extern __shared__ float sums[];
-  __shared__ Tops<ROWS> tops;
+  typedef Rows<K, HD, NT> R;
+  typedef Feed<K, V, HD, kFewHalves> F;
+  static_assert(F::BYTES >= 4 * R::ROWS * R::PITCH, "a warp's sums take the place of its ring");
+  extern __shared__ uint4 shared[];
+  __shared__ Tops<R::ROWS> tops;
   const int lane = threadIdx.x % 32;
   const int last_row = (int)a.q.ne[2] * (int)a.group.divisor - 1;
   const int row0 = blockIdx.z * a.tile_rows, split = blockIdx.y;
@@ -30,6 +44,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   const int token0 = a.group.div(row0);
   const int n_tokens = a.group.div(row0 + tile.n_rows - 1) - token0 + 1;  // at most 16
 
+  // Tokens of one sequence, and the keys that any of them sees. lanes: that have them.
+  struct Run {
+    u32 lanes;
+    int seq;
+    Span seen;
+  };
   // A lane has a token. `todo`: the lanes whose tokens see something and are not done.
   const auto mine = [&]() { return lane < n_tokens ? token_at(a, token0 + lane) : Token{-1, -1}; };
   const auto seeing = [&](Token token) {
@@ -56,53 +76,67 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     return n;
   };
 
+  F feed(reinterpret_cast<char*>(shared));
+  Token token = {-1, -1};
+  u32 todo = 0;
+  Run run = {};
+  Share keys = {};
+  const auto open = [&]() {
+    run = next_run(token, todo);
+    keys = share_of(a, run.seen, split);
+    feed.open(a, tile.kv_head, run.seq, run.seen, keys.begin, keys.end);
+  };
+  const auto none = [](F&) { return false; };
+
   launch_dependents();
   // While the kernels ahead finish, the cache can come nearer. Should the positions read here be
   // old, other rows of the cache come, and nothing is lost.
-  Token token = mine();
-  u32 todo = seeing(token);
-  Run run = next_run(token, todo);
-  Share keys = share_of(a, run.seen, split);
-  Group<K, V, HD> group;
-  int page = page_of_group(a, run, keys, keys.begin + kKeys * warp_index());
-  {
-    int pages[kNear];
+  token = mine();
+  todo = seeing(token);
+  open();
 #pragma unroll
-    for (int i = 0; i < kNear; ++i) {
-      const int j = keys.begin + i * kChunk + kKeys * warp_index();
-      pages[i] = i == 0 ? page : page_of_group(a, run, keys, j);
+  for (int i = 0; i < kNear; ++i) {
+    const int j = keys.begin + i * kChunk + kKeys * warp_index() + lane % kKeys;
+    const int page = __shfl_sync(kAllLanes, feed.pages, j / kPage - feed.entry);
+    if (page < 0 || j >= keys.end) continue;
+    const i64 row = (i64)page * kPage + j % kPage;
+#if NEAR_KIND == 0
+    if (lane < kKeys) {
+      prefetch<K, HD>(a.k.row(tile.kv_head, row, 0));
+    } else {
+      prefetch<V, HD>(a.v.row(tile.kv_head, row, 0));
     }
-#pragma unroll
-    for (int i = 0; i < kNear; ++i) {
-      const int j = keys.begin + i * kChunk + kKeys * warp_index();
-      group.ask(a, tile.kv_head, pages[i], j, run.seen.last);
-    }
+#else
+    const char* at = lane < kKeys ? a.k.row(tile.kv_head, row, 0) : a.v.row(tile.kv_head, row, 0);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + 128));
+#endif
   }
   wait_for_previous();
 
-  Rows<K, HD, NT> rows;
+  feed.start(a, none);
+  const Token now = mine();
+  const int pages_now = feed.page_of(a, feed.entry + lane);
+  R rows;
   uint4 q[NT][HD / 32];
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
 #pragma unroll
     for (int c = 0; c < HD / 32; ++c) {
-      q[n][c] = rows.query(a, tile, 8 * n + lane / 4, 32 * c + 8 * (lane % 4));
+      q[n][c] = R::query(a, tile, 8 * n + lane / 4, 32 * c + 8 * (lane % 4));
     }
   }
-  rows.begin(a, tile);
-  int j = keys.begin + kKeys * warp_index();
-  group.load(a, tile.kv_head, page, j, run.seen);
+  rows.slopes(a, tile);
+  rows.begin();
   // What was read before the wait nearly always still holds, and then the keys are on their way.
-  const Token now = mine();
-  const int page_now = page_of_group(a, run, keys, j);
-  if (!__all_sync(kAllLanes, now == token && page_now == page)) {
+  if (!__all_sync(kAllLanes, now == token && pages_now == feed.pages)) {
+    copies_wait<0>();
+    __syncwarp();
+    feed = F(reinterpret_cast<char*>(shared));
     token = now;
     todo = seeing(token);
-    run = next_run(token, todo);
-    keys = share_of(a, run.seen, split);
-    j = keys.begin + kKeys * warp_index();
-    page = page_of_group(a, run, keys, j);
-    group.load(a, tile.kv_head, page, j, run.seen);
+    open();
+    feed.start(a, none);
   }
   const int n_active = n_active_of(token, todo);
   if (split >= n_active) return;
@@ -113,49 +147,76 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     for (int n = 0; n < NT; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int row = min(8 * n + 2 * (lane % 4) + e, tile.n_rows - 1);
-        const int from = a.group.div(row0 + row) - token0;
+        const int from = tile.token_of(a, 8 * n + 2 * (lane % 4) + e) - token0;
         const int p = __shfl_sync(kAllLanes, token.pos, from);
         pos[n][e] = run.lanes >> from & 1 ? p : -1;
       }
     }
-    rows.attend(a, tile.kv_head, run, keys, pos, page, group,
-                [&](int n, int c) { return q[n][c]; });
+    rows.attend(a, feed, keys.begin, keys.end, pos, [&](int n, int c) { return q[n][c]; }, none);
     todo &= ~run.lanes;
     if (!todo) break;
-    run = next_run(token, todo);
-    keys = share_of(a, run.seen, split);
-    j = keys.begin + kKeys * warp_index();
-    page = page_of_group(a, run, keys, j);
-    group.load(a, tile.kv_head, page, j, run.seen);
+    open();
+    feed.start(a, none);
   }
-  rows.finish(a, tile, split, n_active, sums, tops);
+
+  // A warp's sums lie where its ring was.
+  rows.put(tile.n_rows, reinterpret_cast<float*>(feed.ring), tops);
+  __syncthreads();
+  for (int i = threadIdx.x; i < tile.n_rows * HD; i += 32 * kWarps) {
+    const int row = i / HD, d = i % HD;
+    const auto p = R::gather(reinterpret_cast<const char*>(shared), F::BYTES, tops, row, d);
+    if (n_active == 1) {
+      tile.output(a, row)[d] = p.weights > 0.0f ? p.sum / p.weights : 0.0f;
+    } else {
+      R::write(a, tile.slot, split, row, d, p);
+    }
+  }
+  if (n_active == 1 || !arrives_last(tickets + tile.slot, n_active)) return;
+  join(a, tile.slot, n_active, a.tile_rows, tile.n_rows, HD,
+       [&](int row, int d, float y) { tile.output(a, row)[d] = y; });
 }
 
 constexpr int kListed = 32 * kWarps;  // tokens; LISTED of attention.py
 
-// The same for tokens that are each alone in their sequence. Which split has which keys is decided
-// as above, so the results have the same bits.
+struct Piece {
+  Tile tile;
+  Token token;
+  Span seen;
+  int split, splits_end, n_active, each;
+};
+
+// The same for tokens that are each alone in their sequence. A piece is some splits of a tile, and
+// a block goes from piece to piece, the keys of the next being on their way. Which split has which
+// keys, and in which order their parts are added, is as above, so the results have the same bits.
 template <class K, class V, int HD, int NT>
 __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
     attention_decode_listed(const __grid_constant__ AttentionArgs a) {
-  constexpr int ROWS = 8 * NT;
-  extern __shared__ float sums[];
-  __shared__ Tops<ROWS> tops;
-  __shared__ uint4 queries[ROWS][HD / 8 + 1];  // a row more than its elements: other banks
+  typedef Rows<K, HD, NT> R;
+  typedef Feed<K, V, HD, kListedHalves> F;
+  extern __shared__ uint4 shared[];
+  __shared__ Tops<R::ROWS> tops;
   __shared__ Token tokens[kListed];
   __shared__ int ends[kListed], warp_sums[kWarps];
+  __shared__ uint4 queries[R::ROWS][HD / 8 + 1];  // a row more than its elements: other banks
+  __shared__ Piece p;                              // that the block is at
+  char* const sums = reinterpret_cast<char*>(shared) + kWarps * F::BYTES;
   const int lane = threadIdx.x % 32, group = a.group.divisor;
   const int n_kv_head = (int)a.k.ne[1], tiles = (group + a.tile_rows - 1) / a.tile_rows;
   const int slots = n_kv_head * tiles;  // of a token
+  const int warp_bytes = 4 * R::PITCH * a.tile_rows;
 
-  // Thread i has token i. `end`: where its pieces end in the list, a piece being a split of a slot.
+  const auto splits_a_piece = [&](int each) { return max(a.piece / each, 1); };
+  // Thread i has token i. ends: where a token's pieces end in the list.
   const auto mine = [&]() {
     return threadIdx.x < a.q.ne[2] ? token_at(a, threadIdx.x) : Token{-1, -1};
   };
-  int end;
   const auto list = [&](Token token) {
-    int n = threadIdx.x < a.q.ne[2] ? share_of(a, visible_to(a, token.pos), 0).n_active * slots : 0;
+    int n = 0;
+    if (threadIdx.x < a.q.ne[2]) {
+      const Share s = share_of(a, visible_to(a, token.pos), 0);
+      const int m = splits_a_piece(s.each);
+      n = (s.n_active + m - 1) / m * slots;
+    }
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int before = __shfl_up_sync(kAllLanes, n, step);
@@ -166,78 +227,97 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
     __syncthreads();
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) n += w < warp_index() ? warp_sums[w] : 0;
-    ends[threadIdx.x] = end = n;
+    ends[threadIdx.x] = n;
     __syncthreads();
   };
-  // Of which token a piece is; kListed behind the end. A barrier for the block.
-  const auto token_of = [&](int piece) { return __syncthreads_count(end <= piece); };
-  struct Piece {
-    Tile tile;
-    int split;
-    Run run;
-    Share keys;
-  };
-  const auto piece_of = [&](int piece, int i) {
+  const auto piece_of = [&](int piece) {
+    // Of tokens in eights, then of one in the eight: how many have only pieces before this one.
+    const int eights = __popc(__ballot_sync(kAllLanes, ends[8 * lane + 7] <= piece));
+    const u32 in_eight = __ballot_sync(kAllLanes, ends[8 * eights + lane % 8] <= piece);
+    const int i = 8 * eights + __popc(in_eight & 255);
     const int at = piece - (i > 0 ? ends[i - 1] : 0);
-    const int split = at / slots, slot = at - split * slots;
-    const int part = slot / n_kv_head, row = part * a.tile_rows;
-    const Token token = tokens[i];
-    const Run run = {1, token.seq, visible_to(a, token.pos)};
-    return Piece{
-        {slot - part * n_kv_head, i * group + row, min(a.tile_rows, group - row), i * slots + slot},
-        split,
-        run,
-        share_of(a, run.seen, split)};
+    const int part = at / slots, slot = at - part * slots;
+    const int tile = slot / n_kv_head, row = tile * a.tile_rows;
+    Piece p;
+    p.tile = {slot - tile * n_kv_head, i * group + row, min(a.tile_rows, group - row),
+              i * slots + slot};
+    p.token = tokens[i];
+    p.seen = visible_to(a, p.token.pos);
+    const Share s = share_of(a, p.seen, 0);
+    const int m = splits_a_piece(s.each);
+    p.n_active = s.n_active;
+    p.each = s.each;
+    p.split = part * m;
+    p.splits_end = min(p.split + m, s.n_active);
+    return p;
   };
-  const auto first_page = [&](const Piece& p) {
-    return page_of_group(a, p.run, p.keys, p.keys.begin + kKeys * warp_index());
+  const auto begin_of = [&](const Piece& p, int split) {
+    return (p.seen.first / kChunk + split * p.each) * kChunk;
   };
-  Group<K, V, HD> keys;
-  const auto ask = [&](const Piece& p, int page) {
-    keys.ask(a, p.tile.kv_head, page, p.keys.begin + kKeys * warp_index(), p.run.seen.last);
+  const auto end_of = [&](const Piece& p, int split) {
+    return min(begin_of(p, split), p.seen.last + 1);
   };
 
   launch_dependents();
   const Token before = mine();
   list(before);
-  int piece = blockIdx.x, i = token_of(piece);
-  if (i < kListed) {
-    const Piece p = piece_of(piece, i);
-    ask(p, first_page(p));
-  }
   wait_for_previous();
   const Token now = mine();
-  if (__syncthreads_or(!(now == before))) {
-    list(now);
-    i = token_of(piece);
-  }
-  int page = i < kListed ? first_page(piece_of(piece, i)) : -1;
+  if (__syncthreads_or(!(now == before))) list(now);
+  const int n_pieces = ends[kListed - 1];
 
-  while (i < kListed) {
-    const int next_piece = piece + gridDim.x;
-    int next, next_page;
-    Rows<K, HD, NT> rows;
+  F feed(reinterpret_cast<char*>(shared));
+  int asked = blockIdx.x;
+  const auto next = [&](F& f) {
+    if (asked >= n_pieces) return false;
+    const Piece p = piece_of(asked);
+    f.open(a, p.tile.kv_head, p.token.seq, p.seen, begin_of(p, p.split), end_of(p, p.splits_end));
+    asked += gridDim.x;
+    return true;
+  };
+  feed.start(a, next);
+
+  for (int piece = blockIdx.x; piece < n_pieces; piece += gridDim.x) {
+    R rows;
     {
-      const Piece p = piece_of(piece, i);
-      keys.load(a, p.tile.kv_head, page, p.keys.begin + kKeys * warp_index(), p.run.seen);
-      for (int r = threadIdx.x; r < ROWS * HD / 8; r += 32 * kWarps) {
-        const int row = r / (HD / 8), d = r % (HD / 8);
-        queries[row][d] = rows.query(a, p.tile, row, 8 * d);
+      const Piece its = piece_of(piece);
+      __syncthreads();  // the block is done with the piece before
+      if (threadIdx.x == 0) p = its;
+      for (int i = threadIdx.x; i < R::ROWS * HD / 8; i += 32 * kWarps) {
+        const int row = i / (HD / 8), d = i % (HD / 8);
+        queries[row][d] = R::query(a, its.tile, row, 8 * d);
       }
-      next = token_of(next_piece);  // and all are done with the piece before, and have the queries
-      next_page = next < kListed ? first_page(piece_of(next_piece, next)) : -1;
-      rows.begin(a, p.tile);
+      rows.slopes(a, its.tile);
+      __syncthreads();
+    }
+    for (int split = p.split; split < p.splits_end; ++split) {
       int pos[NT][2];
 #pragma unroll
-      for (int n = 0; n < NT; ++n) pos[n][0] = pos[n][1] = tokens[i].pos;
-      rows.attend(a, p.tile.kv_head, p.run, p.keys, pos, page, keys,
-                  [&](int n, int c) { return queries[8 * n + lane / 4][4 * c + lane % 4]; });
+      for (int n = 0; n < NT; ++n) pos[n][0] = pos[n][1] = p.token.pos;
+      rows.begin();
+      rows.attend(a, feed, begin_of(p, split), end_of(p, split + 1), pos,
+                  [&](int n, int c) { return queries[8 * n + lane / 4][4 * c + lane % 4]; }, next);
+      __syncthreads();  // the sums before have been read
+      rows.put(p.tile.n_rows, reinterpret_cast<float*>(sums + warp_index() * warp_bytes), tops);
+      __syncthreads();
+for (int i = threadIdx.x; i < p.tile.n_rows * HD; i += 32 * kWarps) {
+        const int row = i / HD, d = i % HD;
+        const auto part = R::gather(sums, warp_bytes, tops, row, d);
+        if (p.n_active == 1) {
+          p.tile.output(a, row)[d] = part.weights > 0.0f ? part.sum / part.weights : 0.0f;
+        } else {
+          R::write(a, p.tile.slot, split, row, d, part);
+        }
+      }
     }
-    if (next < kListed) ask(piece_of(next_piece, next), next_page);
-    const Piece p = piece_of(piece, i);  // again, for it takes registers
-    rows.finish(a, p.tile, p.split, p.keys.n_active, sums, tops);
-    piece = next_piece;
-    i = next;
-    page = next_page;
+    if (p.n_active == 1) continue;
+    if (p.split == 0 && p.splits_end == p.n_active) {
+      __syncthreads();
+    } else {
+      const int m = splits_a_piece(p.each), pieces = (p.n_active + m - 1) / m;
+      if (!arrives_last(tickets + p.tile.slot, pieces)) continue;
+    }
+    join(a, p.tile.slot, p.n_active, a.tile_rows, p.tile.n_rows, HD,
+         [&](int row, int d, float y) { p.tile.output(a, row)[d] = y; });
   }
 }

@@ -6,23 +6,15 @@
 // 8 of sixteen in a fragment, so that one thread has the sums of both.
 #pragma once
 
-#include "cuda/columns_order.cuh"
 #include "cuda/functions.cuh"
 #include "cuda/kv_state.cuh"
-#include "cuda/rope.cuh"
 
 enum { PLAIN, GLU, QKV };
 
-// The columns as they are, for a kernel that rounds them itself, and what goes with them.
-struct OwnColumns {
-  const float* x;
-  const float* norm;     // weights of a norm, or null
-  const i32* pos;        // of each column
-  const float* factors;  // of the frequencies, or null
-  i64 step;              // floats from column to column
-  RopeNumbers rope;
-  float eps;
-  ColumnsOrder order;
+// 0x000F000F and 0x00F000F0, which the compiler must not know: as constants they would be moved
+// into registers at every use.
+struct Masks {
+  u32 low, high;
 };
 
 // Mirrored by `arguments` in columns.py.
@@ -39,12 +31,12 @@ struct ColumnsArgs {
   float4* parts;             // sums of parts of k, if there are several
   i64 w_row, r_row, r_step;  // bytes: r's from column to column and from row to row
   i64 state_step[2];         // bytes from row to row
-  OwnColumns own;
-  int pairs[3], rows[3];  // of each matrix
-  int kind, first;        // of QKV: the first matrix is the queries', keys' or values'
+  int pairs[3], rows[3];     // of each matrix
+  int kind, first;           // of QKV: the first matrix is the queries', keys' or values'
   int n, m, k, splits, tiles;
   int head_dim, neox, state_type[2], n_state;
   int w_stages, x_stages, w_stride;  // how the kernel's memory is divided
+  Masks masks;
 };
 
 // A tile of so many pairs: its matrix and its first pair.
@@ -96,7 +88,6 @@ struct Beside {
   int state_row[2];
 };
 
-template <bool OWN = false>  // then scales and turns are not in memory
 __device__ __forceinline__ Beside beside_of(const ColumnsArgs& a, int matrix, int pair,
                                             int column) {
   Beside b = {};
@@ -105,7 +96,7 @@ __device__ __forceinline__ Beside beside_of(const ColumnsArgs& a, int matrix, in
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     const int at = min(column + c, a.m - 1);
-    b.scale[c] = !OWN && a.scales ? __ldcg(a.scales + at) : 1.0f;
+    b.scale[c] = a.scales ? __ldcg(a.scales + at) : 1.0f;
     if (a.r) {
       const char* const r = a.r + at * a.r_row;
       b.r[c][0] = __ldcg(reinterpret_cast<const float*>(r + rows.x * a.r_step));
@@ -113,7 +104,7 @@ __device__ __forceinline__ Beside beside_of(const ColumnsArgs& a, int matrix, in
     }
     if (a.kind == QKV) {
       const int half = a.head_dim / 2;
-      if (!OWN) b.turn[c] = __ldcg(a.turns + at * half + pair % half);
+      b.turn[c] = __ldcg(a.turns + at * half + pair % half);
       b.state_row[c] = __ldcg(a.state_rows + at);
     }
   }

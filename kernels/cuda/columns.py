@@ -18,6 +18,7 @@ from .rope import rope_numbers
 PLAIN, GLU, QKV = range(3)  # as in columns.cuh
 _NIBBLES = ("q4_0",)  # whose lanes hold elements 4 t and following of both halves of 32
 _NO_ROPE = bytes(40)
+_MASKS = (0x000F000F, 0x00F000F0)  # of nibbles
 # What the raw fragments of mul_mat_stream.cu hold for a zero, in a lane's first four elements and
 # in its second four, and the factor of the second (`Raw` in columns_weights.cuh).
 _ZEROS = {
@@ -192,11 +193,9 @@ def _order(p: Product, fragments: bool) -> bytes:
     return struct.pack("@3f3i", factor, *zeros, *lanes)
 
 
-def round_launch(
-    p: Product, at: Layout, columns: int, fragments: bool, stream: tuple[int, int] = (0, 0)
-) -> Launch:
+def round_launch(p: Product, at: Layout, columns: int, fragments: bool) -> Launch:
     """The rows of x, normalized, as f16 with a scale each, or as bf16, in the order of fragments of
-    the weights. stream: parts and blocks of the warps whose order of sums the norm has."""
+    the weights."""
     heads, scaled = p.heads, p.rounded == "f16"
     corrected = fragments and raw(p)
     numbers = struct.pack(
@@ -206,8 +205,7 @@ def round_launch(
         at.turns if heads else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
     numbers += struct.pack("@f", p.eps) + _order(p, fragments)
-    numbers += struct.pack("@5i", columns, int(fragments), heads.head_dim // 2 if heads else 0,
-                           *stream)  # fmt: skip
+    numbers += struct.pack("@3i", columns, int(fragments), heads.head_dim // 2 if heads else 0)
     threads = 512 if p.k <= 4096 else 1024
     each = 1 << (ceil_div(p.k, 8 * threads) - 1).bit_length()
     types = f"{p.rounded}, {cpp_bool(scaled)}, {each}"
@@ -236,20 +234,14 @@ def arguments(
         p.weights[0].nb[1], 0 if r is None else row_step(r) or 0, 0 if r is None else r.nb[0],
         *(0 if s is None else s.nb[1] for s in two),
     )  # fmt: skip
-    body += struct.pack(
-        "@4Pq", p.x.address, 0 if p.norm is None else p.norm.address,
-        heads.pos.address if heads else 0, heads.factors.address if heads and heads.factors else 0,
-        p.x.nb[1] // 4,
-    )  # fmt: skip
-    body += (heads.rope if heads else _NO_ROPE) + struct.pack("@f", p.eps) + _order(p, True)
-    body += bytes(-len(body) % 8)
     n = p.dst.ne[0] * (p.dst.ne[1] if heads else 1)
     body += struct.pack(
-        "@21i", *three(p.pairs), *three([w.ne[1] for w in p.weights]),
+        "@21i2I", *three(p.pairs), *three([w.ne[1] for w in p.weights]),
         p.kind, heads.first if heads else 0, n, p.m, p.k, splits, tiles,
         heads.head_dim if heads else 0, int(heads.neox) if heads else 0,
         *(0 if s is None else STATES.index(s.dtype.name) for s in two),
         states[0].ne[1] if states else 0, w_stages, x_stages, w_stride,
+        *_MASKS,
     )  # fmt: skip
     return body + bytes(-len(body) % 16)
 

@@ -43,17 +43,6 @@ template <>
 struct RawKind<block_q4_K> : RawKindOf<true> {};
 template <>
 struct RawKind<block_q5_K> : RawKindOf<true> {};
-
-// 0x000F000F and 0x00F000F0, which the compiler must not know: as constants they would be moved
-// into registers at every use.
-struct Masks {
-  u32 low, high;
-};
-__device__ __forceinline__ Masks masks_of(int positive) {
-  const u32 nothing = (u32)(positive >> 31);
-  return {0x000F000Fu | nothing, 0x00F000F0u | nothing};
-}
-
 // Quantized blocks. A chunk whose bytes are no multiple of 16 may start between two such multiples:
 // everything it touches is copied, and it starts `offset` bytes later. Rows are an odd number of 16
 // bytes apart, against conflicts.

@@ -24,7 +24,7 @@ from .launch import (
     pack,
 )
 from .mul_mat_rows import repeated
-from .mul_mat_vec import FASTEST, multiply_few, swiglu_few, takes
+from .mul_mat_vec import multiply_few, swiglu_few, takes
 
 OPS = ("mul_mat", "mul_mat_add", "mul_mat_swiglu")
 FEW = 8  # columns up to which a warp a row is used
@@ -52,7 +52,7 @@ def multiply(dst: Operand, w: Operand, x: Operand, r: Operand | None = None) -> 
     return Launch(kernel, (ceil_div(n, TILE), ceil_div(m, TILE), batch), (256, 1, 1), args)
 
 
-def scratch_bytes(node: Tensor, device: DeviceInfo, most: int = FASTEST) -> int:
+def scratch_bytes(node: Tensor, device: DeviceInfo, most: int | None = None) -> int:
     plain = 2 * node.nbytes if node.op == "mul_mat_swiglu" else 0
     return max([plain, *(way.scratch_bytes(node, device) for way in _ways(node, device, most))])
 
@@ -68,7 +68,7 @@ def _takes_few(
     return same and takes(dst, weights, x, device) and (r is None or r.nb[0] == 4)
 
 
-def _ways(node: Tensor, device: DeviceInfo, most: int) -> tuple[ModuleType, ...]:
+def _ways(node: Tensor, device: DeviceInfo, most: int | None) -> tuple[ModuleType, ...]:
     """Those for many columns that may be used, the first that takes the operands; none for up to
     `most` that mul_mat_vec.cu takes. Known from shapes and views alone, because scratch memory is
     sized before there are addresses."""
@@ -79,14 +79,15 @@ def _ways(node: Tensor, device: DeviceInfo, most: int) -> tuple[ModuleType, ...]
     first = (mul_mat_batch,)
     if m > FEW or not _takes_few(node.op, Operand.of(node, 0), srcs, device):
         return (*first, *MANY)
-    if m <= most:
+    if m <= (mul_mat_batch.vec_most(node, srcs, device) if most is None else most):
         return ()
     quantized = node.live_srcs()[0].dtype.is_quantized
     return (*first, mul_mat_mma if quantized else mul_mat_gemm)
 
 
-def launches(call: Call, most: int = FASTEST) -> list[Launch | Gemm]:
-    """most: up to so many columns mul_mat_vec.cu, which rounds no column of float weights."""
+def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
+    """most: up to so many columns mul_mat_vec.cu, which rounds no column of float weights; None:
+    while it is fastest."""
     op, dst, srcs, device = call.node.op, call.dst, call.srcs, call.device
     for way in _ways(call.node, device, most):
         if way.applies(call.node, srcs, device):

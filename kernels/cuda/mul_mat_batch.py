@@ -8,21 +8,33 @@ from types import ModuleType
 from gguflow.engine.graph import Tensor
 
 from . import mul_mat_columns, mul_mat_stream
-from .columns import QKV, Product, products
+from .columns import GLU, PLAIN, QKV, Product, products
 from .launch import Call, DeviceInfo, Launch, Operand
+from .mul_mat_vec import FASTEST, kind_of
 
-MOST = 256  # columns up to which these come before a library's product
-HEADS = 128  # of 16-bit weights, beyond 16: queries, keys and values alone save launches
+MOST = 256  # columns up to which these come before a library's product of quantized weights
+# The same of 16-bit weights, where a kernel of ours does what a library needs several launches for.
+FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
+SUPER = 8  # columns up to which blocks of 256 elements, with their many scales, are streamed
+# Columns up to which mul_mat_vec.cu is faster, of quantized and of 16-bit weights.
+VEC = {"quantized": 2, "float": 1}
+
+
+def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> int:
+    """Columns up to which mul_mat_vec.cu comes first."""
+    if not applies(node, srcs, device):
+        return FASTEST
+    return min(VEC[kind_of(w)] for p in products(node, srcs) for w in p.weights)
 
 
 def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     """The launch file that is fastest for a product, or None: a library's, or another kernel."""
-    if p.m <= mul_mat_stream.MOST:
-        ways = [mul_mat_stream, mul_mat_columns]
-    elif p.weights[0].dtype.is_quantized or (p.kind == QKV and p.m <= HEADS):
-        ways = [mul_mat_columns] if p.m <= MOST else []
-    else:
-        ways = []
+    t = p.weights[0].dtype
+    if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
+        return None
+    ways = [mul_mat_stream, mul_mat_columns]
+    if t.block > 32 and p.m > SUPER:
+        ways.reverse()
     return next((w for w in ways if w.takes(p, device)), None)
 
 

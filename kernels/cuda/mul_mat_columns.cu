@@ -20,15 +20,18 @@ constexpr int kTileK = 64;  // elements of a stage of columns
 // Whether two blocks share a multiprocessor.
 constexpr bool two_blocks(int n, int mt) { return mt == 1 && n <= 64; }
 
-// What becomes of float4 f of a thread's sums.
+// Where float4 f of a thread's sums belongs.
+struct Spot {
+  int matrix, pair, column;
+};
+
 template <int N, int MT>
-__device__ __forceinline__ void finish_fragment(const ColumnsArgs& a, int tile, int columns,
-                                                int group, int thread, int f, float4 sums) {
+__device__ __forceinline__ Spot spot_of(const ColumnsArgs& a, int tile, int columns, int group,
+                                        int thread, int f) {
   const Tile at = tile_of<64 * MT>(a, tile);
   const int sixteen = (group * MT + f / (N / 8)) * 4 + thread / 32;
-  const int pair = at.pair + sixteen * 8 + thread % 32 / 4;
-  const int column = columns * N + f % (N / 8) * 8 + thread % 4 * 2;
-  finish(a, at.matrix, pair, column, sums, beside_of(a, at.matrix, pair, column));
+  return {at.matrix, at.pair + sixteen * 8 + thread % 32 / 4,
+          columns * N + f % (N / 8) * 8 + thread % 4 * 2};
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -157,7 +160,7 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Rings& ring
     }
   };
 
-  const Masks masks = masks_of(a.m);
+  const Masks masks = a.masks;
   Fragments<W, MT, BLOCKS> fragments[2];
   Place w, x;
   int used = -1;  // stage of columns that the group before has used up
@@ -206,16 +209,31 @@ template <int N, int MT>
 __device__ __forceinline__ void finish_sums(const ColumnsArgs& a, const float (&sums)[MT][N / 2]) {
   constexpr int F = MT * N / 8;  // float4s of a thread
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const i64 block = ((i64)blockIdx.y * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x;
-  float4* const to = a.parts + (block * 2 + group) * F * 128 + thread;
-#pragma unroll
-  for (int f = 0; f < F; ++f) {
+  const auto sum_of = [&](int f) {
     const float* const v = sums[f / (N / 8)] + f % (N / 8) * 4;
-    const float4 sum = {v[0], v[1], v[2], v[3]};
-    if (a.splits > 1) {
-      to[f * 128] = sum;
-    } else {
-      finish_fragment<N, MT>(a, blockIdx.x, blockIdx.z, group, thread, f, sum);
+    return float4{v[0], v[1], v[2], v[3]};
+  };
+  if (a.splits > 1) {
+    const i64 block = ((i64)blockIdx.y * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x;
+    float4* const to = a.parts + (block * 2 + group) * F * 128 + thread;
+#pragma unroll
+    for (int f = 0; f < F; ++f) to[f * 128] = sum_of(f);
+    return;
+  }
+  constexpr int AT_ONCE = F < 8 ? F : two_blocks(N, MT) ? 2 : 8;  // whose latencies overlap
+#pragma unroll
+  for (int first = 0; first < F; first += AT_ONCE) {
+    Spot spots[AT_ONCE];
+    Beside besides[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      spots[i] = spot_of<N, MT>(a, blockIdx.x, blockIdx.z, group, thread, first + i);
+      besides[i] = beside_of(a, spots[i].matrix, spots[i].pair, spots[i].column);
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const Spot& s = spots[i];
+      finish(a, s.matrix, s.pair, s.column, sum_of(first + i), besides[i]);
     }
   }
 }
@@ -310,12 +328,14 @@ __global__ void __launch_bounds__(128) sum_columns(const __grid_constant__ Colum
   const i64 all = (i64)gridDim.z * gridDim.y * 2 * F * 128;  // of a part
   const i64 block = (i64)blockIdx.z * gridDim.y + blockIdx.y;
   const float4* p = a.parts + ((block * 2 + group) * F + f) * 128 + thread;
+  const Spot spot = spot_of<N, MT>(a, blockIdx.y, blockIdx.z, group, thread, f);
   wait_for_previous();
+  const Beside beside = beside_of(a, spot.matrix, spot.pair, spot.column);
   float4 sum = {};
 #pragma unroll 8
   for (int s = 0; s < a.splits; ++s) {
     const float4 v = __ldcg(p + s * all);
     sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
   }
-  finish_fragment<N, MT>(a, blockIdx.y, blockIdx.z, group, thread, f, sum);
+  finish(a, spot.matrix, spot.pair, spot.column, sum, beside);
 }

@@ -27,8 +27,15 @@ def supports(node: Tensor) -> bool:
     return many and known and (node.op != "norm_qkv_rope" or mul_mat_vec.supports_heads(node))
 
 
-def _by_vec(node: Tensor, device: DeviceInfo, most: int) -> bool:
-    return node.live_srcs()[0].shape[0] <= most and mul_mat_vec.supports(node)
+def _by_vec(node: Tensor, device: DeviceInfo, most: int | None) -> bool:
+    """Whether mul_mat_vec.cu takes it, and `most` or, for None, the fastest for its columns."""
+    m = node.live_srcs()[0].shape[0]
+    if m > mul_mat_vec.FEW or not mul_mat_vec.supports(node):
+        return False
+    if most is None:
+        srcs = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
+        most = mul_mat_batch.vec_most(node, srcs, device)
+    return m <= most
 
 
 @dataclass
@@ -72,7 +79,7 @@ def _parts(node: Tensor) -> tuple[_Parts, Tensor]:
     return made, q
 
 
-def scratch_bytes(node: Tensor, device: DeviceInfo, most: int = mul_mat_vec.FASTEST) -> int:
+def scratch_bytes(node: Tensor, device: DeviceInfo, most: int | None = None) -> int:
     if _by_vec(node, device, most):
         return 0
     srcs = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
@@ -84,8 +91,8 @@ def scratch_bytes(node: Tensor, device: DeviceInfo, most: int = mul_mat_vec.FAST
     return made.end + max(launch.scratch_bytes(t, device) for t in made.nodes)
 
 
-def launches(call: Call, most: int = mul_mat_vec.FASTEST) -> list[Launch | Gemm]:
-    """most: up to so many columns mul_mat_vec.cu."""
+def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
+    """most: up to so many columns mul_mat_vec.cu; None: while it is fastest."""
     node, device = call.node, call.device
     if _by_vec(node, device, most):
         return [*mul_mat_vec.launches(call)]

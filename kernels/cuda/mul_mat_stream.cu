@@ -50,9 +50,6 @@ struct Memory {
   int* offsets;                // [stages][16 rows] bytes before a row's first element
   float4* sums;                // [2][16 warps][groups of 8 columns][32 lanes]
   float4* totals;              // [batch][groups of 8 columns][32 lanes]
-  float2* norms;               // [16 warps][8 columns] sum of squares and largest, of own columns
-  float2* turns;               // [8 columns][head_dim / 2], of own columns
-  float* scales;               // of own columns
   float* corrections;          // [blocks of 32][columns] of this part of k
   char* ring;
 };
@@ -158,101 +155,19 @@ __device__ __forceinline__ void multiply_block(const char* upper, const char* lo
   }
 }
 
-// The columns that this block rounds for itself, as round_columns does it.
-template <class W, int P, int B>
-__device__ __forceinline__ void round_own(const ColumnsArgs& a, const Memory& m, int warp, int lane,
-                                          uint4 (&x)[P * B][1]) {
-  constexpr bool SCALED = !is_same<typename Weights<W>::T, bf16>::value;
-  const OwnColumns& own = a.own;
-  const int column = lane / 4, t = lane % 4, first = warp * B, half = a.head_dim / 2;
-  const int turns = a.kind == QKV ? 8 * half : 0;
-  const auto angle_at = [&](int i) {
-    return angle_of(own.rope, i % half, own.factors ? own.factors[i % half] : 1.0f);
-  };
-  double angle = 0.0;
-  if (threadIdx.x < turns) angle = angle_at(threadIdx.x);
-  wait_for_previous();
-  const float* const from = own.x + min(column, a.m - 1) * own.step;
-  float4 v[P * B][2];
-  const auto block_of = [&](int i) { return (i / B * kWarps + warp) * B + i % B; };
-  const auto place = [&](int i, int h) {
-    return block_of(i) * 32 + t * own.order.lane + h * own.order.half;
-  };
-#pragma unroll
-  for (int i = 0; i < P * B; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      v[i][h] = float4{};
-      if (block_of(i) * 32 < a.k) {
-        v[i][h] = __ldcg(reinterpret_cast<const float4*>(from + place(i, h)));
-      }
-    }
-  }
-  for (int i = threadIdx.x; i < turns; i += 32 * kWarps) {
-    if (i >= 32 * kWarps) angle = angle_at(i);
-    turn(own.rope, __ldcg(own.pos + min(i / half, a.m - 1)) * angle, &m.turns[i].y, &m.turns[i].x);
-  }
-  float sum = 0.0f, largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < P * B; ++i) {
-    float share = 0.0f;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      share += square_sum(v[i][h]);
-      if (own.norm && block_of(i) * 32 < a.k) {
-        v[i][h] = times(v[i][h], *reinterpret_cast<const float4*>(own.norm + place(i, h)));
-      }
-      largest = fmaxf(largest, largest_of(v[i][h]));
-    }
-    if (block_of(i) * 32 < a.k) sum += share;
-  }
-  sum = sum_of_four(sum);
-  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-  largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-  if (t == 0) m.norms[warp * 8 + column] = {sum, largest};
-  asm volatile("bar.sync 1, %0;" ::"n"(32 * kWarps) : "memory");
-  sum = largest = 0.0f;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const float2 part = m.norms[w * 8 + column];
-    sum += part.x;
-    largest = fmaxf(largest, part.y);
-  }
-  float scale = 1.0f;
-  if (own.norm) scale = 1.0f / sqrtf(sum / (float)a.k + own.eps);
-  if (SCALED) {
-    const float power = scale_of(largest * scale);
-    if (warp == 0 && t == 0) m.scales[column] = power;
-    scale *= 1.0f / power;
-  }
-#pragma unroll
-  for (int i = 0; i < P * B; ++i) {
-    float correction;
-    x[i][0] = rounded<typename Weights<W>::T>(own.order, v[i], scale, &correction);
-    if (RawKind<W>::RAW) {
-      correction = sum_of_four(correction);
-      if (t == 0) m.corrections[(first + i) * 8 + column] = correction;
-    }
-  }
-  __syncwarp();
-}
-
-template <class W, int G, int P, int B, bool FULL, bool OWN>
+template <class W, int G, int P, int B, bool FULL>
 __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, int warp,
                                          int lane) {
   const int row = lane / 4, t = lane % 4;
   const int first = warp * B;  // of a stage's blocks
   float* const corrections = m.corrections + first * G * 8;
-  const Masks masks = masks_of(a.m);
+  const Masks masks = a.masks;
   uint4 x[P * B][G];
   Place at, out;
   Slice slice;
-  if constexpr (OWN) {
-    round_own<W, P, B>(a, m, warp, lane, x);
-  } else {
-    wait_for_previous();
-  }
-  const auto load = [&] {
+  wait_for_previous();
+  const auto enter = [&](int s) {
+    slice = slice_of(a, s);
 #pragma unroll
     for (int i = 0; i < P * B; ++i) {
       const int block = (i / B * kWarps + warp) * B + i % B;
@@ -272,10 +187,6 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
       }
       __syncwarp();
     }
-  };
-  const auto enter = [&](int s) {
-    slice = slice_of(a, s);
-    if constexpr (!OWN) load();
   };
   for_each(a, enter, [&](int, int, int) {
     float sums[G][4] = {};
@@ -323,7 +234,7 @@ __device__ __forceinline__ float4 plus(float4 a, float4 b) {
 }
 
 // Warp j adds the sums of columns 8 j and following.
-template <int G, bool OWN, bool SCALED>
+template <int G>
 __device__ __forceinline__ void add(const ColumnsArgs& a, const Memory& m, int j, int lane) {
   Place at;
   wait_for_previous();
@@ -334,7 +245,7 @@ __device__ __forceinline__ void add(const ColumnsArgs& a, const Memory& m, int j
         const Tile t = tile_of<kTilePairs>(a, tile);
         const int pair = t.pair + lane / 4, column = j * 8 + lane % 4 * 2;
         Beside beside = {};
-        if (last) beside = beside_of<OWN>(a, t.matrix, pair, column);
+        if (last) beside = beside_of(a, t.matrix, pair, column);
         barrier_wait(m.sums_full + at.stage, at.parity);
         float4 sum = {};
 #pragma unroll
@@ -347,14 +258,6 @@ __device__ __forceinline__ void add(const ColumnsArgs& a, const Memory& m, int j
           float4& total = m.totals[(which * G + j) * 32 + lane];
           if (slice > 0) sum = plus(total, sum);
           total = sum;
-        }
-        if (OWN) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int half = a.head_dim / 2;
-            if (SCALED) beside.scale[c] = m.scales[column + c];
-            if (a.kind == QKV) beside.turn[c] = m.turns[(column + c) * half + pair % half];
-          }
         }
         if (last) finish(a, t.matrix, pair, column, sum, beside);
       });
@@ -372,7 +275,7 @@ __device__ __forceinline__ void registers_more() {
 #endif
 }
 
-template <class W, int G, int P, int B, bool FULL, bool OWN>
+template <class W, int G, int P, int B, bool FULL>
 __device__ __forceinline__ void run(const ColumnsArgs& a) {
   extern __shared__ __align__(128) char shared[];
   Memory m;
@@ -383,10 +286,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   m.offsets = reinterpret_cast<int*>(m.sums_free + 2);
   m.sums = reinterpret_cast<float4*>(m.offsets + a.w_stages * kTileRows);
   m.totals = m.sums + 2 * kWarps * G * 32;
-  m.norms = reinterpret_cast<float2*>(m.totals + kBatch * G * 32);
-  m.turns = m.norms + (OWN ? kWarps * 8 : 0);
-  m.scales = reinterpret_cast<float*>(m.turns + (OWN && a.kind == QKV ? 4 * a.head_dim : 0));
-  m.corrections = m.scales + (OWN ? 8 : 0);
+  m.corrections = reinterpret_cast<float*>(m.totals + kBatch * G * 32);
   m.ring = reinterpret_cast<char*>(m.corrections + (RawKind<W>::RAW ? kWarps * B * G * 8 : 0));
   if (threadIdx.x == 0) {
     for (int s = 0; s < a.w_stages; ++s) {
@@ -403,7 +303,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp < kWarps) {
     registers_more();
-    multiply<W, G, P, B, FULL, OWN>(a, m, warp, lane);
+    multiply<W, G, P, B, FULL>(a, m, warp, lane);
     return;
   }
   registers_less();
@@ -411,19 +311,16 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
     launch_dependents();
     bring<W, P, B>(a, m, lane);
   } else if (warp <= kWarps + G) {
-    constexpr bool SCALED = !is_same<typename Weights<W>::T, bf16>::value;
-    add<G, OWN, SCALED>(a, m, warp - kWarps - 1, lane);
+    add<G>(a, m, warp - kWarps - 1, lane);
   }
 }
 #endif
 
-// G: groups of eight columns. FULL: a warp has all blocks of a stage or none. OWN: it rounds its
-// columns itself, at most eight, for one part of k.
-template <class W, int G, int P, int B, bool FULL, bool OWN>
+// G: groups of eight columns. FULL: a warp has all blocks of a stage or none.
+template <class W, int G, int P, int B, bool FULL>
 __global__ void __launch_bounds__(kThreads, 1)
     mul_mat_stream(const __grid_constant__ ColumnsArgs a) {
-  static_assert(!OWN || G == 1, "own columns are few");
 #if __CUDA_ARCH__ >= 900
-  run<W, G, P, B, FULL, OWN>(a);
+  run<W, G, P, B, FULL>(a);
 #endif
 }

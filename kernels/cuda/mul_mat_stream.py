@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from gguflow.engine.graph import DType
 
-from .columns import Layout, Product, arguments, columns_ok, layout, raw, round_launch, rows_ok
+from .columns import Product, arguments, columns_ok, layout, raw, round_launch, rows_ok
 from .elementwise import cpp_bool
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
@@ -42,12 +42,7 @@ class _Plan:
     shared: int
 
 
-def own_columns(p: Product) -> bool:
-    """Whether every block can round the columns for itself, which saves a launch."""
-    return p.m <= 8 and p.k <= _SLICE and p.x.ne[2] == p.x.ne[3] == 1
-
-
-def _plan(p: Product, device: DeviceInfo, own: bool) -> _Plan:
+def _plan(p: Product, device: DeviceInfo) -> _Plan:
     t = p.weights[0].dtype
     units = ceil_div(p.k, 256)
     splits = ceil_div(p.k, _SLICE)
@@ -67,8 +62,6 @@ def _plan(p: Product, device: DeviceInfo, own: bool) -> _Plan:
     groups = ceil_div(p.m, 8)
     fixed = 32 + (2 * _WARPS + _BATCH) * groups * 512 + 128
     fixed += _WARPS * blocks * groups * 32 if raw(p) else 0
-    if own:
-        fixed += _WARPS * 64 + 32 + (32 * p.heads.head_dim if p.heads else 0)
     stage = 16 + 4 * _ROWS + _ROWS * stride
     stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // stage)
     return _Plan(splits, parts, blocks, full, groups, stride, stages, fixed + stages * stage)
@@ -82,29 +75,26 @@ def takes(p: Product, device: DeviceInfo) -> bool:
         and all(rows_ok(w, 16 if _aligned(t) else 2, 256 if t.is_quantized else 32)
                 for w in p.weights)
         and columns_ok(p.x)
-        and _plan(p, device, own_columns(p)).stages >= 2
+        and _plan(p, device).stages >= 2
     )  # fmt: skip
 
 
-def scratch_bytes(p: Product, device: DeviceInfo, own: bool | None = None) -> int:
-    own = own_columns(p) if own is None else own
-    return 0 if own else layout(p, 8 * ceil_div(p.m, 8)).end
+def scratch_bytes(p: Product, device: DeviceInfo) -> int:
+    return layout(p, 8 * ceil_div(p.m, 8)).end
 
 
-def launches(p: Product, device: DeviceInfo, scratch: int, own: bool | None = None) -> list[Launch]:
-    """The launches of a product that `takes` takes. own: whether every block rounds the columns."""
-    own = own_columns(p) if own is None else own
-    plan, t = _plan(p, device, own), p.weights[0].dtype
+def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
+    """The launches of a product that `takes` takes."""
+    plan, t = _plan(p, device), p.weights[0].dtype
     columns, tiles = 8 * plan.groups, p.tiles(_PAIRS)
-    at = Layout() if own else layout(p, columns, address=scratch)
+    at = layout(p, columns, address=scratch)
     args = arguments(p, at, tiles, plan.splits, plan.stages, 0, plan.stride)
-    types = f"{cpp_type(t)}, {plan.groups}, {plan.parts}, {plan.blocks}"
-    entry = f"mul_mat_stream<{types}, {cpp_bool(plan.full)}, {cpp_bool(own)}>"
+    sizes = f"{plan.groups}, {plan.parts}, {plan.blocks}, {cpp_bool(plan.full)}"
     # There warps can give each other registers.
     options = ("-arch=sm_90a",) if device.arch == "sm_90" else ()
-    kernel, grid = Kernel("mul_mat_stream.cu", entry, options), min(device.sm_count, tiles)
-    made = Launch(kernel, (grid, 1, 1), (_THREADS, 1, 1), args, plan.shared, dependent=True)
-    if own:
-        return [made]
-    order = (plan.parts, plan.blocks) if p.k <= _SLICE else (0, 0)
-    return [round_launch(p, at, columns, True, order), made]
+    kernel = Kernel("mul_mat_stream.cu", f"mul_mat_stream<{cpp_type(t)}, {sizes}>", options)
+    grid = (min(device.sm_count, tiles), 1, 1)
+    return [
+        round_launch(p, at, columns, True),
+        Launch(kernel, grid, (_THREADS, 1, 1), args, plan.shared, dependent=True),
+    ]

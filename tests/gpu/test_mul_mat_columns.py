@@ -13,9 +13,8 @@ from kernel_list import launches_of
 from gguflow.engine.graph import Case, Operand, op_spec
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch, supports
 from gguflow.kernels.cuda.launch import Operand as DeviceOperand
-from gguflow.kernels.cuda.mul_mat_batch import applies
+from gguflow.kernels.cuda.mul_mat_batch import VEC, applies
 from gguflow.kernels.cuda.mul_mat_columns import tile_for
-from gguflow.kernels.cuda.mul_mat_vec import FASTEST
 
 TYPES = ["f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K",
          "q6_K"]  # fmt: skip
@@ -108,7 +107,9 @@ def test_columns(gpu: Any, dtype: str, m: int) -> None:
     ):
         built = build(op, *srcs, **params)
         # Up to so many columns mul_mat_vec.cu quantizes them.
-        assert nmse(run_on(gpu, built), built.expected) < (5e-5 if m > FASTEST else built.tolerance)
+        assert nmse(run_on(gpu, built), built.expected) < (
+            5e-5 if m > VEC["quantized"] else built.tolerance
+        )
 
 
 @pytest.mark.gpu
@@ -127,7 +128,9 @@ def test_long_rows(gpu: Any, dtype: str, k: int, m: int) -> None:
 def test_heads(gpu: Any, types: tuple[str, str, str], mode: str, m: int) -> None:
     for state in ("f16", "f32"):
         built = heads(types, m, state, mode)
-        assert nmse(run_on(gpu, built), built.expected) < (5e-5 if m > FASTEST else built.tolerance)
+        assert nmse(run_on(gpu, built), built.expected) < (
+            5e-5 if m > VEC["quantized"] else built.tolerance
+        )
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ last run, so N more take N runs.
 
 from __future__ import annotations
 
+import gc
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -90,7 +91,9 @@ def run_sequences(args: Namespace, sources: Sequence[ModelSource]) -> int:
                     note(f"bench: {source.path} {test}")
                 if layers < 0:
                     test = replace(test, n_gpu_layers=model.n_gpu_layers)
-                out.add(measure(model, test, args) | {"type_k": test.type_k, "type_v": test.type_v})
+                result = measure(model, test, args)
+                out.add(result | {"type_k": test.type_k, "type_v": test.type_v})
+                gc.collect()  # the test's cache, before the next one comes into memory
             del model  # before the next one comes into memory
     finally:
         out.end()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
@@ -17,6 +18,7 @@ from gguflow.engine.graph import Role
 from gguflow.engine.plan_key import PAGE, PlanKey
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
+from gguflow.models.base import Architecture
 
 from .kv import Group, KvCache
 from .rows import Rows
@@ -68,6 +70,19 @@ def _rows_at(at: np.ndarray | slice, rows: np.ndarray, n: int) -> np.ndarray | s
     return at[rows]
 
 
+def copy_page(
+    arch: Architecture, n_pages: Mapping[str, int], states: Mapping[str, Buffer],
+    group: str, source: int, target: int,
+) -> None:  # fmt: skip
+    """Copy all rows of a page in the states of a group's layers. n_pages: by group."""
+    for i in range(arch.hp.n_layer):
+        layer = arch.cache(i)
+        if layer is not None and layer.group == group:
+            for state in (states[f"kv.{i}.k"], states[f"kv.{i}.v"]):
+                n = state.nbytes // n_pages[group]
+                state.write(target * n, state.read(source * n, n))
+
+
 class Runner:
     """A model's KV cache and the plans that fill it. One run at a time.
 
@@ -81,14 +96,14 @@ class Runner:
         size = model.cache_size()
         layers = filter(None, (model.arch.cache(i) for i in range(model.hp.n_layer)))
         windows = {layer.group: layer.window for layer in layers}
+        self._states: dict[str, Buffer] = {}
         self.kv = KvCache(
             {name: Group(n, windows[name]) for name, n in size.n_pages.items()},
             model.options.n_seqs,
             size.n_entries,
-            self._copy_page,
+            partial(copy_page, model.arch, size.n_pages, self._states),
             share_generated=all(b.space == HOST_SPACE for b in model.backends.values()),
         )
-        self._states: dict[str, Buffer] = {}
         self._arenas: dict[str, Buffer] = {}
         self._plans: OrderedDict[PlanKey, BoundPlan] = OrderedDict()
         self._reserve(model.plan(self.buckets.largest))
@@ -123,17 +138,6 @@ class Runner:
         while len(self._plans) > PLAN_CACHE:
             self._plans.popitem(last=False)
         return bound
-
-    def _copy_page(self, group: str, source: int, target: int) -> None:
-        for i in range(self.model.hp.n_layer):
-            layer = self.model.arch.cache(i)
-            if layer is None or layer.group != group:
-                continue
-            for part in ("k", "v"):
-                state = self._states.get(f"kv.{i}.{part}")
-                if state is not None:
-                    n = state.nbytes // self.kv.groups[group].n_pages
-                    state.write(target * n, state.read(source * n, n))
 
     # -- runs ------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from stand_in_loop import Loop, install
 from tiny_model import write_tiny
 
 from gguflow.engine.compile import compile_graph
+from gguflow.engine.graph import dtype_by_name
 from gguflow.engine.model import Model
 from gguflow.engine.planning import Planner, buckets
 from gguflow.engine.profile import Profile
@@ -19,6 +20,8 @@ from gguflow.engine.prompt import ContextError
 from gguflow.engine.sampling import GREEDY, SamplerSettings
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request, Token
+from gguflow.engine.serving.rows import Piece, rows_of
+from gguflow.engine.serving.runner import Runner
 
 HOT = SamplerSettings(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=1)
 PROMPT = (1, 40, 50, 60, 70, 80)
@@ -367,3 +370,26 @@ def test_mixed_lengths_arriving_at_random(
             assert text(found[i]) == expected, f"request {i} of {len(r.ids)} tokens"
     assert n_cancelled > 0
     assert is_clean(engine) and not engine._scheduler.running and not engine._scheduler.waiting
+
+
+@pytest.mark.parametrize("type_name", ["f16", "f32"])
+def test_forks_have_rows_of_their_own(model: Model, type_name: str) -> None:
+    """A fork shares pages until one of the two writes, and then has a copy of them."""
+    kind = dtype_by_name(type_name)
+    runner = Runner(model.with_options(n_seqs=2, k_type=kind, v_type=kind))
+    kv = runner.kv
+    first = kv.create()
+
+    def go_on(seq: int, ids: list[int]) -> np.ndarray:
+        kv.grow(seq, len(ids))
+        logits = runner.run(rows_of(kv, [Piece(seq, ids, 1)]))[0][0].copy()
+        kv.advance(seq, ids)
+        return logits
+
+    ids = list(range(5, 85)) * 2
+    go_on(first, ids)
+    second = kv.fork(first)
+    found = [go_on(first, [7] * 3), go_on(second, [9] * 3), go_on(first, [7]), go_on(second, [9])]
+    own = model.with_options(k_type=kind, v_type=kind)
+    for logits, seen in zip(found, ([7] * 3, [9] * 3, [7] * 4, [9] * 4), strict=True):
+        np.testing.assert_array_equal(logits, own.new_session().logits([*ids, *seen])[-1])

@@ -1,0 +1,65 @@
+"""How the sources are cut: small files, and how many of them know a thing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import gguflow.engine.ops  # noqa: F401  (registers the ops)
+from gguflow.engine.graph import all_ops
+from gguflow.models.base import architectures
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", "*.js", "*.css")
+PARTS = ("engine", "kernels", "models", "cli", "bench", "tests", "training")
+MOST_LINES = 500
+
+
+def sources(*parts: str) -> list[Path]:
+    return [p for part in parts for kind in SOURCES for p in sorted((ROOT / part).rglob(kind))]
+
+
+def files_that_say(word: str, *parts: str) -> set[str]:
+    """Sources with a word in quotes."""
+    said = re.compile(rf"[\"']{re.escape(word)}[\"']")
+    return {
+        p.relative_to(ROOT).as_posix()
+        for p in sources(*parts)
+        if said.search(p.read_text(encoding="utf-8"))
+    }
+
+
+def test_no_file_is_long() -> None:
+    long = {
+        p.name: n for p in sources(*PARTS) if (n := len(p.read_bytes().splitlines())) > MOST_LINES
+    }
+    assert sources(*PARTS) and not long
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_an_architecture_is_one_file(name: str) -> None:
+    """A named shape to measure with may say its name too. Vocabularies and chat formats have names
+    of their own, some of which are the same."""
+    own = {f"models/{name}.py", "models/shapes.py"}
+    others = files_that_say(name, "engine", "kernels", "models") - own
+    assert {f for f in others if not f.startswith(("models/tokenizer/", "models/chat"))} <= {
+        "engine/load/powerinfer.py"  # whose files have names for two of them
+    }
+
+
+@pytest.mark.parametrize("name", sorted(s.name for s in all_ops()))
+def test_an_op_is_known_by_few(name: str) -> None:
+    """In the engine, beside its specification: rewrites, what measures kernels, and what colours
+    a profile. Models use it; kernels are found by its name."""
+    known = ("engine/ops/", "engine/compile/", "engine/variants/", "engine/kernel_bench/",
+             "engine/profile/", "engine/backends/cuda/rivals.py")  # fmt: skip
+    found = {f for f in files_that_say(name, "engine") if not f.startswith(known)}
+    assert found <= ({"engine/sampling.py"} if name == "top_k" else set())  # there a setting
+
+
+def test_a_device_is_known_by_its_directory() -> None:
+    found = files_that_say("cuda", "engine", "models")
+    elsewhere = {f for f in found if not f.startswith("engine/backends/cuda/")}
+    assert elsewhere <= {"engine/resolve.py"}  # what -ngl means without a name

@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     attention_prefill(const __grid_constant__ AttentionArgs a) {
   typedef typename CacheRow<K>::Half T;
   constexpr int PIECES = HD / 8, TILE = KEYS * PIECES;
-  constexpr int MINE = KEYS / 2;                  // keys of a tile that are the warp's
-  extern __shared__ uint4 shared[];               // Q [128, HD], then K and V [2][KEYS, HD]
+  constexpr int MINE = KEYS / 2;     // keys of a tile that are the warp's
+  extern __shared__ uint4 shared[];  // Q [128, HD], then K and V [2][KEYS, HD]
   __shared__ Token of_row[kRows];
   __shared__ int row_pos[kRows];  // of the run
   __shared__ Range ranges[kRows / 32];

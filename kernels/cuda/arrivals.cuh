@@ -9,9 +9,11 @@ __device__ __forceinline__ bool arrives_last(u32* count, u32 n) {
   __shared__ u32 before;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    before = atomicInc(count, n - 1);
-    __threadfence();
+    // One operation that releases and acquires, for a fence on either side takes longer.
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(count), "r"(n - 1)
+                 : "memory");
   }
   __syncthreads();
   return before == n - 1;

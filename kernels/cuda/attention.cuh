@@ -103,8 +103,8 @@ __device__ __forceinline__ float* part_of(const AttentionArgs& a, int slot, int 
   return a.parts + (((i64)slot * a.n_splits + split) * rows + row) * (width + 2);
 }
 
-// A row's weighted values, relative to its largest score so far. Parts are added in the order of the
-// splits, wherever they were computed.
+// A row's weighted values, relative to its largest score so far. Parts are added in the order of
+// the splits, wherever they were computed.
 struct Fold {
   float top = -infinity(), sum = 0.0f, total = 0.0f;
 

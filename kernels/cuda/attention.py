@@ -35,7 +35,7 @@ PER_LANE = (2, 4, 8, 16)  # elements of a head that a lane of attention.cu may h
 CHUNK = 128  # keys a split's block takes at a time
 KEYS = 16  # of them, a warp
 FEW_HALVES, LISTED_HALVES = 4, 2  # groups of keys or of values that a warp has on their way
-PIECE = 4  # chunks that a block of a long list takes together
+PIECE = 8  # chunks that a block of a long list takes together
 MAX_SPLITS, MAX_TICKETS = 128, 8192  # of a slot, and slots
 LISTED = 256  # tokens that are alone in their sequence, of a launch
 HEAD_SIZES = (64, 128)  # of the tensor-core kernels
@@ -127,12 +127,13 @@ class _Decode:
         slots, blocks = alone.slots, self.device.sm_count * (2 if tile == 8 else 1)
         most = max(1, min(LISTED, MAX_TICKETS // slots))
         entry = self._entry("_listed", tile)
-        shared = self._ring(LISTED_HALVES) + 4 * WARPS * rows * (self.head_dim + 2)
+        sums = WARPS * (self.head_dim + 2) + self.head_dim  # of a row
+        shared = self._ring(LISTED_HALVES) + 4 * rows * sums
         return [
             Plan(
                 begin + i, m, "attention_decode", entry,
                 (min(m * slots * alone.splits, blocks), 1, 1), 32 * WARPS, shared, m * slots,
-                alone.splits, rows, PIECE if m * slots > blocks else 1,
+                alone.splits, rows, PIECE if m * slots > blocks else PIECE // 2,
             )
             for i in range(0, n, most)
             for m in (min(most, n - i),)

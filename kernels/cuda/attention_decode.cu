@@ -12,20 +12,7 @@
 // heads of one token, and the blocks go through a list of what the positions say there is to do.
 #include "cuda/attention_decode.cuh"
 
-#ifndef NEAR_CHUNKS
-#define NEAR_CHUNKS 4
-#endif
-#ifndef NEAR_KIND
-#define NEAR_KIND 0
-#endif
-#ifndef FEW_HALVES
-#define FEW_HALVES 4
-#endif
-#ifndef LISTED_HALVES
-#define LISTED_HALVES 2
-#endif
-constexpr int kNear = NEAR_CHUNKS;  // chunks brought into the second-level cache ahead of time
-constexpr int kFewHalves = FEW_HALVES, kListedHalves = LISTED_HALVES;  // of a warp's ring; as in attention.py
+constexpr int kFewHalves = 4, kListedHalves = 2;  // of a warp's ring; as in attention.py
 
 // NT: tiles of 8 rows. HD: head size of keys and values.
 template <class K, class V, int HD, int NT>
@@ -89,29 +76,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   const auto none = [](F&) { return false; };
 
   launch_dependents();
-  // While the kernels ahead finish, the cache can come nearer. Should the positions read here be
-  // old, other rows of the cache come, and nothing is lost.
+  // Where the keys are is found while the kernels ahead finish, and looked at again after that.
   token = mine();
   todo = seeing(token);
   open();
-#pragma unroll
-  for (int i = 0; i < kNear; ++i) {
-    const int j = keys.begin + i * kChunk + kKeys * warp_index() + lane % kKeys;
-    const int page = __shfl_sync(kAllLanes, feed.pages, j / kPage - feed.entry);
-    if (page < 0 || j >= keys.end) continue;
-    const i64 row = (i64)page * kPage + j % kPage;
-#if NEAR_KIND == 0
-    if (lane < kKeys) {
-      prefetch<K, HD>(a.k.row(tile.kv_head, row, 0));
-    } else {
-      prefetch<V, HD>(a.v.row(tile.kv_head, row, 0));
-    }
-#else
-    const char* at = lane < kKeys ? a.k.row(tile.kv_head, row, 0) : a.v.row(tile.kv_head, row, 0);
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at + 128));
-#endif
-  }
   wait_for_previous();
 
   feed.start(a, none);
@@ -198,12 +166,16 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
   __shared__ Token tokens[kListed];
   __shared__ int ends[kListed], warp_sums[kWarps];
   __shared__ uint4 queries[R::ROWS][HD / 8 + 1];  // a row more than its elements: other banks
-  __shared__ Piece p;                              // that the block is at
+  __shared__ Piece p;                             // that the block is at
+  // Of a tile that the block does alone, what the splits so far give: a row's largest score and
+  // total weight, which change places with every split, and the sums, each of one thread.
+  __shared__ float2 stats[2][R::ROWS];
   char* const sums = reinterpret_cast<char*>(shared) + kWarps * F::BYTES;
   const int lane = threadIdx.x % 32, group = a.group.divisor;
   const int n_kv_head = (int)a.k.ne[1], tiles = (group + a.tile_rows - 1) / a.tile_rows;
   const int slots = n_kv_head * tiles;  // of a token
   const int warp_bytes = 4 * R::PITCH * a.tile_rows;
+  float* const folded = reinterpret_cast<float*>(sums + kWarps * warp_bytes);
 
   const auto splits_a_piece = [&](int each) { return max(a.piece / each, 1); };
   // Thread i has token i. ends: where a token's pieces end in the list.
@@ -258,24 +230,37 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
     return min(begin_of(p, split), p.seen.last + 1);
   };
 
-  launch_dependents();
-  const Token before = mine();
-  list(before);
-  wait_for_previous();
-  const Token now = mine();
-  if (__syncthreads_or(!(now == before))) list(now);
-  const int n_pieces = ends[kListed - 1];
-
   F feed(reinterpret_cast<char*>(shared));
-  int asked = blockIdx.x;
+  int asked = blockIdx.x, n_pieces;
   const auto next = [&](F& f) {
     if (asked >= n_pieces) return false;
-    const Piece p = piece_of(asked);
-    f.open(a, p.tile.kv_head, p.token.seq, p.seen, begin_of(p, p.split), end_of(p, p.splits_end));
+    const Piece piece = piece_of(asked);
+    f.open(a, piece.tile.kv_head, piece.token.seq, piece.seen, begin_of(piece, piece.split),
+           end_of(piece, piece.splits_end));
     asked += gridDim.x;
     return true;
   };
+
+  // As above, the first keys are found before the wait, and asked for before it is known that what
+  // was read still holds.
+  launch_dependents();
+  const Token before = mine();
+  list(before);
+  n_pieces = ends[kListed - 1];
+  next(feed);
+  const int pages_before = feed.pages;
+  wait_for_previous();
+  const Token now = mine();
+  const int pages_now = feed.page_of(a, feed.entry + lane);
   feed.start(a, next);
+  if (__syncthreads_or(!(now == before) || pages_now != pages_before)) {
+    copies_wait<0>();
+    list(now);
+    n_pieces = ends[kListed - 1];
+    asked = blockIdx.x;
+    feed = F(reinterpret_cast<char*>(shared));
+    feed.start(a, next);
+  }
 
   for (int piece = blockIdx.x; piece < n_pieces; piece += gridDim.x) {
     R rows;
@@ -290,33 +275,42 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
       rows.slopes(a, its.tile);
       __syncthreads();
     }
+    const bool whole = p.split == 0 && p.splits_end == p.n_active;
     for (int split = p.split; split < p.splits_end; ++split) {
       int pos[NT][2];
 #pragma unroll
       for (int n = 0; n < NT; ++n) pos[n][0] = pos[n][1] = p.token.pos;
       rows.begin();
-      rows.attend(a, feed, begin_of(p, split), end_of(p, split + 1), pos,
-                  [&](int n, int c) { return queries[8 * n + lane / 4][4 * c + lane % 4]; }, next);
+      rows.attend(
+          a, feed, begin_of(p, split), end_of(p, split + 1), pos,
+          [&](int n, int c) { return queries[8 * n + lane / 4][4 * c + lane % 4]; }, next);
       __syncthreads();  // the sums before have been read
       rows.put(p.tile.n_rows, reinterpret_cast<float*>(sums + warp_index() * warp_bytes), tops);
       __syncthreads();
-for (int i = threadIdx.x; i < p.tile.n_rows * HD; i += 32 * kWarps) {
+      for (int i = threadIdx.x; i < p.tile.n_rows * HD; i += 32 * kWarps) {
         const int row = i / HD, d = i % HD;
         const auto part = R::gather(sums, warp_bytes, tops, row, d);
-        if (p.n_active == 1) {
-          p.tile.output(a, row)[d] = part.weights > 0.0f ? part.sum / part.weights : 0.0f;
-        } else {
+        if (!whole) {
           R::write(a, p.tile.slot, split, row, d, part);
+          continue;
+        }
+        Fold fold;
+        if (split > 0) {
+          const float2 so_far = stats[split % 2][row];
+          fold.top = so_far.x, fold.sum = folded[i], fold.total = so_far.y;
+        }
+        fold.add(part.best, part.sum, part.weights);
+        if (split + 1 == p.n_active) {
+          p.tile.output(a, row)[d] = fold.value();
+        } else {
+          folded[i] = fold.sum;
+          if (d == 0) stats[(split + 1) % 2][row] = make_float2(fold.top, fold.total);
         }
       }
     }
-    if (p.n_active == 1) continue;
-    if (p.split == 0 && p.splits_end == p.n_active) {
-      __syncthreads();
-    } else {
-      const int m = splits_a_piece(p.each), pieces = (p.n_active + m - 1) / m;
-      if (!arrives_last(tickets + p.tile.slot, pieces)) continue;
-    }
+    if (whole) continue;
+    const int m = splits_a_piece(p.each), pieces = (p.n_active + m - 1) / m;
+    if (!arrives_last(tickets + p.tile.slot, pieces)) continue;
     join(a, p.tile.slot, p.n_active, a.tile_rows, p.tile.n_rows, HD,
          [&](int row, int d, float y) { p.tile.output(a, row)[d] = y; });
   }

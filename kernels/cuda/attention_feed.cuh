@@ -69,7 +69,7 @@ struct Feed {
 
   char* ring;
   int kv_head, seq;
-  int j, end;          // // the group to ask for next, and where the stretch ends
+  int j, end;               // // the group to ask for next, and where the stretch ends
   Span seen;                // of the sequence
   int pages, entry;         // lane i has the page of entry + i of the sequence's table
   int into, from;           // places of the ring: to fill next, and to read next
@@ -77,8 +77,19 @@ struct Feed {
   u32 holes, groups_ahead;  // a bit a group asked for, the oldest first: it has no page
 
   __device__ __forceinline__ explicit Feed(char* shared)
-      : ring(shared + warp_index() * BYTES), j(0), end(0), into(0), from(0), values(false),
-        holes(0), groups_ahead(0) {}
+      : ring(shared + warp_index() * BYTES),
+        kv_head(0),
+        seq(0),
+        j(0),
+        end(0),
+        seen{0, -1},
+        pages(-1),
+        entry(0),
+        into(0),
+        from(0),
+        values(false),
+        holes(0),
+        groups_ahead(0) {}
 
   __device__ __forceinline__ int page_of(const AttentionArgs& a, int i) const {
     const bool wanted = i * kPage < end && (i + 1) * kPage > seen.first;

@@ -40,18 +40,28 @@ __device__ __forceinline__ void load_tile(uint4* tile, const char* base, i64 str
   static_assert(kPage % ROWS == 0, "they have one page");
   const int c = threadIdx.x % PIECES, row0 = threadIdx.x / PIECES;
 #pragma unroll
-  for (int i = 0; i < KEYS / ROWS; ++i) {
-    const int r = i * ROWS + row0, page = pages[i * ROWS / kPage];
-    const bool there = page >= 0 && j0 + r >= seen.first && j0 + r <= seen.last;
-    const char* const row = base + ((i64)max(page, 0) * kPage + r % kPage) * stride;
-    uint4* const to = tile + swizzle<PIECES>(r, c);
-    if constexpr (CacheRow<C>::kPlain) {
-      copy16_or_zeros(shared_address(to), row + 16 * c, there);
-    } else {
-      *to = there ? CacheRow<C>::read8(row, 8 * c) : uint4{};
+  for (int p = 0; p < KEYS / kPage; ++p) {
+    const char* const page = base + ((i64)max(pages[p], 0) * kPage + row0) * stride;
+#pragma unroll
+    for (int i = 0; i < kPage / ROWS; ++i) {
+      const int r = p * kPage + i * ROWS + row0;
+      const bool there =
+          pages[p] >= 0 && (u32)(j0 + r - seen.first) <= (u32)(seen.last - seen.first);
+      const char* const row = page + i * ROWS * stride;
+      uint4* const to = tile + swizzle<PIECES>(r, c);
+      if constexpr (CacheRow<C>::kPlain) {
+        copy16_or_zeros(shared_address(to), row + 16 * c, there);
+      } else {
+        *to = there ? CacheRow<C>::read8(row, 8 * c) : uint4{};
+      }
     }
   }
 }
+
+// Keys of a run that some row of a warp sees, and those that all of them see.
+struct Range {
+  int low, high, low_all, high_all;
+};
 
 // KEYS: of a tile.
 template <class K, class V, int HD, int KEYS>
@@ -59,11 +69,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     attention_prefill(const __grid_constant__ AttentionArgs a) {
   typedef typename CacheRow<K>::Half T;
   constexpr int PIECES = HD / 8, TILE = KEYS * PIECES;
-  constexpr int MINE = KEYS / 2;                  // keys of a tile that are the warp's
-  extern __shared__ uint4 shared[];               // Q [128, HD], then K and V [2][KEYS, HD]
-  __shared__ int row_pos[kRows], row_seq[kRows];  // of the run; of all rows
-  __shared__ int bounds[3][kRows / 32];
-  __shared__ int pages_of[2][KEYS / kPage];  // of the tiles
+  constexpr int MINE = KEYS / 2;     // keys of a tile that are the warp's
+  extern __shared__ uint4 shared[];  // Q [128, HD], then K and V [2][KEYS, HD]
+  __shared__ Token of_row[kRows];
+  __shared__ int row_pos[kRows];  // of the run
+  __shared__ Range ranges[kRows / 32];
+  __shared__ int first_left[kRows / 32];
   uint4* const q_tile = shared;
   uint4* const k_tiles = q_tile + kRows * PIECES;
   uint4* const v_tiles = k_tiles + 2 * TILE;
@@ -81,8 +92,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_previous();
   // Thread i has row i % 128. Rows past the end repeat the last one; their results are not stored.
   const int my_row = threadIdx.x % kRows;
-  const Token me = token_at(a, token_of(min(row0 + my_row, last_row)));
-  bool done = me.pos < 0;  // nothing is to be seen for it, or its run has been
+  bool done;  // nothing is to be seen for it, or its run has been
+  {
+    const Token me = token_at(a, token_of(min(row0 + my_row, last_row)));
+    of_row[my_row] = me;
+    done = me.pos < 0;
+  }
 
   // A thread's rows: 32 warp + 16 m + g + 8 h. What few tiles need of them is read again there.
   float top[2][2], total[2][2];
@@ -102,51 +117,58 @@ __global__ void __launch_bounds__(kThreads, 1)
   // The first row that is not done, or kRows.
   const auto first_row = [&]() {
     const int r = __reduce_min_sync(kAllLanes, done ? kRows : my_row);
-    if (lane == 0 && half == 0) bounds[2][warp] = r;
+    if (lane == 0) first_left[warp] = r;
   };
-  const auto least = [&](int i) {
-    return min(min(bounds[i][0], bounds[i][1]), min(bounds[i][2], bounds[i][3]));
+  const auto least = [&]() {
+    return min(min(first_left[0], first_left[1]), min(first_left[2], first_left[3]));
   };
-  row_seq[my_row] = me.seq;
   first_row();
   __syncthreads();
   bool fresh = true;  // the queries are not there yet
-  for (int begin = least(2); begin < kRows; begin = least(2)) {
-    // A run: the rows of one sequence. Keys that some of its rows see: [seen.first, seen.last];
-    // that some row of the warp sees: [low, high]; that all of them see: [low_all, high_all].
-    const int seq = row_seq[begin];
-    const bool in = !done && me.seq == seq;
-    const Span s = in ? visible_to(a, me.pos) : Span{0, -1};
-    const bool some = s.last >= s.first;
-    const int low = __reduce_min_sync(kAllLanes, some ? s.first : 0x7FFFFFFF);
-    const int high = __reduce_max_sync(kAllLanes, some ? s.last : -1);
-    const int low_all = __reduce_max_sync(kAllLanes, s.first);
-    const int high_all = __reduce_min_sync(kAllLanes, s.last);
-    __syncthreads();  // everyone is done with the run before
-    row_pos[my_row] = in ? me.pos : -1;
-    done |= in;
-    first_row();
-    if (lane == 0 && half == 0) {
-      bounds[0][warp] = low;
-      bounds[1][warp] = high;
+  for (int begin = least(); begin < kRows; begin = least()) {
+    // A run: the rows of one sequence. `seen`: keys that some of them see.
+    const int seq = of_row[begin].seq;
+    {
+      const Token me = of_row[my_row];
+      const bool in = !done && me.seq == seq;
+      const Span s = in ? visible_to(a, me.pos) : Span{0, -1};
+      const bool some = s.last >= s.first;
+      const Range range = {__reduce_min_sync(kAllLanes, some ? s.first : 0x7FFFFFFF),
+                           __reduce_max_sync(kAllLanes, some ? s.last : -1),
+                           __reduce_max_sync(kAllLanes, s.first),
+                           __reduce_min_sync(kAllLanes, s.last)};
+      __syncthreads();  // everyone is done with the run before
+      row_pos[my_row] = in ? me.pos : -1;
+      done |= in;
+      first_row();
+      if (lane == 0) ranges[warp] = range;
+      __syncthreads();
     }
-    __syncthreads();
-    const Span seen = {least(0),
-                       max(max(bounds[1][0], bounds[1][1]), max(bounds[1][2], bounds[1][3]))};
+    Span seen = {ranges[0].low, ranges[0].high};
+#pragma unroll
+    for (int w = 1; w < kRows / 32; ++w) {
+      seen = {min(seen.first, ranges[w].low), max(seen.last, ranges[w].high)};
+    }
 
-    const auto load = [&](int j0, int stage) {
-      int pages[KEYS / kPage];
+    int pages[KEYS / kPage];  // of the tile to be loaded next, read while one is computed
+    const auto look_up = [&](int j0) {
 #pragma unroll
       for (int i = 0; i < KEYS / kPage; ++i) {
         const int j = j0 + i * kPage;
         pages[i] = j <= seen.last ? page_at<true>(a, seq, j / kPage) : -1;
-        if (threadIdx.x == 0) pages_of[stage][i] = pages[i];
       }
+    };
+    // Whether there is a page for the warp's half.
+    const auto load = [&](int j0, int stage) {
       load_tile<K, PIECES, KEYS>(k_tiles + stage * TILE, k_base, a.k.nb[2], pages, j0, seen);
       load_tile<V, PIECES, KEYS>(v_tiles + stage * TILE, v_base, a.v.nb[2], pages, j0, seen);
+      const bool there = (half == 0 ? pages[0] : pages[MINE / kPage]) >= 0;
+      look_up(j0 + KEYS);
+      return there;
     };
     const int j_first = seen.first / KEYS * KEYS;
-    if (seen.last >= seen.first) load(j_first, 0);
+    look_up(j_first);
+    bool there_next = seen.last >= seen.first && load(j_first, 0);
     if (fresh) {  // while the first keys are on their way
 #pragma unroll 4
       for (int i = threadIdx.x; i < kRows * PIECES; i += kThreads) {
@@ -159,13 +181,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int j0 = j_first, stage = 0; j0 <= seen.last; j0 += KEYS, stage ^= 1) {
       wait_for_copies();
       __syncthreads();  // everyone's copies are there, and the other stage is no longer read
-      if (j0 + KEYS <= seen.last) load(j0 + KEYS, stage ^ 1);
+      const bool there = there_next;
+      if (j0 + KEYS <= seen.last) there_next = load(j0 + KEYS, stage ^ 1);
       // Swizzling repeats every eight rows, so a tile's half is laid out as a tile.
       const uint4* const k_tile = k_tiles + stage * TILE + half * (TILE / 2);
       const uint4* const v_tile = v_tiles + stage * TILE + half * (TILE / 2);
       const int j_mine = j0 + half * MINE;
-      if (j_mine > high || j_mine + MINE <= low || pages_of[stage][half * MINE / kPage] < 0)
-        continue;
+      const Range range = ranges[warp];
+      if (j_mine > range.high || j_mine + MINE <= range.low || !there) continue;
+      const bool masked = j_mine < range.low_all || j_mine + MINE - 1 > range.high_all;
 
       float s[2][MINE / 8][4] = {};
 #pragma unroll
@@ -189,7 +213,6 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
       }
 
-      const bool masked = j_mine < low_all || j_mine + MINE - 1 > high_all;
       if (masked || !plain) {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {

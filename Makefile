@@ -5,13 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h)
 
-.PHONY: demo test lint format types check docs clean
+.PHONY: demo test slow lint format types check docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/gguflow generate -p "Once upon a time" -n 200 --repeat-penalty 1.1
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+slow: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -q -n 2 -m slow
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

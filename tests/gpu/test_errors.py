@@ -83,7 +83,7 @@ def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"driver": 12080}, 0, "supports CUDA 12.8 and CuPy needs 13: update the driver"),
         ({"driver": 12080}, 0, "'gguflow[cuda12]'"),
         ({"count": CUDARuntimeError("cudaErrorNoDevice")}, 0, "no GPU can be used (cudaErrorNo"),
-        ({"count": 2}, 2, "no GPU number 2; this machine has 2: change --device"),
+        ({"count": 2}, 2, "no GPU number 2; this machine has 2: change `device`"),
         ({"major": 7}, 0, "Imaginary GPU has compute capability 7.0; 8.0 is needed"),
     ],
 )

@@ -41,7 +41,8 @@ LISTED = 256  # tokens that are alone in their sequence, of a launch
 HEAD_SIZES = (64, 128)  # of the tensor-core kernels
 DECODE_ROWS = 64  # up to here the work is reading the cache, beyond it the products
 PREFILL_ROWS, PREFILL_KEYS, PREFILL_THREADS = 128, (128, 64), 256
-STATIC = 2 << 10  # shared memory that kernels declare themselves, at most
+STATIC = 2 << 10  # shared memory that the other kernels declare themselves, at most
+LISTED_STATIC = 9 << 10  # the same of attention_decode_listed
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,10 @@ def _tensor_cores(
         if many is None:
             return None
         plans.append(many)
+    for p in plans:
+        static = LISTED_STATIC if "_listed" in p.entry else STATIC
+        if p.shared > device.shared_per_block - static:
+            return None  # the rings of keys and values do not fit
     return plans
 
 

@@ -350,9 +350,7 @@ GF_KERNEL_SUPPORTS(attention) {
   return known(op->src[1].type) && known(op->src[2].type);
 }
 
-GF_KERNEL_SCRATCH(attention) {
-  return is_empty(op) ? 0 : layout(op, n_threads).bytes * n_threads;
-}
+GF_KERNEL_SCRATCH(attention) { return is_empty(op) ? 0 : layout(op, n_threads).bytes * n_threads; }
 
 GF_KERNEL(attention) {
   if (is_empty(op)) return;

@@ -11,7 +11,7 @@
 // on the weights' shape alone, so that a result does not depend on the other columns.
 #include "cuda/columns.cuh"
 #include "cuda/columns_weights.cuh"
-#include "cuda/pipeline.cuh"
+#include "cuda/ring.cuh"
 #include "cuda/wgmma.cuh"
 
 constexpr int kConsumers = 256, kBringers = 96, kThreads = kConsumers + kBringers + 32;
@@ -42,27 +42,6 @@ struct Rings {
   char *x, *w;
   u64 *x_full, *x_free, *w_full, *w_free;
   const char** rows;  // where this block's rows start: of every sixteen, r and r + 8 are a pair
-};
-
-__device__ __forceinline__ void barrier_make(u64* bar, u32 arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals)
-               : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u64* bar) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
-}
-
-// A stage of a ring, and how often it has been passed.
-struct Place {
-  int stage = 0;
-  u32 parity = 0;
-
-  __device__ __forceinline__ void next(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
 };
 
 template <class W, int MT>

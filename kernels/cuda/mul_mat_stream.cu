@@ -12,37 +12,18 @@
 #include "cuda/columns.cuh"
 #include "cuda/columns_weights.cuh"
 #include "cuda/mma.cuh"
-#include "cuda/pipeline.cuh"
+#include "cuda/ring.cuh"
 
 constexpr int kWarps = 16, kThreads = 32 * (kWarps + 4), kTileRows = 16, kTilePairs = 8;
 constexpr int kBatch = 8;  // tiles that have sums of a few parts of k at once
 
 #if __CUDA_ARCH__ >= 900
 
-__device__ __forceinline__ void barrier_make(u64* bar, u32 arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals)
-               : "memory");
-}
 // Once for the whole warp.
 __device__ __forceinline__ void warp_arrive(u64* bar, int lane) {
   __syncwarp();
-  if (lane == 0) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
-  }
+  if (lane == 0) barrier_arrive(bar);
 }
-
-// A stage of a ring, and how often it has been passed.
-struct Place {
-  int stage = 0;
-  u32 parity = 0;
-
-  __device__ __forceinline__ void next(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 struct Memory {
   u64 *full, *free;            // of the ring's stages

@@ -31,8 +31,8 @@ format: $(VENV)/installed-dev
 # mypy follows imports by name; the sources lie at the top level, so give it the installed layout.
 types: $(VENV)/installed-dev
 	@rm -rf .types && mkdir -p .types/gguflow
-	@ln -s ../../src/gguflow/__init__.py ../../src/gguflow/__main__.py ../../src/gguflow/py.typed .types/gguflow/
-	@for p in engine kernels models cli; do ln -s ../../$$p .types/gguflow/$$p; done
+	@for f in src/gguflow/*; do ln -s ../../$$f .types/gguflow/; done
+	@for p in engine kernels models cli server; do ln -s ../../$$p .types/gguflow/$$p; done
 	$(BIN)/mypy -p gguflow
 
 check: lint types test

@@ -1,13 +1,14 @@
 """The products of a decoder layer as a decode step of several sequences runs them: microseconds.
 
-    python bench/cuda_columns.py [--shape llama3-8b] [--types Q4_0,F16] [--tokens 4,8,16,32,64,128]
+    python bench/cuda_columns.py [--shape llama3-8b] [--types Q4_0,F16] [--tokens 1,2,4,8,16]
 
 Four ops follow each other in one captured graph, on weights that rotate, so that they come from
 memory: norm_qkv_rope, mul_mat_add, norm_mul_mat_swiglu, mul_mat_add. Each is measured by itself too
-(`alone`). Ways: vec (mul_mat_vec.cu, up to 8 columns), stream (mul_mat_stream.cu, up to 16),
-columns (mul_mat_columns.cu), parts (the ops of which the fused ones are made, a library's products
-where these come before ours). `error` is the largest difference from float64 in units of the
-result's root mean square. --head adds norm_mul_mat of the vocabulary, alone.
+(`alone`). Ways: vec (mul_mat_vec.cu, up to 8 columns), few (mul_mat_few.cu, quantized weights, 2 to
+16 columns), stream (mul_mat_stream.cu, 16-bit weights, up to 16), columns (mul_mat_columns.cu),
+parts (the ops of which the fused ones are made, a library's products where these come before ours).
+`error` is the largest difference from float64 in units of the result's root mean square. --head
+adds norm_mul_mat of the vocabulary, alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gguflow.engine.quants import decode
 from gguflow.kernels.cuda import (
     mul_mat,
     mul_mat_columns,
+    mul_mat_few,
     mul_mat_gemm,
     mul_mat_norm,
     mul_mat_stream,
@@ -44,11 +46,11 @@ def vec(call: Call) -> list[Launch | Gemm]:
     return mul_mat_norm.launches(call, most=8) if norm else mul_mat.launches(call, most=8)
 
 
-def by(module: Any) -> Make:
+def by(module: Any, mixed: bool = False, **options: Any) -> Make:
     def make(call: Call) -> list[Launch | Gemm]:
         found: list[Launch | Gemm] = []
-        for p in products(call.node, call.srcs, call.dst):
-            for step in module.launches(p, call.device, call.scratch):
+        for p in products(call.node, call.srcs, call.dst, mixed):
+            for step in module.launches(p, call.device, call.scratch, **options):
                 if step not in found:
                     found.append(step)
         return found
@@ -73,15 +75,24 @@ def parts_launches(call: Call) -> list[Launch | Gemm]:
     return [*launches(call)]
 
 
-def ways(node: Tensor, m: int, info: DeviceInfo) -> Iterator[tuple[str, Make]]:
+def ways(
+    node: Tensor, m: int, info: DeviceInfo, tiles: dict[str, mul_mat_columns.Tile]
+) -> Iterator[tuple[str, Make]]:
     srcs = tuple(None if s is None else Operand.of(s, 0) for s in node.srcs)
     made = products(node, srcs)
     if m <= 8 and "vec" in str(vec(probe(node, info))):
         yield "vec", vec
+    few = products(node, srcs, mixed=True)
+    if few and all(mul_mat_few.takes(p, info) for p in few):
+        yield "few", by(mul_mat_few, mixed=True)
     for name, module in (("stream", mul_mat_stream), ("columns", mul_mat_columns)):
         if made and all(module.takes(p, info) for p in made):
             yield name, by(module)
-    yield "parts", parts
+    for name, tile in tiles.items():
+        if made and all(mul_mat_columns.takes(p, info, tile) for p in made):
+            yield name, by(mul_mat_columns, tile=tile)
+    if m > 1:
+        yield "parts", parts
 
 
 def probe(node: Tensor, info: DeviceInfo) -> Call:
@@ -228,7 +239,13 @@ class Layer:
         return float(min(times))
 
 
-def show(layer: Layer, kind: str, m: int) -> None:
+def show(
+    layer: Layer,
+    kind: str,
+    m: int,
+    tiles: dict[str, mul_mat_columns.Tile],
+    only: list[str] | None,
+) -> None:
     gpu, info = layer.gpu, layer.gpu.device.info
     most = max(scratch_bytes(n, info) for n in layer.nodes)
     scratch = gpu.alloc(most + (1280 << 20))
@@ -236,7 +253,9 @@ def show(layer: Layer, kind: str, m: int) -> None:
     best: list[tuple[Tensor, Make]] = []
     for node in layer.nodes:
         line, least = [], (np.inf, parts)
-        for name, make in ways(node, m, info):
+        for name, make in ways(node, m, info, tiles):
+            if only is not None and name not in only:
+                continue
             layer.dst[node].write(0, np.full(node.shape, np.nan, np.float32))
             us = layer.measure([(node, make)], scratch)
             line.append(f"{name} {us:.1f} us (error {layer.error(node):.1e})")
@@ -254,15 +273,23 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--shape", default="llama3-8b")
     p.add_argument("--types", default="Q4_0,F16")
-    p.add_argument("--tokens", default="4,8,16,32,64,128")
+    p.add_argument("--tokens", default="1,2,4,8,16,32,64,128")
     p.add_argument("--head", action="store_true", help="the product of the vocabulary too")
+    p.add_argument("--ops", default="", help="only nodes whose op contains this")
+    p.add_argument("--ways", default="", help="only these ways, with commas")
+    p.add_argument(
+        "--tiles", default="", help="others of mul_mat_columns, columns x depth: 128x2,64x1"
+    )
     args = p.parse_args()
+    tiles = {t: mul_mat_columns.Tile(*map(int, t.split("x"))) for t in args.tiles.split(",") if t}
     hp, _ = shapes.SHAPES[args.shape]
     gpu = find_backend("cuda")
     for kind in (t.lower().replace("_k", "_K") for t in args.types.split(",")):
         for m in map(int, args.tokens.split(",")):
             for head in (False, True) if args.head else (False,):
-                show(Layer(gpu, kind, hp, m, head), kind, m)
+                layer = Layer(gpu, kind, hp, m, head)
+                layer.nodes = [n for n in layer.nodes if args.ops in (n.op or "")]
+                show(layer, kind, m, tiles, args.ways.split(",") if args.ways else None)
 
 
 if __name__ == "__main__":

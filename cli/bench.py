@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.limits import MAX_SEQS, MAX_THREADS
 
-from .bench_grid import BenchTest, Extend, grid, layer_counts, numbers, pair, words
+from .bench_grid import BenchTest, Extend, grid, layer_counts, numbers, pair, shares, words
 from .bench_kernels import run_kernels
 from .bench_model import facts, load, settings
 from .bench_output import OUTPUTS, Output, record
 from .bench_sequences import run_sequences
+from .bench_serve import add_serve, run_serve
+from .bench_speculate import run_speculate
 from .errors import OK, UsageError
 from .load import bundled_model, check_context, gpu, note, random_source
 from .options import (
@@ -33,6 +35,7 @@ from .options import (
 )
 from .profiling import new_profile, save_profile
 from .prompt import random_ids
+from .speculation_options import add_draft
 
 if TYPE_CHECKING:
     from gguflow.engine.profile import Profile
@@ -49,14 +52,23 @@ combination is run. Results go to standard output.
 llama-batched-bench does, but with tokens chosen and fed back, as an engine has to: PP, TG and B are
 the tokens of a prompt, those generated after it and the sequences; T seconds, S tokens a second.
 
+--speculate generates from random prompts (-npp, -ntg, --sequences) plainly and with guesses that
+come true with the given probabilities; -md or --random-draft is run for its time, without either
+guesses are free, as those of a lookup are.
+
 --kernels times single kernels on cold caches: the median of their times, what moved and was
 computed a second, the time this machine's measured peaks allow and which peak sets it, and the time
 of cuBLAS or CuPy where they have the same operation.
+
+--serve puts load on an OpenAI endpoint, this project's or another's: streamed completions of -ntg
+tokens after prompts of -npp, and the time to the first text and between two pieces of it.
 
 examples:
   gguflow bench --random tinyllama-1.1b:Q4_0,tinyllama-1.1b:Q4_K_M -p 128 -n 32 -t 1,2
   gguflow bench -m model.gguf -ngl 0,16,all -d 0,4096
   gguflow bench -m model.gguf --sequences 1,4,16 -npp 128 -ntg 128
+  gguflow bench --random llama3-8b:Q4_0 --random-draft llama3.2-1b:Q4_0 -ngl all --speculate 0,0.7
+  gguflow bench --serve http://127.0.0.1:8080 --clients 1,8,64 -npp 128 -ntg 64
   gguflow bench --kernels 'mul_mat q4_0' --backend cuda"""
 
 
@@ -102,9 +114,13 @@ def add_arguments(p: ArgumentParser) -> None:
     many("--sequences", "-npl", type=numbers(1, MAX_SEQS), default=[], metavar="N",
          help="many sequences at once, by llama-batched-bench's rules")  # fmt: skip
     many("-npp", dest="n_prompts", type=numbers(1), default=[128], metavar="N",
-         help="with --sequences: tokens of each prompt (default 128)")  # fmt: skip
+         help="with --sequences or --serve: tokens of each prompt (default 128)")  # fmt: skip
     many("-ntg", dest="n_gens", type=numbers(0), default=[128], metavar="N",
-         help="with --sequences: tokens generated after each (default 128)")  # fmt: skip
+         help="with --sequences or --serve: tokens generated after each (default 128)")  # fmt: skip
+    many("--speculate", type=shares, default=[], metavar="P",
+         help="guess tokens, of which this share comes true")  # fmt: skip
+    add_draft(p)
+    p.add_argument("--random-draft", metavar="SHAPE:TYPE", help="random weights instead of -md")
     many("-b", "--batch-size", type=numbers(1), default=[2048], metavar="N", help="(default 2048)")
     many("-ub", "--ubatch-size", type=numbers(1), default=[512], metavar="N", help="(default 512)")
     many(
@@ -173,9 +189,12 @@ def add_arguments(p: ArgumentParser) -> None:
         help="what --kernels runs on: see `gguflow devices` (default cpu)",
     )
     add_profile(p)
+    add_serve(p)
 
 
 def run(args: Namespace) -> int:
+    if args.serve is not None:
+        return run_serve(args)
     if args.kernels is not None:
         if args.output == "sql":
             raise UsageError("-o sql: not with --kernels")
@@ -188,6 +207,11 @@ def run(args: Namespace) -> int:
     files = args.model if args.model or args.random else [str(bundled_model())]
     # All are opened first: a name that is wrong should not show after an hour of measuring.
     sources = [open_model(f) for f in files] + [random_source(s) for s in args.random]
+    if args.speculate:
+        return run_speculate(args, sources)
+    for flag, given in (("-md", args.model_draft), ("--random-draft", args.random_draft)):
+        if given is not None:
+            raise UsageError(f"{flag}: only with --speculate")
     if args.sequences:
         return run_sequences(args, sources)
     for flag, name in (("-npp", "n_prompts"), ("-ntg", "n_gens")):

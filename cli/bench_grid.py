@@ -11,7 +11,7 @@ from typing import Any
 
 from gguflow.engine.limits import MAX_TOKENS
 
-from .options import LAYER_WORDS, MAX_LAYERS
+from .options import LAYER_WORDS, MAX_LAYERS, real
 
 _RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
 
@@ -126,6 +126,15 @@ def _expand(part: str) -> Iterator[int]:
 def words(check: Callable[[str], str] = str) -> Callable[[str], list[str]]:
     """Converter for a comma list of words."""
     return lambda text: [check(part) for part in text.split(",")]
+
+
+def shares(text: str) -> list[float]:
+    """Converter for a comma list of numbers from 0 to 1."""
+    found = [real(part) for part in text.split(",")]
+    for part in found:
+        if not 0 <= part <= 1:
+            raise ArgumentTypeError(f"{part}: expected 0 to 1")
+    return found
 
 
 def layer_counts(text: str) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, stdev
 from typing import Any
 
@@ -164,6 +164,36 @@ class Markdown(Output):
             for n, c in zip(self.names, cells, strict=True)
         )
         write(f"| {' | '.join(padded)} |\n")
+
+
+class HeadedTable:
+    """A table for each header that results have.
+
+    header: of a result. columns: title, field, width and format of each.
+    """
+
+    def __init__(
+        self,
+        header: Callable[[dict[str, Any]], str],
+        columns: Sequence[tuple[str, str, int, str]],
+    ) -> None:
+        self._header_of, self._columns = header, columns
+        self._header = ""
+
+    def add(self, result: dict[str, Any]) -> None:
+        header = self._header_of(result)
+        if header != self._header:
+            write(("\n" if self._header else "") + header + "\n\n")
+            self._row(title.rjust(width) for title, _, width, _ in self._columns)
+            write("|" + "-|-".join("-" * width for _, _, width, _ in self._columns) + "-|\n")
+        self._header = header
+        self._row(f"{result[name]:{width}{form}}" for _, name, width, form in self._columns)
+
+    def end(self) -> None:
+        """Every row has been written."""
+
+    def _row(self, cells: Iterable[str]) -> None:
+        write(f"|{' | '.join(cells)} |\n")
 
 
 OUTPUTS: dict[str, Callable[[], Output]] = {

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from .bench_grid import SequencesTest, sequences_grid
 from .bench_model import cache_rows, facts, load, settings
-from .bench_output import Csv, Json, JsonLines, Sql
+from .bench_output import Csv, HeadedTable, Json, JsonLines, Sql
 from .errors import OK, UsageError
 from .load import check_context, gpu, note
-from .stream import write
 
 if TYPE_CHECKING:
     from gguflow.engine.load import ModelSource
@@ -39,33 +38,16 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class Table:
-    """llama-batched-bench's table, one for each model and its settings."""
-
-    def __init__(self) -> None:
-        self._header = ""
-
-    def add(self, result: dict[str, Any]) -> None:
-        header = result["model_type"] + "".join(
-            f", {name} = {result[name]}"
-            for name in ("n_batch", "n_ubatch", "n_gpu_layers", "n_threads", "type_k", "type_v")
-        )
-        if header != self._header:
-            write(("\n" if self._header else "") + header + "\n\n")
-            self._row(title.rjust(width) for title, _, width, _ in _COLUMNS)
-            write("|" + "-|-".join("-" * width for _, _, width, _ in _COLUMNS) + "-|\n")
-        self._header = header
-        self._row(f"{result[name]:{width}{form}}" for _, name, width, form in _COLUMNS)
-
-    def end(self) -> None:
-        """Every row has been written."""
-
-    def _row(self, cells: Any) -> None:
-        write(f"|{' | '.join(cells)} |\n")
+def _header(result: dict[str, Any]) -> str:
+    return result["model_type"] + "".join(
+        f", {name} = {result[name]}"
+        for name in ("n_batch", "n_ubatch", "n_gpu_layers", "n_threads", "type_k", "type_v")
+    )
 
 
 _OUTPUTS: dict[str, Callable[[], Any]] = {
-    "md": Table, "csv": Csv, "json": Json, "jsonl": JsonLines, "sql": Sql,
+    "md": lambda: HeadedTable(_header, _COLUMNS), "csv": Csv, "json": Json,
+    "jsonl": JsonLines, "sql": Sql,
 }  # fmt: skip
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import sys
+import json
 import time
-from argparse import ArgumentParser, Namespace
-from contextlib import suppress
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import INTERRUPTED, OK, UsageError
-from .load import load_weights, note, open_source, prepare
+from .llama_options import TEXT, add_others
+from .load import begin, load_weights, note, open_source, prepare
 from .options import (
     add_engine,
     add_model,
     add_profile,
     add_sampling,
+    add_verbosity,
     check_profile,
     engine_options,
     sampler_settings,
@@ -23,23 +24,43 @@ from .options import (
 )
 from .profiling import new_profile, save_profile
 from .prompt import read_file, unescape
-from .stream import print_timings, stream, write
+from .speculation_options import add_speculation, set_speculation, speculation_settings
+from .stream import print_timings
+
+if TYPE_CHECKING:
+    from gguflow.engine.model import Model
+    from gguflow.models.chat import ChatTemplate
+
+    from .talk.commands import Talk
+    from .talk.reader import Reader
 
 SUMMARY = "talk with a model, turn by turn"
 EPILOG = (
-    "commands: /reset forgets the conversation, /exit ends it, as end of input (Ctrl-D) does.\n"
-    "Ctrl-C stops an answer; at the prompt it ends the program."
+    "/help lists the commands; /bye ends the conversation, as end of input (Ctrl-D) does.\n"
+    "Ctrl-C stops an answer or clears a half-typed line; on an empty one it ends the program."
 )
+
+
+def variables(text: str) -> dict[str, Any]:
+    """Converter for a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError as e:
+        raise ArgumentTypeError(f"{text}: not JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise ArgumentTypeError(f"{text}: expected a JSON object")
+    return found
 
 
 def add_arguments(p: ArgumentParser) -> None:
     add_model(p)
     p.add_argument("-sys", "--system-prompt", metavar="TEXT", help="the system message")
     p.add_argument("-p", "--prompt", metavar="TEXT", help="the first message")
-    p.add_argument("--single-turn", action="store_true", help="end after the first answer")
+    p.add_argument("-st", "--single-turn", action="store_true", help="end after the first answer")
     p.add_argument(
         "-n",
         "--n-predict",
+        "--predict",
         type=whole(-1),
         default=-1,
         metavar="N",
@@ -50,6 +71,39 @@ def add_arguments(p: ArgumentParser) -> None:
         metavar="NAME|TEXT|FILE",
         help="a well-known format, a jinja2 template or a file with one; default: the model's own",
     )
+    p.add_argument("--chat-template-file", metavar="FILE", help="the same, always a file")
+    p.add_argument(
+        "--chat-template-kwargs",
+        type=variables,
+        default={},
+        metavar="JSON",
+        help="more for the template to see, e.g. '{\"enable_thinking\": false}'",
+    )
+    p.add_argument(
+        "--reasoning-budget",
+        type=whole(-1),
+        default=-1,
+        metavar="N",
+        help="most tokens of thoughts; 0: asks for none, -1: no limit (default)",
+    )
+    p.add_argument(
+        "--keep",
+        type=whole(-1),
+        default=0,
+        metavar="N",
+        help="messages within the first N tokens stay when the conversation outgrows the context; "
+        "-1: all (default 0)",
+    )
+    p.add_argument(
+        "--no-context-shift",
+        dest="context_shift",
+        action="store_false",
+        help="end where the context does, in place of leaving out the oldest messages",
+    )
+    p.add_argument(
+        "--context-shift", action="store_true", default=True, help="the opposite (default)"
+    )
+    p.add_argument("--plain", action="store_true", help="show answers as they are, no markdown")
     p.add_argument(
         "--no-escape",
         action="store_true",
@@ -58,142 +112,161 @@ def add_arguments(p: ArgumentParser) -> None:
     p.add_argument("--no-perf", action="store_true", help="no timings at the end")
     add_engine(p)
     add_sampling(p)
+    add_speculation(p)
     add_profile(p)
+    add_verbosity(p)
+    p.add_argument(
+        "-cnv", "--conversation", action="store_true", help="what this command does anyway"
+    )
+    p.add_argument(
+        "-r",
+        "--reverse-prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end an answer before this text; may be given more than once",
+    )
+    add_others(p, TEXT)
 
 
 def run(args: Namespace) -> int:
+    begin(args)
     settings = sampler_settings(args)
+    speculation = speculation_settings(args)
     profile_path = check_profile(args)
-    template_text = _template_text(args.chat_template)
+    choice = _template_text(args)
     began = time.perf_counter()
     model = prepare(open_source(args), engine_options(args))
-
-    from gguflow.models.chat import ChatTemplate, ChatTemplateError
-
-    try:
-        template = ChatTemplate.for_model(model.source.metadata, model.tokenizer, template_text)
-    except ChatTemplateError as e:
-        if template_text is None:
-            raise
-        raise UsageError(f"--chat-template: {e}") from None
-    load_weights(model)
+    template = _template(model, choice)
+    load_weights(model, quiet=not args.verbose)
+    set_speculation(model, args, speculation)
     profile = new_profile(model) if profile_path else None
-    conversation = Conversation(model, template, profile, args, settings)
+
+    from gguflow.engine import env
+
+    from .talk.commands import COMMANDS, Talk
+    from .talk.conversation import Conversation, TalkOptions
+    from .talk.reader import reader
+
+    options = TalkOptions(
+        settings, args.n_predict, args.ignore_eos, keep=args.keep, shifts=args.context_shift,
+        budget=args.reasoning_budget, variables=args.chat_template_kwargs,
+        stops=[_argument(t, args) for t in args.reverse_prompt], logit_bias=dict(args.logit_bias),
+    )  # fmt: skip
+    system = _argument(args.system_prompt or "", args)
+    session = model.new_session(profile)
+    conversation = Conversation(model, template, options, session, system)
     load_s = time.perf_counter() - began
+    source = reader(env.cache_dir() / "chat_history", [f"/{name}" for name in COMMANDS])
     try:
-        code = _converse(conversation, args)
+        return _converse(Talk(conversation), source, args)
     finally:
+        conversation.session.save_lookup()
         if not args.no_perf:
             print_timings(conversation.total, load_s)
         if profile is not None and profile_path is not None:
             save_profile(profile, profile_path)
-    return code
 
 
-def _template_text(choice: str | None) -> str | None:
+def _template_text(args: Namespace) -> str | None:
     """--chat-template with a file's name replaced by its text."""
+    if args.chat_template_file is not None:
+        return read_file(args.chat_template_file, "--chat-template-file")
+    choice: str | None = args.chat_template
     if choice is not None and "{" not in choice and Path(choice).is_file():
         return read_file(choice, "--chat-template")
     return choice
 
 
-def _converse(conversation: Conversation, args: Namespace) -> int:
-    first = None if args.prompt is None else _argument(args.prompt, args)
-    if sys.stdin.isatty():
-        note("/reset forgets the conversation, /exit ends it, Ctrl-C stops an answer")
-    while True:
-        text = first if first is not None else _read_line()
-        first = None
-        if text is None or text.strip() == "/exit":
-            return OK
-        if text.strip() == "/reset":
-            conversation.reset()
-            note("the conversation is forgotten")
-            continue
-        if not text.strip():
-            continue
-        finished = conversation.answer(text)
-        if not finished and not sys.stdin.isatty():
-            return INTERRUPTED
-        if args.single_turn:
-            return OK if finished else INTERRUPTED
+def _template(model: Model, choice: str | None) -> ChatTemplate:
+    """The format of the conversation. Says so where the model has none of its own."""
+    from gguflow.models.chat import ChatTemplate, ChatTemplateError
+
+    metadata, tokenizer = model.source.metadata, model.tokenizer
+    try:
+        template = ChatTemplate.for_model(metadata, tokenizer, choice)
+    except ChatTemplateError as e:
+        if choice is None:
+            raise
+        raise UsageError(f"--chat-template: {e}") from None
+    if choice is None and template.name == "chat template 'plain'":
+        note(
+            "note: this model has no chat format, so it may not know conversations; it sees "
+            "'User: ... Assistant:'"
+        )
+    return template
 
 
 def _argument(text: str, args: Namespace) -> str:
     return text if args.no_escape else unescape(text)
 
 
-def _read_line() -> str | None:
-    """The next message, None at the end of input. Ctrl-C passes through."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line.rstrip("\r\n") if line else None
-    with suppress(ImportError):  # not on every platform
-        import readline  # noqa: F401  (gives input() editing and history)
-    if not sys.stdout.isatty():
-        # input() would write its prompt to standard output, which holds answers only.
-        print("> ", end="", file=sys.stderr, flush=True)
-    try:
-        return input("> " if sys.stdout.isatty() else "")
-    except EOFError:
-        note("")
-        return None
+def _converse(talk: Talk, source: Reader, args: Namespace) -> int:
+    from .talk.commands import take
+
+    first = None if args.prompt is None else _argument(args.prompt, args)
+    if source.is_terminal and first is None:
+        note("/help lists the commands, /bye ends the conversation, Ctrl-C stops an answer")
+    while True:
+        text = first if first is not None else source.read()
+        first = None
+        if text is None:
+            return OK
+        if not text.strip():
+            continue
+        if take(talk, text.strip()):
+            if talk.is_over:
+                return OK
+            if not talk.again:
+                continue
+            talk.again = False
+        else:
+            message = text.removeprefix("/") if text.startswith("//") else text
+            talk.conversation.say(talk.attached + message)
+            talk.attached = ""
+        has_template = bool(args.chat_template or args.chat_template_file)
+        finished = answer(talk, args.plain, source.is_terminal, has_template)
+        if not finished and not source.is_terminal:
+            return INTERRUPTED
+        if args.single_turn:
+            return OK if finished else INTERRUPTED
 
 
-class Conversation:
-    """Messages so far, and the session whose KV cache holds them.
+def answer(talk: Talk, is_plain: bool, is_terminal: bool, has_template: bool = False) -> bool:
+    """Answer what was said on standard output. False if Ctrl-C cut it short. has_template: the
+    user's own.
 
-    Every turn renders the whole conversation and the session reuses what its cache already holds
-    of it, so a template may rewrite what came before; the prefix is compared token by token.
+    On a terminal, a conversation that does not fit is reported and stays as it was; elsewhere
+    ContextError ends the program.
     """
+    from gguflow.engine import interrupt
+    from gguflow.engine.prompt import ContextError
+    from gguflow.models.chat import ChatTemplateError
 
-    def __init__(
-        self, model: Any, template: Any, profile: Any, args: Namespace, settings: Any
-    ) -> None:
-        from gguflow.engine.session import Timings
+    from .talk.display import display
 
-        self.model, self.template = model, template
-        self.session = model.new_session(profile)
-        self.settings, self.args = settings, args
-        self.total = Timings()
-        self.messages: list[dict[str, str]] = []
-        self.reset()
-
-    def reset(self) -> None:
-        """Back to the system message."""
-        self.messages = []
-        if self.args.system_prompt:
-            text = _argument(self.args.system_prompt, self.args)
-            self.messages.append({"role": "system", "content": text})
-
-    def answer(self, text: str) -> bool:
-        """Answer a message on standard output. False if Ctrl-C cut it short.
-
-        On a terminal, a conversation that no longer fits is reported and stays as it was;
-        elsewhere ContextError ends the program.
-        """
-        from gguflow.engine.prompt import ContextError
-
-        messages = [*self.messages, {"role": "user", "content": text}]
-        ids = self.template.encode(self.model.tokenizer, messages)
-        try:
-            self.model.check_prompt(ids)
-        except ContextError as e:
-            if not sys.stdin.isatty():
-                raise
-            note(f"{e}; or /reset")
-            return True
-        reply, interrupted = stream(
-            self.session,
-            self.model.tokenizer,
-            ids,
-            self.args.n_predict,
-            self.settings,
-            self.args.ignore_eos,
-        )
-        write("\n")
-        self.total.add(self.session.timings)
-        if self.session.is_full:
-            note(f"note: the context of {self.model.options.n_ctx} tokens is full")
-        self.messages = [*messages, {"role": "assistant", "content": reply}]
-        return not interrupted
+    notes: list[str] = []
+    finished = True
+    try:
+        with interrupt.heeded(), display(is_plain, talk.shows_thoughts) as shown:
+            for kind, text in talk.conversation.reply():
+                if kind == "note":
+                    notes.append(text)
+                elif kind == "thought":
+                    shown.thought(text)
+                else:
+                    shown.text(text)
+    except KeyboardInterrupt:
+        finished = False
+    except ChatTemplateError as e:
+        raise UsageError(f"--chat-template: {e}") if has_template else e from None
+    except ContextError as e:
+        if not is_terminal:
+            raise
+        talk.conversation.undo()
+        note(f"{e}; or /clear")
+        return True
+    talk.conversation.commit()
+    for text in notes:
+        note(f"note: {text}")
+    return finished

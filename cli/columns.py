@@ -44,3 +44,11 @@ def human_count(n: int) -> str:
         if n >= size:
             return f"{n / size:.2f} {unit}"
     return str(n)
+
+
+def size_text(n_bytes: int) -> str:
+    """`807.69 MB`: as the hub writes sizes of files."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.2f} {unit}"
+    return f"{n_bytes} B"

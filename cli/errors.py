@@ -38,6 +38,7 @@ class PackageError(Exception):
 _CODES = (
     ("gguflow.engine.env", "EnvError", BAD_ARGUMENT),
     ("gguflow.engine.sampling", "SamplerError", BAD_ARGUMENT),
+    ("gguflow.engine.serving.speculation", "SpeculationError", BAD_ARGUMENT),
     ("gguflow.engine.compile.place", "PlacementError", BAD_ARGUMENT),
     ("gguflow.engine.profile.errors", "ProfilePathError", BAD_ARGUMENT),
     ("gguflow.models.mixes", "MixError", BAD_ARGUMENT),
@@ -45,9 +46,12 @@ _CODES = (
     ("gguflow.engine.gguf.errors", "GgufError", BAD_FILE),
     ("gguflow.engine.profile.errors", "ProfileFileError", BAD_FILE),
     ("gguflow.models.base", "ModelError", BAD_FILE),
+    ("gguflow.engine.convert.safetensors", "ConvertError", BAD_FILE),
     ("gguflow.models.chat", "ChatTemplateError", BAD_FILE),
+    ("gguflow.engine.session_file", "SessionFileError", BAD_FILE),
     ("gguflow.engine.prompt", "ContextError", NO_RESOURCES),
     ("gguflow.engine.options", "OptionError", BAD_ARGUMENT),
+    ("gguflow.engine.hub", "HubError", NO_RESOURCES),
     ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),
     ("gguflow.engine.variants.relu.speeds", "SpeedError", NO_RESOURCES),
 )
@@ -77,8 +81,18 @@ FLAGS = {
     "k_type": "-ctk", "v_type": "-ctv", "n_gpu_layers": "-ngl", "device": "--device",
     "overrides": "-ot", "sparse": "--sparse", "sparse_threshold": "--sparse-threshold",
     "predictor": "--predictor", "vram_budget": "--vram-budget", "split": "--split",
-    "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p", "min_p": "--min-p",
+    "lora": "--lora", "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p",
+    "min_p": "--min-p",
     "repeat_penalty": "--repeat-penalty", "repeat_last_n": "--repeat-last-n", "seed": "--seed",
+    "presence_penalty": "--presence-penalty", "frequency_penalty": "--frequency-penalty",
+    "typical_p": "--typical", "top_n_sigma": "--top-n-sigma", "samplers": "--samplers",
+    "xtc_probability": "--xtc-probability", "xtc_threshold": "--xtc-threshold",
+    "dry_multiplier": "--dry-multiplier", "dry_base": "--dry-base", "mirostat": "--mirostat",
+    "dry_allowed_length": "--dry-allowed-length", "dry_penalty_last_n": "--dry-penalty-last-n",
+    "dynatemp_range": "--dynatemp-range", "dynatemp_exponent": "--dynatemp-exp",
+    "mirostat_tau": "--mirostat-ent", "mirostat_eta": "--mirostat-lr",
+    "most": "--draft-max", "least": "--draft-min", "p_min": "--draft-p-min",
+    "lookup_cache": "--lookup-cache",
 }  # fmt: skip
 _FIELD = re.compile(rf"`({'|'.join(FLAGS)})(?:=([^`]*))?`")
 

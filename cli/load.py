@@ -7,9 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gguflow.engine.plan_key import step_key
-
-from .errors import UsageError
+from .errors import PackageError, UsageError, with_flags
 from .progress import Bar
 
 if TYPE_CHECKING:
@@ -19,30 +17,64 @@ if TYPE_CHECKING:
     from gguflow.engine.options import Options
 
 
+_quiet = False
+
+
+def be_quiet(quiet: bool) -> None:
+    """Whether notes are left out from now on (-q)."""
+    global _quiet
+    _quiet = quiet
+
+
 def note(text: str) -> None:
     """A line for the user that is not output."""
-    print(text, file=sys.stderr)
+    if not _quiet:
+        print(text, file=sys.stderr)
 
 
-def bundled_folder() -> Path:
-    """Where the models that ship with the package lie."""
-    from importlib.resources import files
-
-    return Path(str(files("gguflow.models"))) / "bundled"
+def begin(args: Namespace) -> None:
+    """Say of options what there is to say, as much as -q and -v ask for."""
+    be_quiet(args.quiet)
+    for text in args.notes:
+        note(text)
 
 
 def bundled_model() -> Path:
     """The dense model that ships with the package. Raises UsageError when this installation has
     none."""
-    found = sorted(p for p in bundled_folder().glob("*.gguf") if "relu" not in p.name)
-    if not found:
-        raise UsageError("-m/--model is needed: this installation comes without a bundled model")
-    return found[0]
+    from gguflow.engine.load import bundled
+    from gguflow.models.base import ModelError
+
+    try:
+        return bundled.bundled_model()
+    except ModelError as e:
+        raise UsageError(f"-m/--model is needed: {e}") from None
 
 
 def model_path(args: Namespace) -> Path:
-    """The file of -m, or the bundled model."""
-    return bundled_model() if args.model is None else Path(args.model)
+    """The file of -m or -hf, or the bundled model."""
+    repo = getattr(args, "hf_repo", None)
+    if repo is not None:
+        if args.model is not None:
+            raise UsageError("-m/--model and -hf/--hf-repo exclude each other")
+        return hub_model(repo)
+    if args.model is None:
+        return bundled_model()
+    if args.model.startswith("ollama:"):
+        from gguflow.engine.hub import of_ollama
+
+        return of_ollama(args.model)
+    return Path(args.model).expanduser()
+
+
+def hub_model(name: str) -> Path:
+    """A model of the hub. Raises PackageError without huggingface_hub."""
+    from gguflow.engine import hub
+
+    try:
+        return hub.fetch(name)
+    except ImportError:
+        raise PackageError("-hf needs huggingface_hub: pip install huggingface_hub") from None
 
 
 def open_source(args: Namespace) -> ModelSource:
@@ -104,12 +136,12 @@ def load_weights(model: Model, quiet: bool = False) -> None:
     quiet: say only what the user would not expect.
     """
     from gguflow.engine.compile import fallbacks
+    from gguflow.engine.planning import token_key
 
-    unexpected = [*fallbacks(model.plan(step_key(1, "last", True))), *model.notes]
+    unexpected = [*fallbacks(model.plan(token_key())), *model.notes]
     for line in unexpected if quiet else model.forecast():
-        note(line)
-    if not quiet:
-        warn_of_context(model.source, model.options.n_ctx)
+        note(with_flags(line))
+    warn_of_context(model.source, model.options.n_ctx)
     with Bar(f"loading {Path(model.source.path).name}") as bar:
         model.load_weights(bar.update)
 

@@ -16,6 +16,7 @@ from importlib import import_module
 from types import ModuleType
 
 from gguflow import __version__
+from gguflow.engine import env
 
 from .errors import EXIT_CODES, OK, UsageError, exit_code, message
 from .parser import Parser, nearest
@@ -65,15 +66,21 @@ def _report(error: BaseException, words: list[str]) -> None:
 
 
 def _debug_asked() -> bool:
-    from gguflow.engine import env
-
     try:
         return env.debug()
     except env.EnvError:
         return False
 
 
+GLOBAL = ("--debug", "-q", "--quiet", "-v", "--verbose")  # which may stand before the command
+
+
 def _dispatch(words: list[str]) -> int:
+    first = next((i for i, word in enumerate(words) if word not in GLOBAL), len(words))
+    if first and first < len(words):
+        words = [words[first], *words[:first], *words[first + 1 :]]
+    if words[:1] == ["help"] and len(words) > 1 and not words[1].startswith("-"):
+        words = [*words[1:], "--help"]
     if words and words[0] in ("-V", "--version", "version"):
         print(f"gguflow {__version__}")
         return OK
@@ -95,7 +102,9 @@ def _run_command(words: list[str], package: ModuleType, prog: str) -> int:
     parser = Parser(f"{prog} {name}", module.SUMMARY, getattr(module, "EPILOG", None))
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
-    return int(module.run(parser.parse_args(words[1:])))
+    args = parser.parse_args(words[1:])
+    env.check()
+    return int(module.run(args))
 
 
 def _root() -> ModuleType:
@@ -130,7 +139,7 @@ def _overview(package: ModuleType, prog: str) -> str:
     return (
         f"usage: {prog} COMMAND [options]\n\n{about}\n\n"
         f"commands:\n{lines}\n\n"
-        f"`{prog} COMMAND --help` lists a command's options, --debug among them;\n"
+        f"`{prog} help COMMAND` lists a command's options, --debug among them;\n"
         "`gguflow --version` says the version.\n\n"
         f"{_EPILOG}"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +11,17 @@ from gguflow.engine.limits import (
     ALL_LAYERS,
     AUTO_LAYERS,
     MAX_THREADS,
-    MAX_TOKENS,
     SPARSE_MODES,
 )
 
 from .errors import UsageError
+from .options_values import real as real
+from .options_values import whole as whole
+from .sampling_options import add_sampling as add_sampling
+from .sampling_options import sampler_settings as sampler_settings
 
 if TYPE_CHECKING:
     from gguflow.engine.options import Options
-    from gguflow.engine.sampling import SamplerSettings
 
 LAYER_WORDS = {"auto": AUTO_LAYERS, "all": ALL_LAYERS}
 MAX_LAYERS = 1 << 16  # that -ngl takes; more than a model has are all of them
@@ -28,32 +29,6 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")  # what the attention op reads
 
 
 # -- values ----------------------------------------------------------------------------------------
-
-
-def whole(least: int, most: int = MAX_TOKENS) -> Callable[[str], int]:
-    """Converter for a whole number from `least` to `most`."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise ArgumentTypeError(f"{text}: expected a whole number from {least} to {most}")
-        return value
-
-    return convert
-
-
-def real(text: str) -> float:
-    """Converter for a finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ArgumentTypeError(f"{text}: expected a finite number")
-    return value
 
 
 def threshold(text: str) -> float:
@@ -107,7 +82,14 @@ def add_model(p: ArgumentParser) -> None:
         "-m",
         "--model",
         metavar="FILE",
-        help="GGUF model (first shard of a split one); default: the bundled model",
+        help="GGUF model (first shard of a split one), or ollama:NAME; default: the bundled model",
+    )
+    p.add_argument(
+        "-hf",
+        "-hfr",
+        "--hf-repo",
+        metavar="USER/REPO[:QUANT]",
+        help="a model of the Hugging Face hub, fetched if it is not there",
     )
 
 
@@ -118,6 +100,20 @@ def add_random(p: ArgumentParser) -> None:
         metavar="SHAPE:TYPE",
         help="random weights in a named shape instead of a file, e.g. tinyllama-1.1b:Q4_0",
     )
+
+
+def adapter(text: str) -> tuple[str, float]:
+    """FILE or FILE=SCALE."""
+    file, equals, scale = text.rpartition("=")
+    if not equals:
+        return text, 1.0
+    try:
+        factor = float(scale)
+    except ValueError:
+        return text, 1.0  # a name with an equals sign in it
+    if not file or not abs(factor) < 1e6:
+        raise ArgumentTypeError(f"{text}: expected FILE or FILE=SCALE")
+    return file, factor
 
 
 def add_engine(p: ArgumentParser) -> None:
@@ -173,9 +169,26 @@ def add_engine(p: ArgumentParser) -> None:
     add_gpu_layers(g)
     add_device(g)
     add_sparse(g)
+    g.add_argument(
+        "--lora",
+        type=adapter,
+        action="append",
+        default=[],
+        metavar="FILE[=SCALE]",
+        help="add a LoRA adapter (GGUF), times a scale; can be given again",
+    )
     g.add_argument("--no-fuse", action="store_true", help="run every op by itself, to bisect")
     g.add_argument(
         "--no-warmup", action="store_true", help="no effect here: generation has no warmup run"
+    )
+
+
+def add_verbosity(p: ArgumentParser) -> None:
+    """-q and -v."""
+    g = p.add_mutually_exclusive_group()
+    g.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
+    g.add_argument(
+        "-v", "--verbose", action="store_true", help="say what runs where and in how many bytes"
     )
 
 
@@ -242,55 +255,13 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
     )
 
 
-def add_sampling(p: ArgumentParser) -> None:
-    """Sampler settings; their ranges are checked by `sampler_settings`."""
-    g = p.add_argument_group("sampling, in this order: penalty, top-k, top-p, min-p, temperature")
-    g.add_argument(
-        "-s",
-        "--seed",
-        type=whole(-1, (1 << 63) - 1),
-        default=-1,
-        metavar="N",
-        help="-1 for a random one (default)",
-    )
-    g.add_argument(
-        "--temp",
-        type=real,
-        default=0.8,
-        metavar="N",
-        help="temperature; 0 takes the most likely token (default 0.8)",
-    )
-    g.add_argument(
-        "--top-k",
-        type=whole(0, (1 << 24) - 1),
-        default=40,
-        metavar="N",
-        help="0 to turn off (default 40)",
-    )
-    g.add_argument(
-        "--top-p", type=real, default=0.95, metavar="N", help="1 to turn off (default 0.95)"
-    )
-    g.add_argument(
-        "--min-p", type=real, default=0.05, metavar="N", help="0 to turn off (default 0.05)"
-    )
-    g.add_argument(
-        "--repeat-penalty", type=real, default=1.0, metavar="N", help="1 to turn off (default 1)"
-    )
-    g.add_argument(
-        "--repeat-last-n",
-        type=whole(0),
-        default=64,
-        metavar="N",
-        help="tokens the penalty looks back at (default 64)",
-    )
-    g.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text tokens")
-
-
 def add_prompt(p: ArgumentParser) -> None:
     """-p or -f."""
     g = p.add_mutually_exclusive_group()
     g.add_argument("-p", "--prompt", metavar="TEXT", help="prompt; - reads standard input")
-    g.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
+    g.add_argument(
+        "-f", "--file", metavar="FILE", help="read the prompt from a file; - for standard input"
+    )
     p.add_argument(
         "--no-escape", action="store_true", help=r"take \n, \t, \\ and the like in -p as they are"
     )
@@ -323,6 +294,7 @@ def engine_options(args: Namespace) -> Options:
         v_type=dtype_by_name(args.cache_type_v),
         fuse=not args.no_fuse,
         n_gpu_layers=args.gpu_layers,
+        lora=tuple(args.lora),
         **placement(args),
         **sparse(args),
     )
@@ -357,21 +329,6 @@ def placement(args: Namespace) -> dict[str, Any]:
     """The fields of `Options` from add_device's arguments."""
     pairs = tuple(pair for pairs in args.override_tensor for pair in pairs)
     return {"device": args.device, "overrides": pairs}
-
-
-def sampler_settings(args: Namespace) -> SamplerSettings:
-    """`SamplerSettings` from add_sampling's arguments. Raises SamplerError naming the field."""
-    from gguflow.engine.sampling import SamplerSettings
-
-    return SamplerSettings(
-        temperature=args.temp,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repeat_penalty=args.repeat_penalty,
-        repeat_last_n=args.repeat_last_n,
-        seed=None if args.seed == -1 else args.seed,
-    )
 
 
 def check_profile(args: Namespace) -> Path | None:

@@ -17,8 +17,8 @@ class Bar:
         model.load_weights(bar.update)
     """
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    def __init__(self, title: str, unit: str = "bytes") -> None:
+        self.title, self.unit = title, unit
         self._show = sys.stderr.isatty()
         self._began = time.monotonic()
         self._bar: Any = None
@@ -33,11 +33,16 @@ class Bar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take it away."""
         if self._bar is not None:
             self._bar.stop()
+        self._show = False
 
-    def update(self, done: int, total: int, what: str) -> None:
-        """`done` of `total` bytes. `what`, the tensor at hand, is not shown: it flickers by."""
+    def update(self, done: int, total: int, what: str = "") -> None:
+        """`done` of `total`. `what`, the tensor at hand, is not shown: it flickers by."""
         if not self._show or time.monotonic() - self._began < PATIENCE:
             return
         if self._bar is None:
@@ -47,13 +52,19 @@ class Bar:
     def _start(self, total: int) -> None:
         # Imported here: rich takes a tenth of a second, and most models load in less.
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+        )
         from rich.progress import TimeRemainingColumn as Remaining
 
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(binary_units=True),
+            DownloadColumn(binary_units=True) if self.unit == "bytes" else MofNCompleteColumn(),
             Remaining(),
             console=Console(stderr=True),
             transient=True,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import re
+import stat
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -23,22 +26,37 @@ def unescape(text: str) -> str:
     return done.encode("latin-1").decode("utf-8", "replace")
 
 
+MOST_BYTES = 64 << 20  # of a text; no context holds more
+
+
 def read_stdin() -> str:
-    """All of standard input. Raises UsageError for what is not UTF-8."""
-    return _decode(sys.stdin.buffer.read(), "standard input")
+    """All of standard input. Raises UsageError for what is not UTF-8, or too much."""
+    return _decode(sys.stdin.buffer.read(MOST_BYTES + 1), "standard input")
+
+
+def stdin_waits() -> bool:
+    """Whether standard input is a pipe or a file: somebody means it to be read."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or not a file of the system's
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def read_file(path: str, flag: str) -> str:
     """A text file given by `flag`. Raises UsageError naming it."""
     try:
-        return _decode(Path(path).read_bytes(), f"{flag} {path}")
+        with open(Path(path).expanduser(), "rb") as f:
+            return _decode(f.read(MOST_BYTES + 1), f"{flag} {path}")
     except OSError as e:
         raise UsageError(f"{flag} {path}: {e.strerror or e}") from None
 
 
 def _decode(data: bytes, where: str) -> str:
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"{where}: more than {MOST_BYTES >> 20} MiB")
     try:
-        return data.decode("utf-8")
+        return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as e:
         raise UsageError(f"{where}: not UTF-8 text (byte {e.start})") from None
 
@@ -52,12 +70,21 @@ def random_ids(n: int, n_vocab: int) -> list[int]:
 
 
 def prompt_text(args: Namespace) -> str:
-    """The text of -p or -f, "" without either. A newline that ends a file is not part of it."""
+    """The text of -p or -f, without either that of a pipe, or "". A newline that ends a file is not
+    part of it."""
     if args.file is not None:
         text = read_stdin() if args.file == "-" else read_file(args.file, "-f/--file")
-    elif args.prompt == "-":
+    elif args.prompt == "-" or (args.prompt is None and stdin_waits()):
         text = read_stdin()
     else:
         text = args.prompt or ""
         return text if args.no_escape else unescape(text)
     return text.removesuffix("\n")
+
+
+def check_writable(path: str, flag: str) -> None:
+    """Raises UsageError for a file that could not be written, before work is done for it."""
+    file = Path(path).expanduser()
+    where = file if file.exists() else file.absolute().parent
+    if file.is_dir() or not os.access(where, os.W_OK) or not where.exists():
+        raise UsageError(f"{flag} {path}: cannot be written")

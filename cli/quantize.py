@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 SUMMARY = "write a model in smaller element types"
 EPILOG = """\
 types: F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M
-Q6_K, as in llama.cpp: the K names are mixes, in which the tensors that matter most get more bits.
+Q6_K IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4_MOE, as in llama.cpp: the K names are mixes, in which the
+tensors that matter most get more bits.
 Without OUT the file is IN's name with the type in it: model-f16.gguf becomes model-Q4_K_M.gguf.
 
 example: gguflow quantize model-f16.gguf model-q4.gguf Q4_K_M"""
@@ -45,6 +46,9 @@ def add_arguments(p: ArgumentParser) -> None:
                    help="leave output.weight as it is")  # fmt: skip
     p.add_argument("--allow-requantize", action="store_true",
                    help="convert quantized tensors too, at a loss of quality")  # fmt: skip
+    p.add_argument("--imatrix", metavar="FILE",
+                   help="weigh errors by an importance matrix: of gguflow imatrix or "
+                   "llama-imatrix")  # fmt: skip
     p.add_argument("--dry-run", action="store_true", help="only say what the sizes would be")
     p.add_argument("-v", "--verbose", action="store_true", help="print every tensor")
 
@@ -70,7 +74,13 @@ def run(args: Namespace) -> int:
     with GgufFile.open(source) as file:
         out = out or derived_name(source, mix)
         check_output(file, out)
-        changes = plan_changes(file, mix, args.pure, overrides)
+        importance = None
+        if args.imatrix is not None:
+            from gguflow.engine.imatrix import read_imatrix
+
+            importance = read_imatrix(args.imatrix)
+            note_unweighted(mix)
+        changes = plan_changes(file, mix, args.pure, overrides, importance is not None)
         report = Report(changes, args.verbose)
         if args.dry_run:
             report.rest()
@@ -79,12 +89,24 @@ def run(args: Namespace) -> int:
             with Bar(f"quantizing to {mix}") as bar:
                 update = report.follow(bar.update)
                 try:
-                    quantize_file(file, out, mix, changes, by, args.allow_requantize, update)
+                    quantize_file(
+                        file, out, mix, changes, by, args.allow_requantize, update, importance
+                    )
                 except AlreadyQuantized as e:
                     raise UsageError(f"{e}, or give --allow-requantize") from None
             report.rest()
     report.summary(None if args.dry_run else out)
     return OK
+
+
+def note_unweighted(mix: str) -> None:
+    """Says so where most matrices get a type whose search weighs nothing."""
+    from gguflow.engine.quants import codec
+    from gguflow.models.mixes import find_mix
+
+    base = codec(find_mix(mix).base)
+    if not base.weighted:
+        note(f"{base.dtype.name} is rounded without a search: --imatrix weighs other types alone")
 
 
 def parse_words(words: Sequence[str]) -> tuple[str, str | None, str, int | None]:
@@ -119,7 +141,7 @@ def derived_name(source: str, mix: str) -> str:
     """The output's name: a type or shard number that ends the input's name is replaced."""
     path = Path(source)
     stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.name.removesuffix(".gguf"))
-    stem = re.sub(r"(?i)[-._](f32|f16|bf16|fp16|fp32|i?q\d\w*)$", "", stem)
+    stem = re.sub(r"(?i)[-._](f32|f16|bf16|fp16|fp32|i?q\d\w*|tq\d\w*|mxfp4\w*)$", "", stem)
     return str(path.with_name(f"{stem}-{mix}.gguf"))
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .load import note
+from .progress import Bar
+from .speculation_options import print_drafting
 
 if TYPE_CHECKING:
-    from gguflow.engine.sampling import SamplerSettings
-    from gguflow.engine.session import Session, Timings
+    from gguflow.engine.piece import Timings
+    from gguflow.engine.serving.request import Request
+    from gguflow.engine.session import Session
 
 
 def write(text: str) -> None:
@@ -20,18 +23,17 @@ def write(text: str) -> None:
 
 
 def stream(
-    session: Session,
-    tokenizer: Any,
-    ids: Sequence[int],
-    max_tokens: int,
-    settings: SamplerSettings,
-    ignore_eos: bool = False,
+    session: Session, request: Request, stops: Sequence[str] = (), special: bool = False
 ) -> tuple[str, bool]:
-    """Generate after `ids`, writing the text as it comes.
+    """Generate what a request asks for, writing the text as it comes, up to a stop string.
 
-    Returns the text and whether Ctrl-C ended it; what was produced by then counts.
+    special: show control tokens too. Returns the text and whether Ctrl-C ended it; what was
+    produced by then counts.
     """
-    decoder = tokenizer.stream()
+    from gguflow.engine import interrupt
+    from gguflow.engine.text import StoppingText
+
+    text = StoppingText(session.model.tokenizer.stream(skip_special=not special), stops)
     pieces: list[str] = []
 
     def emit(piece: str) -> None:
@@ -39,14 +41,20 @@ def stream(
             pieces.append(piece)
             write(piece)
 
-    stop = () if ignore_eos else tokenizer.eog_ids
     interrupted = False
     try:
-        for token in session.generate(ids, max_tokens, settings, stop):
-            emit(decoder.push(token))
+        with interrupt.heeded(), Bar("reading the prompt", "tokens") as bar:
+            session.on_prompt = bar.update
+            for choice in session.choices(request):
+                bar.stop()
+                emit(text.push(choice.id))
+                if text.found is not None:
+                    break
     except KeyboardInterrupt:
         interrupted = True
-    emit(decoder.flush())
+    finally:
+        session.on_prompt = None
+    emit(text.flush())
     return "".join(pieces), interrupted
 
 
@@ -56,6 +64,7 @@ def print_timings(t: Timings, load_s: float) -> None:
     note(f"       load time = {1e3 * load_s:10.2f} ms")
     note(f"prompt eval time = {_rate(t.prompt_s, t.n_prompt, 'tokens')}")
     note(f"       eval time = {_rate(t.generate_s, t.n_runs, 'runs  ')}")
+    print_drafting(t)
     total = 1e3 * (t.prompt_s + t.generate_s)
     note(f"      total time = {total:10.2f} ms / {t.n_prompt + t.n_runs:5d} tokens")
 

@@ -34,6 +34,10 @@ class Devices:
             self._opened[wanted] = backend.name
         return self._opened[wanted]
 
+    def shared(self) -> Devices:
+        """The same devices for another model, which may open more."""
+        return Devices(self.find, self.index, {**self.backends}, {**self._opened})
+
     def named(self, overrides: Sequence[tuple[str, str]]) -> Overrides:
         """Placement rules with the names of devices, which are opened. A target that no backend
         has stays as it is, for placement to refuse."""

@@ -2,12 +2,15 @@
 
 | variable | values | meaning |
 |---|---|---|
+| GGUFLOW_API_KEY | text | a key of `gguflow serve`, besides those of its file |
 | GGUFLOW_CACHE_DIR | directory | GPU kernels, and what was measured of ReLU models |
 | GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library, not the best one |
-| GGUFLOW_CPU_PIN | 0, 1 | pin worker threads to processors (default 1) |
+| GGUFLOW_CPU_PIN | 0, 1 | pin worker threads (default 1); of several processes the first does |
 | GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 1000) |
 | GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |
 | GGUFLOW_LINK | 0, 1 | run the host's and the device's part of a plan side by side (default 1) |
+| LLAMA_CACHE | directory | where llama.cpp keeps models (~/.cache/llama.cpp) |
+| OLLAMA_MODELS | directory | where ollama keeps models (~/.ollama/models) |
 | XDG_CACHE_HOME | directory | where caches are, gguflow's too unless told otherwise (~/.cache) |
 """
 
@@ -34,12 +37,31 @@ def _int(name: str, default: int, least: int, most: int) -> int:
     return value
 
 
+def api_key() -> str:
+    """A key that requests to the server may have; "" for none."""
+    return os.environ.get("GGUFLOW_API_KEY", "").strip()
+
+
 def cache_dir() -> Path:
     """Where compiled GPU kernels and files of sparse models are kept; it need not exist."""
     if chosen := os.environ.get("GGUFLOW_CACHE_DIR", "").strip():
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()  # XDG base directory specification
     return (Path(base) if base else Path.home() / ".cache") / "gguflow"
+
+
+def ollama_dir() -> Path:
+    """Where ollama keeps its models; it need not exist."""
+    chosen = os.environ.get("OLLAMA_MODELS", "").strip()
+    return Path(chosen).expanduser() if chosen else Path.home() / ".ollama" / "models"
+
+
+def llama_cache_dir() -> Path:
+    """Where llama.cpp keeps models it has fetched; it need not exist."""
+    if chosen := os.environ.get("LLAMA_CACHE", "").strip():
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path.home() / ".cache") / "llama.cpp"
 
 
 def cpu_isa() -> str | None:
@@ -55,6 +77,11 @@ def cpu_pin() -> bool:
 def cpu_spin() -> int:
     """Turns of the wait loop before an idle worker parks."""
     return _int("GGUFLOW_CPU_SPIN", 1_000, 0, 1_000_000_000)
+
+
+def check() -> None:
+    """Raises EnvError for a variable that cannot be used, before work is done."""
+    cpu_pin(), cpu_spin(), debug(), link()
 
 
 def debug() -> bool:

@@ -164,7 +164,7 @@ def scored(session: Session, window: Sequence[int]) -> Iterator[tuple[np.ndarray
         session.prefill(window[:first], None, "none")
     for i in range(first, n, step):
         part = window[i : min(i + step, n)]
-        logits = session.step(part, "all")[0]
+        logits = session.step(part, "all", prompt=True)[0]
         yield log_softmax(logits), np.asarray(window[i + 1 : i + 1 + len(part)])
 
 

@@ -1,24 +1,34 @@
 """A model: its weights on their backends, what runs where, and sessions over it.
 
-model = gguflow.Model.load("model.gguf")
-for piece in model.generate("Once upon a time", max_tokens=64):
-    print(piece, end="", flush=True)
+with gguflow.Model.load("model.gguf") as model:
+    for piece in model.generate("Once upon a time", max_tokens=64):
+        print(piece, end="", flush=True)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from gguflow.engine.backends.base import find_backend
+from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.compile import Plan, summary
 from gguflow.engine.devices import Devices
+from gguflow.engine.generate import (
+    Asked,
+    GenerateOptions,
+    ask,
+    chat_ids,
+    embed,
+    prompt_ids,
+    stream,
+    stream_many,
+)
 from gguflow.engine.graph import Graph, Role
 from gguflow.engine.load import (
     ModelSource,
@@ -27,8 +37,10 @@ from gguflow.engine.load import (
     open_model,
     weight_users,
 )
+from gguflow.engine.load.bundled import bundled_model, draft_path
 from gguflow.engine.load.offload import needed
-from gguflow.engine.options import Options
+from gguflow.engine.options import OptionFields, Options, draft_options
+from gguflow.engine.piece import Piece
 from gguflow.engine.plan_key import PlanKey
 from gguflow.engine.planning import (
     Planner,
@@ -36,10 +48,11 @@ from gguflow.engine.planning import (
     Setup,
     cache_size,
     record,
+    repacked_bytes,
     token_key,
 )
 from gguflow.engine.profile import Profile
-from gguflow.engine.prompt import ContextError, token_ids
+from gguflow.engine.prompt import Prompt, check_ids, check_prompt_type
 from gguflow.engine.resolve import (
     Resolved,
     open_devices,
@@ -49,22 +62,32 @@ from gguflow.engine.resolve import (
 )
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.buckets import Buckets
-from gguflow.engine.serving.engine import Engine
-from gguflow.engine.serving.request import Request
+from gguflow.engine.serving.request import POOLINGS, Pooling
+from gguflow.engine.serving.speculation import Speculation, check_draft
 from gguflow.engine.session import Session
+from gguflow.engine.streams import Streams
 from gguflow.models.base import Architecture, HParams, ModelError
 from gguflow.models.batch import CacheSize
+
+if TYPE_CHECKING:
+    from gguflow.models.chat import ChatTemplate
+    from gguflow.models.tokenizer import Tokenizer
 
 
 class Model:
     """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
 
-    def __init__(self, source: ModelSource, options: Options) -> None:
+    def __init__(self, source: ModelSource, options: Options, beside: Model | None = None) -> None:
+        """beside: a model whose devices this one shares."""
         prepared = prepare(source, options)  # a wrong option is named before a device is looked for
         make = {"n_threads": options.n_threads or None, "isa": options.isa}
         devices = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
+        if beside is not None:
+            devices = beside.devices.shared()
         prepared = open_devices(prepared, devices)
-        self.backends = devices.backends
+        self.devices: Devices = devices
+        self.backends: dict[str, Backend] = devices.backends
+        self.speculation: Speculation | None = None
         planner = Planner(self.backends)
         self._take(resolve(prepared, planner, self._trial), planner)
 
@@ -72,6 +95,8 @@ class Model:
         self.resolved, self._planner = resolved, planner
         self.weights = WeightStore()
         self._session: Session | None = None
+        self._streams: Streams | None = None
+        self._is_closed = False
 
     def _of(self, resolved: Resolved) -> Model:
         """Another model over the same backends, which holds no weights yet."""
@@ -92,7 +117,7 @@ class Model:
         n_ubatch = self.options.n_ubatch
         self.session.rewind(0)
         for i in range(0, len(ids), n_ubatch):
-            yield self.session.step(ids[i : i + n_ubatch], "none")
+            yield self.session.step(ids[i : i + n_ubatch], "none", prompt=True)
 
     # -- what was resolved -----------------------------------------------------------------------
 
@@ -136,12 +161,12 @@ class Model:
         """Layers on the device, the output head counting as one."""
         return self.resolved.n_gpu_layers
 
-    def with_options(self, **changes: Any) -> Model:
+    def with_options(self, **changes: Unpack[OptionFields]) -> Model:
         """The same weights and backends run in another way; `changes` are fields of `Options`.
 
         What is placed is settled when a model is loaded. What a variant needs besides is loaded.
         """
-        return self._with(resolve_again(self.resolved, changes))
+        return self._with(resolve_again(self.resolved, dict(changes)))
 
     def with_rewrite(self, change: Rewrite) -> Model:
         """The same weights and backends, with one more change to every graph."""
@@ -156,20 +181,55 @@ class Model:
             other.load_weights()
         return other
 
+    def speculate(self, speculation: Speculation | None) -> None:
+        """How sessions and engines made from now on guess tokens, `generate` included; None for not
+        at all. Raises SpeculationError for a draft with another vocabulary."""
+        if speculation is not None and speculation.draft is not None:
+            check_draft(self, speculation.draft)
+        self.speculation = speculation
+        self._session = self._streams = None
+
+    def load_draft(
+        self,
+        path: str | Path | ModelSource,
+        progress: Progress | None = None,
+        **changes: Unpack[OptionFields],
+    ) -> Model:
+        """A smaller model to guess with (`Speculation.draft`), on this one's devices and with its
+        options, but for `changes`. path: of a file, or "bundled" for the bundled model's. Raises as
+        `load` does, MemoryError for one that has no room beside this one, and SpeculationError for
+        another vocabulary.
+
+        model.speculate(Speculation(draft=model.load_draft("bundled")))
+        """
+        source = path if isinstance(path, ModelSource) else open_model(draft_path(path))
+        options = draft_options(self.options, self.n_gpu_layers, changes)
+        try:
+            draft = Model(source, options, self)
+            check_draft(self, draft)
+            draft.load_weights(progress)
+        except MemoryError as e:
+            raise MemoryError(f"{source.path}: no room for a draft: {e}") from None
+        return draft
+
     @classmethod
     def load(
         cls,
-        path: str | Path,
+        path: str | Path | None = None,
         options: Options | None = None,
         progress: Progress | None = None,
-        **changes: Any,
+        **changes: Unpack[OptionFields],
     ) -> Model:
-        """Load a GGUF file. Keyword arguments change fields of `Options`.
+        """Load a GGUF file, the bundled model without one. Keyword arguments change fields of
+        `Options`.
 
         Raises GgufError (a missing file included) or ModelError, each one line that names file and
         field, or MemoryError with the figures.
         """
-        return cls._loaded(open_model(path), options, progress, changes)
+        if path is not None and not isinstance(path, str | Path):
+            raise TypeError(f"path {path!r}: expected a file's name")
+        file = bundled_model() if path is None else Path(path).expanduser()
+        return cls._loaded(open_model(file), options, progress, changes)
 
     @classmethod
     def random(
@@ -177,7 +237,7 @@ class Model:
         shape: str,
         options: Options | None = None,
         progress: Progress | None = None,
-        **changes: Any,
+        **changes: Unpack[OptionFields],
     ) -> Model:
         """A model of a named shape with random weights, to measure speed: `tinyllama-1.1b:Q4_0`."""
         from gguflow.engine.load.random import random_model  # a file needs no shapes
@@ -190,9 +250,9 @@ class Model:
         source: ModelSource,
         options: Options | None,
         progress: Progress | None,
-        changes: dict[str, Any],
+        changes: OptionFields,
     ) -> Model:
-        model = cls(source, replace(options or Options(), **changes))
+        model = cls(source, (options or Options()).with_fields(changes))
         model.load_weights(progress)
         return model
 
@@ -214,15 +274,7 @@ class Model:
 
     def repacked_bytes(self) -> dict[str, int]:
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""
-        plan = self.plan(token_key())
-        users = weight_users(plan)
-        out: dict[str, int] = {}
-        for t in plan.leaves(Role.WEIGHT):
-            backend = self.backends[plan.placement.of[t]]
-            out[backend.space] = out.get(backend.space, 0) + backend.packed_bytes(
-                t, users.get(t, [])
-            )
-        return out
+        return repacked_bytes(self.plan(token_key()), self.backends)
 
     def cache_size(self) -> CacheSize:
         """Pages of the KV cache by group of layers."""
@@ -262,18 +314,10 @@ class Model:
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """As `check_prompt`, but none at all are fine."""
-        if len(ids) > self.options.n_ctx:
-            raise ContextError(
-                f"the prompt has {len(ids)} tokens, the context {self.options.n_ctx}; raise "
-                "`n_ctx` or shorten the prompt"
-            )
-        n_vocab = self.hp.n_vocab
-        for t in ids:
-            if not 0 <= t < n_vocab:
-                raise ValueError(f"token id {t} is outside the vocabulary of {n_vocab}")
+        check_ids(ids, self.options.n_ctx, self.hp.n_vocab)
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The file's tokenizer. Raises a one-line error when the file holds none that works."""
         from gguflow.models.tokenizer import Tokenizer
 
@@ -286,85 +330,159 @@ class Model:
         tokenizer.n_rows = self.hp.n_vocab
         return tokenizer
 
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The file's own chat template, or what its vocabulary suggests. Raises ChatTemplateError
+        for one that cannot be used."""
+        from gguflow.models.chat import ChatTemplate
+
+        return ChatTemplate.for_model(self.source.metadata, self.tokenizer)
+
+    def close(self) -> None:
+        """Give up weights and caches; they are freed when no session or other model has them."""
+        self._is_closed = True
+        self._session = self._streams = None
+        self.weights = WeightStore()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check_open(self) -> None:
+        """Raises ModelError after `close`."""
+        if self._is_closed:
+            raise ModelError(f"{self.source.path}: the model was closed")
+
+    # -- text ------------------------------------------------------------------------------------
+
     def new_session(self, profile: Profile | None = None) -> Session:
         """A session with an empty KV cache of its own; every step is recorded in `profile`."""
         return Session(self, profile)
 
     @property
     def session(self) -> Session:
-        """The session that `generate` and `logits` share."""
+        """The session that `generate`, `chat` and `logits` share."""
         if self._session is None:
             self._session = self.new_session()
         return self._session
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         max_tokens: int = -1,
         settings: SamplerSettings | None = None,
         stop_at_eog: bool = True,
-        **sampler: Any,
-    ) -> Iterator[str]:
-        """Continue a prompt; yields pieces of text, never half a character.
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Iterator[Piece]:
+        """Continue a prompt; yields pieces of text, which know their tokens (`Piece`).
 
         prompt: text, or token ids taken as they are. max_tokens: -1 for until the model ends or the
-        context is full. Keyword arguments are fields of `SamplerSettings` (temperature, ...).
-        Raises ContextError when the prompt does not fit.
+        context is full. session: one of this model's, instead of its own. options: fields of
+        `SamplerSettings` (temperature, ...), stop, logprobs, logit_bias, logits_processor, as in
+        `GenerateOptions`. Raises ContextError when the prompt does not fit, TypeError and
+        ValueError for arguments that cannot be used, and what a processor raises.
+
+        for piece in model.generate("Once", max_tokens=20, stop=["\n"], logprobs=3, seed=1):
+            print(piece, piece.ids, piece.logprobs)
+        print(piece.finish_reason, piece.timings)
         """
-        tok = self.tokenizer
-        ids = tok.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
-        chosen = replace(settings or SamplerSettings(), **sampler)
-        stream = tok.stream()
-        for t in self.session.generate(ids, max_tokens, chosen, tok.eog_ids if stop_at_eog else ()):
-            if piece := stream.push(t):
-                yield piece
-        if rest := stream.flush():
-            yield rest
+        asked = self._ask(prompt, max_tokens, settings, stop_at_eog, options)
+        return stream(session or self.session, asked)
+
+    def astream(
+        self,
+        prompt: Prompt,
+        max_tokens: int = -1,
+        settings: SamplerSettings | None = None,
+        stop_at_eog: bool = True,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncIterator[Piece]:
+        """`generate` for asyncio. Streams at the same time are computed together, over a cache of
+        their own; leaving one early ends it.
+
+        async for piece in model.astream("Once upon a time", max_tokens=20):
+            print(piece, end="")
+        """
+        asked = self._ask(prompt, max_tokens, settings, stop_at_eog, options)
+        if self._streams is None:
+            self._streams = Streams(self)
+        return self._streams.generate(asked)
+
+    def _ask(
+        self, prompt: Prompt, max_tokens: int, settings: SamplerSettings | None, stop_at_eog: bool,
+        options: GenerateOptions,
+    ) -> Asked:  # fmt: skip
+        self.check_open()
+        ids = prompt_ids(self, prompt)
+        return ask(self, ids, max_tokens, settings, stop_at_eog, **options)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        max_tokens: int = -1,
+        settings: SamplerSettings | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        template: str | None = None,
+        template_variables: Mapping[str, object] | None = None,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Iterator[Piece]:
+        """Answer a conversation in the model's own format; pieces as in `generate`.
+
+        messages: mappings with role and content. tools: for a template that knows them. template: a
+        well-known format or a jinja2 template, instead of the model's. template_variables: more for
+        it to see. Raises ChatTemplateError, besides what `generate` does.
+        """
+        self.check_open()
+        ids = chat_ids(self, messages, tools, template, template_variables)
+        asked = ask(self, ids, max_tokens, settings, True, **options)
+        return stream(session or self.session, asked)
+
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], pooling: Pooling = POOLINGS[0],
+        normalize: bool = True,
+    ) -> np.ndarray:  # fmt: skip
+        """Vectors of texts: float32 [n, n_embd], from the output of the final norm.
+
+        texts: texts or lists of token ids, or one text. pooling: the mean of all tokens' rows, or
+        the last one. normalize: to length one. Raises as `generate` does for prompts.
+        """
+        self.check_open()
+        return embed(self, texts, pooling, normalize)
 
     def generate_many(
         self,
-        prompts: Iterable[str | Sequence[int]],
+        prompts: Iterable[Prompt],
         max_tokens: int = -1,
         settings: SamplerSettings | Sequence[SamplerSettings] | None = None,
         stop_at_eog: bool = True,
         n_seqs: int | None = None,
-        **sampler: Any,
-    ) -> Iterator[tuple[int, str]]:
+        **options: Unpack[GenerateOptions],
+    ) -> Iterator[tuple[int, Piece]]:
         """Continue prompts together; yields (number of the prompt, piece of its text) as they come.
 
-        prompts, max_tokens, sampler: as in `generate`, whose text each prompt gets. settings: for
+        prompts, max_tokens, options: as in `generate`, whose text each prompt gets. settings: for
         all, or one for each. n_seqs: how many at once, instead of `Options.n_seqs`. The cache is
         the call's own. Raises ContextError, before anything is generated, when a prompt does not
         fit.
-
-        texts = [""] * len(prompts)
-        for i, piece in model.generate_many(prompts, n_seqs=8):
-            texts[i] += piece
         """
-        tok, prompts = self.tokenizer, list(prompts)
+        if isinstance(prompts, str):
+            raise TypeError("prompts is a list of prompts, not one")
+        check_prompt_type(prompts)
+        prompts = list(prompts)
         if settings is None or isinstance(settings, SamplerSettings):
             settings = [settings or SamplerSettings()] * len(prompts)
         if len(settings) != len(prompts):
             raise ValueError(f"{len(settings)} settings for {len(prompts)} prompts")
-        engine = Engine(self, n_seqs)
-        stop = frozenset(tok.eog_ids) if stop_at_eog else frozenset()
-        for prompt, chosen in zip(prompts, settings, strict=True):
-            ids = tok.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
-            engine.add(Request(ids, max_tokens, replace(chosen, **sampler), stop))
-        streams = [tok.stream() for _ in prompts]
-        while engine.has_work:
-            for token in engine.step():
-                stream = streams[token.request]
-                if token.finish == "error":
-                    raise ModelError(
-                        f"{self.source.path}: the logits after prompt {token.request} are not "
-                        "finite"
-                    )
-                piece = "" if token.id is None or token.finish == "stop" else stream.push(token.id)
-                if token.finish is not None:
-                    piece += stream.flush()
-                if piece:
-                    yield token.request, piece
+        asked = [
+            self._ask(prompt, max_tokens, chosen, stop_at_eog, options)
+            for prompt, chosen in zip(prompts, settings, strict=True)
+        ]
+        return stream_many(self, asked, n_seqs)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Logits after every token of a list or array of ids: float32 [n_tokens, n_vocab].

@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypedDict
 
-from gguflow.engine.graph import F16, DType
-from gguflow.engine.limits import MAX_SEQS, MAX_THREADS, MAX_TOKENS, SPARSE_MODES
+from gguflow.engine.graph import F16, DType, dtype_by_name
+from gguflow.engine.limits import ALL_LAYERS, MAX_SEQS, MAX_THREADS, MAX_TOKENS, SPARSE_MODES
 
 
 class OptionError(ValueError):
     """A field of `Options` out of its range: names it."""
+
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")  # what attention reads
+
+
+def _cache_type(name: str, value: DType | str) -> DType:
+    if isinstance(value, str) and value.lower() in CACHE_TYPES:
+        return dtype_by_name(value)
+    if not isinstance(value, DType) or value.name.lower() not in CACHE_TYPES:
+        given = value.name if isinstance(value, DType) else repr(value)
+        raise OptionError(f"{name} {given}: expected one of {', '.join(CACHE_TYPES)}")
+    return value
+
+
+class OptionFields(TypedDict, total=False):
+    """The fields of `Options` as keyword arguments."""
+
+    n_ctx: int
+    n_seqs: int
+    n_cache: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    n_threads_batch: int
+    k_type: DType | str
+    v_type: DType | str
+    fuse: bool
+    backends: tuple[str, ...]
+    isa: str | None
+    n_gpu_layers: int
+    device: int
+    overrides: tuple[tuple[str, str], ...]
+    sparse: Literal["auto", "predict", "exact", "off"]
+    sparse_threshold: float | tuple[float, ...] | None
+    predictor: str
+    vram_budget: int
+    split: str
+    lora: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -20,6 +58,7 @@ class Options:
     n_ctx: tokens of a sequence, 0 for what the model was trained with.
     n_seqs: sequences at once. n_cache: rows of the KV cache in all, 0 for n_ctx for every sequence.
     n_batch, n_ubatch: tokens a prompt is cut into; results do not depend on them.
+    k_type, v_type: element types of cached keys and values; a name will do.
     n_threads, n_threads_batch: for single tokens and for prompts; 0 for all processors.
     n_gpu_layers: layers on the device, the output head counting as one; AUTO_LAYERS or
         ALL_LAYERS of `engine.limits` for what fits or everything. device: which one, by number.
@@ -32,6 +71,7 @@ class Options:
     predictor: a file with predictors to use in place of the model's.
     vram_budget: bytes of device memory to use in all, 0 for no limit: a ReLU model's attention goes
         there, and as many of its neurons as fit. split: a file that says which neurons.
+    lora: adapter files and the factor of each, for requests that give none of their own.
     """
 
     n_ctx: int = 0
@@ -54,6 +94,15 @@ class Options:
     predictor: str = ""
     vram_budget: int = 0
     split: str = ""
+    lora: tuple[tuple[str, float], ...] = ()
+
+    def with_fields(self, changes: OptionFields) -> Options:
+        """The same with other values for some fields. Raises TypeError for names that are none."""
+        known = OptionFields.__annotations__
+        for name in changes:
+            if name not in known:
+                raise TypeError(f"no option is called {name!r}; there are {', '.join(known)}")
+        return replace(self, **changes)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -65,18 +114,48 @@ class Options:
             ("n_threads", 0, MAX_THREADS),
             ("n_threads_batch", 0, MAX_THREADS),
             ("vram_budget", 0, 1 << 50),
+            ("device", 0, 255),
+            ("n_gpu_layers", ALL_LAYERS, MAX_TOKENS),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or not least <= value <= most:
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise OptionError(f"{name} {value!r}: expected a whole number {least} to {most}")
+        for name in ("k_type", "v_type"):
+            object.__setattr__(self, name, _cache_type(name, getattr(self, name)))
+        for name, kind, what in (
+            ("fuse", bool, "True or False"),
+            ("predictor", str, "a file's name"),
+            ("split", str, "a file's name"),
+            ("isa", str | None, "a name or None"),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise OptionError(f"{name} {getattr(self, name)!r}: expected {what}")
         if self.sparse not in SPARSE_MODES:
             raise OptionError(f"sparse {self.sparse!r}: expected one of {', '.join(SPARSE_MODES)}")
         given = self.sparse_threshold
         thresholds = given if isinstance(given, tuple) else () if given is None else (given,)
         if not all(isinstance(t, (int, float)) and t == t for t in thresholds):
             raise OptionError(f"sparse_threshold {given!r}: expected a number, or one a layer")
+        if not all(isinstance(f, (int, float)) and abs(f) < 1e6 for _, f in self.lora):
+            raise OptionError(f"lora {self.lora!r}: expected finite factors")
         if (self.vram_budget or self.split) and self.n_gpu_layers:
             raise OptionError(
                 "`vram_budget` and `split` place a model on the device, as `n_gpu_layers` does: "
                 "give one"
             )
+
+
+def draft_options(o: Options, n_gpu_layers: int, changes: OptionFields) -> Options:
+    """How a draft model runs beside one that runs with `o` and so many layers on a device."""
+    return Options(
+        n_ctx=o.n_ctx,
+        n_seqs=o.n_seqs,
+        n_cache=o.n_cache,
+        n_batch=o.n_batch,
+        n_ubatch=o.n_ubatch,
+        n_threads=o.n_threads,
+        n_threads_batch=o.n_threads_batch,
+        fuse=o.fuse,
+        device=o.device,
+        n_gpu_layers=ALL_LAYERS if n_gpu_layers else 0,
+    ).with_fields(changes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PAGE = 64  # rows of a page of the KV cache
+STATES = "states"  # the group of recurrent layers, whose slots are its pages
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ from typing import Protocol
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
 from gguflow.engine.compile.types import HOST_SPACE
-from gguflow.engine.graph import Graph
+from gguflow.engine.graph import Graph, Role
 from gguflow.engine.limits import MAX_TOKENS
-from gguflow.engine.load import ModelSource
+from gguflow.engine.load import ModelSource, weight_users
 from gguflow.engine.options import Options
-from gguflow.engine.plan_key import PAGE, PlanKey, step_key
+from gguflow.engine.plan_key import PAGE, STATES, PlanKey, step_key
 from gguflow.engine.sampling import N_HISTORY
 from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.serving.kv import window_pages
-from gguflow.models.batch import Batch, CacheSize, append_sampler
+from gguflow.models.batch import Batch, CacheLayer, CacheSize, append_sampler
 
 KEPT = 32  # plans
+STATE_COPIES, STATE_COPIES_OF_SEQ = 2, 1  # of recurrent states, beside those in use
 
 
 class Rewrite(Protocol):
@@ -58,12 +59,14 @@ def cache_size(setup: Setup) -> CacheSize:
     o, arch = setup.options, setup.source.arch
     n_entries = -(-o.n_ctx // PAGE)
     n_full = -(-o.n_cache // PAGE) if o.n_cache else o.n_seqs * n_entries
-    layers = filter(None, (arch.cache(i) for i in range(arch.hp.n_layer)))
-    windows = {layer.group: layer.window for layer in layers}
+    layers = [layer for i in range(arch.hp.n_layer) if (layer := arch.cache(i))]
+    windows = {layer.group: layer.window for layer in layers if isinstance(layer, CacheLayer)}
     n_pages = {
         group: min(n_full, o.n_seqs * window_pages(window, o.n_ubatch)) if window else n_full
         for group, window in windows.items()
     }
+    if any(layer.group == STATES for layer in layers):
+        n_pages[STATES] = o.n_seqs + STATE_COPIES + o.n_seqs * STATE_COPIES_OF_SEQ
     return CacheSize(n_pages, n_entries)
 
 
@@ -86,6 +89,17 @@ def record(setup: Setup, key: PlanKey) -> Graph:
         change.rewrite(g)
     g.drop_unused_weights()
     return g
+
+
+def repacked_bytes(plan: Plan, backends: Mapping[str, Backend]) -> dict[str, int]:
+    """By memory space, the bytes of weights that loading copies into a backend's own layout."""
+    users = weight_users(plan)
+    out: dict[str, int] = {}
+    for t in plan.leaves(Role.WEIGHT):
+        backend = backends[plan.placement.of[t]]
+        n = backend.packed_bytes(t, users.get(t, []))
+        out[backend.space] = out.get(backend.space, 0) + n
+    return out
 
 
 def token_key() -> PlanKey:

@@ -19,15 +19,12 @@ from gguflow.engine.gguf import GgufError, GgufFile, TensorInfo, Typed, write_gg
 from gguflow.engine.gguf.errors import show
 from gguflow.engine.gguf.tensors import ElementType
 from gguflow.engine.graph import DType, dtype_by_name
+from gguflow.engine.imatrix import ImportanceMatrix
 from gguflow.engine.load import COMPUTE_TYPES, powerinfer
-from gguflow.engine.requantize import Converter, convert
-from gguflow.models.mixes import ALIASES, FALLBACKS, find_mix, tensor_type
+from gguflow.engine.quants import codec
+from gguflow.engine.requantize import Converter, convert, convert_weighted
+from gguflow.models.mixes import ALIASES, FALLBACKS, KEPT, find_mix, tensor_type
 
-# Small, and worth more than the bytes they take; what llama.cpp leaves alone, by part of the name.
-_KEPT = (
-    "_norm.weight", "ffn_gate_inp.weight", "position_embd", "token_types", "attn_rel_b.weight",
-    "ssm_conv1d", "shortconv.conv.weight", "time_mix_", "altup", "laurel", "per_layer_model_proj",
-)  # fmt: skip
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
@@ -60,11 +57,16 @@ class Change:
 
 
 def plan_changes(
-    file: GgufFile, mix_name: str, pure: bool = False, overrides: Sequence[Override] = ()
+    file: GgufFile,
+    mix_name: str,
+    pure: bool = False,
+    overrides: Sequence[Override] = (),
+    weighted: bool = False,
 ) -> list[Change]:
     """The type every tensor of the file gets under a mix, in file order. Reads no tensor data.
 
-    overrides: the first whose pattern matches decides. Raises MixError for an unknown name.
+    overrides: the first whose pattern matches decides. weighted: with an importance matrix.
+    Raises MixError for an unknown name.
     """
     mix = find_mix(mix_name)
     n_layer, group = _layers(file), _group(file)
@@ -75,7 +77,9 @@ def plan_changes(
         if _is_quantizable(info):
             chosen = next((o for o in overrides if o.pattern.search(info.name)), None)
             if chosen is None:
-                target = tensor_type(mix, info.name, info.shape, n_layer, group, tied, pure)
+                target = tensor_type(
+                    mix, info.name, info.shape, n_layer, group, tied, pure, weighted
+                )
             elif chosen.dtype is not None:
                 target = _fitting(chosen.dtype, info.shape[-1])
         changes.append(Change(info, target))
@@ -90,8 +94,11 @@ def quantize_file(
     by: Converter,
     allow_requantize: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
+    importance: ImportanceMatrix | None = None,
 ) -> None:
     """Write the file with the changes made: a slab of one tensor in memory at a time.
+
+    importance: weighs the errors of types whose search can; a file of another model is refused.
 
     All metadata is kept; general.file_type and general.quantization_version say what was done. The
     new file appears when it is complete. Raises AlreadyQuantized naming a tensor, before anything
@@ -105,9 +112,39 @@ def quantize_file(
                     f"making it {c.target.name} would lose more; start from an F32, F16 or BF16 "
                     "file"
                 )
-    tensors = [(c.info.name, (c.target, c.info.shape, _data(file, c, by))) for c in changes]
-    alignment = file.alignment
-    write_gguf(out, new_metadata(file, mix_name), tensors, alignment, progress)
+    weights = {} if importance is None else matching(file, importance)
+    tensors = [
+        (c.info.name, (c.target, c.info.shape, _data(file, c, by, weights.get(c.info.name))))
+        for c in changes
+    ]
+    metadata = new_metadata(file, mix_name)
+    if importance is not None:
+        metadata |= {
+            "quantize.imatrix.dataset": Typed("str", ", ".join(importance.datasets)),
+            "quantize.imatrix.entries_count": Typed("u32", len(importance.entries)),
+            "quantize.imatrix.chunks_count": Typed("u32", importance.n_chunks),
+        }
+    write_gguf(out, metadata, tensors, file.alignment, progress)
+
+
+def matching(file: GgufFile, importance: ImportanceMatrix) -> dict[str, np.ndarray]:
+    """Mean squares of each tensor's inputs, float32 [matrices, k]. Raises GgufError for entries
+    that do not fit the file's tensors, or when there are none."""
+    found = {}
+    for name, entry in importance.entries.items():
+        info = file.tensors.get(name)
+        if info is None:
+            continue
+        means, matrices = entry.means, prod(info.shape[:-2])
+        if means.shape[1] != info.shape[-1] or means.shape[0] not in (1, matrices):
+            raise GgufError(
+                file.path, f"tensor {show(name)}", f"importance {list(means.shape)}",
+                f"[{matrices}, {info.shape[-1]}]",
+            )  # fmt: skip
+        found[name] = means
+    if not found:
+        raise GgufError(file.path, "tensors", "none that the importance matrix has", "its model")
+    return found
 
 
 def new_metadata(file: GgufFile, mix_name: str) -> dict[str, Typed]:
@@ -132,7 +169,7 @@ def file_type(mix_name: str) -> int:
 
 def writable_type(name: str) -> DType:
     """The element type called `name`, if there is a quantizer for it. Raises ValueError."""
-    by_name = {t.lower(): t for t in COMPUTE_TYPES}
+    by_name = {t.lower(): t for t in COMPUTE_TYPES if codec(t).writable}
     if name.lower() not in by_name:
         raise ValueError(f"{name}: no type to write; have {', '.join(sorted(by_name.values()))}")
     return dtype_by_name(by_name[name.lower()])
@@ -145,7 +182,7 @@ def _is_quantizable(info: TensorInfo) -> bool:
         bool(dense)
         and not integer
         and info.name.endswith("weight")
-        and not any(part in info.name for part in _KEPT)
+        and not any(part in info.name for part in KEPT)
     )
 
 
@@ -157,7 +194,9 @@ def _fitting(dtype: DType, n: int) -> DType:
     return dtype_by_name(name)
 
 
-def _data(file: GgufFile, change: Change, by: Converter) -> Callable[[], Iterator[np.ndarray]]:
+def _data(
+    file: GgufFile, change: Change, by: Converter, weights: np.ndarray | None
+) -> Callable[[], Iterator[np.ndarray]]:
     info, target = change.info, change.target
 
     def pieces() -> Iterator[np.ndarray]:
@@ -165,7 +204,10 @@ def _data(file: GgufFile, change: Change, by: Converter) -> Callable[[], Iterato
         if change.converts and isinstance(target, DType):
             source = info.dtype if isinstance(info.dtype, DType) else info.dtype.ggml_id
             try:
-                yield from convert(raw, source, target, info.shape, by)
+                if weights is not None and target.is_quantized and codec(target).weighted:
+                    yield from convert_weighted(raw, source, target, info.shape, by, weights)
+                else:
+                    yield from convert(raw, source, target, info.shape, by)
             except (ValueError, NotImplementedError) as e:
                 raise GgufError(
                     info.path, f"tensor {show(info.name)}", e, f"values {target.name} can hold"

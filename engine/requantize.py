@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import prod
 
@@ -11,11 +12,12 @@ import numpy as np
 from gguflow.engine.backends.base import Converter, find_backend
 from gguflow.engine.graph import F16, DType
 from gguflow.engine.load import ModelSource, WeightSource
-from gguflow.engine.quants import dequantize_any
+from gguflow.engine.quants import dequantize_any, encode
 from gguflow.models.base import ModelError
 from gguflow.models.mixes import Mix, tensor_type
 
 SLAB_BYTES = 32 << 20  # of float32 values converted at a time
+WEIGHTED_SLAB = 1 << 18  # elements a thread converts at a time
 
 
 def native_converter(n_threads: int | None = None) -> Converter:
@@ -46,6 +48,38 @@ def convert(
         if target == F16 and not np.isfinite(out.view(np.float16)).all():
             raise ValueError("f16: a value is NaN, infinite or beyond 65504")
         yield out
+
+
+def convert_weighted(
+    raw: np.ndarray,
+    source: DType | int,
+    target: DType,
+    shape: tuple[int, ...],
+    by: Converter,
+    weights: np.ndarray,
+) -> Iterator[np.ndarray]:
+    """`convert` with errors weighed by column, by the numpy quantizers on all processors.
+
+    weights: float32 [matrices, k] of the shape's matrices, or [1, k] for all of them.
+    """
+    n, matrices = shape[-1], prod(shape[:-2])
+    n_rows = prod(shape[:-1]) // matrices
+    per_matrix, row_bytes = raw.size // matrices, raw.size // prod(shape[:-1])
+    step = max(1, WEIGHTED_SLAB // n)
+
+    def quantized(at: tuple[int, int]) -> np.ndarray:
+        m, r = at
+        end = min(r + step, n_rows)
+        part = raw[m * per_matrix + r * row_bytes : m * per_matrix + end * row_bytes]
+        if isinstance(source, DType):
+            x = by.decode(source, part, n)
+        else:
+            x = dequantize_any(source, part, (end - r, n))
+        return encode(target, x, weights[m % len(weights)]).reshape(-1)
+
+    slabs = [(m, r) for m in range(matrices) for r in range(0, n_rows, step)]
+    with ThreadPoolExecutor() as threads:
+        yield from threads.map(quantized, slabs)
 
 
 def requantize(source: ModelSource, mix: Mix, by: Converter, pure: bool = False) -> ModelSource:

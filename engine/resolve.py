@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +12,8 @@ from gguflow.engine.compile import Plan
 from gguflow.engine.devices import Devices
 from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import Overrides, choose_layers
-from gguflow.engine.options import Options
-from gguflow.engine.planning import Planner, Setup
+from gguflow.engine.options import OptionError, Options
+from gguflow.engine.planning import Planner, Setup, token_key
 from gguflow.engine.variants.base import Tools, Trial, Variant, variants
 
 DEVICE_KIND = "cuda"  # of the device that layers and neurons are placed on
@@ -50,10 +51,20 @@ class Prepared:
     device: str = ""
 
 
+def check_positions(setup: Setup) -> None:
+    """Raises OptionError for sequences longer than the model has positions for."""
+    most, n_ctx = setup.source.arch.most_ctx, setup.options.n_ctx
+    if most is not None and n_ctx > most:
+        raise OptionError(
+            f"`n_ctx` {n_ctx}: {setup.source.arch.name} has learned positions for {most} tokens"
+        )
+
+
 def prepare(source: ModelSource, options: Options) -> Prepared:
     """The first half of `resolve`. Raises ModelError or OptionError for options that do not go with
     the model, GgufError for a bad file that they name."""
     setup = original = Setup(source, options).under(options)
+    check_positions(setup)
     mine = tuple(v for v in variants() if v.applies(source))
     for variant in variants():
         if variant not in mine:
@@ -96,6 +107,7 @@ def resolve(prepared: Prepared, planner: Planner, trial: Trial) -> Resolved:
     """
     setup, n_gpu_layers, notes = prepared.setup, 0, list[str]()
     options = setup.options
+    notes += _unmatched(setup, planner)
     device = planner.backends[prepared.device] if prepared.device else None
     if options.n_gpu_layers and device is not None:
         setup, n_gpu_layers = _offloaded(setup, planner, device)
@@ -107,6 +119,17 @@ def resolve(prepared: Prepared, planner: Planner, trial: Trial) -> Resolved:
         setup = decision.setup
         notes += decision.notes
     return Resolved(setup, prepared.device, n_gpu_layers, tuple(notes))
+
+
+def _unmatched(setup: Setup, planner: Planner) -> Iterator[str]:
+    """A note for every rule of placement that no name fits."""
+    if not setup.options.overrides:
+        return
+    plan = planner.plan(setup, token_key())
+    names = [t.name for t in plan.placement.of]
+    for pattern, target in setup.options.overrides:
+        if not any(re.search(pattern, name) for name in names):
+            yield f"`overrides` {pattern}={target}: no tensor or op has such a name"
 
 
 def _offloaded(setup: Setup, planner: Planner, device: Backend) -> tuple[Setup, int]:
@@ -133,6 +156,7 @@ def resolve_again(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
     was = resolved.setup
     options = replace(was.options, **changes)
     setup = was.under(options)
+    check_positions(setup)
     for variant in variants():
         if variant.applies(was.source):
             setup = variant.again(setup, frozenset(changes))

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gguflow.engine.ahead import Ahead
+from gguflow.engine.piece import FinishReason, Timings
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import ContextError, token_ids
 from gguflow.engine.runtime import BoundPlan
-from gguflow.engine.sampling import SamplerSettings, SamplerState
-from gguflow.engine.serving.pages import OutOfPages
+from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
+from gguflow.engine.serving.host_sampling import Choice, HostSampler, check_extras
+from gguflow.engine.serving.replay import replay
+from gguflow.engine.serving.request import Request
 from gguflow.engine.serving.rows import Piece, rows_of
 from gguflow.engine.serving.runner import Runner, Sampling
+from gguflow.engine.serving.speculation import Drafting, rows_to_check
+from gguflow.engine.serving.speculation_session import SessionGuesses
+from gguflow.engine.session_file import load_rows, save_rows
 from gguflow.models.base import ModelError
 
 if TYPE_CHECKING:
@@ -32,23 +39,12 @@ def sampling_of(sampler: SamplerState) -> Sampling:
 
 
 @dataclass
-class Timings:
-    """Tokens and seconds of a generation.
+class _Turn(SamplerState):
+    """A generation. host: chooses its tokens where the `sample` op cannot. n_prompt: tokens of its
+    prompt."""
 
-    n_prompt: tokens computed, without those the cache held. The first token comes out of the
-    prompt's last run, so N generated tokens take N - 1 runs.
-    """
-
+    host: HostSampler | None = None
     n_prompt: int = 0
-    prompt_s: float = 0.0
-    n_generated: int = 0
-    n_runs: int = 0
-    generate_s: float = 0.0
-
-    def add(self, other: Timings) -> None:
-        """Add another generation's."""
-        for f in fields(self):
-            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
 
 class Session:
@@ -65,13 +61,20 @@ class Session:
             model = model.with_options(n_seqs=1, n_cache=0)
         self.model = model
         self.timings = Timings()
-        self._runner = Runner(model, profile)
+        model.check_open()
+        speculation = model.speculation
+        n_verify = rows_to_check(1, speculation.most) if speculation is not None else 0
+        self._runner = Runner(model, profile, n_verify)
+        self._guesses: SessionGuesses | None = None
+        if speculation is not None:
+            self._guesses = SessionGuesses(model, speculation, self._runner)
         self._kv = self._runner.kv
         self._seq = self._kv.create()
         self._gone: list[int] = []  # tokens at the end whose rows a sliding window gave back
         self._lock = threading.RLock()
-        self._turn: SamplerState | None = None  # the generation that was the last to step
+        self._turn: _Turn | None = None  # the generation that was the last to step
         self._ahead: Ahead | None = None  # steps of that generation that are on their way
+        self.on_prompt: Callable[[int, int], None] | None = None  # called with tokens done, of all
 
     @property
     def profile(self) -> Profile | None:
@@ -91,6 +94,17 @@ class Session:
     def n_tokens(self) -> int:
         return self._kv.length(self._seq) + len(self._gone)
 
+    @property
+    def drafting(self) -> Drafting:
+        """What came of guesses so far."""
+        return Drafting() if self._guesses is None else replace(self._guesses.drafting)
+
+    def save_lookup(self) -> None:
+        """Write the n-grams of what was generated to `Speculation.lookup_cache`, where there is
+        one. Raises SpeculationError."""
+        if self._guesses is not None:
+            self._guesses.save()
+
     def bound_plan(self, n_tokens: int, outputs: str, sample: bool) -> BoundPlan:
         """The lowered plan that runs this many tokens."""
         single, every = n_tokens == 1, outputs == "all"
@@ -102,15 +116,18 @@ class Session:
     # -- stepping --------------------------------------------------------------------------------
 
     def step(
-        self, ids: Sequence[int], outputs: str = "none", sampler: SamplerState | None = None
-    ) -> Sequence[np.ndarray]:
+        self, ids: Sequence[int], outputs: str = "none", sampler: SamplerState | None = None,
+        prompt: bool = False,
+    ) -> Sequence[np.ndarray]:  # fmt: skip
         """Append tokens to the cache in one run of one plan; returns the plan's outputs.
 
         outputs: "last", "all" or "none" asks for logits; with a sampler the last output is the
-        chosen token. The arrays are overwritten by the next run. Raises ContextError when full.
+        chosen token. The arrays are overwritten by the next run. prompt: they are a prompt's, even
+        if it is one: on some devices its bits differ from a generated token's. Raises ContextError
+        when full.
         """
         n_past, n = self.n_tokens, len(ids)
-        self._turn = self._ahead = None
+        self._settle()
         if n_past + n > self.model.options.n_ctx:
             raise ContextError(
                 f"{n_past + n} tokens do not fit the context of "
@@ -118,20 +135,31 @@ class Session:
             )
         if not n:
             raise ValueError("no tokens to run")
-        if self._gone:
-            gone, self._gone = self._gone, []
-            self.prefill(gone, None, "none")
+        self._bring_back()
         sampling = None if sampler is None else sampling_of(sampler)
         self._kv.grow(self._seq, n)
         result: Sequence[np.ndarray]
-        if n == 1:
+        single = n == 1 and (not prompt or self._runner.is_host)
+        if single:
             result = self._runner.run_one(self._seq, ids[0], sampling, outputs != "none")
         else:
             n_out = {"last": 1, "all": n, "none": 0}[outputs]
             rows = rows_of(self._kv, [Piece(self._seq, ids, n_out)])
             result = self._runner.run(rows, sampling, outputs == "all")
-        self._kv.advance(self._seq, ids, n == 1)
+        self._kv.advance(self._seq, ids, single)
         return result
+
+    def _settle(self) -> None:
+        """No generation is under way: what comes next begins with the tokens that were taken."""
+        self._turn = self._ahead = None
+        if self._guesses is not None:
+            self._guesses.settle(self._seq)
+
+    def _bring_back(self) -> None:
+        """Compute again what a sliding window gave back."""
+        if self._gone:
+            gone, self._gone = self._gone, []
+            self.prefill(gone, None, "none")
 
     @property
     def is_full(self) -> bool:
@@ -140,7 +168,7 @@ class Session:
 
     def rewind(self, n_tokens: int) -> None:
         """Forget all but the first `n_tokens` tokens."""
-        self._turn = self._ahead = None
+        self._settle()
         left = self.tokens[:n_tokens]
         self._gone = left[self._kv.trim(self._seq, len(left)) :]
 
@@ -148,11 +176,16 @@ class Session:
         self, ids: Sequence[int], sampler: SamplerState | None, outputs: str = "last"
     ) -> Sequence[np.ndarray]:
         """Append a prompt in ubatches; outputs as in `step`, of the last ubatch only."""
-        n_ubatch = self.model.options.n_ubatch
-        for i in range(0, len(ids), n_ubatch):
-            part = ids[i : i + n_ubatch]
-            last = i + n_ubatch >= len(ids)
-            result = self.step(part, outputs if last else "none", sampler if last else None)
+        done = 0
+        while done < len(ids):
+            n = min(self.model.options.n_ubatch, len(ids) - done)
+            part = ids[done : done + self._kv.until_checkpoint(self._seq, n)]
+            done += len(part)
+            last = done == len(ids)
+            given = (outputs, sampler) if last else ("none", None)
+            result = self.step(part, *given, prompt=True)
+            if self.on_prompt is not None:
+                self.on_prompt(done, len(ids))
         return result
 
     def generate(
@@ -167,104 +200,183 @@ class Session:
         What the cache already holds of it is reused. Ends at `max_tokens`, at a stop token (not
         yielded), or when the context is full. Raises ContextError when the prompt does not fit.
         """
-        ids = token_ids(prompt)
+        request = Request(prompt, max_tokens, settings or SamplerSettings(), frozenset(stop))
+        for choice in self.choices(request):
+            yield choice.id
+
+    def choices(
+        self, request: Request, timings: Timings | None = None
+    ) -> Generator[Choice, None, FinishReason]:
+        """The same for a request with all its options but `prompt_logprobs` and `salt`; raises what
+        its processor does, and returns why it ended. timings: to be kept up to date."""
+        ids, max_tokens, stop = token_ids(request.ids), request.max_tokens, request.stop
         self.model.check_prompt(ids)
         if max_tokens < -1:
             raise ValueError(f"max_tokens {max_tokens}: expected -1 or more")
-        self.timings = timings = Timings()
+        n_vocab = self.model.hp.n_vocab
+        check_extras(request, n_vocab)
+        self.timings = timings = Timings() if timings is None else timings
         if max_tokens == 0:
-            return
-        sampler = SamplerState(settings or SamplerSettings())
-        for t in ids:
-            sampler.accept(t)
+            return "length"
+        turn = _Turn(request.settings, n_prompt=len(ids))
+        if not request.is_plain:
+            turn.host = HostSampler(request, turn.seed, n_vocab, lambda: self.model.tokenizer)
+        for t in ids[-N_HISTORY:]:
+            turn.accept(t)
         clock = time.perf_counter
         began = clock()
-        token, timings.n_prompt = self._next(ids, sampler, max_tokens)
+        before = self.drafting
+        choice, timings.n_prompt = self._next(ids, turn, max_tokens)
         timings.prompt_s = clock() - began
         began = clock()
         n = 0
-        while token not in stop:
+        while choice.id not in stop:
             n += 1
             # Set before the yield: a caller that stops here leaves true timings behind.
             timings.n_generated = n
             timings.n_runs = n - 1
+            timings.n_drafted = self.drafting.drafted - before.drafted
+            timings.n_accepted = self.drafting.accepted - before.accepted
             timings.generate_s = clock() - began
-            yield token
+            yield choice
             if n == max_tokens or len(ids) >= self.model.options.n_ctx:
-                break
-            sampler.accept(token)
-            sampler.advance()
-            ids.append(token)
-            token, _ = self._next(ids, sampler, max_tokens - n)
+                return "length"
+            turn.accept(choice.id)
+            turn.advance()
+            ids.append(choice.id)
+            choice, _ = self._next(ids, turn, max_tokens - n)
+        return "stop"
 
-    def _next(self, ids: Sequence[int], sampler: SamplerState, most: int) -> tuple[int, int]:
+    def _next(self, ids: Sequence[int], turn: _Turn, most: int) -> tuple[Choice, int]:
         """The token after a sequence, and how many tokens had to be computed: one, unless the
         generation is new or something else used the session since its last step.
 
         most: tokens the generation may still ask for, this one included; no limit when negative.
         """
         with self._lock:
-            if self._turn is sampler and self._runs_ahead(ids, sampler, most):
+            if self._turn is turn and (known := self._guessed(ids, turn, most)) is not None:
+                return known, 1
+            if self._turn is turn and self._runs_ahead(ids, turn, most):
                 assert self._ahead is not None
                 self._turn = None  # should this be interrupted
                 token = int(self._ahead.next()[0])
                 self._kv.advance(self._seq, ids[-1:], True)
-                self._turn = sampler
-                return token, 1
-            if self._turn is not sampler:
-                self._change_to(ids)
+                self._turn = turn
+                self._made_plain()
+                return Choice(token), 1
+            if self._turn is not turn:
+                self._change_to(ids, turn.n_prompt)
+                if self._guesses is not None:
+                    self._guesses.restart()
+            again = self._turn is turn  # `step` forgets whose turn it is
             new = ids[self.n_tokens :]
-            result = self.prefill(new, sampler)
-            if self._turn is not sampler and not np.isfinite(result[0]).all():
+            sampler = None if turn.host else turn
+            if len(ids) > turn.n_prompt and (again or not self._kv.share_generated):
+                self._replay(ids, turn.n_prompt)
+                result = self.step(ids[-1:], "last", sampler)
+            else:
+                result = self.prefill(new, sampler)
+            if not again and not np.isfinite(result[0]).all():
                 raise ModelError(
                     f"{self.model.source.path}: the logits are not finite; the weights hold NaN or "
                     "infinity, or values too large to multiply"
                 )
-            self._turn = sampler
-            return int(result[-1][0]), len(new)
+            if turn.host is None:
+                choice = Choice(int(result[-1][0]))
+            else:
+                choice = turn.host.choose(result[0][0], ids, int(turn.rng[1]))
+            if again:
+                self._made_plain()
+            self._turn = turn
+            return choice, len(new)
 
-    def _change_to(self, ids: Sequence[int]) -> None:
+    def _guessed(self, ids: Sequence[int], turn: _Turn, most: int) -> Choice | None:
+        """The token after a sequence, if it was guessed before or can be guessed now."""
+        if self._guesses is None or self._gone or len(ids) != self.n_tokens + 1:
+            return None
+        if self._ahead is not None and not self._ahead.is_over:
+            return None
+        room = self.model.options.n_ctx - self.n_tokens
+        most = min(room, most) if most >= 0 else room
+        choice = self._guesses.next(ids, self._seq, most, sampling_of(turn), turn.host)
+        if choice is not None:
+            self._kv.advance(self._seq, ids[-1:], True)
+        return choice
+
+    def _made_plain(self) -> None:
+        if self._guesses is not None:
+            self._guesses.made_plain()
+
+    def _change_to(self, ids: Sequence[int], n_prompt: int) -> None:
         """Keep what the cache holds of another sequence: of the one before, or of earlier ones."""
+        self._settle()
         before = self.tokens
+        if not self._kv.share_generated:
+            ids, before = ids[:n_prompt], before[: self._kv.n_chunked(self._seq)]
         keep, common = 0, min(len(before), len(ids) - 1)
         while keep < common and before[keep] == ids[keep]:
             keep += 1
         if self._kv.n_findable(ids) <= keep:
             self.rewind(keep)
             return
-        self._turn = self._ahead = None
+        self._settle()
         self._gone = []
         self._kv.free(self._seq)
         self._seq = self._kv.create(ids)
 
-    def _runs_ahead(self, ids: Sequence[int], sampler: SamplerState, most: int) -> bool:
+    def _replay(self, ids: Sequence[int], n_prompt: int) -> None:
+        """Compute all but the last token of a generation that lost its rows: its prompt, and then
+        what it generated as it was at first, as single rows."""
+        self._bring_back()
+        if self.n_tokens < n_prompt:
+            self.prefill(ids[self.n_tokens : n_prompt], None, "none")
+        replay(self._runner, self._seq, ids[:-1])
+
+    def _runs_ahead(self, ids: Sequence[int], turn: _Turn, most: int) -> bool:
         """Whether the device makes the tokens by itself; it is started if it can."""
-        if self.profile is not None:  # which has a record for every step
+        if self.profile is not None or turn.host:  # a profile has a record for every step
             return False
         if self._ahead is not None and not self._ahead.is_over:
             return True
         n_past = self.n_tokens
         room = self.model.options.n_ctx - n_past
         most = min(room, most) if most >= 0 else room
+        if self._guesses is not None:
+            most = min(most, max(LEAST_AHEAD, self._guesses.plain_steps))
         if len(ids) != n_past + 1 or self._gone or most < LEAST_AHEAD:
             return False
         if self.bound_plan(1, "last", True).token_loop is None:
             return False
-        while not self._grown(most):
+        while not self._kv.grow_all((self._seq,), most):  # a window's pages are fewer
             most //= 2
             if most < LEAST_AHEAD:
                 return False
-        bound = self._runner.write_one(self._seq, ids[-1], sampling_of(sampler))
+        bound = self._runner.write_one(self._seq, ids[-1], sampling_of(turn))
         assert bound.token_loop is not None
         self._ahead = Ahead(bound.token_loop, most)
         return True
 
-    def _grown(self, n: int) -> bool:
-        try:
-            self._kv.grow(self._seq, n)
-        except OutOfPages:  # a window's pages are fewer than the context's
-            return False
-        return True
+    # -- on disk -----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the sequence and its rows of the cache, whole or not at all. Raises OSError."""
+        with self._lock:
+            self._settle()
+            self._bring_back()
+            save_rows(path, self.model, self._kv, self._runner.states, self._seq)
+
+    def load(self, path: str | Path) -> None:
+        """Take up the sequence of a file: what a generation shares with it is not computed again.
+        Raises OSError, and SessionFileError for a file that is damaged or another model's."""
+        with self._lock:
+            load_rows(path, self.model, self._kv, self._runner.states, self._emptied)
+
+    def _emptied(self) -> int:
+        self._settle()
+        self._gone = []
+        self._kv.free(self._seq)
+        self._seq = self._kv.create()
+        return self._seq
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after every token of a new sequence: float32 [n_tokens, n_vocab]."""
@@ -275,5 +387,5 @@ class Session:
         with self._lock:
             self.rewind(0)
             for i in range(0, len(ids), n_ubatch):
-                out.append(self.step(ids[i : i + n_ubatch], "all")[0].copy())
+                out.append(self.step(ids[i : i + n_ubatch], "all", prompt=True)[0].copy())
         return np.concatenate(out)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from gguflow.engine.graph import Graph, Tensor
 
-from .batch import Batch, CacheLayer
+from .batch import Batch, CacheLayer, StateLayer
 from .hparams import HParams
 from .keys import ModelError
 
@@ -34,7 +34,7 @@ class WeightSpec:
 
     shape: -1 stands for a dimension that the file decides. transposed: the name of a tensor that
     holds the same matrix the other way round and may stand in for this one. part: so may these rows
-    of another one.
+    of another one. plain: kernels read it as float32, as they do all vectors.
     """
 
     name: str
@@ -42,6 +42,7 @@ class WeightSpec:
     optional: bool = False
     transposed: str = ""
     part: Part | None = None
+    plain: bool = False
 
     def of_layer(self, i: int) -> WeightSpec:
         """The same tensor of layer i, named as files do."""
@@ -83,8 +84,14 @@ class Architecture:
     def check(self, tensors: Mapping[str, tuple[int, ...]]) -> None:
         """Raises ModelError for tensors (name -> shape) that each fit, but not together."""
 
-    def cache(self, i: int) -> CacheLayer | None:
-        """What layer i keeps of every token; None for nothing."""
+    @property
+    def most_ctx(self) -> int | None:
+        """Tokens of a sequence that the weights know positions for, where these were learned one by
+        one; None where any number goes."""
+        return next((w.shape[0] for w in self.weights() if w.name == "position_embd.weight"), None)
+
+    def cache(self, i: int) -> CacheLayer | StateLayer | None:
+        """What layer i keeps of every token, or of every sequence; None for nothing."""
         raise NotImplementedError
 
     def build(self, g: Graph, w: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -118,9 +125,10 @@ def _module_names() -> list[str]:
 
 def architecture(name: str) -> type[Architecture]:
     """The class for `general.architecture = name`. Raises ModelError listing what is supported."""
-    if name not in _REGISTRY and name in _module_names():
+    module = name.replace("-", "_")
+    if name not in _REGISTRY and module in _module_names():
         # The usual case: the file is called as the architecture, and the others need no import.
-        import_module(f"gguflow.models.{name}")
+        import_module(f"gguflow.models.{module}")
     found = _REGISTRY if name in _REGISTRY else architectures()
     if name not in found:
         raise ModelError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gguflow.engine.graph import F32, I32, I64, DType, Graph, Tensor
-from gguflow.engine.plan_key import PAGE, PlanKey
+from gguflow.engine.plan_key import PAGE, STATES, PlanKey
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,20 @@ class CacheLayer:
 
 
 @dataclass(frozen=True)
+class StateLayer:
+    """What a recurrent layer keeps of every sequence: float32 values by the name of the state."""
+
+    sizes: Mapping[str, int]
+
+    @property
+    def group(self) -> str:
+        return STATES
+
+
+@dataclass(frozen=True)
 class CacheSize:
-    """Pages of the KV cache by group, and entries of a sequence's page tables."""
+    """Pages of the KV cache by group, slots being those of recurrent layers, and entries of a
+    sequence's page tables."""
 
     n_pages: Mapping[str, int]
     n_entries: int
@@ -36,10 +48,11 @@ class CacheSize:
 
 @dataclass(frozen=True)
 class LayerKv:
-    """A layer's states, the rows that the run's tokens write, and the page tables to read by."""
+    """A layer's states, the rows that the run's tokens write, and the page tables to read by. v:
+    None where values are part of what k holds."""
 
     k: Tensor
-    v: Tensor
+    v: Tensor | None
     rows: Tensor
     table: Tensor
 
@@ -85,10 +98,18 @@ class Inputs:
         n_rows = b.cache.n_pages[group] * PAGE
         return LayerKv(
             g.state(f"kv.{i}.k", b.k_type, (n_rows, layer.n_k)),
-            g.state(f"kv.{i}.v", b.v_type, (n_rows, layer.n_v)),
+            g.state(f"kv.{i}.v", b.v_type, (n_rows, layer.n_v)) if layer.n_v else None,
             g.input(f"rows.{group}", I32, (b.key.n_tokens,)),
             g.input(f"table.{group}", I32, (b.key.n_seqs, b.cache.n_entries)),
         )
+
+    def states(self, i: int, layer: StateLayer) -> tuple[dict[str, Tensor], Tensor]:
+        """States of layer i by name, f32 [n_slots, n], and the slot of every token's sequence."""
+        g, n_slots = self._g, self._batch.cache.n_pages[STATES]
+        found = {
+            name: g.state(f"ssm.{i}.{name}", F32, (n_slots, n)) for name, n in layer.sizes.items()
+        }
+        return found, g.input(f"rows.{STATES}", I32, (self._batch.key.n_tokens,))
 
     @property
     def out_rows(self) -> Rows:

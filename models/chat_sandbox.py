@@ -2,7 +2,8 @@
 
 A chat template comes with the model file, so it is somebody else's program. jinja2's immutable
 sandbox keeps it from Python's internals; this one also bounds what it may cost: every loop turn,
-call, filter and operator takes from a budget, and nothing may build a value larger than MAX_SIZE.
+call, filter and operator takes from a budget, and nothing may build a value that is too large
+(`chat_bounds`). Nothing of a template runs before it is rendered: constants are not folded.
 """
 
 from __future__ import annotations
@@ -10,53 +11,39 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from datetime import datetime
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_STEPS = 1_000_000  # a second or two; a conversation of a thousand messages takes a tenth
-MAX_SIZE = 2_000_000  # characters in one value, an item of a list counting as _ITEM
-_MAX_BITS = 4096  # of an integer
-_ITEM = 16
-_UNITS_PER_STEP = 1024
-_OUTPUT_PER_STEP = 64  # characters: what is written all stays in memory
-_CALL_STEPS = 5
+from .chat_bounds import (
+    MAX_BITS,
+    OUTPUT_PER_STEP,
+    bits,
+    check_call,
+    check_indent,
+    check_method,
+    counted,
+    refuse_if,
+    size,
+    spend,
+    with_budget,
+)
 
-# Their result can be as large as the product of their operands' sizes.
-_MULTIPLYING = {
-    "replace",
-    "join",
-    "indent",
-    "center",
-    "ljust",
-    "rjust",
-    "zfill",
-    "expandtabs",
-    "format",
-    "format_map",
-    "translate",
-    "batch",
-    "slice",
-    "round",
-    "truncate",
-    "tojson",
-}
 # Their time can grow with the square of the text, and no chat format needs them.
 _SLOW_FILTERS = ("wordwrap", "urlize", "striptags", "xmlattr", "pprint")
-_WIDE_FORMAT = re.compile(r"\d{5}|\*")
+_WIDTH = re.compile(r"%[^a-zA-Z%]")  # of strftime
+_MAX_DATE = 1000  # characters of a date's format
 
 # Filters that templates cannot name, put in by _add_bounds.
 _LOOP, _VALUE = "bounded loop", "bounded value"
-
-_steps: ContextVar[list[int] | None] = ContextVar("steps", default=None)
 
 
 class _GenerationTag(Extension):
@@ -84,6 +71,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[loopcontrols, _GenerationTag],
             finalize=_spend_on_output,
+            optimized=False,
         )
         self.globals.pop("lipsum")
         self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
@@ -94,7 +82,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         tests: Mapping[str, Any] = self.tests
         self.tests = {name: _bounded(name, call) for name, call in tests.items()}
         self.filters[_LOOP] = _bounded_loop
-        self.filters[_VALUE] = _spend_on
+        self.filters[_VALUE] = counted
 
     def build(self, source: str) -> Callable[..., str]:
         """The template as a function of its variables; every call has its own budget.
@@ -107,11 +95,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         template = self.template_class.from_code(self, self.compile(tree), dict(self.globals))
 
         def render(**variables: Any) -> str:
-            token = _steps.set([0])
-            try:
-                return template.render(**variables)
-            finally:
-                _steps.reset(token)
+            return with_budget(lambda: template.render(**variables))
 
         return render
 
@@ -124,27 +108,33 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         # The sandbox wraps str.format in a function of its own.
         owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
         operands = [*args, *kwargs.values()]
-        if isinstance(owner, str):
-            _check_call(getattr(obj, "__name__", ""), [owner, *operands])
+        if owner is None or isinstance(owner, ModuleType):  # a function, a macro
+            check_call("", operands)
         else:
-            _check_call("", operands)
-        return _spend_on(super().call(context, obj, *args, **kwargs))
+            name = getattr(obj, "__name__", "")
+            check_method(owner, name)
+            check_call(name, [owner, *operands])
+        return counted(super().call(context, obj, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """`obj[argument]`."""
-        return super().getitem(obj, _spend_on(argument))
+        return super().getitem(obj, counted(argument))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Applies `+ * ** %` unless the result would be too large."""
         if operator == "**":
-            _refuse_if(_bits(left) * _number(right) > _MAX_BITS, "a power")
+            refuse_if(bits(left) * abs(int(right)) > MAX_BITS, "a power")
         elif operator == "*" and isinstance(left, int) and isinstance(right, int):
-            _refuse_if(_bits(left) + _bits(right) > _MAX_BITS, "a product")
-        elif operator == "*" or (operator == "%" and isinstance(left, str)):
-            _check_call("format" if operator == "%" else "replace", [left, right])
+            refuse_if(bits(left) + bits(right) > MAX_BITS, "a product")
+        elif operator == "*" and isinstance(left, int) and not isinstance(right, float):
+            check_call("replace", [right, left])
+        elif operator == "*" and isinstance(right, int) and not isinstance(left, float):
+            check_call("replace", [left, right])
+        elif operator == "%" and isinstance(left, str):
+            check_call("format", [left, right])
         else:
-            _check_call("", [left, right])
-        return _spend_on(super().call_binop(context, operator, left, right))
+            check_call("", [left, right])
+        return counted(super().call_binop(context, operator, left, right))
 
 
 def _add_bounds(tree: nodes.Template) -> None:
@@ -176,7 +166,7 @@ def _filtered(name: str, value: nodes.Node | None, *args: nodes.Expr) -> nodes.F
 def _bounded_loop(values: Iterable[Any], text: int) -> Iterator[Any]:
     """The values of a loop whose body holds `text` characters of plain text."""
     for value in values:
-        _spend(1 + text // _OUTPUT_PER_STEP)
+        spend(1 + text // OUTPUT_PER_STEP)
         yield value
 
 
@@ -184,77 +174,16 @@ def _bounded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)  # keeps the attribute that says jinja2 passes the context first
     def bounded(*args: Any, **kwargs: Any) -> Any:
         operands = args[1:] if hasattr(call, "jinja_pass_arg") else args
-        _check_call(name, [*operands, *kwargs.values()])
-        return _spend_on(call(*args, **kwargs))
+        check_call(name, [*operands, *kwargs.values()])
+        return counted(call(*args, **kwargs))
 
     return bounded
 
 
-def _check_call(name: str, operands: list[Any]) -> None:
-    """Spends on the operands; refuses a multiplying call whose result could be too large."""
-    sizes = [_size(operand) for operand in operands]
-    _spend(_CALL_STEPS + sum(sizes) // _UNITS_PER_STEP)
-    if name not in _MULTIPLYING:
-        return
-    if name == "format" and operands and isinstance(operands[0], str):
-        _refuse_if(_WIDE_FORMAT.search(operands[0]) is not None, "a wide format")
-    factors = [max(size, _number(value)) for size, value in zip(sizes, operands, strict=True)]
-    product = 1
-    for factor in sorted(factors)[-2:]:
-        product *= max(factor, 1)
-    _refuse_if(product > MAX_SIZE * _ITEM, f"the result of {name!r}")
-
-
-def _spend_on(value: Any) -> Any:
-    _spend(1 + _size(value) // _UNITS_PER_STEP)
+@pass_context  # which jinja2 cannot do before it renders
+def _spend_on_output(context: Context, value: Any) -> Any:
+    spend(1 + size(value) // OUTPUT_PER_STEP)
     return value
-
-
-def _spend_on_output(value: Any) -> Any:
-    _spend(1 + _size(value) // _OUTPUT_PER_STEP)
-    return value
-
-
-def _spend(steps: int) -> None:
-    spent = _steps.get()
-    if spent is not None:  # None: constants folded by the compiler
-        spent[0] += steps
-        if spent[0] > MAX_STEPS:
-            raise SecurityError(f"it takes more than {MAX_STEPS} steps")
-
-
-def _size(value: Any) -> int:
-    """Characters `value` would print as, roughly; refuses more than MAX_SIZE.
-
-    A value that occurs twice counts twice, as it would print; no more than the limit is visited.
-    """
-    size, pending = 0, [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, str | bytes):
-            size += len(item)
-        elif isinstance(item, Mapping):
-            size += _ITEM * len(item)
-            pending += item.keys()
-            pending += item.values()
-        elif isinstance(item, list | tuple | set | frozenset):
-            size += _ITEM * len(item)
-            pending += item
-        _refuse_if(size > MAX_SIZE, "a value")
-    return size
-
-
-def _number(value: Any) -> int:
-    return int(min(abs(value), MAX_SIZE * _ITEM + 1)) if isinstance(value, int | float) else 0
-
-
-def _bits(value: Any) -> int:
-    return value.bit_length() if isinstance(value, int) else 64
-
-
-def _refuse_if(condition: bool, what: str) -> None:
-    if condition:
-        raise SecurityError(f"{what} is too large")
 
 
 def _tojson(
@@ -264,6 +193,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    check_indent(value, indent)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -274,4 +204,6 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > _MAX_DATE or _WIDTH.search(form):
+        raise SecurityError("the format of a date is too large")
     return datetime.now().strftime(form)

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Self
 from gguflow.engine.graph import Graph, Tensor
 
 from .base import Architecture, WeightSpec
-from .batch import Batch, CacheLayer
+from .batch import Batch, CacheLayer, StateLayer
 from .blocks import RMS_NORM, Norm, Site, cache_layer, embed, end_weights, logits
 from .hparams import HParams, hparam_keys, read_hparams
 from .keys import ModelError
+from .parts import Experts
 
 _OF_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 DERIVED = ("attn_rot_embd.weight", "attn_rot_embd")  # follows from rope's keys
@@ -31,6 +32,7 @@ class Decoder(Architecture):
     gated: ClassVar[bool] = True  # whether they have a gate
     full_every: ClassVar[int] = 0  # of layers with a sliding window, every n-th sees all tokens
     reads: ClassVar[Mapping[str, float]] = {}  # numbers that the family has: see `read_hparams`
+    routing: ClassVar[Experts | None] = None  # of families with experts: the same
 
     def layer(self, at: Site, x: Tensor) -> Tensor:
         """Record a layer over the residual stream x, f32 [n_tokens, n_embd]; returns the new one,
@@ -46,6 +48,8 @@ class Decoder(Architecture):
     def layer_hparams(self, i: int) -> HParams:
         """The hyperparameters of layer i."""
         hp = self.hp.layer(i)
+        if hp.experts is not None and i < hp.experts.n_dense:
+            hp = replace(hp, experts=None)
         told = "sliding_window" in self.hp.by_layer
         if self.full_every and not told and (i + 1) % self.full_every == 0:
             return replace(hp, sliding_window=0)
@@ -61,7 +65,7 @@ class Decoder(Architecture):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], n_vocab: int) -> Self:
-        return cls(read_hparams(metadata, n_vocab, cls.norm.eps_key, cls.reads))
+        return cls(read_hparams(metadata, n_vocab, cls.norm.eps_key, cls.reads, cls.routing))
 
     def keys(self) -> Iterator[tuple[str, Any]]:
         yield from hparam_keys(self.hp, self.norm.eps_key, self.reads)
@@ -86,7 +90,7 @@ class Decoder(Architecture):
                     "would be others"
                 )
 
-    def cache(self, i: int) -> CacheLayer | None:
+    def cache(self, i: int) -> CacheLayer | StateLayer | None:
         return cache_layer(self.layer_hparams(i))
 
     def build(self, g: Graph, w: Mapping[str, Tensor], batch: Batch) -> Tensor:

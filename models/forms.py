@@ -9,7 +9,16 @@ from typing import ClassVar
 from gguflow.engine.graph import Tensor
 
 from .base import WeightSpec
-from .blocks import Site, attention, attention_weights, ffn, ffn_weights, residual
+from .blocks import (
+    Site,
+    attention,
+    attention_weights,
+    expert_weights,
+    experts,
+    ffn,
+    ffn_weights,
+    residual,
+)
 from .decoder import Decoder
 from .hparams import HParams
 
@@ -26,7 +35,10 @@ class Sequential(Decoder):
         yield from self.norm.weights("attn_norm", hp.n_embd)
         yield from attention_weights(hp)
         yield from self.norm.weights("ffn_norm", hp.n_embd)
-        yield from ffn_weights(hp, gated=self.gated)
+        if hp.experts is None:
+            yield from ffn_weights(hp, gated=self.gated)
+        else:
+            yield from expert_weights(hp, hp.experts)
         if self.post_norms:
             yield from self.norm.weights("post_attention_norm", hp.n_embd)
             yield from self.norm.weights("post_ffw_norm", hp.n_embd)
@@ -43,10 +55,14 @@ class Sequential(Decoder):
 
     def feed_forward(self, at: Site, x: Tensor) -> Tensor:
         with at.g.scope("ffn"):
-            out = ffn(at, self.norm(at, "ffn_norm", x), act=self.act)
+            out = self.mix(at, self.norm(at, "ffn_norm", x))
             if self.post_norms:
                 out = self.norm(at, "post_ffw_norm", out, "post_norm")
             return residual(at, x, out)
+
+    def mix(self, at: Site, h: Tensor) -> Tensor:
+        """The feed-forward layer of a normed input, of experts where there are any."""
+        return (ffn if at.hp.experts is None else experts)(at, h, act=self.act)
 
 
 class Parallel(Decoder):

@@ -10,6 +10,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .keys import Keys, ModelError
+from .parts import (
+    Experts,
+    Latent,
+    Recurrent,
+    expert_keys,
+    latent_keys,
+    read_experts,
+    recurrent_keys,
+)
 
 # Numbers that change the results and that only some families have: field -> key. A file that sets
 # one which its family does not have is refused.
@@ -58,6 +67,9 @@ class HParams:
     rope_base_window: float = 0.0  # of layers with a sliding window; 0: as the others
     alibi_bias: float = 0.0  # ALiBi's largest bias; 0: none
     clamp_kqv: float = 0.0  # bound of queries, keys and values; 0: none
+    experts: Experts | None = None
+    recurrent: Recurrent | None = None
+    latent: Latent | None = None
     by_layer: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
@@ -76,11 +88,13 @@ def read_hparams(
     n_vocab: int,
     eps_key: str = "attention.layer_norm_rms_epsilon",
     reads: Mapping[str, float] | None = None,
+    routing: Experts | None = None,
 ) -> HParams:
     """Hyperparameters from GGUF metadata. n_vocab: rows of the embedding table.
 
     eps_key: of the family's norms. reads: the fields of FAMILY_KEYS that the family has, with what
     a file without the key means by that; the same for `sliding_window`, which all families have.
+    routing: of a family with experts, what it means by keys that are left out.
     Raises ModelError naming the key.
     """
     arch = metadata.get("general.architecture")
@@ -88,18 +102,21 @@ def read_hparams(
         raise ModelError("general.architecture: missing or not text")
     k, reads = Keys(metadata, arch), reads or {}
     n_embd = k.integer("embedding_length", least=1, most=1 << 20)
-    n_layer = k.integer("block_count", least=1, most=1 << 12)
-    heads = k.by_layer("attention.head_count", n_layer, least=1, most=1 << 16)
-    heads_kv = k.by_layer("attention.head_count_kv", n_layer, heads, least=1, most=1 << 16)
+    n_block = k.integer("block_count", least=1, most=1 << 12)
+    # Layers that predict a token ahead stand at the end; they are not run.
+    n_layer = n_block - k.integer("nextn_predict_layers", 0, most=n_block - 1)
+    heads = k.by_layer("attention.head_count", n_block, least=1, most=1 << 16)
+    heads_kv = k.by_layer("attention.head_count_kv", n_block, heads, least=1, most=1 << 16)
     for n_head, n_head_kv in zip(heads, heads_kv, strict=True):
         if n_head % n_head_kv:
             raise ModelError(
                 f"{arch}.attention.head_count_kv: {n_head_kv} KV heads do not divide {n_head} heads"
             )
     head_dim = k.integer("attention.key_length", n_embd // max(heads), least=2, most=1 << 16)
-    n_ff = k.by_layer("feed_forward_length", n_layer, least=1, most=1 << 22)
-    windows = _windows(k, n_layer, int(reads.get("sliding_window", 0)))
-    numbers = {"n_head": heads, "n_head_kv": heads_kv, "n_ff": n_ff, "sliding_window": windows}
+    n_ff = k.by_layer("feed_forward_length", n_block, least=1, most=1 << 22)
+    windows = _windows(k, n_block, int(reads.get("sliding_window", 0)))
+    found = {"n_head": heads, "n_head_kv": heads_kv, "n_ff": n_ff, "sliding_window": windows}
+    numbers = {name: values[:n_layer] for name, values in found.items()}
     hp = HParams(
         arch=arch,
         n_vocab=n_vocab,
@@ -112,10 +129,10 @@ def read_hparams(
         rope_dims=k.integer("rope.dimension_count", head_dim, least=2, most=1 << 16),
         rope_base=k.real("rope.freq_base", 10000.0),
         rope_scaling=_rope_scaling(k),
-        n_head=max(heads),
-        n_head_kv=max(heads_kv),
-        n_ff=max(n_ff),
-        sliding_window=max(windows),
+        n_head=max(numbers["n_head"]),
+        n_head_kv=max(numbers["n_head_kv"]),
+        n_ff=max(numbers["n_ff"]),
+        sliding_window=max(numbers["sliding_window"]),
         by_layer={name: values for name, values in numbers.items() if len(set(values)) > 1},
     )
     if hp.rope_dims > head_dim or hp.rope_dims % 2:
@@ -125,6 +142,13 @@ def read_hparams(
         )
     if hp.rope_base <= 0:
         raise ModelError(f"{arch}.rope.freq_base: {hp.rope_base} is not positive")
+    if routing is not None:
+        hp = replace(hp, experts=read_experts(k, hp.n_ff, routing))
+    elif k.integer("expert_count", 0):
+        raise ModelError(
+            f"{arch}.expert_count: {k.find('expert_count')} experts, and the {arch} architecture "
+            "has none"
+        )
     return replace(hp, **_family_numbers(k, reads))
 
 
@@ -204,3 +228,10 @@ def hparam_keys(hp: HParams, eps_key: str, reads: Collection[str]) -> Iterator[t
     for name, key in FAMILY_KEYS.items():
         if name in reads:
             yield f"{hp.arch}.{key}", getattr(hp, name)
+    parts = (
+        expert_keys(hp.experts) if hp.experts else (),
+        recurrent_keys(hp.recurrent) if hp.recurrent else (),
+        latent_keys(hp.latent) if hp.latent else (),
+    )
+    for part in parts:
+        yield from ((f"{hp.arch}.{key}", value) for key, value in part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,47 @@ import numpy as np
 
 class ModelError(ValueError):
     """A file that is sound GGUF but not a model this project can run: names key or tensor."""
+
+
+# Keys that say nothing about the results of a file's text, or repeat what others say.
+_SAYS_NOTHING = (
+    "vocab_size", "context_length", "tensor_data_layout", "attention.causal", "mm.", "vision.",
+    "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "rope.scaling.finetuned",
+    # Of YaRN, where another scaling is meant; of images, whose positions text does not have.
+    "rope.scaling.original_context_length", "rope.scaling.yarn_beta_", "rope.dimension_sections",
+    # Of experts, where there are none.
+    "expert_used_count", "expert_feed_forward_length",
+)  # fmt: skip
+
+
+class Asked(Mapping[str, Any]):
+    """A file's keys, and which of them somebody has asked for."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+        self._asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self._asked.add(key)
+        return self._metadata[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metadata)
+
+    def __len__(self) -> int:
+        return len(self._metadata)
+
+    def refuse_others(self, arch: str) -> None:
+        """Raises ModelError for a key of the architecture `arch` that nobody has asked for, unless
+        it says nothing or is 0 or false: what it means might change the results."""
+        for name, value in self._metadata.items():
+            key = name.removeprefix(f"{arch}.")
+            if key == name or name in self._asked or key.startswith(_SAYS_NOTHING):
+                continue
+            if np.any(np.asarray(value)):
+                raise ModelError(
+                    f"{name}: {value!r:.60} may change the results, and is not understood here"
+                )
 
 
 class Keys:

@@ -29,6 +29,14 @@ def _where(test: Callable[[int, int], bool], name: str) -> Choice:
     return lambda layer, layers, group: name if test(layer, layers) else None
 
 
+def _many_heads(name: str) -> Choice:
+    return lambda layer, layers, group: name if group >= 4 else None
+
+
+def _first_eighth(name: str) -> Choice:
+    return _where(lambda layer, layers: layer < layers // 8, name)
+
+
 def _sensitive(layer: int, layers: int) -> bool:
     """The first and last eighth of the layers and every third between."""
     eighth = layers // 8
@@ -43,6 +51,9 @@ class Mix:
     attn_v: Choice | None = None
     attn_output: Choice | None = None
     ffn_down: Choice | None = None
+    head: str = "q6_K"  # of the output, or of embeddings that are the output
+    embeddings: str | None = None  # of other embeddings
+    experts: str | None = None  # of matrices of three dimensions
 
 
 MIXES: dict[str, Mix] = {
@@ -53,7 +64,7 @@ MIXES: dict[str, Mix] = {
     "Q4_1": Mix("q4_1"),
     "Q5_0": Mix("q5_0"),
     "Q5_1": Mix("q5_1"),
-    "Q8_0": Mix("q8_0"),
+    "Q8_0": Mix("q8_0", head="q8_0"),
     "Q2_K": Mix(
         "q2_K",
         attn_v=lambda layer, layers, group: "q4_K" if group >= 4 else "q3_K",
@@ -77,6 +88,11 @@ MIXES: dict[str, Mix] = {
     "Q5_K_S": Mix("q5_K"),
     "Q5_K_M": Mix("q5_K", attn_v=_where(_sensitive, "q6_K"), ffn_down=_where(_sensitive, "q6_K")),
     "Q6_K": Mix("q6_K"),
+    "IQ4_NL": Mix("iq4_nl", _many_heads("q5_K"), ffn_down=_first_eighth("q5_K")),
+    "IQ4_XS": Mix("iq4_xs", _many_heads("q5_K"), ffn_down=_first_eighth("q5_K")),
+    "TQ1_0": Mix("tq1_0", embeddings="q4_K"),
+    "TQ2_0": Mix("tq2_0", embeddings="q4_K"),
+    "MXFP4_MOE": Mix("q8_0", head="q8_0", experts="mxfp4"),
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
@@ -87,8 +103,20 @@ PREDICTOR_TYPES = {"q8_0": "q8_0", "q6_K": "q8_0"}  # by the mix's base type; el
 
 _BLOCK_PART = re.compile(r"blk\.(\d{1,9})\.(\w+)\.weight")
 
+# With an importance matrix the first layers' second feed-forward matrix gets another type, or, for
+# None, no type of its own.
+WEIGHTED_DOWN = {"iq4_nl": None, "iq4_xs": None, "q4_0": "q4_1", "q5_0": "q5_1"}
+
+# Parts of names of tensors that no mix touches, as in llama.cpp: small, and worth more than the
+# bytes they take.
+KEPT = (
+    "_norm.weight", "ffn_gate_inp", "position_embd", "token_types", "attn_rel_b.weight",
+    "ssm_conv1d", "shortconv.conv.weight", "time_mix_", "altup", "laurel", "per_layer_model_proj",
+)  # fmt: skip
+
 # A row length that a type's block does not divide takes the next type of smaller blocks.
-FALLBACKS = {"q2_K": "q4_0", "q3_K": "q4_0", "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0"}
+FALLBACKS = {"q2_K": "q4_0", "q3_K": "q4_0", "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0",
+             "iq4_xs": "iq4_nl", "tq1_0": "q4_0", "tq2_0": "q4_0"}  # fmt: skip
 
 
 def find_mix(name: str) -> Mix:
@@ -108,22 +136,30 @@ def tensor_type(
     group: int,
     tied: bool,
     pure: bool = False,
+    weighted: bool = False,
 ) -> DType:
     """The element type of tensor `name` (shape in numpy order) under `mix`.
 
     group: query heads per KV head. tied: there is no output.weight, so the embeddings are the head.
-    pure: the base type for every matrix. Vectors (norms, biases) stay float32.
+    pure: the base type for every matrix. weighted: an importance matrix is used. What is no product
+    (norms, biases, routers) is float32.
     """
-    if len(shape) < 2:
+    if len(shape) < 2 or not name.endswith("weight") or any(part in name for part in KEPT):
         return dtype_by_name("f32")
     chosen = mix.base
     if not pure and dtype_by_name(mix.base).is_quantized:
         if name == "output.weight" or (tied and name == "token_embd.weight"):
-            chosen = "q8_0" if mix.base == "q8_0" else "q6_K"
+            chosen = mix.head
+        elif name == "token_embd.weight":
+            chosen = mix.embeddings or chosen
+        elif len(shape) > 2 and mix.experts:
+            chosen = mix.experts
         elif found := _BLOCK_PART.fullmatch(name):
-            layer, part = int(found[1]), found[2].removesuffix("_t")
+            layer, part = int(found[1]), found[2].removesuffix("_t").removesuffix("_exps")
             choice = {"attn_v": mix.attn_v, "attn_output": mix.attn_output,
                       "ffn_down": mix.ffn_down}.get(part)  # fmt: skip
+            if weighted and part == "ffn_down" and mix.base in WEIGHTED_DOWN:
+                choice = _first_eighth(WEIGHTED_DOWN[mix.base] or mix.base)
             chosen = (choice and choice(layer, n_layer, group)) or chosen
             if part in ("fc1", "fc2"):
                 chosen = PREDICTOR_TYPES.get(mix.base, "q5_0")

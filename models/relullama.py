@@ -1,14 +1,13 @@
 """ReLULLaMA: LLaMA with ReLU in place of SiLU, so that most neurons of a layer are zero.
 
 PowerInfer's files (Song et al. 2023, arXiv 2312.12456) are this architecture: those that call it
-`llama` as it is, those that call it `bamboo` with ReLU on the up projection as well (here the key
-`relullama.relu_up`).
+`llama` as it is; those of Bamboo with ReLU on the up projection as well (the key `relu_up`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from gguflow.engine.graph import Tensor
 
@@ -23,6 +22,7 @@ class ReluLlama(Llama):
     """relu_up: ReLU on the up projection too."""
 
     name = "relullama"
+    usual_relu_up: ClassVar[bool] = False  # without the key
 
     def __init__(self, hp: HParams, relu_up: bool = False) -> None:
         super().__init__(hp)
@@ -31,7 +31,11 @@ class ReluLlama(Llama):
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], n_vocab: int) -> ReluLlama:
         hp = read_hparams(metadata, n_vocab)
-        return cls(hp, Keys(metadata, hp.arch).flag("relu_up", hp.arch == "bamboo"))
+        k = Keys(metadata, hp.arch)
+        k.find("sparse_threshold")  # known here, and read where layers are made sparse
+        # PowerInfer's files keep the name of what they were made from.
+        usual = cls.usual_relu_up or hp.arch not in (cls.name, Llama.name)
+        return cls(hp, k.flag("relu_up", usual))
 
     def layer_weights(self, hp: HParams) -> Iterator[WeightSpec]:
         """Llama's, with the down matrix transposed, and the predictors that a file may have: two

@@ -6,6 +6,7 @@ Speed does not depend on the values of the weights, only on shapes and element t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from .base import Architecture, architecture
 from .hparams import HParams
 from .keys import ModelError
 from .mixes import find_mix, tensor_type
+from .parts import Experts, Recurrent
 from .planted import planted
 from .planted import scale as planted_scale
 
@@ -27,6 +29,13 @@ def _llama(n_vocab: int, n_ctx: int, n_embd: int, n_layer: int, n_ff: int, n_hea
     head_dim = head_dim or n_embd // n_head
     return HParams(arch, n_vocab, n_ctx, n_embd, n_layer, n_ff, n_head, n_head_kv, head_dim,
                    head_dim, 1e-5, head_dim, rope_base, **more)  # fmt: skip
+
+
+def _delta(hp: HParams, n_group: int, n_head: int) -> HParams:
+    """With gated delta nets of heads of 128 in three layers of four."""
+    r = Recurrent(4, n_head, 128, n_group, 128)
+    layers = tuple(r if (i + 1) % 4 else None for i in range(hp.n_layer))
+    return replace(hp, recurrent=r, rope_dims=hp.head_dim // 4, by_layer={"recurrent": layers})
 
 
 # name -> (hyperparameters, tied embeddings)
@@ -42,6 +51,23 @@ SHAPES: dict[str, tuple[HParams, bool]] = {
     "qwen3-0.6b": (_llama(151936, 40960, 1024, 28, 3072, 16, 8, 1e6, "qwen3", 128), True),
     "gemma2-2b": (_llama(256000, 8192, 2304, 26, 9216, 8, 4, 1e4, "gemma2", 256,
                          sliding_window=4096, attn_softcap=50.0, logit_softcap=30.0), True),
+    "gemma3-1b": (_llama(262144, 32768, 1152, 26, 6912, 4, 1, 1e6, "gemma3", 256,
+                         sliding_window=512, rope_base_window=1e4), True),
+    "gemma3-4b": (_llama(262208, 131072, 2560, 34, 10240, 8, 4, 1e6, "gemma3", 256,
+                         sliding_window=1024, rope_base_window=1e4), True),
+    "phi3-mini": (_llama(32064, 4096, 3072, 32, 8192, 32, 32, 1e4, "phi3"), False),
+    "falcon-7b": (_llama(65024, 2048, 4544, 32, 18176, 71, 1, 1e4, "falcon"), False),
+    "olmoe-1b-7b": (_llama(50304, 4096, 2048, 16, 1024, 16, 16, 1e4, "olmoe",
+                           experts=Experts(64, 8, 1024, norm=False)), False),
+    "qwen3-30b-a3b": (_llama(151936, 40960, 2048, 48, 6144, 32, 4, 1e6, "qwen3moe", 128,
+                             experts=Experts(128, 8, 768)), False),
+    "gpt-oss-20b": (_llama(201088, 131072, 2880, 24, 2880, 64, 8, 1.5e5, "gpt-oss", 64,
+                           sliding_window=128,
+                           experts=Experts(32, 4, 2880, score="chosen")), False),
+    "qwen3.5-0.8b": (_delta(_llama(248320, 262144, 1024, 24, 3584, 8, 2, 1e7, "qwen35", 256),
+                            16, 16), True),
+    "qwen3.5-9b": (_delta(_llama(248320, 262144, 4096, 32, 12288, 16, 4, 1e7, "qwen35", 256),
+                          16, 32), False),
     "relu-tinyllama-1.1b": (_llama(32000, 2048, 2048, 22, 5632, 32, 4, arch="relullama"), False),
     "relullama-7b": (_llama(32000, 4096, 4096, 32, 11008, 32, 32, arch="relullama"), False),
 }  # fmt: skip
@@ -103,7 +129,7 @@ def random_rows(name: str, shape: tuple[int, ...], dtype: DType, gain: float = 1
     scale = 1.0 if len(shape) == 1 else gain * shape[-1] ** -0.5
     x = rng.standard_normal((drawn, shape[-1]), np.float32) * np.float32(scale)
     if len(shape) == 1:
-        x = np.ones_like(x)
+        x = -np.ones_like(x) if name.endswith("ssm_a") else np.ones_like(x)  # a state decays
     return encode(dtype, x).view(np.uint8).reshape(drawn, -1)
 
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from reference_families import unpack
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def architectures_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of tiny models of many families with their own implementations' logits."""
+    return unpack(tmp_path_factory.mktemp("architectures"))
 
 
 @pytest.fixture(scope="session")

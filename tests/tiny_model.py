@@ -32,8 +32,11 @@ def tiny_weights(
     optional: optional tensors to make: those whose name is one of these or ends with one.
     gain: scales the matrices; 1 keeps activations of the size of their inputs.
     """
+    n_ctx = model.hp.n_ctx_train  # where a file decides a length, one of positions
     return {
-        spec.name: _draw(spec, seed, gain)
+        spec.name: _draw(
+            replace(spec, shape=tuple(n_ctx if n < 0 else n for n in spec.shape)), seed, gain
+        )
         for spec in model.weights()
         if not spec.optional or spec.name.endswith(optional)
     }
@@ -47,6 +50,8 @@ def _draw(spec: WeightSpec, seed: int, gain: float) -> np.ndarray:
         x = 1 + 0.2 * x
     elif spec.name.endswith("bias"):
         x = 0.3 * x
+    elif spec.name.endswith("ssm_a"):
+        x = -np.abs(x)  # a state decays
     elif spec.name == "token_embd.weight":
         x = 0.25 * x  # tied to the output, it makes logits of a few units
     else:

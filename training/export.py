@@ -98,11 +98,12 @@ def export(
     out: Path,
     kind: str,
     predictors: Sequence[Predictor] = (),
+    name: str = "",
 ) -> None:
-    """Writes the file. predictors: of a relu model, one a layer or none."""
+    """Writes the file. predictors: of a relu model, one a layer or none. name: the model's."""
     arch = ARCHITECTURES[model.config.activation]
     writer = gguf.GGUFWriter(out, arch)
-    writer.add_name("Tales 8M" if arch == "llama" else "Tales 8M ReLU")
+    writer.add_name(name or ("Tales 8M" if arch == "llama" else "Tales 8M ReLU"))
     writer.add_description("English fairy tales, trained from scratch for gguflow")
     writer.add_license("MIT")
     writer.add_languages(["en"])
@@ -110,11 +111,14 @@ def export(
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_hyperparameters(writer, model)
     add_vocabulary(writer, sp)
-    for name, weight in model.state_dict().items():
+    for tensor, weight in model.state_dict().items():
         array = weight.numpy()
-        if arch == "relullama" and name.endswith("ffn_down.weight"):
-            name, array = name.replace("ffn_down.", "ffn_down_t."), np.ascontiguousarray(array.T)
-        add_tensor(writer, name, array, kind)
+        if arch == "relullama" and tensor.endswith("ffn_down.weight"):
+            tensor, array = (
+                tensor.replace("ffn_down.", "ffn_down_t."),
+                np.ascontiguousarray(array.T),
+            )
+        add_tensor(writer, tensor, array, kind)
     if predictors:
         add_predictors(writer, predictors, kind)
     finish(writer)
@@ -135,9 +139,10 @@ def main() -> None:
     parser.add_argument("--tokenizer", default="training/tales.model")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--type", choices=TYPES, default="q8_0")
+    parser.add_argument("--name", default="", help="the model's, in the file")
     args = parser.parse_args()
     sp = spm.SentencePieceProcessor(model_file=args.tokenizer)
-    export(load_model(args.model), sp, args.out, args.type)
+    export(load_model(args.model), sp, args.out, args.type, name=args.name)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,9 @@ class Windows:
     def batch(self, n: int) -> Tensor:
         """int64 [n, n_ctx + 1]."""
         first = torch.randint(self.last + 1, (n,), device=self.device)
-        pick = torch.randint(len(self.starts), (n // 8,), device=self.device)
-        first[: n // 8] = self.starts[pick]
+        n_starts = max(1, n // 8)
+        pick = torch.randint(len(self.starts), (n_starts,), device=self.device)
+        first[:n_starts] = self.starts[pick]
         ids = self.stream[first[:, None] + self.offsets]
         ids[:, 0] = self.bos
         return ids
@@ -127,8 +128,11 @@ def train(args: argparse.Namespace, config: Config, sp: spm.SentencePieceProcess
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * factor
         ids = windows.batch(args.batch)
+        taught = progress >= args.teacher_from
         with torch.autocast(device, torch.bfloat16):
-            target = average_prediction(run_teachers, ids[:, :-1])
+            target = average_prediction(run_teachers if taught else [], ids[:, :-1])
+        # Small products are slower in bfloat16 on a CPU, where only the teachers use it.
+        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
             if pressure:
                 logits, firing = run(ids[:, :-1], firing=True)
             else:
@@ -186,6 +190,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--teacher", type=Path, nargs="*", default=[], help=".pt or .gguf files")
     parser.add_argument("--teacher-weight", type=float, default=0.7)
+    parser.add_argument("--teacher-from", type=float, default=0.0, help="share of the run before")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end by then")
     parser.add_argument("--batch", type=int, default=32, help="windows a step")

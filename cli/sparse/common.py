@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..load import bundled_folder, random_source
+from ..load import random_source
 
 if TYPE_CHECKING:
     from gguflow.engine.load import ModelSource
@@ -23,6 +23,8 @@ def add_relu_model(p: ArgumentParser) -> None:
 
 def bundled_relu_model() -> Path:
     """The ReLU model that ships with the package. Raises UsageError where there is none."""
+    from gguflow.engine.load.bundled import bundled_folder
+
     found = sorted(p for p in bundled_folder().glob("*.gguf") if "relu" in p.name)
     if not found:
         raise UsageError(

@@ -260,7 +260,7 @@ class Backend(ABC):
     id: the device. name: as placement has it, `cuda:1`, or `cpu` where there is one of a kind.
     space: memory space; tensors move between backends without a copy within one space. processor:
     what runs the kernels, in a word or two. n_threads: of the host that it computes with, 0 for
-    none.
+    none. n_alike: devices of this kind that the machine has.
     """
 
     id: DeviceId
@@ -268,6 +268,7 @@ class Backend(ABC):
     space: str
     processor: str = ""
     n_threads: int = 0
+    n_alike: int = 1
     memory: DeviceMemory | None = None
     links: Links | None = None
     clock: Clock | None = None

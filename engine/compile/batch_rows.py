@@ -12,7 +12,12 @@ from gguflow.engine.graph import Graph, Role, Tensor, op_spec
 
 TOKENS, OUTPUTS = "tokens", "outputs"
 _SEEDS = {TOKENS: "tokens", OUTPUTS: "out.ids"}  # inputs whose lengths are the numbers of rows
-_OF_TOKENS = ("pos", "seq", "rows.")  # beside the seeds: an input, or all that begin with it
+_OF_TOKENS = (
+    "pos",
+    "seq",
+    "rows.",
+    "lora.",
+)  # beside the seeds: an input, or all that begin with it
 _OF_OUTPUTS = ("out.", "sampler.")  # of the tokens, when there is one output a token
 
 

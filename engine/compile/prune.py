@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.graph.opspec import written_owners
 
 
 def prune(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
     """The nodes that some output, or some write into a state, depends on; order is kept."""
     wanted = [*outputs]
-    wanted += [n for n in nodes if n.view_of is not None and n.view_of.role is Role.STATE]
+    wanted += [n for n in nodes if any(t.role is Role.STATE for t in written_owners(n))]
     seen: set[Tensor] = set()
     while wanted:
         t = wanted.pop()

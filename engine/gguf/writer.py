@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
@@ -12,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 from gguf.gguf_writer import GGUFWriter, WriterState
+
+from gguflow.engine.files import whole_file
 
 from .encode import encode, encode_string
 from .errors import GgufError, show
@@ -55,29 +56,24 @@ def write_gguf(
     alignment = _alignment(target, values, alignment)
     if os.path.exists(target) and (kind := file_kind(os.stat(target).st_mode)):
         raise GgufError(target, "file", kind, "a regular file or a new one")
-    # Written beside the target and renamed: a copy that fails half-way leaves no half file, and one
-    # made over its own source does not pull the mapped data away.
-    part = f"{target}.{os.getpid()}.part"
-    writer = _Writer(part)
+    # A copy made over its own source does not pull the mapped data away: its part is another file.
     try:
-        for key, value in values.items():
-            writer.add_encoded(target, key, value)
-        for p in plans:
-            writer.plan(p)
-        writer.data_alignment = alignment
-        try:
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            _write_data(writer, target, plans, progress)
-        finally:
-            writer.close()
-        os.replace(part, target)
+        with whole_file(target) as part:
+            writer = _Writer(str(part))
+            for key, value in values.items():
+                writer.add_encoded(target, key, value)
+            for p in plans:
+                writer.plan(p)
+            writer.data_alignment = alignment
+            try:
+                writer.write_header_to_file()
+                writer.write_kv_data_to_file()
+                writer.write_ti_data_to_file()
+                _write_data(writer, target, plans, progress)
+            finally:
+                writer.close()
     except OSError as e:
         raise GgufError(target, "file", e.strerror or e, "a place that can be written to") from e
-    finally:
-        with suppress(OSError):
-            os.unlink(part)
 
 
 @dataclass(frozen=True)

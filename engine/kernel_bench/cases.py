@@ -70,6 +70,8 @@ def all_cases() -> Iterator[KernelCase]:
     yield from broadcasts()
     yield from movers()
     yield from reductions()
+    yield from experts()
+    yield from recurrent()
 
 
 def weight(dtype: str, *shape: int) -> Operand:
@@ -200,7 +202,7 @@ def maps() -> Iterator[KernelCase]:
     for op in ("silu", "gelu", "neg"):
         yield KernelCase(op, (square("f16"),))
         yield KernelCase(op, (square("bf16"),))
-    for op in ("swiglu", "geglu", "reglu"):
+    for op in ("swiglu", "geglu", "reglu", "swiglu_clamped"):
         yield KernelCase(op, (square(), square()))
     yield KernelCase("swiglu", (Operand((SIDE // 2, 2 * SIDE)),), note="halves")
     yield KernelCase("scale", (square(),), {"s": 0.5, "b": 1.0})
@@ -269,3 +271,48 @@ def reductions() -> Iterator[KernelCase]:
             settings = Operand((n, 8), "f32", np.array([*values, 1.1, 64, 0, 0], np.float32))
             srcs = (Operand((n, N_VOCAB)), settings, rng, history)
             yield KernelCase("sample", srcs, note=note)
+
+
+def experts() -> Iterator[KernelCase]:
+    """The layers of Qwen3-30B-A3B: 128 experts of 768 neurons, eight for a token."""
+    n, used, d, ff = 128, 8, 2048, 768
+    for m in (1, 8, 512):
+        chosen = Operand((m, used), "i32", np.arange(m * used).reshape(m, used) * 37 % n)
+        logits = Operand((m, n))
+        route = {"n_used": used, "score": "softmax"}
+        yield KernelCase("route", (logits,), route, "30B-A3B")
+        yield KernelCase("route_weights", (logits, chosen), {"score": "softmax"}, "30B-A3B")
+        yield KernelCase("moe_sum", (Operand((m, used, d)), Operand((m, used))), note="30B-A3B")
+        for t in COMMON:
+            srcs = weight(t, n, ff, d), Operand((m, d)), chosen
+            yield KernelCase("mul_mat_id", srcs, note="30B-A3B up")
+            srcs = weight(t, n, d, ff), Operand((m, used, ff)), chosen
+            yield KernelCase("mul_mat_id", srcs, note="30B-A3B down")
+
+
+def recurrent() -> Iterator[KernelCase]:
+    """Gated delta nets of Qwen3-Next, scans of Mamba 2 2.7B: a token, a prompt, many sequences."""
+    n_k, n_v, hd, channels = 16, 32, 128, 8192
+    heads, width, n_state = 80, 64, 128
+
+    def vector(n: int) -> Operand:
+        return Operand((n,), "f32", -0.1, role="weight")
+
+    for n, seqs in ((1, 1), (512, 1), (64, 64)):
+        each = n // seqs
+        pos = Operand((n,), "i32", np.tile(np.arange(each) + 5, seqs))
+        slot = Operand((n,), "i32", np.repeat(np.arange(seqs), each))
+        note = f"{n} tokens of {seqs}"
+
+        def state(width: int, seqs: int = seqs) -> Operand:
+            return Operand((seqs, width), role="state")
+
+        srcs = Operand((n, channels)), weight("f32", channels, 4), state(3 * channels), pos, slot
+        yield KernelCase("ssm_conv", srcs, note=note)
+        gates = Operand((n, n_v)), Operand((n, n_v)), vector(n_v), vector(n_v)
+        delta = Operand((n, channels)), *gates, state(n_v * hd * hd), pos, slot
+        yield KernelCase("gated_delta", delta, {"n_head_k": n_k, "dk": hd}, note)
+        mixed = Operand((n, heads * width + 2 * n_state)), Operand((n, heads))
+        memory = state(heads * width * n_state)
+        scan = (*mixed, vector(heads), vector(heads), vector(heads), memory, pos, slot)
+        yield KernelCase("ssm_scan", scan, {"n_state": n_state}, note)

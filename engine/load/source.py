@@ -16,6 +16,7 @@ from gguflow.engine.gguf import GgufFile
 from gguflow.engine.graph import F16, F32, DType, dtype_by_name
 from gguflow.engine.quants import decode, dequantize_any, encode
 from gguflow.models.base import Architecture, ModelError, WeightSpec, architecture
+from gguflow.models.keys import Asked
 
 from . import powerinfer
 
@@ -78,12 +79,14 @@ def open_model(path: str | Path) -> ModelSource:
     used: set[str] = set()
     converted: dict[tuple[str, str], int] = {}
     try:
-        arch = cls.from_metadata(f.metadata, embd.shape[0])
+        asked = Asked(f.metadata)
+        arch = cls.from_metadata(asked, embd.shape[0])
+        asked.refuse_others(str(f.metadata["general.architecture"]))
         for spec in arch.weights():
             info = _find(f, spec, cls.name)
             if info is None:
                 continue
-            source = file_weight(f, info)
+            source = file_weight(f, info, spec.plain)
             if source.convert and info.name not in used:
                 key = source.convert, source.dtype.name
                 converted[key] = converted.get(key, 0) + 1
@@ -164,19 +167,21 @@ def _rows(whole: WeightSource, spec: WeightSpec) -> WeightSource:
 # Types with kernels; every other type is dequantized to one of these while loading.
 COMPUTE_TYPES = frozenset(
     ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
-     "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
+     "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
+     "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "tq1_0", "tq2_0",
+     "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
 )  # fmt: skip
 
 
-def file_weight(f: Any, info: Any) -> WeightSource:
-    """A tensor of an opened file as a weight."""
+def file_weight(f: Any, info: Any, plain: bool = False) -> WeightSource:
+    """A tensor of an opened file as a weight. plain: as float32."""
     name, shape = info.name, tuple(info.shape)
     raw = f.data(name)
 
     def release() -> None:
         f.advise(name, "dontneed")
 
-    if len(shape) == 1 and info.dtype.name != "f32":
+    if (plain or len(shape) == 1) and info.dtype.name != "f32":
         # Norms and biases are small; the kernels read them as float32.
         to_f32 = _dequantizer(info)
 

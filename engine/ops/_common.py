@@ -10,6 +10,9 @@ FLOATS = ("f32", "f16", "bf16")
 LEGACY_QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 K_QUANTS = ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
 QUANTS = LEGACY_QUANTS + K_QUANTS
+# Values from a table of sixteen, and ternary ones; rows of grids, which are only read.
+TABLE_QUANTS = ("iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "tq1_0", "tq2_0")
+GRID_QUANTS = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
 
 # NMSE allowed when both sides round a result to this type: about a tenth of what rounding normal
 # values costs, for those few that lie on the edge between two codes and fall either way.
@@ -27,12 +30,22 @@ ROUNDED = {
     "q4_K": 5e-4,
     "q5_K": 1e-4,
     "q6_K": 3e-5,
+    "iq4_nl": 5e-4,
+    "iq4_xs": 5e-4,
+    "mxfp4": 2e-3,
+    "nvfp4": 1e-3,
+    "tq1_0": 5e-2,
+    "tq2_0": 5e-2,
 }
 
 
 def block_of(dtype: str) -> int:
     """Elements a block of the type called `dtype`, for the sizes of test cases."""
-    return 256 if dtype in K_QUANTS else 32 if dtype in LEGACY_QUANTS else 1
+    if dtype == "nvfp4":
+        return 64
+    if dtype in (*LEGACY_QUANTS, "iq4_nl", "mxfp4"):
+        return 32
+    return 256 if dtype in (*K_QUANTS, *TABLE_QUANTS, *GRID_QUANTS) else 1
 
 
 def positive(rng: np.random.Generator, shape: Shape) -> np.ndarray:

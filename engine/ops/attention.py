@@ -27,8 +27,9 @@ class Attention(OpSpec):
         "of k and v. It is visible iff j <= pos[i], window == 0 or pos[i] - j < window, and there "
         "is such a page: seq[i] and the table's entry are not negative. "
         "cap(s) = softcap tanh(s / softcap) if softcap > 0; "
-        "bias = -slope(head) (pos[i] - j) if max_bias > 0 (ALiBi). A token that sees nothing "
-        "(position -1: padding) gives zeros."
+        "bias = -slope(head) (pos[i] - j) if max_bias > 0 (ALiBi). A sink is one more score of its "
+        "head, of a key without a value. A token that sees nothing (position -1: padding) gives "
+        "zeros."
     )
     operands = (
         "q f32 [n_tok, n_head, hd]",
@@ -37,27 +38,29 @@ class Attention(OpSpec):
         "pos i32 [n_tok]",
         "seq i32 [n_tok], a row of the table each",
         "table i32 [n_seqs, n_entries], pages of k and v",
+        "sinks? f32 [n_head]",
     )
     rows_of = 0
-    across = (1, 2, 5)
+    across = (1, 2, 5, 6)
     params = (
         Param("scale", "f", doc="usually 1 / sqrt(hd)"),
         Param("max_bias", "f", 0.0, doc="ALiBi's largest bias; 0 turns it off"),
         Param("softcap", "f", 0.0, doc="bound of the scores; 0 turns it off"),
         Param("window", "i", 0, doc="keys a token sees, itself included; 0 means all"),
-        Param("n_single", "i", 0, doc="the first so many tokens are each alone in their sequence: "
-              "how work is cut may depend on it, results do not"),
+        Param("n_single", "i", 0, doc="the first so many tokens are single ones, of sequences "
+              "whose rows before theirs were there before the run: how work is cut and rounded "
+              "may depend on it"),
     )  # fmt: skip
     cost = "(2 hd + 2 hd_v + 6) n_head a visible (token, key) pair"
     tolerance = 5e-4
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
-        q, k, v, pos, seq, table = srcs
+        q, k, v, pos, seq, table, sinks = (*srcs, None)[:7]
         if q.dtype is not F32 or any(len(s.shape) != 3 for s in (q, k, v)):
             raise self.fail("q must be f32, and q, k and v [rows, heads, dims]", *srcs)
         if any(s.dtype.name not in ("f32", "f16", "bf16", "q8_0") for s in (k, v)):
             raise self.fail("k and v must be f32, f16, bf16 or q8_0", *srcs)
-        if not all(rows_dense(s) for s in srcs):
+        if not all(rows_dense(s) for s in srcs if s is not None):
             raise self.fail("rows must be dense; use cont", *srcs)
         if k.shape[2] != q.shape[2]:
             raise self.fail("q and k must have one head size", *srcs)
@@ -76,6 +79,8 @@ class Attention(OpSpec):
                 raise self.fail(f"{name} must be i32 [n_tok]", *srcs)
         if table.dtype is not I32 or len(table.shape) != 2 or 0 in table.shape:
             raise self.fail("table must be i32 [n_seqs, n_entries], not empty", *srcs)
+        if sinks is not None and (sinks.dtype is not F32 or sinks.shape != q.shape[1:2]):
+            raise self.fail("sinks must be f32 [n_head]", *srcs)
         if params["window"] < 0:
             raise self.fail(f"window={params['window']} is negative", *srcs)
         if not 0 <= params["n_single"] <= q.shape[0]:
@@ -83,7 +88,7 @@ class Attention(OpSpec):
         return F32, (*q.shape[:2], v.shape[2])
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
-        q, k, v, pos, seq, table = srcs
+        q, k, v, pos, seq, table, sinks = (*srcs, None)[:7]
         out = np.zeros((*q.shape[:2], v.shape[2]), np.float32)
         if not len(k):
             return out
@@ -93,12 +98,12 @@ class Attention(OpSpec):
             there = (pages >= 0) & (pages < len(k) // PAGE)
             rows = (np.where(there, pages, 0)[:, None] * PAGE + np.arange(PAGE)).reshape(-1)
             seen = np.repeat(there, PAGE)
-            out[mine] = self._of_sequence(q[mine], k[rows], v[rows], pos[mine], seen, params)
+            out[mine] = self._of_sequence(q[mine], k[rows], v[rows], pos[mine], seen, sinks, params)
         return out
 
     def _of_sequence(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, pos: np.ndarray, there: np.ndarray,
-        params: Any,
+        sinks: np.ndarray | None, params: Any,
     ) -> np.ndarray:  # fmt: skip
         """Tokens of one sequence; k, v: by position, where `there` says that they are."""
         n_head, group = q.shape[1], q.shape[1] // k.shape[1]
@@ -120,8 +125,12 @@ class Attention(OpSpec):
             s = s - alibi_slopes(n_head, params["max_bias"])[:, None, None] * distance
         s = np.where(visible, s, -np.inf)
         top = s.max(axis=-1, keepdims=True, initial=-np.inf)
+        if sinks is not None:
+            top = np.maximum(top, sinks[:, None, None])
         e = np.exp(s - np.where(np.isneginf(top), 0, top))
         total = e.sum(axis=-1, keepdims=True)
+        if sinks is not None:
+            total = total + np.exp(sinks[:, None, None] - top)
         p = e / np.where(total == 0, 1, total)
         return np.einsum("hij,jhd->ihd", p, v).astype(np.float32)
 
@@ -137,7 +146,7 @@ class Attention(OpSpec):
     def _cost(self, out: Tensor, n_kv: int) -> tuple[int, int]:
         """(bytes, flops) when the tokens that are not alone in their sequence are the last of
         `n_kv` positions of one, and every other one is the last of as many less the former."""
-        q, k, v, *where = out.live_srcs()
+        q, k, v, *where = out.live_srcs()[:6]
         n_tok, n_head, hd = q.shape
         n_kv = max(min(n_kv, k.shape[0]), 1)
         window, n_single = out.params["window"] or n_kv, out.params["n_single"]
@@ -153,10 +162,12 @@ class Attention(OpSpec):
         def case(
             n_tok: int, heads: tuple[int, int], hd: int, n_ctx: int, t: str = "f32", *,
             note: str = "", hd_v: int = 0, pos: Any = None, kv: dict[str, Any] | None = None,
-            seqs: Sequence[tuple[int, int]] = (), pages: Any = None, tv: str = "", **params: Any,
+            seqs: Sequence[tuple[int, int]] = (), pages: Any = None, tv: str = "",
+            sinks: float = 0.0, **params: Any,
         ) -> Case:  # fmt: skip
             """n_ctx: keys of a sequence, of which the tokens are the last. seqs: (tokens, keys) of
-            sequences, instead of one. pages: the table, instead of pages in a mixed order."""
+            sequences, instead of one. pages: the table, instead of pages in a mixed order. sinks:
+            their size, where there are any."""
             seqs = seqs or ((n_tok, n_ctx),)
             entries = max(-(-n // PAGE) for _, n in seqs)
             table = np.arange(len(seqs) * entries)[::-1].reshape(len(seqs), entries)
@@ -168,9 +179,12 @@ class Attention(OpSpec):
             v = Operand((rows, heads[1], hd_v or hd), tv or t, role="state", **(kv or {}))
             where = Operand((n_tok,), "i32", last if pos is None else pos)
             types = t if v.dtype == t else f"{t}/{tv}"
+            sink = Operand(
+                heads[:1], data=lambda rng, n: sinks * rng.standard_normal(n), role="weight"
+            )
             return Case(
                 (Operand((n_tok, heads[0], hd)), k, v, where, Operand((n_tok,), "i32", seq),
-                 Operand(table.shape, "i32", table)),
+                 Operand(table.shape, "i32", table), *([sink] if sinks else [])),
                 {"scale": hd**-0.5, **params},
                 note=f"{types} {n_tok} tok {heads[0]}/{heads[1]} heads of {hd}, ctx {n_ctx} {note}",
                 # Nothing is rounded in f32 but sums and exponentials.
@@ -193,12 +207,15 @@ class Attention(OpSpec):
             block = 32 if t == "q8_0" else 3
             yield case(3, (4, 2), 64, 40, t, kv={"pad": (64, 1, block)}, note="views")
             yield case(3, (4, 2), 64, 40, t, kv={"permute": (1, 0, 2)}, note="heads outermost")
+            yield case(1, (4, 2), 64, 172, t, n_single=1, sinks=2.0, note="sinks")
+            yield case(31, (8, 2), 64, 172, t, window=9, sinks=5.0, note="sinks, window")
             # Many sequences: single tokens, then pieces of prompts of any length.
             one = tuple((1, n) for n in (1, 63, 64, 65, 200, 17, 129))
             yield case(7, (4, 2), 64, 200, t, seqs=one, n_single=7, note="single tokens")
             many = (*one[:3], (40, 40), (5, 133), (70, 300))
             yield case(118, (4, 2), 128, 300, t, seqs=many, n_single=3, note="singles and chunks")
             yield case(118, (8, 1), 64, 300, t, seqs=many, note="the same, not told")
+            yield case(118, (8, 2), 64, 300, t, seqs=many, n_single=3, sinks=2.0, note="sinks")
         some = [("f16", "q8_0"), ("q8_0", "f16"), ("f32", "f16"), ("f16", "f32"), ("f32", "q8_0")]
         for t, tv in [*some, ("q8_0", "f32"), ("bf16", "f16"), ("f16", "bf16"), ("q8_0", "bf16")]:
             yield case(1, (4, 2), 64, 172, t, tv=tv)
@@ -214,5 +231,7 @@ class Attention(OpSpec):
         fork = [[3, 1, 0], [3, 2, -1]]
         seqs = ((1, 150), (1, 100))
         yield case(2, (4, 2), 128, 150, "f16", seqs=seqs, pages=fork, n_single=2, note="fork")
+        yield case(5, (4, 1), 576, 40, "f16", hd_v=512, note="wide")
+        yield case(5, (4, 2), 64, 40, pos=[0, 3, 2, 17, -1], sinks=90.0, note="large sinks")
         # Scores near a hundred: exp without the maximum taken off overflows.
         yield case(3, (2, 1), 64, 40, scale=4.0, note="large scores")

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..graph import Case, DType, Operand, OpSpec, Param, Shape, Tensor, dtype_by_id
-from ._common import FLOATS, K_QUANTS, LEGACY_QUANTS, ROUNDED, block_of
+from ._common import FLOATS, GRID_QUANTS, QUANTS, ROUNDED, TABLE_QUANTS, block_of
 
 # GGUF's type numbers, for the cases; `infer` asks the registry.
 _IDS = {
     **{"f32": 0, "f16": 1, "bf16": 30, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8},
-    **{"q2_K": 10, "q3_K": 11, "q4_K": 12, "q5_K": 13, "q6_K": 14},
+    **{"q2_K": 10, "q3_K": 11, "q4_K": 12, "q5_K": 13, "q6_K": 14, "iq4_nl": 20, "iq4_xs": 23},
+    **{"tq1_0": 34, "tq2_0": 35, "mxfp4": 39, "nvfp4": 40},
 }
 
 
@@ -32,6 +33,8 @@ class Cpy(OpSpec):
         to = dtype_by_id(params["type"])
         if to is None:
             raise self.fail(f"type={params['type']} is no known type", x)
+        if to.name in GRID_QUANTS and to is not x.dtype:
+            raise self.fail(f"nothing is converted to {to.name}", x)
         if to.is_integer or x.dtype.is_integer:
             raise self.fail(f"cannot convert {x.dtype.name} to {to.name}", x)
         if not x.shape or x.shape[-1] % to.block:
@@ -53,7 +56,7 @@ class Cpy(OpSpec):
             yield Case((Operand((5, n), permute=(1, 0)),), to, f"transposed to {t}", ROUNDED[t])
             zeros = Operand((2, n), data=lambda rng, s: rng.standard_normal(s) * [[0], [1]])
             yield Case((zeros,), to, f"zeros to {t}", ROUNDED[t])
-        for t in LEGACY_QUANTS + K_QUANTS:
+        for t in QUANTS + TABLE_QUANTS + GRID_QUANTS:
             x = Operand((3, 2 * block_of(t)), t)
             yield Case((x,), {"type": 0}, f"{t} to f32")
         yield Case((Operand((3, 64), "q4_0"),), {"type": 8}, "q4_0 to q8_0", ROUNDED["q8_0"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import F32, I32, Case, DType, Operand, OpSpec, Shape, Tensor
-from ._common import FLOATS, QUANTS, block_of, rows_dense
+from ._common import FLOATS, GRID_QUANTS, QUANTS, TABLE_QUANTS, block_of, rows_dense
 
 
 class GetRows(OpSpec):
@@ -44,7 +44,7 @@ class GetRows(OpSpec):
         return out.nbytes + ids.nbytes + out.shape[0] * table.dtype.row_bytes(table.shape[1])
 
     def cases(self) -> Iterator[Case]:
-        for t in FLOATS + QUANTS:
+        for t in FLOATS + QUANTS + TABLE_QUANTS + GRID_QUANTS:
             d = 3 * block_of(t) if block_of(t) > 1 else 31
             table = Operand((7, d), t, role="weight")
             yield Case((table, Operand((5,), "i32", [6, 0, 3, 3, 1])), note=t)

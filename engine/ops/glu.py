@@ -1,4 +1,5 @@
-"""swiglu, geglu, reglu: gated activations (Shazeer 2020), of two tensors or of one's halves."""
+"""swiglu, geglu, reglu, swiglu_clamped: gated activations (Shazeer 2020), of two tensors or of the
+halves of one."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import F32, Case, DType, Operand, OpSpec, Shape, Tensor
-from ._common import gelu, rows_dense, silu
+from ..graph import F32, Case, DType, Operand, OpSpec, Param, Shape, Tensor
+from ._common import gelu, rows_dense, sigmoid, silu
 
 
 class _Glu(OpSpec):
@@ -86,3 +87,29 @@ class Reglu(_Glu):
 
     def act(self, x: np.ndarray) -> np.ndarray:
         return np.maximum(x, 0)
+
+
+class SwigluClamped(_Glu):
+    name = "swiglu_clamped"
+    doc = (
+        "g sigmoid(alpha g) (u + 1) with g = min(gate, limit), u = clamp(up, -limit, limit) "
+        "(OpenAI 2025, gpt-oss)."
+    )
+    params = (Param("alpha", "f", 1.702), Param("limit", "f", 7.0))
+    cost = "8 an element"
+    per_element = 8
+
+    def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
+        gate, up = (*srcs, None)[:2]
+        if up is None:
+            gate, up = np.split(gate, 2, axis=-1)
+        limit = params["limit"]
+        g = np.minimum(gate.astype(np.float64), limit)
+        u = np.clip(up.astype(np.float64), -limit, limit)
+        return (g * sigmoid(params["alpha"] * g) * (u + 1)).astype(np.float32)
+
+    def cases(self) -> Iterator[Case]:
+        yield from super().cases()
+        wide = lambda rng, shape: rng.standard_normal(shape) * 9  # noqa: E731
+        srcs = Operand((5, 172), data=wide), Operand((5, 172), data=wide)
+        yield Case(srcs, {"alpha": 1.5, "limit": 4.0}, "numbers of its own")

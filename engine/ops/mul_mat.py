@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from ..graph import F32, Case, DType, Operand, OpSpec, Shape, Tensor
-from ._common import FLOATS, QUANTS, block_of, positive, rows_dense
+from ._common import (
+    FLOATS,
+    GRID_QUANTS,
+    QUANTS,
+    TABLE_QUANTS,
+    block_of,
+    positive,
+    rows_dense,
+)
 
 
 def infer_mul_mat(spec: OpSpec, w: Tensor, x: Tensor, *rest: Any) -> Shape:
@@ -75,6 +83,14 @@ class MulMat(OpSpec):
                 data = positive if n == 1 else None
                 w, x = Operand((n, k), t, data, role="weight"), Operand((m, k), data=data)
                 yield Case((w, x), {}, f"{t} {n}x{k} by {m}")
+        for t in TABLE_QUANTS + GRID_QUANTS:
+            for k, n, m in ((512, 172, 1), (2304, 37, 3), (512, 33, 12), (768, 131, 33),
+                            (256, 37, 200)):  # fmt: skip
+                w, x = Operand((n, k), t, role="weight"), Operand((m, k))
+                yield Case((w, x), {}, f"{t} {n}x{k} by {m}")
+            yield Case((Operand((2, 5, 256), t), Operand((4, 3, 256))), note=f"{t} batch")
+            yield Case((Operand((1, 7, 256), t, pad=(1, 2, 0)), Operand((3, 256))),
+                       note=f"{t} views")  # fmt: skip
         for t in ("f32", "f16", "q8_0", "q4_K"):
             k = block_of(t) if block_of(t) > 1 else 31
             pad = (0, 1, block_of(t)) if block_of(t) > 1 else (0, 1, 5)

@@ -52,6 +52,10 @@ class MulMatAdd(OpSpec):
             for m, r in ((20, Operand((20, 70))), (70, Operand((70,)))):
                 w = Operand((70, 512), t, role="weight")
                 yield Case((w, Operand((m, 512)), r), {}, f"{t} 70x512 by {m}", tolerance)
+        for t in ("iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "iq3_s", "iq1_s"):
+            w = Operand((70, 512), t, role="weight")
+            for m in (1, 20, 70):
+                yield Case((w, Operand((m, 512)), Operand((m, 70))), note=f"{t} 70x512 by {m}")
         r = Operand((2, 2, 3, 7), pad=(0, 1, 1, 5))
         yield Case((Operand((2, 7, 32), "q8_0"), Operand((2, 2, 3, 32)), r), note="batch, view")
         # With k = 1 the product does not hide a wrong r.

@@ -54,6 +54,10 @@ class MulMatSwiglu(OpSpec):
             for m in (20, 70):
                 gate, up = (Operand((70, 512), t, scaled, role="weight") for _ in range(2))
                 yield Case((gate, up, Operand((m, 512))), {}, f"{t} 70x512 by {m}", tolerance)
+        for t in ("iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "iq2_xs", "iq1_m"):
+            gate, up = (Operand((70, 512), t, scaled, role="weight") for _ in range(2))
+            for m in (1, 20, 70):
+                yield Case((gate, up, Operand((m, 512))), note=f"{t} 70x512 by {m}")
         gate = Operand((31, 256), "q4_K", scaled, role="weight")
         up = Operand((31, 256), "q6_K", scaled, role="weight")
         yield Case((gate, up, Operand((3, 256))), note="q4_K and q6_K")

@@ -51,7 +51,7 @@ class NormMulMat(OpSpec):
         return 5 * x.size + len(weights) * 2 * out.size * x.shape[-1]
 
     def cases(self) -> Iterator[Case]:
-        yield from norm_cases(1, FLOATS + QUANTS)
+        yield from norm_cases(1, FLOATS + QUANTS + ("iq4_nl", "iq4_xs", "mxfp4", "nvfp4"))
 
 
 class NormMulMatSwiglu(NormMulMat):

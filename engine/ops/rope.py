@@ -13,7 +13,12 @@ from ._common import rows_dense
 
 
 def yarn_range(
-    n_dims: int, n_ctx_orig: int, freq_base: float, beta_fast: float, beta_slow: float
+    n_dims: int,
+    n_ctx_orig: int,
+    freq_base: float,
+    beta_fast: float,
+    beta_slow: float,
+    whole: bool = True,
 ) -> tuple[float, float]:
     """The pairs between which YaRN blends: (low, high), in units of pairs.
 
@@ -24,7 +29,10 @@ def yarn_range(
     def pair(turns: float) -> float:
         return n_dims * math.log(n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(freq_base))
 
-    return max(0.0, math.floor(pair(beta_fast))), min(n_dims - 1.0, math.ceil(pair(beta_slow)))
+    low, high = pair(beta_fast), pair(beta_slow)
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+    return max(0.0, low), min(n_dims - 1.0, high)
 
 
 def angles(
@@ -44,8 +52,9 @@ def angles(
     magnitude = p["attn_factor"]
     if p["ext_factor"] != 0:
         low, high = yarn_range(
-            n_dims, p["n_ctx_orig"], p["freq_base"], p["beta_fast"], p["beta_slow"]
-        )
+            n_dims, p["n_ctx_orig"], p["freq_base"], p["beta_fast"], p["beta_slow"],
+            bool(p["whole_pairs"]),
+        )  # fmt: skip
         ramp = 1 - np.clip((i - low) / max(0.001, high - low), 0, 1)
         mix = ramp * p["ext_factor"]
         theta = theta * (1 - mix) + extrapolated * mix
@@ -96,6 +105,9 @@ class Rope(OpSpec):
         Param("attn_factor", "f", 1.0, doc="magnitude of the rotation"),
         Param("beta_fast", "f", 32.0, doc="turns from which a pair is not interpolated"),
         Param("beta_slow", "f", 1.0, doc="turns below which a pair is fully interpolated"),
+        Param(
+            "whole_pairs", "i", 1, doc="whether the range between the two is widened to whole pairs"
+        ),
     )
     cost = "3 an element"
     in_place = (0,)
@@ -156,6 +168,8 @@ class Rope(OpSpec):
             yield Case((x, pos(3)), {**params, **yarn}, note=f"{mode} yarn")
             yield Case((x, pos(3), factors(32)), {**params, **yarn, "beta_fast": 16.0,
                        "beta_slow": 2.0}, note=f"{mode} yarn factors")  # fmt: skip
+            yield Case((x, pos(3)), {**params, **yarn, "whole_pairs": 0},
+                       note=f"{mode} yarn, parts of pairs")  # fmt: skip
             yield Case((Operand((3, 2, 64), pad=(1, 2, 8)), pos(3)), params, note=f"{mode} view")
             yield Case((Operand((3, 2, 64), permute=(1, 0, 2)), pos(3)), params,
                        note=f"{mode} permuted")  # fmt: skip

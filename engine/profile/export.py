@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
+
+from gguflow.engine.files import whole_file
 
 from .chrome import write_chrome
 from .errors import ProfilePathError
@@ -47,21 +48,9 @@ def write_profile(recording: Recording, path: str | Path) -> Path:
     """Write `recording` in the form `path` ends in, whole or not at all: a failure leaves what was
     there before. Raises ProfilePathError when the file cannot be written."""
     path = check_path(path)
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
     try:
-        with open(fd, "w", encoding="utf-8", newline="\n") as out:
+        with whole_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as out:
             EXPORTS[path.suffix.lower()](recording, out)
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
-        os.replace(temporary, path)
     except OSError as e:
         raise ProfilePathError(f"cannot write a profile to {path}: {e.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

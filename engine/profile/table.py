@@ -9,6 +9,10 @@ from rich.text import Text
 from .group import GROUPINGS, Total, add_up, largest, regroup, totals_by_name
 from .record import PHASES, Recording
 
+COLUMNS = ("calls", "total ms", "%", "us/call", "GB/s", "GFLOP/s", "of peak")
+WANTED = ("total ms", "%", "calls", "us/call", "GB/s", "GFLOP/s", "of peak")  # where room is short
+LEAST_NAME, NUMBER = 28, 11  # characters for names with their borders, and for a number
+
 
 def print_table(
     recording: Recording,
@@ -23,6 +27,7 @@ def print_table(
     up in one line, so that the table always sums to the wall time. Raises ValueError for another
     `by`.
     """
+    n_numbers = max(2, (console.width - LEAST_NAME) // NUMBER)
     if by not in GROUPINGS:
         raise ValueError(f"grouping {by!r}, expected one of {', '.join(GROUPINGS)}")
     groups = regroup(totals_by_name(recording), GROUPINGS[by])
@@ -31,15 +36,17 @@ def print_table(
     for p in phases:
         of_phase = [g for g in groups if g.phase == p]
         if of_phase and phase in (None, p):
-            console.print(_phase_table(recording, of_phase, p, by, limit))
+            console.print(_phase_table(recording, of_phase, p, by, limit, n_numbers))
             shown += 1
     if not shown:
         console.print(f"No {phase or 'profiled'} steps.")
 
 
 def _phase_table(
-    recording: Recording, groups: list[Total], phase: str, by: str, limit: int | None
-) -> Table:
+    recording: Recording, groups: list[Total], phase: str, by: str, limit: int | None,
+    n_numbers: int,
+) -> Table:  # fmt: skip
+    """n_numbers: columns there is room for beside the names, which come first."""
     steps = [s for s in recording.steps if s.phase == phase]
     tokens = sum(s.n_tokens for s in steps)
     wall = sum(s.wall_us for s in steps)
@@ -50,13 +57,17 @@ def _phase_table(
         title_justify="left",
         title_style="bold",
     )
-    table.add_column(by, overflow="fold")
-    for column in ("calls", "total ms", "%", "us/call", "GB/s", "GFLOP/s", "of peak"):
+    table.add_column(by, overflow="fold", min_width=LEAST_NAME - NUMBER)
+    kept = [c for c in COLUMNS if WANTED.index(c) < n_numbers]
+    at = [COLUMNS.index(c) for c in kept]
+    for column in kept:
         table.add_column(column, justify="right", no_wrap=True)
     for g in largest(groups, limit):
-        table.add_row(Text(g.key), *_cells(g, wall))
+        cells = _cells(g, wall)
+        table.add_row(Text(g.key), *(cells[i] for i in at))
     table.add_section()
-    table.add_row("total", *_cells(add_up(groups, "total"), wall), style="bold")
+    cells = _cells(add_up(groups, "total"), wall)
+    table.add_row("total", *(cells[i] for i in at), style="bold")
     return table
 
 

@@ -17,13 +17,14 @@ _CHUNK = 1 << 18  # elements converted at a time, so that temporaries stay small
 class Codec:
     """One element type. Subclassing with a `dtype` registers the codec.
 
-    A subclass gives `unpack` and, unless the type is read only, `pack`.
+    A subclass gives `unpack` and `pack`; one that is not `writable`, `unpack` alone.
     limit: largest magnitude that can be quantized; beyond it a block's float16 scale overflows.
     """
 
     dtype: ClassVar[DType]
     limit: ClassVar[float] = inf
     weighted: ClassVar[bool] = False  # `pack` can weigh errors by importance
+    writable: ClassVar[bool] = True  # there is a `pack`
 
     def unpack(self, blocks: np.ndarray) -> np.ndarray:
         """uint8 [m, block bytes] -> float32 [m, block]."""
@@ -31,7 +32,7 @@ class Codec:
 
     def pack(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         """float32 [m, block] -> uint8 [m, block bytes]. `importance` has the shape of `x`."""
-        raise NotImplementedError(f"{self.dtype.name}: there is no quantizer for this type")
+        raise NotImplementedError
 
     def dequantize(self, raw: np.ndarray) -> np.ndarray:
         """uint8 [..., row bytes] -> float32 [..., n]. Raises ValueError if a block is split."""
@@ -59,6 +60,8 @@ class Codec:
         weighting.
         """
         dt = self.dtype
+        if not self.writable:
+            raise NotImplementedError(f"{dt.name}: there is no quantizer for this type")
         x = np.ascontiguousarray(x, np.float32)
         if x.ndim == 0:
             raise ValueError(f"{dt.name}: a row is needed, not a single number")

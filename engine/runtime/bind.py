@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from gguflow.engine.compile.batch_rows import check_live, most_rows
 from gguflow.engine.graph import Role, Tensor
 from gguflow.engine.profile import PlanRows
 
+from .arrays import Arrays
 from .exchange import SideBySide, Sides, cut, pinned
 from .places import (
     Alloc,
@@ -26,13 +26,14 @@ from .places import (
     alloc_shared,
     bound_copy,
     host_array,
+    host_row,
     lay_out,
 )
 from .program import Runner
 from .turns import Turns
 
 
-class Outputs(Sequence[np.ndarray]):
+class Outputs(Arrays):
     """A plan's outputs after a run, as arrays that the next run overwrites. Those that lie only on
     a device are fetched when they are indexed."""
 
@@ -43,15 +44,12 @@ class Outputs(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    @overload
-    def __getitem__(self, index: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
-
-    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(index, slice):
-            return [host_array(self._memory, t) for t in self._tensors[index]]
+    def _fetch(self, index: int) -> np.ndarray:
         return host_array(self._memory, self._tensors[index])
+
+    def row(self, index: int, i: int) -> np.ndarray:
+        """Row i of an output, without fetching the others."""
+        return host_row(self._memory, self._tensors[index], i)
 
 
 @dataclass
@@ -110,6 +108,10 @@ class BoundPlan:
         if len(self.runner.programs) != 1 or self.brought:
             return None
         if "sampler.rng" not in inputs or sampled.shape != inputs["tokens"].shape:
+            return None
+        # Steps past a stop would stay in a state that has no pages to be written again.
+        rows = [name.removeprefix("rows.") for name in inputs if name.startswith("rows.")]
+        if any(f"table.{group}" not in inputs for group in rows):
             return None
         return self.runner.programs[0].token_loop({**inputs, "token": sampled})
 

@@ -111,6 +111,17 @@ def host_array(memory: BoundMemory, t: Tensor) -> np.ndarray:
     return np.ndarray(t.shape, t.dtype.storage, raw.data, offset + t.view_offset, t.strides)
 
 
+def host_row(memory: BoundMemory, t: Tensor, i: int) -> np.ndarray:
+    """`host_array(memory, t)[i]`, of which no other row is copied."""
+    buffer, offset = memory.locate(t.owner)
+    if buffer.host() is not None or t.strides[0] < 0:
+        return host_array(memory, t)[i]
+    start = offset + t.view_offset + i * t.strides[0]
+    inner = zip(t.shape[1:], t.strides[1:], strict=True)
+    raw = buffer.read(start, t.dtype.storage.itemsize + sum((n - 1) * step for n, step in inner))
+    return np.ndarray(t.shape[1:], t.dtype.storage, raw.data, 0, t.strides[1:])
+
+
 def alloc_shared(plan: Plan, backends: Mapping[str, Backend]) -> dict[Tensor, Place]:
     """For each backend, one buffer with its inputs and one with its small outputs."""
     outputs = {t.owner for t in plan.graph.outputs if t.owner.role is Role.NODE}

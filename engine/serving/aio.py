@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from .engine import Engine
-from .request import Request, RequestId, Token
+from .request import EmbedRequest, Request, RequestId, Token
 
 
 class EngineBusyError(RuntimeError):
@@ -22,6 +22,42 @@ class EngineBusyError(RuntimeError):
 
 class EngineClosedError(RuntimeError):
     """The engine was closed, or a step raised what the message says, before the request ended."""
+
+
+class Mailbox:
+    """A request's tokens until its reader takes them: a list and one waiter, which costs a fraction
+    of a queue for what happens with every token of every request."""
+
+    def __init__(self) -> None:
+        self._tokens: list[Token] = []
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, token: Token) -> None:
+        self._tokens.append(token)
+        self._notify()
+
+    def fail(self, error: Exception) -> None:
+        """The reader raises this once it has taken what there is."""
+        self._error = error
+        self._notify()
+
+    async def take(self) -> list[Token]:
+        """All there are, at least one."""
+        while not self._tokens:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        tokens, self._tokens = self._tokens, []
+        return tokens
+
+    def _notify(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class AsyncEngine:
@@ -35,7 +71,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine, most: int = 1024) -> None:
         self.engine = engine
         self.most = most
-        self._queues: dict[RequestId, asyncio.Queue[Token | Exception]] = {}
+        self._boxes: dict[RequestId, Mailbox] = {}
         self._wake = threading.Event()
         self._closing = False
         self._failed: Exception | None = None
@@ -51,6 +87,11 @@ class AsyncEngine:
     async def __aexit__(self, *_: Any) -> None:
         await self.close()
 
+    @property
+    def failed(self) -> Exception | None:
+        """Why requests are no longer accepted: a step raised, or the engine was closed."""
+        return self._failed
+
     async def close(self) -> None:
         """End the thread after the step it is at. Requests in work raise EngineClosedError."""
         self._closing = True
@@ -59,30 +100,38 @@ class AsyncEngine:
             await asyncio.to_thread(self._thread.join)
         self._fail(EngineClosedError("the engine was closed"))
 
-    async def generate(self, request: Request) -> AsyncIterator[Token]:
+    async def generate(self, request: Request | EmbedRequest) -> AsyncIterator[Token]:
         """A request's tokens as they are made. Leaving early, or cancelling the task, cancels the
         request. Raises what `Engine.add` does, EngineBusyError and EngineClosedError."""
+        batches = self.batches(request)
+        try:
+            async for tokens in batches:
+                for token in tokens:
+                    yield token
+        finally:
+            await batches.aclose()
+
+    async def batches(self, request: Request | EmbedRequest) -> AsyncGenerator[list[Token], None]:
+        """The same with all tokens that have come since the reader looked, at least one: a reader
+        behind the engine catches up in one go."""
         if self._failed is not None:
             raise self._failed
         if self._thread is None:
             raise EngineClosedError("the engine was not entered: use `async with`")
-        if len(self._queues) >= self.most:
+        if len(self._boxes) >= self.most:
             raise EngineBusyError(f"{self.most} requests are in work")
-        queue: asyncio.Queue[Token | Exception] = asyncio.Queue()
-        # No await in between: the queue is there before a step's tokens can be handed out.
+        # No await in between: the box is there before a step's tokens can be handed out.
         id = self.engine.add(request)
-        self._queues[id] = queue
+        box = self._boxes[id] = Mailbox()
         self._wake.set()
         finished = False
         try:
             while not finished:
-                token = await queue.get()
-                if isinstance(token, Exception):
-                    raise token
-                finished = token.finish is not None
-                yield token
+                tokens = await box.take()
+                finished = tokens[-1].finish is not None
+                yield tokens
         finally:
-            del self._queues[id]
+            del self._boxes[id]
             if not finished:
                 self.engine.cancel(id)
                 self._wake.set()
@@ -108,11 +157,11 @@ class AsyncEngine:
 
     def _hand_out(self, tokens: list[Token]) -> None:
         for token in tokens:
-            queue = self._queues.get(token.request)
-            if queue is not None:  # else its reader has left
-                queue.put_nowait(token)
+            box = self._boxes.get(token.request)
+            if box is not None:  # else its reader has left
+                box.put(token)
 
     def _fail(self, error: Exception) -> None:
         self._failed = self._failed or error
-        for queue in self._queues.values():
-            queue.put_nowait(error)
+        for box in self._boxes.values():
+            box.fail(error)

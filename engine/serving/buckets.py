@@ -19,7 +19,8 @@ def bucket(n: int, least: int, most: int) -> int:
 class Buckets:
     """The sizes there are plans for.
 
-    n_seqs: most sequences in a run. n_chunk: most rows of prompts in a run.
+    n_seqs: most sequences in a run. n_chunk: most rows of prompts in a run. n_verify: most rows of
+        a run that checks guesses, several single rows a sequence; 0 where there are none.
     live: whether rows that are not there cost nothing. One plan then serves all smaller runs, with
         the single rows of a mixed run among the others, since only rows at the end can be left out.
     """
@@ -27,6 +28,7 @@ class Buckets:
     n_seqs: int
     n_chunk: int
     live: bool = False
+    n_verify: int = 0
 
     def key(
         self, n_single: int, n_chunk: int, n_seqs: int, n_out: int, every: bool, sample: bool
@@ -37,6 +39,11 @@ class Buckets:
         """
         if self.n_chunk == 1 and (n_single, n_chunk) == (0, 1):
             n_single, n_chunk = 1, 0  # a prompt token by token
+        if n_single > n_seqs and not n_chunk:
+            # On hosts rows are the same either way, and together they read the cache once.
+            n = self.n_verify if self.live else self.checked(n_single)
+            kinds = (0, n) if self.live else (n, 0)
+            return PlanKey(*kinds, self._of_seqs(n_seqs), n if n_out else 0, sample)
         if not n_chunk:
             # Single rows all have an output: choosing among them would only add an op.
             n = 1 if n_single == 1 else self._of_seqs(n_single)
@@ -53,6 +60,10 @@ class Buckets:
         # As many outputs as sequences, when there are any: fewer plans.
         n_out = n_tokens if every else min(n_tokens, n_seqs) if n_out else 0
         return PlanKey(n_single, n_chunk, n_seqs, n_out, sample)
+
+    def checked(self, n: int) -> int:
+        """Rows that are computed where n check guesses."""
+        return n if self.live else bucket(n, 1, self.n_verify)
 
     @property
     def largest(self) -> PlanKey:

@@ -10,38 +10,46 @@ while engine.has_work:
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gguflow.engine.ahead import Ahead
-from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import token_ids
-from gguflow.engine.sampling import SamplerRows, seed_of
+from gguflow.engine.sampling import GREEDY, SamplerRows, seed_of
 
-from .pages import OutOfPages
-from .request import Finish, Job, Request, RequestId, Token
+from .embed import Embedder
+from .host_sampling import Choice, HostSampler, check_extras, ranked
+from .replay import replay
+from .request import POOLINGS, EmbedRequest, Finish, Job, LogitsError, Request, RequestId, Token
 from .rows import Piece, Rows, rows_of, single_rows
-from .runner import Runner, Sampling
+from .runner import Results, Runner, Sampling
 from .scheduler import Batch, Scheduler
+from .speculation import Drafting, Line, rows_to_check
+from .speculation_host import Picked
+from .speculator import Speculator
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
 LEAST_AHEAD = 3  # steps that are worth starting to run ahead
 MOST_AHEAD = 128  # for which pages are set aside at a time
+NOTHING: Mapping[RequestId, Choice | Exception] = {}
+LOGITS_BYTES = 32 << 20  # of the rows of a prompt whose probabilities are asked for, in one run
 
 
 @dataclass
 class EngineStats:
     """Since the engine was made. n_prompt: tokens of prompts computed, those of requests that gave
     their pages back again included; n_found: those that were in the cache already. n_pages,
-    n_available: of the KV cache by group, those available being free or wanted by nobody now."""
+    n_available: of the KV cache by group, those available being free or wanted by nobody now.
+    drafting: what came of guesses."""
 
     n_steps: int
     n_prompt: int
@@ -52,6 +60,7 @@ class EngineStats:
     n_waiting: int
     n_pages: dict[str, int]
     n_available: dict[str, int]
+    drafting: Drafting
 
 
 class Engine:
@@ -77,8 +86,14 @@ class Engine:
         n_seqs, n_cache = n_seqs or o.n_seqs, o.n_cache if n_cache is None else n_cache
         if (n_seqs, n_cache) != (o.n_seqs, o.n_cache):
             model = model.with_options(n_seqs=n_seqs, n_cache=n_cache)
+        model.check_open()
         self.model = model
-        self._runner = Runner(model, profile)
+        speculation = model.speculation
+        n_verify = rows_to_check(n_seqs, speculation.most) if speculation is not None else 0
+        self._runner = Runner(model, profile, n_verify)
+        self._speculator: Speculator | None = None
+        if speculation is not None:
+            self._speculator = Speculator(model, speculation, self._runner)
         self._kv = self._runner.kv
         self._scheduler = Scheduler(self._kv, model.options.n_ubatch, prompts_first)
         self._samplers = SamplerRows(model.options.n_seqs)
@@ -90,24 +105,50 @@ class Engine:
         self._ahead: Ahead | None = None
         self._aboard: list[Job] = []  # whose tokens the steps on their way make,
         self._aboard_seqs = np.zeros(0, np.int64)  # and their numbers in the cache
-        self._on_host = all(b.space == HOST_SPACE for b in model.backends.values())
         self._n_steps = self._n_prompt = self._n_generated = 0
+        self._embedder: Embedder | None = None
+        self._embeds: dict[RequestId, EmbedRequest] = {}
+        self._new_embeds: deque[RequestId] = deque()
 
     # -- from any thread -------------------------------------------------------------------------
 
-    def add(self, request: Request) -> RequestId:
+    def add(self, request: Request | EmbedRequest) -> RequestId:
         """Accept a request. Raises ContextError for a prompt longer than the context, ValueError
-        for one without tokens or with ids that do not exist, TypeError for what are no ids."""
+        for one without tokens or with ids that do not exist, TypeError for what are no ids; both
+        also for options of a request that it cannot have."""
         ids = token_ids(request.ids)
         self.model.check_prompt(ids)
+        if isinstance(request, EmbedRequest):
+            return self._add_embed(replace(request, ids=ids))
         if request.max_tokens < -1:
             raise ValueError(f"max_tokens {request.max_tokens}: expected -1 or more")
+        n_adapters = len(self.model.options.lora)
+        if request.lora is not None and len(request.lora) != n_adapters:
+            raise ValueError(f"lora: {len(request.lora)} factors for {n_adapters} adapters")
+        check_extras(request, self.model.hp.n_vocab)
+        seed, n_ctx = seed_of(request.settings), self.model.options.n_ctx
+        host = None if request.is_plain else self._host_sampler(request, seed)
         with self._lock:
-            seed, n_ctx = seed_of(request.settings), self.model.options.n_ctx
-            job = Job(next(self._ids), request, ids, seed, n_ctx)
+            apart = not self._kv.share_generated
+            job = Job(next(self._ids), request, ids, seed, n_ctx, apart)
+            job.host = host
+            if request.prompt_logprobs:
+                job.most_rows = max(1, LOGITS_BYTES // (4 * self.model.hp.n_vocab))
             self._jobs[job.id] = job
             self._incoming.append(job)
         return job.id
+
+    def _host_sampler(self, request: Request, seed: int) -> HostSampler:
+        return HostSampler(request, seed, self.model.hp.n_vocab, lambda: self.model.tokenizer)
+
+    def _add_embed(self, request: EmbedRequest) -> RequestId:
+        if request.pooling not in POOLINGS:
+            raise ValueError(f"pooling {request.pooling!r}: expected {' or '.join(POOLINGS)}")
+        with self._lock:
+            id = next(self._ids)
+            self._embeds[id] = request
+            self._new_embeds.append(id)
+        return id
 
     def cancel(self, id: RequestId) -> None:
         """End a request with the next step; nothing happens when it has ended already."""
@@ -116,7 +157,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._jobs)
+        return bool(self._jobs or self._embeds)
 
     @property
     def stats(self) -> EngineStats:
@@ -132,28 +173,53 @@ class Engine:
             len(s.waiting) + len(self._incoming),
             {name: p.n_pages for name, p in pools.items()},
             {name: p.n_available for name, p in pools.items()},
+            Drafting() if self._speculator is None else replace(self._speculator.drafting),
         )
 
     # -- from one --------------------------------------------------------------------------------
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether steps are on their way to a device, which no profile records."""
+        return self._ahead is not None
+
+    def record(self, profile: Profile | None) -> None:
+        """Record the steps from here on, in which a device does not run ahead; None: no longer."""
+        self._runner.profile = profile
+
     def step(self) -> list[Token]:
-        """One run of one plan: at most one token for every request, and those that end without one.
+        """One run of one plan: a token for every request that generates, or several where guesses
+        came true, and those that end without one.
 
         Should it raise, the requests are as before it and the next step does the same again.
         """
         done: list[Token] = []
         self._take_in(done)
+        if self._embeds:
+            self._step_embeds(done)
+        began = time.perf_counter()
         if self._ahead is not None:
+            n = len(self._aboard)
             self._step_ahead(done)
+            self._ran_plain(n, began)
             return done
         batch = self._scheduler.next()
         if not batch.singles and not batch.chunks:
             return done
         self._n_steps += 1
-        if not batch.chunks and self._runs_ahead(batch):
-            self._step_ahead(done)
-        else:
+        for job in batch.singles:
+            if job.n_new > 1:
+                replay(self._runner, _seq(job), job.tokens[:-1])
+                job.n_rows = len(job.tokens) - 1
+        self._set_samplers(batch.singles)
+        if batch.chunks:
             self._run(batch, done)
+        elif not self._speculate(batch.singles, done):
+            if self._runs_ahead(batch):
+                self._step_ahead(done)
+            else:
+                self._run(batch, done)
+            self._ran_plain(len(batch.singles), began)
         return done
 
     def _take_in(self, done: list[Token]) -> None:
@@ -164,50 +230,156 @@ class Engine:
             if job.request.max_tokens == 0:
                 self._end(job, None, "length", done)
         while self._cancelled:
-            cancelled = self._jobs.get(self._cancelled.popleft())
+            id = self._cancelled.popleft()
+            cancelled = self._jobs.get(id)
             if cancelled is not None:
                 self._end(cancelled, None, "cancel", done)
+            elif id in self._embeds:
+                self._cancel_embed(id, done)
         if self._ahead is not None and self._scheduler.may_admit:
             self._ahead.stop()
 
-    def _end(self, job: Job, token: int | None, finish: Finish, done: list[Token]) -> None:
+    def _end(
+        self, job: Job, token: int | None, finish: Finish, done: list[Token],
+        choice: Choice | None = None, error: Exception | None = None,
+    ) -> None:  # fmt: skip
         index = job.n_generated - (token is not None)
-        done.append(Token(job.id, token, index, finish))
+        done.append(self._token(job, token, index, finish, choice, error))
         self._scheduler.remove(job)
         job.is_over = True
+        if self._speculator is not None:
+            self._speculator.forget({job.id})
         if self._ahead is not None:
             self._ahead.stop()
         with self._lock:
             del self._jobs[job.id]
+
+    def _token(
+        self, job: Job, token: int | None, index: int, finish: Finish | None,
+        choice: Choice | None = None, error: Exception | None = None,
+    ) -> Token:  # fmt: skip
+        if job.host is None:
+            return Token(job.id, token, index, finish, error=error)
+        logprob, top = (None, ()) if choice is None else (choice.logprob, choice.top_logprobs)
+        prompt: tuple = ()
+        if index == 0 and token is not None and job.request.prompt_logprobs:
+            known = job.prompt_logprobs
+            prompt = ((None, ()), *(known[i] for i in range(1, job.n_prompt)))
+        return Token(job.id, token, index, finish, logprob, top, prompt, error)
+
+    # -- embeddings ------------------------------------------------------------------------------
+
+    def _step_embeds(self, done: list[Token]) -> None:
+        """One run of texts to be made vectors of. Steps that are on their way come first."""
+        if self._embedder is None:
+            self._embedder = Embedder(self._runner)
+        while self._new_embeds:
+            id = self._new_embeds.popleft()
+            if (request := self._embeds.get(id)) is not None:
+                self._embedder.add(id, request.ids, request.pooling)
+        if self._ahead is not None:
+            self._ahead.stop()
+            return
+        for id, vector, error in self._embedder.step():
+            finish: Finish = "embedding" if error is None else "error"
+            done.append(Token(id, None, 0, finish, error=error, embedding=vector))
+            with self._lock:
+                del self._embeds[id]
+
+    def _cancel_embed(self, id: RequestId, done: list[Token]) -> None:
+        if self._embedder is not None:
+            self._embedder.cancel(id)
+        done.append(Token(id, None, 0, "cancel"))
+        with self._lock:
+            del self._embeds[id]
 
     # -- runs ------------------------------------------------------------------------------------
 
     def _run(self, batch: Batch, done: list[Token]) -> None:
         singles, chunks = batch.singles, batch.chunks
         sampled = [*singles, *(job for job, n in chunks if n == job.n_new)]
-        for job in sampled:
-            if not job.has_sampler:
-                settings = job.request.settings
-                self._samplers.set(_seq(job), settings, job.seed, job.tokens, job.n_generated)
-                job.has_sampler = True
+        self._set_samplers(sampled)
         seqs = np.array([job.seq for job in sampled], np.int64)
+        every = any(job.wants_rows for job, _ in chunks)
+        at: Sequence[int] = range(len(sampled))  # where their outputs are
         if chunks:
             pieces = [Piece(_seq(job), job.tokens[-1:], 1, True) for job in singles]
             for job, n in chunks:
                 ids = job.tokens[job.n_rows : job.n_rows + n]
-                pieces.append(Piece(_seq(job), ids, int(n == job.n_new)))
+                pieces.append(Piece(_seq(job), ids, n if job.wants_rows else int(n == job.n_new)))
             rows = rows_of(self._kv, pieces)
         else:
             rows = self._single_rows(singles, seqs)
-        results = self._runner.run(rows, self._sampling(seqs) if sampled else None)
+        sampling = self._sampling(seqs) if sampled and not every else None
+        results = self._runner.run(rows, sampling, every)
+        if every:
+            at = self._take_prompt_logprobs(batch, results[-1])
+        if sampled:
+            # A processor may raise: nothing has been told of the run until here.
+            tokens, choices = self._choose(sampled, at, results, every)
         self._advance(singles)
         for job, n in chunks:
             self._kv.advance(_seq(job), job.tokens[job.n_rows : job.n_rows + n])
             job.n_rows += n
             self._n_prompt += n
         if sampled:
-            broken = self._broken(sampled, results)
-            self._accept(sampled, seqs, results[-1], done, broken)
+            self._accept(sampled, seqs, tokens, done, choices)
+
+    def _set_samplers(self, jobs: Sequence[Job]) -> None:
+        """Settings, draws and histories of jobs that come, or come back after a preemption."""
+        for job in jobs:
+            if not job.has_sampler:
+                settings = job.request.settings if job.host is None else GREEDY
+                self._samplers.set(_seq(job), settings, job.seed, job.tokens, job.n_generated)
+                job.has_sampler = True
+
+    def _take_prompt_logprobs(self, batch: Batch, logits: np.ndarray) -> list[int]:
+        """What the rows of prompts say of the tokens after them, where that is asked for; returns
+        where the rows are that tokens are chosen from. logits: f32 [n, n_vocab]."""
+        at = [*range(len(batch.singles))]
+        n_before = len(at)
+        for job, n in batch.chunks:
+            wanted, is_last = job.wants_rows, n == job.n_new
+            if wanted:
+                for i in range(min(n, job.n_prompt - 1 - job.n_rows)):
+                    place = job.n_rows + i + 1
+                    k = job.request.logprobs or 0
+                    job.prompt_logprobs[place] = ranked(logits[n_before + i], job.tokens[place], k)
+            n_before += n if wanted else int(is_last)
+            if is_last:
+                at.append(n_before - 1)
+        return at
+
+    def _choose(
+        self, jobs: Sequence[Job], at: Sequence[int], results: Results, every: bool
+    ) -> tuple[np.ndarray, dict[RequestId, Choice | Exception]]:
+        """The next token of each, and by job what the host has found of it: the choice, or why
+        there is none. at: their rows of the outputs; every: of which the last are the logits."""
+        index = -1 if every else -2
+        found: dict[RequestId, Choice | Exception] = {}
+        new = [(i, j) for i, j in zip(at, jobs, strict=True) if not j.n_generated]
+        # Those of a device are looked at once: what is wrong with a model shows in its first
+        # ones, and bringing them all over takes long.
+        if new and (self._runner.is_host or self._n_generated == 0):
+            logits = results[index]
+            for i, job in new:
+                if not np.isfinite(logits[i]).all():
+                    found[job.id] = LogitsError("the logits are not finite")
+        tokens = np.zeros(len(jobs), np.int32) if every else results[-1]
+        if every or any(job.host is not None for job in jobs):
+            tokens = tokens.copy()
+            for n, (i, job) in enumerate(zip(at, jobs, strict=True)):
+                host = job.host or (self._host_sampler(job.request, job.seed) if every else None)
+                if host is None or job.id in found:
+                    continue
+                try:
+                    choice = host.choose(results.row(index, i), job.tokens, job.n_generated)
+                except Exception as e:
+                    found[job.id] = e
+                else:
+                    tokens[n] = choice.id
+                    found[job.id] = choice
+        return tokens, found
 
     def _single_rows(self, jobs: Sequence[Job], seqs: np.ndarray) -> Rows:
         tokens, pos = ([job.tokens[-1] for job in jobs], [job.n_rows for job in jobs])
@@ -224,39 +396,57 @@ class Engine:
         s = self._samplers
         return Sampling(s.settings[seqs], s.rng[seqs], s.history[seqs])
 
-    def _broken(self, jobs: Sequence[Job], results: Sequence[np.ndarray]) -> set[RequestId]:
-        """Requests whose first logits are not finite. Those of a device are looked at once: what is
-        wrong with a model shows in its first ones, and bringing them all over takes long."""
-        new = [(i, j) for i, j in enumerate(jobs) if not j.n_generated]
-        if not new or not (self._on_host or self._n_generated == 0):
-            return set()
-        logits = results[-2]
-        return {j.id for i, j in new if not np.isfinite(logits[i]).all()}
-
     def _accept(
         self,
         jobs: Sequence[Job],
         seqs: np.ndarray,
         tokens: np.ndarray,
         done: list[Token],
-        broken: Set[RequestId] = frozenset(),
+        found: Mapping[RequestId, Choice | Exception] = NOTHING,
     ) -> None:
-        """A token for each of some jobs; those that have ended meanwhile get none."""
+        """A token for each of some jobs; those that have ended meanwhile get none. found: by job,
+        what the host knows of it."""
         self._samplers.accept(seqs, tokens)
         for job, token in zip(jobs, tokens.tolist(), strict=True):
             if job.is_over:
                 continue
-            if job.id in broken:
-                self._end(job, None, "error", done)
+            choice = found.get(job.id)
+            if isinstance(choice, Exception):
+                self._end(job, None, "error", done, error=choice)
                 continue
             job.tokens.append(token)
             self._n_generated += 1
             if token in job.request.stop:
-                self._end(job, token, "stop", done)
+                self._end(job, token, "stop", done, choice)
             elif len(job.tokens) >= job.n_most:
-                self._end(job, token, "length", done)
+                self._end(job, token, "length", done, choice)
             else:
-                done.append(Token(job.id, token, len(job.tokens) - job.n_prompt - 1))
+                done.append(self._token(job, token, job.n_generated - 1, None, choice))
+
+    # -- guesses ---------------------------------------------------------------------------------
+
+    def _speculate(self, jobs: Sequence[Job], done: list[Token]) -> bool:
+        """Several tokens for each of these jobs, if they can be guessed and that pays."""
+        speculator = self._speculator
+        if speculator is None or speculator.plain_steps(len(jobs)):
+            return False
+        seqs = np.array([job.seq for job in jobs], np.int64)
+        lines = [Line(job.id, _seq(job), job.tokens, job.n_most - len(job.tokens)) for job in jobs]
+        picked = Picked(jobs)
+        found = speculator.step(lines, self._sampling(seqs), picked.picks)
+        if found is None:
+            return False
+        for i in range(max(map(len, found))):
+            at = [k for k, job in enumerate(jobs) if i < len(found[k]) and not job.is_over]
+            mine = [jobs[k] for k in at]
+            self._advance(mine)
+            tokens = np.array([found[k][i] for k in at])
+            self._accept(mine, seqs[at], tokens, done, picked.at(i))
+        return True
+
+    def _ran_plain(self, n_jobs: int, began: float) -> None:
+        if self._speculator is not None:
+            self._speculator.ran_plain(n_jobs, time.perf_counter() - began)
 
     # -- running ahead ---------------------------------------------------------------------------
 
@@ -265,30 +455,22 @@ class Engine:
         jobs = batch.singles
         if self._runner.profile is not None or len(jobs) < len(self._scheduler.running):
             return False
+        if self._embeds or any(job.host is not None for job in jobs):
+            return False
         if not self._runner.has_loop(len(jobs)):
             return False
         most = min(MOST_AHEAD, *(job.n_most - len(job.tokens) for job in jobs))
+        if self._speculator is not None:
+            most = min(most, max(LEAST_AHEAD, self._speculator.plain_steps(len(jobs))))
         seqs = np.array([job.seq for job in jobs], np.int64)
         rows = self._single_rows(jobs, seqs)
-        while most >= LEAST_AHEAD and not self._grown(jobs, most):
+        while most >= LEAST_AHEAD and not self._kv.grow_all(seqs.tolist(), most):
             most //= 2
         if most < LEAST_AHEAD:
             return False
         loop = self._runner.write(rows, self._sampling(seqs)).token_loop
         assert loop is not None
         self._ahead, self._aboard, self._aboard_seqs = Ahead(loop, most), [*jobs], seqs
-        return True
-
-    def _grown(self, jobs: Sequence[Job], n: int) -> bool:
-        """Pages for n more tokens of every job."""
-        try:
-            for job in jobs:
-                self._kv.grow(_seq(job), n)
-        except OutOfPages:
-            for job in jobs:
-                self._kv.shrink(_seq(job))
-                self._kv.grow(_seq(job), 1)
-            return False
         return True
 
     def _step_ahead(self, done: list[Token]) -> None:

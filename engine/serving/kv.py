@@ -75,7 +75,7 @@ class KvCache:
         self.n_entries = n_entries
         self.states = StateSlots(n_states, every, copy) if n_states else None
         self._copy = copy
-        self._share, self._share_generated = share, share_generated
+        self._share, self.share_generated = share, share_generated
         # Windows let pages go as they move on; a state is copied where it stands.
         self._seals_at_once = n_states > 0 or any(g.window for g in groups.values())
         self._seqs: dict[int, _Sequence] = {}
@@ -98,6 +98,10 @@ class KvCache:
 
     def length(self, seq: int) -> int:
         return len(self._seqs[seq].tokens)
+
+    def salt(self, seq: int) -> bytes:
+        """What the rows depend on besides the tokens."""
+        return self._seqs[seq].salt
 
     def n_chunked(self, seq: int) -> int:
         """How many of the first tokens have rows that were computed in chunks, as a prompt's are;
@@ -240,6 +244,19 @@ class KvCache:
                 found[name] = min(most, max(0, window_pages(group.window, n_chunk) - held))
         return found
 
+    def grow_all(self, seqs: Sequence[int], n: int) -> bool:
+        """Pages for n more tokens of each of these. Where there are too few each has room for one
+        token more, for which there must be pages, and the answer is no."""
+        try:
+            for seq in seqs:
+                self.grow(seq, n)
+        except OutOfPages:
+            for seq in seqs:
+                self.shrink(seq)
+                self.grow(seq, 1)
+            return False
+        return True
+
     def advance(self, seq: int, ids: Sequence[int], generated: bool = False) -> None:
         """The rows of these tokens, which come next, have been computed. generated: one by one, and
         not in chunks."""
@@ -287,6 +304,11 @@ class KvCache:
         """Rows of a group's states that positions of sequences live in: int [n]."""
         return self.tables[name][seqs, pos // PAGE] * PAGE + pos % PAGE
 
+    def slots(self, seqs: np.ndarray) -> np.ndarray:
+        """Where the recurrent states of sequences live: int [n]."""
+        assert self.states is not None
+        return np.array([self.states.slot(int(seq)) for seq in seqs])
+
     @property
     def n_available(self) -> dict[str, int]:
         """By group, the pages that sequences can still get."""
@@ -307,7 +329,7 @@ class KvCache:
             parent = s.hashes[-1] if s.hashes else s.salt
             s.hashes.append(chain_hash(parent, s.tokens[p * PAGE : (p + 1) * PAGE]))
             generated = (p + 1) * PAGE > s.n_chunked
-            if not self._share or (generated and not self._share_generated):
+            if not self._share or (generated and not self.share_generated):
                 continue
             for name, pool in self.pools.items():
                 page = int(self.tables[name][seq, p])

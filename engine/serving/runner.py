@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gguflow.engine.adapters import factors_of, input_name
 from gguflow.engine.backends.base import Backend, Buffer, Live
 from gguflow.engine.compile import Plan
 from gguflow.engine.compile.batch_rows import OUTPUTS, TOKENS
 from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Role
-from gguflow.engine.plan_key import PAGE, PlanKey
+from gguflow.engine.plan_key import PAGE, STATES, PlanKey
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
-from gguflow.models.base import Architecture
+from gguflow.engine.runtime.arrays import Arrays
+from gguflow.models.base import Architecture, ModelError
+from gguflow.models.batch import CacheLayer, StateLayer
 
 from .kv import Group, KvCache
 from .rows import Rows
@@ -27,6 +33,12 @@ if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
 PLAN_CACHE = 32  # lowered plans that a runner keeps
+# Of one generated token, by whether it has an output and whether the next one is chosen: made once,
+# for checking a key takes longer than looking a plan up.
+_ONE = {
+    (output, sample): PlanKey(1, 0, 1, int(output), sample)
+    for output, sample in ((False, False), (True, False), (True, True))
+}
 
 
 class Sampling(NamedTuple):
@@ -37,7 +49,7 @@ class Sampling(NamedTuple):
     history: np.ndarray
 
 
-class Results(Sequence[np.ndarray]):
+class Results(Arrays):
     """A run's outputs, overwritten by the next one: of each the rows that were asked for, in their
     order. Logits are f32 [n_out, n_vocab]; tokens, when sampled, the last, i32 [n_out]."""
 
@@ -48,23 +60,19 @@ class Results(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self._outputs)
 
-    @overload
-    def __getitem__(self, index: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+    def row(self, index: int, i: int) -> np.ndarray:
+        """Row i of an output of the rows that were asked for, without fetching the others."""
+        where = self._where  # a slice of the first rows, or which
+        return self._outputs.row(index, i if isinstance(where, slice) else int(where[i]))
 
-    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(index, slice):
-            return [self._live(x) for x in self._outputs[index]]
-        return self._live(self._outputs[index])
-
-    def _live(self, x: np.ndarray) -> np.ndarray:
+    def _fetch(self, index: int) -> np.ndarray:
+        x = self._outputs[index]
         # Values from inside a model have a row a token up to where outputs are chosen.
         return x[self._where if len(x) == self._key.n_out else self._at]
 
 
 def _rows_at(at: np.ndarray | slice, rows: np.ndarray, n: int) -> np.ndarray | slice:
-    """Where rows of the run's n lie in the plan: a slice if it is all of the first ones."""
+    """Where rows of the run's n lie in the plan: a slice from 0 on where it is all of the first."""
     if isinstance(at, slice):
         return at if len(rows) == n else rows
     return at[rows]
@@ -77,36 +85,55 @@ def copy_page(
     """Copy all rows of a page in the states of a group's layers. n_pages: by group."""
     for i in range(arch.hp.n_layer):
         layer = arch.cache(i)
-        if layer is not None and layer.group == group:
-            for state in (states[f"kv.{i}.k"], states[f"kv.{i}.v"]):
-                n = state.nbytes // n_pages[group]
-                state.write(target * n, state.read(source * n, n))
+        if layer is None or layer.group != group:
+            continue
+        if isinstance(layer, StateLayer):
+            names = [f"ssm.{i}.{name}" for name in layer.sizes]
+        else:
+            names = [f"kv.{i}.{x}" for x, n in (("k", layer.n_k), ("v", layer.n_v)) if n]
+        for state in map(states.__getitem__, names):
+            n = state.nbytes // n_pages[group]
+            state.write(target * n, state.read(source * n, n))
 
 
 class Runner:
     """A model's KV cache and the plans that fill it. One run at a time.
 
-    Every run is recorded in `profile`.
+    Every run is recorded in `profile`. n_verify: as in `Buckets`.
     """
 
-    def __init__(self, model: Model, profile: Profile | None = None) -> None:
+    def __init__(self, model: Model, profile: Profile | None = None, n_verify: int = 0) -> None:
         self.model = model
         self.profile = profile
-        self.buckets = model.buckets
+        self.buckets = replace(model.buckets, n_verify=n_verify)
+        self.is_host = all(b.space == HOST_SPACE for b in model.backends.values())
+        self._pid = os.getpid()
         size = model.cache_size()
-        layers = filter(None, (model.arch.cache(i) for i in range(model.hp.n_layer)))
-        windows = {layer.group: layer.window for layer in layers}
-        self._states: dict[str, Buffer] = {}
+        layers = [model.arch.cache(i) for i in range(model.hp.n_layer)]
+        windows = {layer.group: layer.window for layer in layers if isinstance(layer, CacheLayer)}
+        self.states: dict[str, Buffer] = {}  # by name, the rows of every layer
         self.kv = KvCache(
-            {name: Group(n, windows[name]) for name, n in size.n_pages.items()},
+            {name: Group(size.n_pages[name], window) for name, window in windows.items()},
             model.options.n_seqs,
             size.n_entries,
-            partial(copy_page, model.arch, size.n_pages, self._states),
-            share_generated=all(b.space == HOST_SPACE for b in model.backends.values()),
+            partial(copy_page, model.arch, size.n_pages, self.states),
+            n_states=size.n_pages.get(STATES, 0),
+            share_generated=self.is_host,
         )
+        self._lora = np.array([factor for _, factor in model.options.lora], np.float32)
         self._arenas: dict[str, Buffer] = {}
         self._plans: OrderedDict[PlanKey, BoundPlan] = OrderedDict()
+        self._lowered = [self._plans]  # and those of other forms, over the same arenas
         self._reserve(model.plan(self.buckets.largest))
+        if n_verify > 1:
+            self._reserve(model.plan(self.buckets.key(n_verify, 0, 1, n_verify, False, True)))
+
+    def over(self, model: Model) -> Runner:
+        """The plans of another form of the model over the same cache; one of the two at a time."""
+        other = copy(self)
+        other.model, other._plans = model, OrderedDict()
+        self._lowered.append(other._plans)
+        return other
 
     # -- plans -----------------------------------------------------------------------------------
 
@@ -114,15 +141,21 @@ class Runner:
         """Allocate states, and an arena that fits; plans lowered for a smaller one are dropped."""
         by_space: dict[str, Backend] = {b.space: b for b in self.model.backends.values()}
         for t in plan.leaves(Role.STATE):
-            if t.name not in self._states:
-                self._states[t.name] = by_space[plan.space_of(t)].alloc(t.nbytes)
+            if t.name not in self.states:
+                self.states[t.name] = by_space[plan.space_of(t)].alloc(t.nbytes)
         for space, arena in plan.arenas.items():
             if space not in self._arenas or self._arenas[space].nbytes < arena.nbytes:
                 self._arenas[space] = by_space[space].alloc(max(arena.nbytes, 1))
-                self._plans.clear()
+                for plans in self._lowered:
+                    plans.clear()
 
     def plan(self, key: PlanKey) -> BoundPlan:
         """The lowered plan of these sizes, from the cache when it is there."""
+        if not self.is_host and os.getpid() != self._pid:
+            raise ModelError(
+                f"{self.model.source.path}: a model on a device cannot be used in a process made "
+                "by fork: load it there, or start the process with spawn"
+            )
         bound = self._plans.get(key)
         if bound is not None:
             self._plans.move_to_end(key)
@@ -132,7 +165,7 @@ class Runner:
         o, w = self.model.options, self.model.weights
         threads = (o.n_threads_batch if key.n_tokens > 1 else o.n_threads) or o.n_threads or None
         bound = bind(
-            plan, self.model.backends, w.buffers, w.packed, self._states, self._arenas, threads
+            plan, self.model.backends, w.buffers, w.packed, self.states, self._arenas, threads
         )
         self._plans[key] = bound
         while len(self._plans) > PLAN_CACHE:
@@ -183,7 +216,7 @@ class Runner:
         self, seq: int, token: int, sampling: Sampling | None, output: bool = True
     ) -> BoundPlan:
         """The same for one row."""
-        bound = self.plan(PlanKey(1, 0, 1, int(output), sampling is not None))
+        bound = self.plan(_ONE[output, sampling is not None])
         inputs, pos = bound.inputs, self.kv.length(seq)
         inputs["tokens"][0], inputs["pos"][0], inputs["seq"][0] = token, pos, 0
         page, row = divmod(pos, PAGE)
@@ -192,6 +225,12 @@ class Runner:
             table = inputs.get("table." + group)
             if table is not None:
                 table[0] = tables[seq]
+        if len(self._lora):
+            zero = np.zeros(1, int)
+            rows = Rows(zero, zero, zero, np.array([seq]), 1, zero)
+            self._write_adapters(inputs, rows, slice(1))
+        if self.kv.states is not None:
+            inputs[f"rows.{STATES}"][0] = self.kv.states.slot(seq)
         if sampling is not None:
             inputs["sampler.settings"][:] = sampling.settings
             inputs["sampler.rng"][:] = sampling.rng
@@ -220,7 +259,7 @@ class Runner:
         inputs, n, m = bound.inputs, rows.n_tokens, len(rows.seqs)
         at: np.ndarray | slice = slice(n)
         gap = key.n_single - rows.n_single
-        if gap > 0 and n > rows.n_single:
+        if gap > 0 and key.n_chunk:
             at = np.arange(n)
             at[rows.n_single :] += gap
         padded = n < key.n_tokens
@@ -238,18 +277,41 @@ class Runner:
             table = inputs.get(f"table.{group}")  # a plan without outputs may need none
             if table is not None:
                 table[:m] = tables[rows.seqs]
+        if self.kv.states is not None:
+            x = inputs[f"rows.{STATES}"]
+            if padded:
+                x[:] = -1
+            x[at] = self.kv.slots(rows.seqs)[rows.seq]
         n_out = len(rows.out)
         out: np.ndarray | slice = slice(n_out)
         if key.picks:
-            ids, pos, seq = (inputs[f"out.{x}"] for x in ("ids", "pos", "seq"))
-            if n_out < key.n_out:
-                ids[n_out:], pos[n_out:], seq[n_out:] = -1, -1, -1
-            ids[:n_out] = rows.out if isinstance(at, slice) else at[rows.out]
-            pos[:n_out], seq[:n_out] = rows.pos[rows.out], rows.seq[rows.out]
+            ids = rows.out if isinstance(at, slice) else at[rows.out]
+            named = {"ids": ids, "pos": rows.pos[rows.out], "seq": rows.seq[rows.out]}
+            for name, values in named.items():
+                picked = inputs.get(f"out.{name}")
+                if picked is not None:  # only attention asks where its rows stand
+                    picked[:n_out], picked[n_out:] = values, -1
         elif sampling is not None:
             out = _rows_at(at, rows.out, n)  # each row has an output
+        if len(self._lora):
+            self._write_adapters(inputs, rows, at)
         if sampling is not None:
             inputs["sampler.settings"][out] = sampling.settings
             inputs["sampler.rng"][out] = sampling.rng
             inputs["sampler.history"][out] = sampling.history
         return at
+
+    def _write_adapters(
+        self, inputs: Mapping[str, np.ndarray], rows: Rows, at: np.ndarray | slice
+    ) -> None:
+        """Every row's factors of the adapters, by its sequence, and of rows with an output too."""
+        each = [factors_of(self.kv.salt(seq), self._lora) for seq in rows.seqs.tolist()]
+        factors = np.stack(each)[rows.seq]
+        for i in range(len(self._lora)):
+            for outputs, to, values in (
+                (False, at, factors[:, i]),
+                (True, slice(len(rows.out)), factors[rows.out, i]),
+            ):
+                x = inputs.get(input_name(i, outputs))  # an adapter may change nothing there
+                if x is not None:
+                    x[to, 0] = values

@@ -21,8 +21,8 @@ from .request import Job
 
 @dataclass
 class Batch:
-    """What the next run computes. singles: jobs with one generated token. chunks: jobs, and how
-    many of their next tokens."""
+    """What the next run computes. singles: jobs with a generated token, or with several that have
+    to be computed again first. chunks: jobs, and how many of their next tokens."""
 
     singles: list[Job] = field(default_factory=list)
     chunks: list[tuple[Job, int]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Scheduler:
                 continue
             share = shares.get(job.id)
             if share is None:
-                if self._grow(job, 1):
+                if self._grow(job, job.n_new):
                     batch.singles.append(job)
             elif share:
                 n = self.kv.until_checkpoint(job.seq, share)
@@ -92,10 +92,10 @@ class Scheduler:
         left = self.n_chunk
         for i, job in enumerate(line):
             most = left if i == len(line) - 1 else left - left // 4
-            shares[job.id] = min(job.n_new, most)
+            shares[job.id] = min(job.n_next, most)
             left -= shares[job.id]
         for job in line:
-            more = min(job.n_new - shares[job.id], left)
+            more = min(job.n_next - shares[job.id], left)
             shares[job.id] += more
             left -= more
         return shares
@@ -106,18 +106,18 @@ class Scheduler:
             share = shares.get(job.id, 0)
             if not share:
                 return
+            ids = job.prompt
             if job.hashes is None:
-                job.hashes = self.kv.chain(job.tokens, job.request.salt)
+                job.hashes = self.kv.chain(ids, job.salt)
             try:
-                seq = self.kv.create(job.tokens, job.request.salt, job.hashes)
+                seq = self.kv.create(ids, job.salt, job.hashes)
             except OutOfPages:  # of recurrent states
                 return
             if self.running and not self._has_pages(job, seq):
                 self.kv.free(seq)
                 return
             n_rows = self.kv.length(seq)
-            n_new = len(job.tokens) - n_rows
-            n = self.kv.until_checkpoint(seq, min(share, n_new))
+            n = self.kv.until_checkpoint(seq, min(share, len(ids) - n_rows))
             self.kv.grow(seq, n)
             self.waiting.pop(0)
             job.seq, job.n_rows, job.hashes = seq, n_rows, None

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .pages import OutOfPages, PagePool
+from gguflow.engine.plan_key import STATES
 
-STATES = "states"  # their name as a group
+from .pages import OutOfPages, PagePool
 
 Copy = Callable[[str, int, int], None]  # group, source page, target page
 
@@ -25,6 +25,7 @@ class StateSlots:
         self.every = every
         self._copy = copy
         self._live: dict[int, int] = {}  # by sequence
+        self._marks: dict[int, int] = {}  # the same, of states to go back to
 
     def slot(self, seq: int) -> int:
         """Where a sequence's state lives."""
@@ -54,6 +55,18 @@ class StateSlots:
 
     def free(self, seq: int) -> None:
         self.pool.release(self._live.pop(seq))
+        if seq in self._marks:
+            self.pool.release(self._marks.pop(seq))
+
+    def mark(self, seq: int) -> None:
+        """Copy a sequence's state, to go back to before anything else. Raises OutOfPages."""
+        if seq not in self._marks:
+            self._marks[seq] = self.pool.take()
+        self._copy(STATES, self._live[seq], self._marks[seq])
+
+    def go_back(self, seq: int) -> None:
+        """Make a sequence's state what it was when it was marked."""
+        self._copy(STATES, self._marks[seq], self._live[seq])
 
     def save(self, seq: int, key: bytes) -> None:
         """Copy a sequence's state for later, if a slot can be had without harm."""

@@ -14,7 +14,7 @@
 #define GF_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
-#define GF_ABI_VERSION 2
+#define GF_ABI_VERSION 3
 #define GF_MAX_DIMS 4
 #define GF_MAX_SRC 8
 #define GF_PARAM_BYTES 64
@@ -33,12 +33,25 @@ enum gf_type {
   GF_Q4_K = 12,
   GF_Q5_K = 13,
   GF_Q6_K = 14,
+  GF_IQ2_XXS = 16,
+  GF_IQ2_XS = 17,
+  GF_IQ3_XXS = 18,
+  GF_IQ1_S = 19,
+  GF_IQ4_NL = 20,
+  GF_IQ3_S = 21,
+  GF_IQ2_S = 22,
+  GF_IQ4_XS = 23,
   GF_I8 = 24,
   GF_I16 = 25,
   GF_I32 = 26,
   GF_I64 = 27,
   GF_F64 = 28,
+  GF_IQ1_M = 29,
   GF_BF16 = 30,
+  GF_TQ1_0 = 34,
+  GF_TQ2_0 = 35,
+  GF_MXFP4 = 39,
+  GF_NVFP4 = 40,
 };
 
 // Bits of gf_tensor.flags.

@@ -7,6 +7,8 @@
 // once, block by block, for all rows (token, query head) of a sequence's tokens. A row takes every
 // block it sees anything of in order, so its result is the same to the bit in any tile: prompt or
 // single token, any batch, any number of threads.
+#include <math.h>
+
 #include <algorithm>
 
 #include "cpu/alibi.h"
@@ -315,12 +317,21 @@ class Tile {
       s[j] -= slope * static_cast<float>(distance - j);
   }
 
+  // What a row's values are multiplied by in the end. A sink is one more score, without a value.
+  float share(const att_state& s, int64_t h) const {
+    if (s.sum == 0.0f) return 0.0f;  // saw nothing: zeros
+    if (op_->n_src < 7 || op_->src[6].data == nullptr) return 1.0f / s.sum;
+    const float sink = static_cast<const float*>(op_->src[6].data)[h];
+    if (sink <= s.max) return 1.0f / (s.sum + expf(sink - s.max));
+    const float shrink = expf(s.max - sink);
+    return shrink / (s.sum * shrink + 1.0f);
+  }
+
   void end_rows() const {
     const int64_t n = op_->dst.ne[0];
     for_rows([&](int64_t row, int64_t h, int64_t t) {
       auto* const y = reinterpret_cast<float*>(gf_row_ptr(op_->dst, {h, t, 0}));
-      const float sum = state_[row].sum;
-      const vf inverse = vf_set(sum == 0.0f ? 0.0f : 1.0f / sum);  // saw nothing: zeros
+      const vf inverse = vf_set(share(state_[row], h));
       for (int64_t i = 0; i < n; i += VL) {
         vf_store_to(y + i, vf_load(o_ + row * l_.dv + i) * inverse, n - i);
       }

@@ -3,7 +3,7 @@
 
 GF_KERNEL(cont) { gf_copy_tensor(op->src[0], op->dst, th); }
 
-GF_KERNEL_SUPPORTS(cpy) { return gf_block(op->src[0].type) > 0 && gf_block(op->dst.type) > 0; }
+GF_KERNEL_SUPPORTS(cpy) { return gf_block(op->src[0].type) > 0 && gf_writable(op->dst.type); }
 
 GF_KERNEL(cpy) {
   const gf_tensor& x = op->src[0];

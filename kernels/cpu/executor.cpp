@@ -87,7 +87,10 @@ struct Job {
   int64_t* ends_ns = nullptr;  // n_ops + 1 clock readings, or null when nobody profiles
   int spins = 0;               // turns of the wait loop before a thread parks between ops
   const std::atomic<int32_t>* stop = nullptr;  // not 0 once an op of thread 0 has ended the program
+  bool heeds = false;                          // whether gf_interrupt ends it
 };
+
+std::atomic<int32_t> interrupted{0};  // since the last program that heeds it began
 
 struct alignas(64) Counter {
   int64_t value = 0;
@@ -168,11 +171,14 @@ struct gf_pool {
       if (ith == 0) counters[(i + 1) % 3].value = 0;
       // Two single-threaded ops in a row need no meeting: thread 0 runs both.
       const bool alone = nth == 1 && i + 1 < j.n_ops && threads_for(j.ops[i + 1]) == 1;
+      // One thread looks; after the barrier the others read the same, or of a later op, at whose
+      // barrier all then leave.
+      if (ith == 0 && j.heeds && interrupted.load(std::memory_order_relaxed)) left.store(i);
       if (!alone) barrier.wait(j.spins);
       if (ith == 0 && j.ends_ns) j.ends_ns[i + 1] = now_ns();
       // Only ops that run alone stop a program, so after a barrier all threads see the same. They
       // leave together: a new program may not start while one of them has yet to look.
-      if (!alone && i + 1 < j.n_ops && stopped(j)) {
+      if ((!alone || n_threads == 1) && i + 1 < j.n_ops && (stopped(j) || left.load() == i)) {
         barrier.wait(j.spins);
         break;
       }
@@ -184,18 +190,23 @@ struct gf_pool {
     return j.stop && j.stop->load(std::memory_order_relaxed) != 0;
   }
 
-  void run(const Job& program) {
+  // Whether all of it ran, for all that gf_interrupt has to do with it.
+  bool run(const Job& program) {
     std::lock_guard<std::mutex> turn(callers);
     job = program;
     counters[0].value = 0;
+    left.store(-1);
+    if (job.heeds) interrupted.store(0);
     start.advance();
     execute(0);
+    return left.load() < 0;
   }
 
   const int n_threads;
   const int spins;
   Job job;
   Counter counters[3];
+  std::atomic<int64_t> left{-1};  // the op after which an interrupted program was left
   Meeting meeting;
   Barrier barrier;
   Gate start;
@@ -221,12 +232,17 @@ GF_EXPORT void gf_pool_destroy(gf_pool* pool) { delete pool; }
 
 // Runs the ops in order. Every op sees all results of the ops before it.
 // ends_ns: null, or room for n_ops + 1 readings of the monotonic clock in nanoseconds: the start,
-// then the end of each op. Callers on other threads wait their turn.
-GF_EXPORT void gf_pool_run(gf_pool* pool, const gf_op* ops, int64_t n_ops, unsigned char* scratch,
-                           int64_t scratch_bytes, int64_t* ends_ns) {
-  if (n_ops <= 0) return;
-  pool->run({ops, n_ops, scratch, scratch_bytes, ends_ns, pool->spins});
+// then the end of each op. Callers on other threads wait their turn. Returns 0, or 1 where
+// gf_interrupt ended it after an op: the results are then of no use.
+GF_EXPORT int32_t gf_pool_run(gf_pool* pool, const gf_op* ops, int64_t n_ops,
+                              unsigned char* scratch, int64_t scratch_bytes, int64_t* ends_ns) {
+  if (n_ops <= 0) return 0;
+  return pool->run({ops, n_ops, scratch, scratch_bytes, ends_ns, pool->spins, nullptr, true}) ? 0
+                                                                                              : 1;
 }
+
+// Ends what gf_pool_run runs at the moment, from any thread.
+GF_EXPORT void gf_interrupt() { interrupted.store(1); }
 
 // The same for a program with waits for another device. spins: turns of the wait loop before a
 // thread parks between ops. stop: set to 0 at first; an op that one thread runs sets it to end the

@@ -3,8 +3,9 @@
 
 namespace {
 
+// combine(gate, up), element by element.
 template <typename F>
-void glu(const gf_op* op, gf_thread* th, F&& activation) {
+void gated(const gf_op* op, gf_thread* th, F&& combine) {
   const gf_tensor& y = op->dst;
   const gf_tensor& gate = op->src[0];
   const bool halves = op->n_src < 2 || op->src[1].data == nullptr;
@@ -17,12 +18,21 @@ void glu(const gf_op* op, gf_thread* th, F&& activation) {
     const float* const u = gf_read_run(up, gf_row_ptr(up, r), up_offset + i0, n, u_buffer);
     float* const target = gf_run_target(y, to, i0, out);
     for (int64_t i = 0; i < n; i += VL) {
-      const vf v = activation(vf_load_to(g + i, n - i)) * vf_load_to(u + i, n - i);
+      const vf v = combine(vf_load_to(g + i, n - i), vf_load_to(u + i, n - i));
       vf_store_to(target + i, v, n - i);
     }
     gf_write_run(y, to, i0, n, target);
   });
 }
+
+template <typename F>
+void glu(const gf_op* op, gf_thread* th, F&& activation) {
+  gated(op, th, [&](vf gate, vf up) { return activation(gate) * up; });
+}
+
+struct clamped_params {
+  float alpha, limit;
+};
 
 }  // namespace
 
@@ -30,4 +40,13 @@ GF_KERNEL(swiglu) { glu(op, th, vf_silu); }
 GF_KERNEL(geglu) { glu(op, th, vf_gelu); }
 GF_KERNEL(reglu) {
   glu(op, th, [](vf x) { return vf_max(vf_zero(), x); });
+}
+
+GF_KERNEL(swiglu_clamped) {
+  const auto p = gf_params<clamped_params>(op);
+  const vf alpha = vf_set(p.alpha), most = vf_set(p.limit), least = vf_set(-p.limit);
+  gated(op, th, [=](vf gate, vf up) {
+    const vf g = vf_min(gate, most), u = vf_min(vf_max(up, least), most);
+    return g * vf_sigmoid(alpha * g) * (u + vf_set(1.0f));
+  });
 }

@@ -25,8 +25,7 @@ void quantize_units(const MulMatPlan& p, const Weight& w, uint8_t* acts, gf_rang
     uint8_t* base = acts + tile.first * n_blocks * kActBlockBytes;
     for (; u < end && u < units.end; ++u) {
       const int64_t ib = u % n_blocks;
-      quantize_tile_block(tile, column, ib, w.packed->sums,
-                          base + ib * kActBlockBytes * tile.width);
+      quantize_tile_block(tile, column, ib, w.sums(), base + ib * kActBlockBytes * tile.width);
     }
   }
 }
@@ -44,7 +43,7 @@ void convert_x(const MulMatPlan& p, uint8_t* acts, const gf_thread* th) {
   for (int i = 0; i < p.n_weights; ++i) {
     const Weight& w = p.w[i];
     if (!w.converts_x() || (i > 0 && w.same_acts(p.w[0]))) continue;
-    if (w.packed) {
+    if (w.quantizes_x()) {
       const int64_t units = p.tiles.count() * (p.k / 32);
       quantize_units(p, w, acts + w.acts, th ? gf_split_units(units, 8, th) : gf_range{0, units});
     } else {
@@ -82,6 +81,12 @@ struct Worker {
       w.packed->kernel(tile.width)(rows, a, n_blocks, out);
       return;
     }
+    if (w.grid) {
+      w.grid->kernel(tile.width)(
+          group_rows(*w.t, matrix, group), w.t->nb[1], rows_in_group(p, group),
+          acts + w.acts + tile.first * (p.k / 32) * kActBlockBytes, p.k, out);
+      return;
+    }
     const void* x[kMaxTile];
     for (int c = 0; c < tile.width; ++c) {
       const int64_t column = tile.first + c;
@@ -97,7 +102,7 @@ struct Worker {
   // Makes the group's rows ready for `product`: converted, or in the cache.
   void prepare(int i, int64_t matrix, int64_t group) const {
     const Weight& w = p.w[i];
-    if (w.packed && !w.packs) return;
+    if ((w.packed && !w.packs) || w.grid) return;
     const char* rows = group_rows(*w.t, matrix, group);
     if (w.packs) {
       gf_pack_rows(w.t->type, rows, copies[i], rows_in_group(p, group), p.k, 0, 1);

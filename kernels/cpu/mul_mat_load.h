@@ -49,10 +49,10 @@ struct Layout {
   }
 };
 
-// -- types of 32 elements: one float16 scale, or a scale and a minimum
+// -- one float16 scale a block, or a scale and a minimum
 
-template <int type, int low, int high, int bias>
-struct OneScale : Layout<type, 2, 32, low, high, 1, bias, false> {
+template <int type, int low, int high, int bias, int elements = 32>
+struct OneScale : Layout<type, 2, elements, low, high, 1, bias, false> {
   VecF d;
   explicit GF_INLINE OneScale(const uint8_t* block) : d(f16x16(block)) {}
   GF_INLINE void scales(int, VecF (&s)[1], VecF (&)[1]) const { s[0] = d; }
@@ -74,6 +74,7 @@ using LoadQ4_1 = ScaleAndMin<GF_Q4_1, 4, 0>;
 using LoadQ5_0 = OneScale<GF_Q5_0, 4, 1, 16>;
 using LoadQ5_1 = ScaleAndMin<GF_Q5_1, 4, 1>;
 using LoadQ8_0 = OneScale<GF_Q8_0, 8, 0, 128>;
+using LoadTQ2_0 = OneScale<GF_TQ2_0, 2, 0, 1, 256>;
 
 // -- K-quants, 256 elements: float16 d (and dmin) times small integers
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/mul_mat_float.h"
+#include "cpu/mul_mat_grid.h"
 #include "cpu/mul_mat_types.h"
 
 namespace gf {
@@ -14,21 +15,24 @@ inline int64_t spread(int64_t row_bytes) {
   return round_up(row_bytes, 64) + (row_bytes % 1024 == 0 ? 256 : 0);
 }
 
-// How one weight is read: packed, before or sixteen rows at a time; or by rows, straight or
-// converted sixteen at a time.
+// How one weight is read: packed, before or sixteen rows at a time; by rows of a grid type; or by
+// rows of floats, straight or converted sixteen at a time.
 struct Weight {
   const gf_tensor* t = nullptr;
   const PackedType* packed = nullptr;
-  bool packs = false;              // its groups are packed as they are needed
-  FloatKernel kernel = nullptr;    // when not packed
+  bool packs = false;  // its groups are packed as they are needed
+  const GridType* grid = nullptr;
+  FloatKernel kernel = nullptr;    // when neither
   RowConverter convert = nullptr;  // to the rows kernel takes; null: as they are
   int copy_bytes = 0;              // an element of a converted row
   bool rounds_x = false;           // the kernel multiplies columns rounded to bf16
   int64_t acts = 0;                // scratch offset of the converted columns, where it wants any
 
-  bool converts_x() const { return packed || rounds_x; }
+  bool quantizes_x() const { return packed || grid; }
+  const SumUse& sums() const { return packed ? packed->sums : GridType::kSums; }
+  bool converts_x() const { return quantizes_x() || rounds_x; }
   bool same_acts(const Weight& o) const {
-    if (packed && o.packed) return packed->sums == o.packed->sums;
+    if (quantizes_x() && o.quantizes_x()) return sums() == o.sums();
     return rounds_x && o.rounds_x;
   }
 };
@@ -47,6 +51,8 @@ inline Weight read_weight(const gf_tensor& t, int64_t n_cols) {
     w.packs = true;
     return w;
   }
+  w.grid = t.ne[2] * t.ne[3] == 1 ? find_grid_type(t.type) : nullptr;
+  if (w.grid) return w;
   const FloatType f = float_type(t.type);
   w.rounds_x = f.rounds_x;
   const bool copy = f.convert && (n_cols > kFewColumns || !f.kernel);
@@ -102,8 +108,8 @@ struct MulMatPlan {
         continue;
       }
       w[i].acts = acts_bytes;
-      acts_bytes += w[i].packed ? round_up(n_cols * (k / 32) * kActBlockBytes, 64)
-                                : n_matrices * n_cols * bf16_column_bytes();
+      acts_bytes += w[i].quantizes_x() ? round_up(n_cols * (k / 32) * kActBlockBytes, 64)
+                                       : n_matrices * n_cols * bf16_column_bytes();
     }
   }
 

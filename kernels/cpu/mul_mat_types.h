@@ -1,6 +1,8 @@
 // The packed kernels by weight type.
 #pragma once
 
+#include <initializer_list>
+
 #include "cpu/mul_mat_packed.h"
 
 namespace gf {
@@ -30,13 +32,16 @@ constexpr PackedType packed_type() {
 }
 
 // The kernels of a type; null when it has none. Defined beside the instantiations, which are split
-// over two files to compile side by side.
+// over files to compile side by side.
 const PackedType* packed_legacy_type(int type);
 const PackedType* packed_k_type(int type);
+const PackedType* packed_table_type(int type);
 
 inline const PackedType* find_packed_type(int type) {
-  const PackedType* t = packed_legacy_type(type);
-  return t ? t : packed_k_type(type);
+  for (const auto find : {packed_legacy_type, packed_k_type, packed_table_type}) {
+    if (const PackedType* t = find(type)) return t;
+  }
+  return nullptr;
 }
 
 }  // namespace gf

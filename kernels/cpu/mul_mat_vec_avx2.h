@@ -43,6 +43,13 @@ GF_INLINE VecW shr_w(VecW a) {
   return a;
 }
 
+// Each byte of codes, below 16, replaced by that entry of the table.
+GF_INLINE VecW look_up(const uint8_t (&table)[16], VecW codes) {
+  const __m256i t =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {{_mm256_shuffle_epi8(t, codes.v[0]), _mm256_shuffle_epi8(t, codes.v[1])}};
+}
+
 GF_INLINE VecF zero_f() { return {{_mm256_setzero_ps(), _mm256_setzero_ps()}}; }
 GF_INLINE VecF splat_f(float x) { return {{_mm256_set1_ps(x), _mm256_set1_ps(x)}}; }
 GF_INLINE VecF mul_f(VecF a, VecF b) {

@@ -43,6 +43,12 @@ GF_INLINE VecW shr_w(VecW a) {
   return a;
 }
 
+// Each byte of codes, below 16, replaced by that entry of the table.
+GF_INLINE VecW look_up(const uint8_t (&table)[16], VecW codes) {
+  const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), codes.v)};
+}
+
 GF_INLINE VecF zero_f() { return {_mm512_setzero_ps()}; }
 GF_INLINE VecF splat_f(float x) { return {_mm512_set1_ps(x)}; }
 GF_INLINE VecF mul_f(VecF a, VecF b) { return {_mm512_mul_ps(a.v, b.v)}; }

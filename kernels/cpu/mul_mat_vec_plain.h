@@ -50,6 +50,14 @@ GF_INLINE VecW shr_w(VecW a) {
   });
 }
 
+// Each byte of codes, below 16, replaced by that entry of the table.
+GF_INLINE VecW look_up(const uint8_t (&table)[16], VecW codes) {
+  uint8_t bytes[64];
+  std::memcpy(bytes, codes.v, sizeof bytes);
+  for (uint8_t& b : bytes) b = table[b];
+  return load_w(bytes);
+}
+
 GF_INLINE VecF splat_f(float x) {
   return quarters<VecF>([&](int) GF_LAMBDA_INLINE { return vf_set(x); });
 }

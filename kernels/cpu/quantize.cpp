@@ -22,6 +22,10 @@ float largest_value(int32_t type) {
       return 65504.0f * 16;
     case GF_Q8_0:
       return 65504.0f * 127;
+    case GF_MXFP4:
+      return 3.402823466e+38f;
+    case GF_NVFP4:
+      return 6 * 448.0f;
   }
   return 65504.0f;
 }
@@ -34,12 +38,13 @@ bool all_within(const float* x, int64_t n, float limit) {
 
 }  // namespace
 
-// Quantizes n_rows dense rows of n_per_row floats. Returns 0; 1 unknown type; 2 the row length
-// splits a block; 3 a value is NaN, infinite or beyond what the type's float16 scale can reach
-// (quantized types only; the rows before it are written).
+// Quantizes n_rows dense rows of n_per_row floats. Returns 0; 1 a type without a quantizer; 2 the
+// row length splits a block; 3 a value is NaN, infinite or beyond what the type's float16 scale can
+// reach (quantized types only; the rows before it are written).
 GF_EXPORT int32_t gf_quantize_rows(int32_t type, const float* x, void* out, int64_t n_rows,
                                    int64_t n_per_row) {
   if (const int error = check(type, n_rows, n_per_row)) return error;
+  if (!gf_writable(type)) return UNKNOWN_TYPE;
   const int64_t bytes = gf_row_bytes(type, n_per_row);
   const bool checked = gf_block(type) > 1;
   const float limit = largest_value(type);

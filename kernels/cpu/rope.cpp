@@ -11,6 +11,7 @@ enum rope_mode { ROPE_NORM, ROPE_NEOX, ROPE_2D };
 struct rope_params {
   int32_t n_dims, mode, n_ctx_orig;
   float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+  int32_t whole_pairs;
 };
 
 // Sine and cosine through the nearest multiple of pi/2; polynomials fitted on [-pi/4, pi/4].
@@ -35,8 +36,14 @@ struct yarn_range {
     const auto pair = [&](double turns) {
       return n_dims * log(p.n_ctx_orig / (turns * 2 * M_PI)) / (2 * log(double(p.freq_base)));
     };
-    low = fmax(0.0, floor(pair(p.beta_fast)));
-    high = fmin(n_dims - 1.0, ceil(pair(p.beta_slow)));
+    low = pair(p.beta_fast);
+    high = pair(p.beta_slow);
+    if (p.whole_pairs) {
+      low = floor(low);
+      high = ceil(high);
+    }
+    low = fmax(0.0, low);
+    high = fmin(n_dims - 1.0, high);
   }
   double ramp(int64_t pair) const {
     return 1.0 - fmin(1.0, fmax(0.0, (pair - low) / fmax(0.001, high - low)));

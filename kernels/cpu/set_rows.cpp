@@ -2,7 +2,7 @@
 // write. Indices outside the state are dropped.
 #include "cpu/rows.h"
 
-GF_KERNEL_SUPPORTS(set_rows) { return gf_block(op->dst.type) > 0; }
+GF_KERNEL_SUPPORTS(set_rows) { return gf_writable(op->dst.type); }
 
 GF_KERNEL(set_rows) {
   const gf_tensor& state = op->dst;  // a view of src[0]

@@ -14,19 +14,20 @@ struct AttentionArgs {
   float* parts;   // [slot][split][row][width + 2]: a sum, the largest score and the total weight
   FastDiv group;  // heads of q a KV head
   i32 tile_rows;  // of a slot
-  i32 piece;      // chunks of a piece of attention_decode_listed, if a split has less
+  FastDiv slots;  // of a token
+  i32 tiles;      // of attention_prefill_few
+  i32 beside;     // whether the launch after, or for single tokens the one before, needs no order
+  i32 early;      // whether attention_decode_listed has all single tokens of the run
 };
 
 constexpr int kPage = 64;    // keys; PAGE of plan_key.py
 constexpr int kChunk = 128;  // splits share the visible keys in such pieces
-constexpr int kAlone = 2;    // chunks that one block does sooner than several can join their parts
 
-__device__ inline float alibi_slope(int h, int n_head, float max_bias) {
+__device__ __forceinline__ float alibi_slope(int h, int n_head, float max_bias) {
   if (max_bias <= 0.0f) return 0.0f;
-  int p = 1;
-  while (2 * p <= n_head) p *= 2;
+  const int p = 1 << (31 - __clz(n_head));
   const float power = h < p ? (float)(h + 1) / (float)p : (float)(2 * (h - p) + 1) / (float)(2 * p);
-  return exp2f(-max_bias * power);
+  return exp2_normal(-max_bias * power);
 }
 
 // A dot product's score times log2(e), so that its weight is a power of two. slope2: the head's
@@ -34,7 +35,10 @@ __device__ inline float alibi_slope(int h, int n_head, float max_bias) {
 __device__ __forceinline__ float score_log2(const AttentionArgs& a, float dot, float slope2,
                                             int distance) {
   float s = dot * a.scale;
-  if (a.softcap > 0.0f) s = a.softcap * tanhf(s / a.softcap);
+  if (a.softcap > 0.0f) {  // tanh x = 1 - 2 / (1 + e^2x); the library's takes far more room
+    const float e = exp2_normal(2.0f * kLog2E * __fdividef(s, a.softcap));
+    s = a.softcap - __fdividef(2.0f * a.softcap, 1.0f + e);
+  }
   return fmaf(-slope2, (float)distance, s * kLog2E);
 }
 
@@ -77,20 +81,23 @@ __device__ __forceinline__ Span visible_to(const AttentionArgs& a, int pos) {
   return {first, min(pos, (int)a.table.ne[0] * kPage - 1)};
 }
 
-// What a split does of a span: its keys in [begin, end), where begin is the start of a chunk.
-// Depends on the span alone, so that a token's result is the same in every run and batch.
-struct Share {
-  int n_active;  // splits that have something to do, at least one
-  int begin, end;
-  int each;  // chunks of a split
+// How a token's keys are cut: split i has the chunks [first + i each, first + (i + 1) each) of the
+// sequence. By the token's own position alone, so that its result is the same in every batch.
+struct Splits {
+  int first, each, n;  // chunks, chunks and splits, of which there is at least one
+
+  // Of split i: its keys, without those after the last that is seen.
+  __device__ __forceinline__ int begin(int i) const { return (first + i * each) * kChunk; }
+  __device__ __forceinline__ int end(int i, Span s) const { return min(begin(i + 1), s.last + 1); }
 };
 
-__device__ __forceinline__ Share share_of(const AttentionArgs& a, Span s, int split) {
-  const int first = s.first / kChunk;
-  const int chunks = max(s.last / kChunk - first + 1, 1);
-  const int each = chunks <= kAlone ? kAlone : (chunks + a.n_splits - 1) / a.n_splits;
-  const int begin = (first + split * each) * kChunk;
-  return {(chunks + each - 1) / each, begin, min(begin + each * kChunk, s.last + 1), each};
+// ALONE: chunks that one block does sooner than several can join their parts. LEAST: of a split.
+template <int ALONE, int LEAST>
+__device__ __forceinline__ Splits splits_of(const AttentionArgs& a, Span s) {
+  const int first = s.first / kChunk, chunks = max(s.last / kChunk - first + 1, 1);
+  if (chunks <= ALONE) return {first, ALONE, 1};
+  const int each = max((chunks + a.n_splits - 1) / a.n_splits, LEAST);
+  return {first, each, (chunks + each - 1) / each};
 }
 
 // -- joining -------------------------------------------------------------------------------------
@@ -108,15 +115,28 @@ __device__ __forceinline__ float* part_of(const AttentionArgs& a, int slot, int 
 struct Fold {
   float top = -infinity(), sum = 0.0f, total = 0.0f;
 
-  __device__ __forceinline__ void add(float best, float y, float weights) {
-    const float new_top = fmaxf(top, best);
-    const float base = new_top == -infinity() ? 0.0f : new_top;
-    const float keep = exp2_normal(top - base), w = exp2_normal(best - base);
-    sum = fmaf(w, y, sum * keep);
-    total = fmaf(w, weights, total * keep);
-    top = new_top;
+  // By what the sums so far and a part's are multiplied.
+  struct Scales {
+    float keep, take;
+    __device__ __forceinline__ float add(float so_far, float y) const {
+      return fmaf(take, y, so_far * keep);
+    }
+  };
+  __device__ __forceinline__ Scales scales(float best) const {
+    const float new_top = fmaxf(top, best), base = new_top == -infinity() ? 0.0f : new_top;
+    return {exp2_normal(top - base), exp2_normal(best - base)};
   }
-  __device__ __forceinline__ float value() const { return total > 0.0f ? sum / total : 0.0f; }
+  __device__ __forceinline__ void add_weights(const Scales& by, float best, float weights) {
+    total = by.add(total, weights);
+    top = fmaxf(top, best);
+  }
+  __device__ __forceinline__ void add(float best, float y, float weights) {
+    const Scales by = scales(best);
+    sum = by.add(sum, y);
+    add_weights(by, best, weights);
+  }
+  __device__ __forceinline__ float inverse() const { return total > 0.0f ? 1.0f / total : 0.0f; }
+  __device__ __forceinline__ float value() const { return sum * inverse(); }
 };
 
 // Called by every thread once all parts are written: adds them up. store(row, i, value).
@@ -128,7 +148,7 @@ __device__ __forceinline__ void join(const AttentionArgs& a, int slot, int n_act
     const int row = i / width, d = i - row * width;
     const float* const parts = part_of(a, slot, 0, row, rows, width);
     Fold fold;
-    constexpr int BATCH = 16;  // loaded at once
+    constexpr int BATCH = 8;  // loaded at once
     for (int s0 = 0; s0 < n_active; s0 += BATCH) {
       float y[BATCH], best[BATCH], weights[BATCH];
 #pragma unroll

@@ -1,206 +1,192 @@
-// attention for few tokens of a sequence ("flash decoding", Dao et al. 2023): a block takes a tile
-// of rows and a split of their keys, where a row is a (token, head) of a KV head's group. The cache
-// is read once for all rows of a tile.
+// attention for tokens of the single class, one or few of a sequence ("flash decoding", Dao et al.
+// 2023): a block takes a tile of heads that read one KV head and a split of the token's keys.
 //
 // Scores are computed transposed, [16 keys, 8 rows] = K [16, hd] Q^T, and so is the sum,
 // [16 dims, 8 rows] = V^T [16, 16 keys] P^T: with rows as the narrow side few of them are wasted.
 // The order of a product's inner dimension is free, so each thread takes 16 bytes of a key as what
 // two products want of it, and the order of dims within the result is free for the values.
 //
-// Two forms. Without a list a block has the tile and the split that its index says, and a tile may
-// hold tokens of several sequences. With one, every token is alone in its sequence, a tile holds
-// heads of one token, and the blocks go through a list of what the positions say there is to do.
+// The keys before those of a sequence's tokens are those of earlier runs: blocks ask for them while
+// the kernels ahead finish. Positions and tables read that early are looked at again afterwards.
+// Little shared memory and few registers let a block start beside those of other kernels, and
+// little code lets it be there in time: most of it runs once.
+//
+// Beside tokens of prompts, for which there is a launch before this one, blocks wait for that one
+// only in the end: it was over with what came before it when it let this one start.
+//
+// One token has a block for each split; several have a list of pieces that blocks go through. Which
+// split has which keys, and in which order parts are added, is the same, and so are the bits.
 #include "cuda/attention_decode.cuh"
 
-constexpr int kFewHalves = 4, kListedHalves = 2;  // of a warp's ring; as in attention.py
+constexpr int kAlone = 4,
+              kLeast = 2;  // of splits_of: a ring holds the keys of two chunks at most
 
-// NT: tiles of 8 rows. HD: head size of keys and values.
+// So that the launch after this one finds done what came before it.
+struct WaitAtEnd {
+  bool needed;
+
+  __device__ __forceinline__ explicit WaitAtEnd(bool needed) : needed(needed) {}
+  __device__ __forceinline__ ~WaitAtEnd() {
+    if (needed) wait_for_previous();
+  }
+};
+
+// NT: tiles of 8 rows. HD: head size of keys and values. Of one token.
 template <class K, class V, int HD, int NT>
-__global__ void __launch_bounds__(32 * kWarps, 1)
+__global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
     attention_decode(const __grid_constant__ AttentionArgs a) {
   typedef Rows<K, HD, NT> R;
-  typedef Feed<K, V, HD, kFewHalves> F;
-  static_assert(F::BYTES >= 4 * R::ROWS * R::PITCH, "a warp's sums take the place of its ring");
+  typedef Feed<K, V, HD> F;
+  // A warp's sums take the place of its ring.
+  constexpr int WARP_BYTES = F::BYTES > 4 * R::ROWS * R::PITCH ? F::BYTES : 4 * R::ROWS * R::PITCH;
   extern __shared__ uint4 shared[];
   __shared__ Tops<R::ROWS> tops;
-  const int lane = threadIdx.x % 32;
-  const int last_row = (int)a.q.ne[2] * (int)a.group.divisor - 1;
-  const int row0 = blockIdx.z * a.tile_rows, split = blockIdx.y;
-  const Tile tile = {(int)blockIdx.x, row0, min(a.tile_rows, last_row - row0 + 1),
+  __shared__ typename R::Queries queries;
+  const int lane = threadIdx.x % 32, split = blockIdx.y;
+  const int group = (int)a.group.divisor, row0 = blockIdx.z * a.tile_rows;
+  const Tile tile = {0, (int)blockIdx.x * group + row0, min(a.tile_rows, group - row0),
                      (int)(blockIdx.z * gridDim.x + blockIdx.x)};
-  const int token0 = a.group.div(row0);
-  const int n_tokens = a.group.div(row0 + tile.n_rows - 1) - token0 + 1;  // at most 16
-
-  // Tokens of one sequence, and the keys that any of them sees. lanes: that have them.
-  struct Run {
-    u32 lanes;
-    int seq;
-    Span seen;
-  };
-  // A lane has a token. `todo`: the lanes whose tokens see something and are not done.
-  const auto mine = [&]() { return lane < n_tokens ? token_at(a, token0 + lane) : Token{-1, -1}; };
-  const auto seeing = [&](Token token) {
-    const Span s = visible_to(a, token.pos);
-    return __ballot_sync(kAllLanes, s.last >= s.first);
-  };
-  // The tokens of the sequence of the first of them.
-  const auto next_run = [&](Token token, u32 todo) {
-    const int seq = __shfl_sync(kAllLanes, token.seq, todo ? __ffs(todo) - 1 : 0);
-    const u32 lanes = __ballot_sync(kAllLanes, token.seq == seq) & todo;
-    const bool in = lanes >> lane & 1;
-    const Span s = visible_to(a, token.pos);
-    const int first = __reduce_min_sync(kAllLanes, in ? s.first : 0x7FFFFFFF);
-    const int last = __reduce_max_sync(kAllLanes, in ? s.last : -1);
-    return Run{lanes, seq, last < 0 ? Span{0, -1} : Span{first, last}};
-  };
-  const auto n_active_of = [&](Token token, u32 todo) {
-    int n = 1;
-    while (todo) {
-      const Run run = next_run(token, todo);
-      n = max(n, share_of(a, run.seen, 0).n_active);
-      todo &= ~run.lanes;
-    }
-    return n;
-  };
-
-  F feed(reinterpret_cast<char*>(shared));
-  Token token = {-1, -1};
-  u32 todo = 0;
-  Run run = {};
-  Share keys = {};
-  const auto open = [&]() {
-    run = next_run(token, todo);
-    keys = share_of(a, run.seen, split);
-    feed.open(a, tile.kv_head, run.seq, run.seen, keys.begin, keys.end);
-  };
+  char* const sums = reinterpret_cast<char*>(shared);
   const auto none = [](F&) { return false; };
 
   launch_dependents();
-  // Where the keys are is found while the kernels ahead finish, and looked at again after that.
-  token = mine();
-  todo = seeing(token);
-  open();
-  wait_for_previous();
-
-  feed.start(a, none);
-  const Token now = mine();
-  const int pages_now = feed.page_of(a, feed.entry + lane);
   R rows;
-  uint4 q[NT][HD / 32];
-#pragma unroll
-  for (int n = 0; n < NT; ++n) {
-#pragma unroll
-    for (int c = 0; c < HD / 32; ++c) {
-      q[n][c] = R::query(a, tile, 8 * n + lane / 4, 32 * c + 8 * (lane % 4));
-    }
-  }
   rows.slopes(a, tile);
   rows.begin();
-  // What was read before the wait nearly always still holds, and then the keys are on their way.
-  if (!__all_sync(kAllLanes, now == token && pages_now == feed.pages)) {
+  F feed(sums + warp_index() * WARP_BYTES);
+  Token token = token_at(a, 0);
+  token.pos = __shfl_sync(kAllLanes, token.pos, 0);  // while it may change
+  token.seq = __shfl_sync(kAllLanes, token.seq, 0);
+  Splits splits;
+  int begin, end;
+#pragma unroll 1
+  for (;;) {
+    const Span seen = visible_to(a, token.pos);
+    splits = splits_of<kAlone, kLeast>(a, seen);
+    begin = splits.begin(split), end = splits.end(split, seen);
+    feed.open(a, blockIdx.x, token.seq, seen, begin, end);
+    const int pages_before = feed.pages;
+    Token now;
+    int pages_now;
+    feed.start(a, none, token.pos, [&]() {
+      if (!a.beside) wait_for_previous();
+      now = token_at(a, 0);
+      pages_now = feed.page_of(a, feed.entry + lane);
+    });
+    R::load(a, tile, queries);
+    if (!__syncthreads_or(!(now == token) || pages_now != pages_before)) break;
     copies_wait<0>();
-    __syncwarp();
-    feed = F(reinterpret_cast<char*>(shared));
+    feed = F(feed.ring);
     token = now;
-    todo = seeing(token);
-    open();
-    feed.start(a, none);
   }
-  const int n_active = n_active_of(token, todo);
-  if (split >= n_active) return;
+  const WaitAtEnd end_of_prompts(a.beside);
+  if (split >= splits.n) return;
 
-  while (todo) {
-    int pos[NT][2];
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int from = tile.token_of(a, 8 * n + 2 * (lane % 4) + e) - token0;
-        const int p = __shfl_sync(kAllLanes, token.pos, from);
-        pos[n][e] = run.lanes >> from & 1 ? p : -1;
-      }
-    }
-    rows.attend(a, feed, keys.begin, keys.end, pos, [&](int n, int c) { return q[n][c]; }, none);
-    todo &= ~run.lanes;
-    if (!todo) break;
-    open();
-    feed.start(a, none);
-  }
-
-  // A warp's sums lie where its ring was.
+  rows.attend(a, feed, begin, end, token.pos, queries, none);
   rows.put(tile.n_rows, reinterpret_cast<float*>(feed.ring), tops);
   __syncthreads();
+#pragma unroll 1
   for (int i = threadIdx.x; i < tile.n_rows * HD; i += 32 * kWarps) {
     const int row = i / HD, d = i % HD;
-    const auto p = R::gather(reinterpret_cast<const char*>(shared), F::BYTES, tops, row, d);
-    if (n_active == 1) {
+    const auto p = R::gather(sums, WARP_BYTES, tops, row, d);
+    if (splits.n == 1) {
       tile.output(a, row)[d] = p.weights > 0.0f ? p.sum / p.weights : 0.0f;
     } else {
       R::write(a, tile.slot, split, row, d, p);
     }
   }
-  if (n_active == 1 || !arrives_last(tickets + tile.slot, n_active)) return;
-  join(a, tile.slot, n_active, a.tile_rows, tile.n_rows, HD,
+  if (splits.n == 1 || !arrives_last(tickets + tile.slot, splits.n)) return;
+  join(a, tile.slot, splits.n, a.tile_rows, tile.n_rows, HD,
        [&](int row, int d, float y) { tile.output(a, row)[d] = y; });
 }
 
 constexpr int kListed = 32 * kWarps;  // tokens; LISTED of attention.py
+constexpr int kPiece = 8;             // chunks that a block takes together, at most
 
+// Some splits of a tile. whole: all of them.
 struct Piece {
   Tile tile;
-  Token token;
+  int kv_head, pos, seq, old;
   Span seen;
-  int split, splits_end, n_active, each;
+  Splits splits;
+  int split, splits_end, n_pieces;  // of the tile
+
+  __device__ __forceinline__ bool whole() const { return n_pieces == 1; }
 };
 
-// The same for tokens that are each alone in their sequence. A piece is some splits of a tile, and
-// a block goes from piece to piece, the keys of the next being on their way. Which split has which
-// keys, and in which order their parts are added, is as above, so the results have the same bits.
+// A listed token: where it stands, and how its splits are shared among 2^shift pieces.
+struct Listed {
+  int pos, seq;
+  unsigned short each, shift;  // chunks of a split; splits of a piece, as a power of two
+  int n;                       // splits
+  int old;                     // the keys before this one are those of earlier runs
+};
+
+// The same for several tokens. A block goes from piece to piece, the keys of the next being on
+// their way.
 template <class K, class V, int HD, int NT>
 __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
     attention_decode_listed(const __grid_constant__ AttentionArgs a) {
   typedef Rows<K, HD, NT> R;
-  typedef Feed<K, V, HD, kListedHalves> F;
+  typedef Feed<K, V, HD> F;
   extern __shared__ uint4 shared[];
   __shared__ Tops<R::ROWS> tops;
-  __shared__ Token tokens[kListed];
+  __shared__ Listed tokens[kListed];
   __shared__ int ends[kListed], warp_sums[kWarps];
-  __shared__ uint4 queries[R::ROWS][HD / 8 + 1];  // a row more than its elements: other banks
-  __shared__ Piece p;                             // that the block is at
+  __shared__ int oldest[kListed];  // token of the sequences that have this remainder
+  __shared__ typename R::Queries queries;
+  __shared__ Piece p;  // that the block is at
   // Of a tile that the block does alone, what the splits so far give: a row's largest score and
   // total weight, which change places with every split, and the sums, each of one thread.
   __shared__ float2 stats[2][R::ROWS];
   char* const sums = reinterpret_cast<char*>(shared) + kWarps * F::BYTES;
-  const int lane = threadIdx.x % 32, group = a.group.divisor;
-  const int n_kv_head = (int)a.k.ne[1], tiles = (group + a.tile_rows - 1) / a.tile_rows;
-  const int slots = n_kv_head * tiles;  // of a token
+  const int lane = threadIdx.x % 32, group = (int)a.group.divisor;
+  const int n_kv_head = (int)a.k.ne[1];
   const int warp_bytes = 4 * R::PITCH * a.tile_rows;
   float* const folded = reinterpret_cast<float*>(sums + kWarps * warp_bytes);
 
-  const auto splits_a_piece = [&](int each) { return max(a.piece / each, 1); };
-  // Thread i has token i. ends: where a token's pieces end in the list.
-  const auto mine = [&]() {
-    return threadIdx.x < a.q.ne[2] ? token_at(a, threadIdx.x) : Token{-1, -1};
-  };
-  const auto list = [&](Token token) {
-    int n = 0;
-    if (threadIdx.x < a.q.ne[2]) {
-      const Share s = share_of(a, visible_to(a, token.pos), 0);
-      const int m = splits_a_piece(s.each);
-      n = (s.n_active + m - 1) / m * slots;
+  // Thread i has token i.
+  const bool has_token = threadIdx.x < a.q.ne[2];
+  const auto mine = [&]() { return has_token ? token_at(a, threadIdx.x) : Token{-1, -1}; };
+  // The sum of the warps before this one, of what each of them brings, and of all of them.
+  const auto sum_warps = [&](int n, int& all) {
+    __syncthreads();
+    if (lane == 31) warp_sums[warp_index()] = n;
+    __syncthreads();
+    int before = 0;
+    all = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const int sum = warp_sums[w];
+      before += w < warp_index() ? sum : 0;
+      all += sum;
     }
+    return before;
+  };
+  // Fills tokens and ends, which says where a token's pieces end in the list; returns its length.
+  const auto list = [&](Token token) {
+    const Splits s = splits_of<kAlone, kLeast>(a, visible_to(a, token.pos));
+    oldest[threadIdx.x] = 0x7FFFFFFF;
+    int chunks;  // of all tokens and their slots: pieces are as long as leaves some for each block
+    sum_warps(__reduce_add_sync(kAllLanes, has_token ? s.n * s.each : 0), chunks);
+    const int most = min((int)(chunks * a.slots.divisor / gridDim.x), kPiece);
+    int shift = 0;
+    while (1 << shift < s.n && s.each << (shift + 1) <= most) ++shift;
+    if (token.seq >= 0) atomicMin(&oldest[token.seq % kListed], token.pos);
+    int n = has_token ? ((s.n + (1 << shift) - 1) >> shift) * (int)a.slots.divisor : 0;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int before = __shfl_up_sync(kAllLanes, n, step);
       if (lane >= step) n += before;
     }
-    if (lane == 31) warp_sums[warp_index()] = n;
-    tokens[threadIdx.x] = token;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) n += w < warp_index() ? warp_sums[w] : 0;
+    int all;
+    n += sum_warps(n, all);
+    const int old = a.early && token.seq >= 0 ? oldest[token.seq % kListed] : 0;
+    tokens[threadIdx.x] = {token.pos, token.seq, (unsigned short)s.each, (unsigned short)shift,
+                           s.n,       old};
     ends[threadIdx.x] = n;
     __syncthreads();
+    return all;
   };
   const auto piece_of = [&](int piece) {
     // Of tokens in eights, then of one in the eight: how many have only pieces before this one.
@@ -208,90 +194,94 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
     const u32 in_eight = __ballot_sync(kAllLanes, ends[8 * eights + lane % 8] <= piece);
     const int i = 8 * eights + __popc(in_eight & 255);
     const int at = piece - (i > 0 ? ends[i - 1] : 0);
-    const int part = at / slots, slot = at - part * slots;
-    const int tile = slot / n_kv_head, row = tile * a.tile_rows;
+    const int part = a.slots.div(at), slot = at - part * (int)a.slots.divisor;
+    const int row = slot / n_kv_head * a.tile_rows;
+    const Listed token = tokens[i];
     Piece p;
-    p.tile = {slot - tile * n_kv_head, i * group + row, min(a.tile_rows, group - row),
-              i * slots + slot};
-    p.token = tokens[i];
-    p.seen = visible_to(a, p.token.pos);
-    const Share s = share_of(a, p.seen, 0);
-    const int m = splits_a_piece(s.each);
-    p.n_active = s.n_active;
-    p.each = s.each;
-    p.split = part * m;
-    p.splits_end = min(p.split + m, s.n_active);
+    p.kv_head = slot % n_kv_head;
+    p.tile = {i, p.kv_head * group + row, min(a.tile_rows, group - row),
+              i * (int)a.slots.divisor + slot};
+    p.pos = token.pos;
+    p.seq = token.seq;
+    p.old = token.old;
+    p.seen = visible_to(a, token.pos);
+    p.splits = {p.seen.first / kChunk, token.each, token.n};
+    p.split = part << token.shift;
+    p.splits_end = min(p.split + (1 << token.shift), token.n);
+    p.n_pieces = (token.n + (1 << token.shift) - 1) >> token.shift;
     return p;
   };
-  const auto begin_of = [&](const Piece& p, int split) {
-    return (p.seen.first / kChunk + split * p.each) * kChunk;
-  };
-  const auto end_of = [&](const Piece& p, int split) {
-    return min(begin_of(p, split), p.seen.last + 1);
-  };
 
-  F feed(reinterpret_cast<char*>(shared));
-  int asked = blockIdx.x, n_pieces;
+  F feed(reinterpret_cast<char*>(shared) + warp_index() * F::BYTES);
+  int asked, n_pieces;
+  const auto open = [&](F& f, const Piece& piece) {
+    f.open(a, piece.kv_head, piece.seq, piece.seen, piece.splits.begin(piece.split),
+           piece.splits.end(piece.splits_end - 1, piece.seen));
+    asked += gridDim.x;
+  };
   const auto next = [&](F& f) {
     if (asked >= n_pieces) return false;
-    const Piece piece = piece_of(asked);
-    f.open(a, piece.tile.kv_head, piece.token.seq, piece.seen, begin_of(piece, piece.split),
-           end_of(piece, piece.splits_end));
-    asked += gridDim.x;
+    open(f, piece_of(asked));
     return true;
   };
 
-  // As above, the first keys are found before the wait, and asked for before it is known that what
-  // was read still holds.
   launch_dependents();
-  const Token before = mine();
-  list(before);
-  n_pieces = ends[kListed - 1];
-  next(feed);
-  const int pages_before = feed.pages;
-  wait_for_previous();
-  const Token now = mine();
-  const int pages_now = feed.page_of(a, feed.entry + lane);
-  feed.start(a, next);
-  if (__syncthreads_or(!(now == before) || pages_now != pages_before)) {
-    copies_wait<0>();
-    list(now);
-    n_pieces = ends[kListed - 1];
+  Token token = mine();
+#pragma unroll 1
+  for (;;) {
+    n_pieces = list(token);
     asked = blockIdx.x;
-    feed = F(reinterpret_cast<char*>(shared));
-    feed.start(a, next);
+    Piece its = {};
+    if (asked < n_pieces) {
+      its = piece_of(asked);
+      if (threadIdx.x == 0) p = its;
+      open(feed, its);
+    }
+    const int pages_before = feed.pages;
+    Token now;
+    int pages_now;
+    feed.start(a, next, its.old, [&]() {
+      if (!a.beside) wait_for_previous();
+      now = mine();
+      pages_now = feed.page_of(a, feed.entry + lane);
+    });
+    if (blockIdx.x < n_pieces) R::load(a, its.tile, queries);
+    if (!__syncthreads_or(!(now == token) || pages_now != pages_before)) break;
+    copies_wait<0>();
+    feed = F(feed.ring);
+    token = now;
   }
 
+  const WaitAtEnd end_of_prompts(a.beside);
+#pragma unroll 1
   for (int piece = blockIdx.x; piece < n_pieces; piece += gridDim.x) {
-    R rows;
-    {
+    if (piece != blockIdx.x) {
       const Piece its = piece_of(piece);
       __syncthreads();  // the block is done with the piece before
       if (threadIdx.x == 0) p = its;
-      for (int i = threadIdx.x; i < R::ROWS * HD / 8; i += 32 * kWarps) {
-        const int row = i / (HD / 8), d = i % (HD / 8);
-        queries[row][d] = R::query(a, its.tile, row, 8 * d);
-      }
-      rows.slopes(a, its.tile);
+      R::load(a, its.tile, queries);
       __syncthreads();
     }
-    const bool whole = p.split == 0 && p.splits_end == p.n_active;
+    R rows;
+    rows.slopes(a, p.tile);
+#pragma unroll 1
     for (int split = p.split; split < p.splits_end; ++split) {
-      int pos[NT][2];
-#pragma unroll
-      for (int n = 0; n < NT; ++n) pos[n][0] = pos[n][1] = p.token.pos;
       rows.begin();
-      rows.attend(
-          a, feed, begin_of(p, split), end_of(p, split + 1), pos,
-          [&](int n, int c) { return queries[8 * n + lane / 4][4 * c + lane % 4]; }, next);
-      __syncthreads();  // the sums before have been read
+      rows.attend(a, feed, p.splits.begin(split), p.splits.end(split, p.seen), p.pos, queries,
+                  next);
+      if (split > p.split) __syncthreads();  // the sums before have been read
       rows.put(p.tile.n_rows, reinterpret_cast<float*>(sums + warp_index() * warp_bytes), tops);
       __syncthreads();
+#pragma unroll 1
       for (int i = threadIdx.x; i < p.tile.n_rows * HD; i += 32 * kWarps) {
         const int row = i / HD, d = i % HD;
         const auto part = R::gather(sums, warp_bytes, tops, row, d);
-        if (!whole) {
+        if (!p.whole()) {
           R::write(a, p.tile.slot, split, row, d, part);
+          continue;
+        }
+        if (p.splits.n == 1) {
+          p.tile.output(a, row)[d] = part.weights > 0.0f ? part.sum / part.weights : 0.0f;
           continue;
         }
         Fold fold;
@@ -300,7 +290,7 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
           fold.top = so_far.x, fold.sum = folded[i], fold.total = so_far.y;
         }
         fold.add(part.best, part.sum, part.weights);
-        if (split + 1 == p.n_active) {
+        if (split + 1 == p.splits.n) {
           p.tile.output(a, row)[d] = fold.value();
         } else {
           folded[i] = fold.sum;
@@ -308,10 +298,8 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
         }
       }
     }
-    if (whole) continue;
-    const int m = splits_a_piece(p.each), pieces = (p.n_active + m - 1) / m;
-    if (!arrives_last(tickets + p.tile.slot, pieces)) continue;
-    join(a, p.tile.slot, p.n_active, a.tile_rows, p.tile.n_rows, HD,
+    if (p.whole() || !arrives_last(tickets + p.tile.slot, p.n_pieces)) continue;
+    join(a, p.tile.slot, p.splits.n, a.tile_rows, p.tile.n_rows, HD,
          [&](int row, int d, float y) { p.tile.output(a, row)[d] = y; });
   }
 }

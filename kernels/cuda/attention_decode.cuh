@@ -3,20 +3,14 @@
 
 #include "cuda/attention_feed.cuh"
 
-// Rows [row0, row0 + n_rows) of those that read a KV head. slot: what its splits join in.
+// Heads [head, head + n_rows) of a token, which read one KV head. slot: what its splits join in.
 struct Tile {
-  int kv_head, row0, n_rows, slot;
+  int token, head, n_rows, slot;
 
-  // Of row r of the tile; those past the end repeat the last one, and their results are not stored.
-  __device__ __forceinline__ int token_of(const AttentionArgs& a, int r) const {
-    return a.group.div(row0 + min(r, n_rows - 1));
-  }
-  __device__ __forceinline__ int head_of(const AttentionArgs& a, int r) const {
-    const int group = a.group.divisor, row = row0 + min(r, n_rows - 1);
-    return kv_head * group + row - (int)a.group.div(row) * group;
-  }
+  // Of row r; those past the end repeat the last one, and their results are not stored.
+  __device__ __forceinline__ int head_of(int r) const { return head + min(r, n_rows - 1); }
   __device__ __forceinline__ float* output(const AttentionArgs& a, int r) const {
-    return reinterpret_cast<float*>(a.dst.row(head_of(a, r), token_of(a, r), 0));
+    return reinterpret_cast<float*>(a.dst.row(head + r, token, 0));
   }
 };
 
@@ -33,11 +27,16 @@ struct Rows {
   static constexpr int ROWS = 8 * NT, PITCH = HD + 2;  // floats; two more spread rows over banks
   float slope2[NT][2], top[NT][2], total[NT][2], sum[NT][HD / 16][4];
 
-  // Eight elements from d on of the query of row r.
-  static __device__ __forceinline__ uint4 query(const AttentionArgs& a, const Tile& tile, int r,
-                                                int d) {
-    const char* const row = a.q.row(tile.head_of(a, r), tile.token_of(a, r), 0);
-    return round8<T>(reinterpret_cast<const float*>(row) + d);
+  typedef uint4 Queries[ROWS][HD / 8 + 1];  // a row more than its elements: other banks
+
+  // The tile's queries, as the products take them, by all threads of the block.
+  static __device__ __forceinline__ void load(const AttentionArgs& a, const Tile& tile,
+                                              Queries& q) {
+    for (int i = threadIdx.x; i < ROWS * HD / 8; i += 32 * kWarps) {
+      const int row = i / (HD / 8), d = i % (HD / 8);
+      const char* const from = a.q.row(tile.head_of(row), tile.token, 0);
+      q[row][d] = round8<T>(reinterpret_cast<const float*>(from) + 8 * d);
+    }
   }
 
   __device__ __forceinline__ void slopes(const AttentionArgs& a, const Tile& tile) {
@@ -45,7 +44,7 @@ struct Rows {
     for (int n = 0; n < NT; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int head = tile.head_of(a, 8 * n + 2 * (threadIdx.x % 4) + e);
+        const int head = tile.head_of(8 * n + 2 * (threadIdx.x % 4) + e);
         slope2[n][e] = kLog2E * alibi_slope(head, (int)a.q.ne[1], a.max_bias);
       }
     }
@@ -67,16 +66,15 @@ struct Rows {
     }
   }
 
-  // Adds the warp's keys of [begin, end), which come next from the feed. pos: of the thread's rows,
-  // negative for those of other sequences. query(n, c): elements 32 c + 8 t and after of row
-  // 8 n + g.
-  template <class F, class Query, class Next>
+  // Adds the warp's keys of [begin, end), which come next from the feed; pos: of the token.
+  template <class F, class Next>
   __device__ __forceinline__ void attend(const AttentionArgs& a, F& feed, int begin, int end,
-                                         const int (&pos)[NT][2], Query query, Next next) {
+                                         int pos, const Queries& queries, Next next) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll 1
     for (int j0 = begin + kKeys * warp_index(); j0 < end; j0 += kChunk) {
       const bool hole = feed.take_hole();
-      const char* const keys = feed.take();
+      const char* const keys = feed.take_keys();
       float s[NT][4] = {}, s_high[NT][4] = {};  // two sums: products wait for the one before
 #pragma unroll
       for (int c = 0; c < HD / 32; ++c) {
@@ -85,13 +83,22 @@ struct Rows {
         const u32 low[4] = {x.x, y.x, x.y, y.y}, high[4] = {x.z, y.z, x.w, y.w};
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-          const uint4 q = query(n, c);
+          const uint4 q = queries[8 * n + g][4 * c + t];
           mma<T>(s[n], low, q.x, q.y);
           mma<T>(s_high[n], high, q.z, q.w);
         }
       }
-      feed.release(a, next);
+      feed.release_keys(a, next);
 
+      bool seen[2];
+      int distance[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        distance[r] = pos - (j0 + g + 8 * r);
+        seen[r] = !hole && distance[r] >= 0 && (a.window == 0 || distance[r] < a.window);
+      }
+      bool same = true;  // as before are the largest scores
+      float keeps[NT][2];
       u32 p[NT][2];
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
@@ -101,10 +108,8 @@ struct Rows {
           float x[2];
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            const int distance = pos[n][e] - (j0 + g + 8 * r);
             const float dot = s[n][2 * r + e] + s_high[n][2 * r + e];
-            const bool seen = !hole && distance >= 0 && (a.window == 0 || distance < a.window);
-            x[r] = seen ? score_log2(a, dot, slope2[n][e], distance) : -infinity();
+            x[r] = seen[r] ? score_log2(a, dot, slope2[n][e], distance[r]) : -infinity();
           }
           float new_top = fmaxf(top[n][e], fmaxf(x[0], x[1]));
 #pragma unroll
@@ -117,17 +122,25 @@ struct Rows {
           w[e] = exp2_normal(x[0] - base);
           w[2 + e] = exp2_normal(x[1] - base);
           total[n][e] = fmaf(total[n][e], keep, w[e] + w[2 + e]);
-#pragma unroll
-          for (int m = 0; m < HD / 16; ++m) {
-            sum[n][m][e] *= keep;
-            sum[n][m][2 + e] *= keep;
-          }
+          keeps[n][e] = keep;
+          same &= keep == 1.0f;
         }
         p[n][0] = transpose8x8(Float<T>::pair(w[0], w[1]));
         p[n][1] = transpose8x8(Float<T>::pair(w[2], w[3]));
       }
 
-      const char* const values = feed.take();
+      if (!__all_sync(kAllLanes, same)) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+          for (int m = 0; m < HD / 16; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[n][m][i] *= keeps[n][i % 2];
+          }
+        }
+      }
+
+      const char* const values = feed.take_values();
 #pragma unroll
       for (int c = 0; c < HD / 64; ++c) {
         uint4 v[4];
@@ -149,7 +162,7 @@ struct Rows {
           for (int n = 0; n < NT; ++n) mma<T>(sum[n][4 * c + i], columns, p[n][0], p[n][1]);
         }
       }
-      feed.release(a, next);
+      feed.release_values(a);
     }
   }
 

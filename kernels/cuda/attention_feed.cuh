@@ -9,6 +9,7 @@
 constexpr int kWarps = 8;
 constexpr int kKeys = 16;  // of a warp at a time: a group, which lies within a page
 static_assert(kWarps * kKeys == kChunk, "a chunk is one pass of the block");
+constexpr int kSmall = 9 << 10;  // bytes of two groups up to which a warp has two on their way
 static_assert(kPage % kKeys == 0 && kChunk % kPage == 0, "a group has one page");
 
 __device__ __forceinline__ int warp_index() { return threadIdx.x / 32; }
@@ -34,16 +35,22 @@ struct GroupRows {
                                               int j, Span seen) {
     const int lane = threadIdx.x % 32;
     const char* const from = base + ((i64)max(page, 0) * kPage + j % kPage) * stride;
+    const u32 below = j - seen.first, span = page < 0 ? 0 : seen.last - seen.first + 1;
+    if constexpr (kPlain) {
+      constexpr int STEP = 32 / UNITS;  // rows that the warp copies at a time
+      const int r0 = lane / UNITS, unit = lane % UNITS;
+      const char* row = from + r0 * stride + UNIT * unit;
 #pragma unroll
-    for (int i = 0; i < (kKeys * UNITS + 31) / 32; ++i) {
-      const int n = 32 * i + lane, r = n / UNITS, unit = n % UNITS;
-      if (kKeys * UNITS % 32 != 0 && r >= kKeys) continue;
-      const bool there = page >= 0 && j + r >= seen.first && j + r <= seen.last;
-      const u32 at = shared_address(to + place(r, unit));
-      if constexpr (kPlain) {
-        copy16_or_zeros(at, from + r * stride + UNIT * unit, there);
-      } else {
-        copy_or_zeros<UNIT>(at, from + r * stride + UNIT * unit, there);
+      for (int r = 0; r < kKeys; r += STEP, row += STEP * stride) {
+        copy16_or_zeros(shared_address(to + place(r0 + r, unit)), row, below + r0 + r < span);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < (kKeys * UNITS + 31) / 32; ++i) {
+        const int n = 32 * i + lane, r = n / UNITS, unit = n % UNITS;
+        if (kKeys * UNITS % 32 != 0 && r >= kKeys) continue;
+        const u32 at = shared_address(to + place(r, unit));
+        copy_or_zeros<UNIT>(at, from + r * stride + UNIT * unit, below + r < span);
       }
     }
   }
@@ -58,36 +65,37 @@ struct GroupRows {
   }
 };
 
-// A warp's copies, in a ring of HALVES places for the keys or the values of a group. A stretch of
-// keys of one sequence follows another; next(feed) opens it, or says that there is none.
-template <class K, class V, int HD, int HALVES>
+// A warp's copies: a ring of DEPTH places, each for the keys and the values of a group. A stretch
+// of keys of one sequence follows another; next(feed) opens it, or says that there is none.
+template <class K, class V, int HD>
 struct Feed {
   typedef GroupRows<K, HD, false> Keys;
   typedef GroupRows<V, HD, true> Values;
   static constexpr int HALF = Keys::BYTES > Values::BYTES ? Keys::BYTES : Values::BYTES;
-  static constexpr int BYTES = HALVES * HALF;  // of a warp
+  static constexpr int DEPTH = 4 * HALF <= kSmall ? 2 : 1;
+  static constexpr int BYTES = 2 * DEPTH * HALF;  // of a warp
 
   char* ring;
   int kv_head, seq;
-  int j, end;               // // the group to ask for next, and where the stretch ends
-  Span seen;                // of the sequence
-  int pages, entry;         // lane i has the page of entry + i of the sequence's table
+  int j, end;       // the group to ask for next, and where the stretch ends
+  Span seen;        // of the sequence
+  int pages, page;  // lane i has the page of entry + i of the sequence's table; that of j
+  int entry;
   int into, from;           // places of the ring: to fill next, and to read next
-  bool values;              // come next, of the group whose keys were asked for
   u32 holes, groups_ahead;  // a bit a group asked for, the oldest first: it has no page
 
-  __device__ __forceinline__ explicit Feed(char* shared)
-      : ring(shared + warp_index() * BYTES),
+  __device__ __forceinline__ explicit Feed(char* ring)
+      : ring(ring),
         kv_head(0),
         seq(0),
         j(0),
         end(0),
         seen{0, -1},
         pages(-1),
+        page(-1),
         entry(0),
         into(0),
         from(0),
-        values(false),
         holes(0),
         groups_ahead(0) {}
 
@@ -108,55 +116,67 @@ struct Feed {
     pages = page_of(a, entry + threadIdx.x % 32);
   }
 
-  // Asks for the next keys or values.
+  // Asks for the next keys; ask_values, which comes after it, for the values of the same group.
+  // Where there are none the group of copies is empty, for there are always as many.
   template <class Next>
-  __device__ __forceinline__ void ask(const AttentionArgs& a, Next next) {
-    if (!values) {
-      while (j >= end) {
-        if (!next(*this)) {
-          copies_end();  // an empty group of copies: there are always HALVES
-          return;
-        }
-      }
+  __device__ __forceinline__ void ask_keys(const AttentionArgs& a, Next next) {
+    while (j >= end && next(*this)) {
+    }
+    if (j < end) {
       if (j / kPage >= entry + 32) {
         entry = j / kPage;
         pages = page_of(a, entry + threadIdx.x % 32);
       }
-    }
-    const int page = __shfl_sync(kAllLanes, pages, j / kPage - entry);
-    char* const to = ring + into * HALF;
-    if (values) {
-      Values::copy(to, a.v.row(kv_head, 0, 0), a.v.nb[2], page, j, seen);
-      j += kChunk;
-    } else {
-      Keys::copy(to, a.k.row(kv_head, 0, 0), a.k.nb[2], page, j, seen);
+      page = __shfl_sync(kAllLanes, pages, j / kPage - entry);
+      Keys::copy(ring + 2 * HALF * into, a.k.row(kv_head, 0, 0), a.k.nb[2], page, j, seen);
       holes |= (u32)(page < 0) << groups_ahead++;
     }
     copies_end();
-    values = !values;
-    into = into + 1 < HALVES ? into + 1 : 0;
+  }
+  __device__ __forceinline__ void ask_values(const AttentionArgs& a) {
+    if (j < end) {
+      Values::copy(ring + 2 * HALF * into + HALF, a.v.row(kv_head, 0, 0), a.v.nb[2], page, j, seen);
+      j += kChunk;
+      into = into + 1 < DEPTH ? into + 1 : 0;
+    }
+    copies_end();
   }
 
-  // Fills the ring.
-  template <class Next>
-  __device__ __forceinline__ void start(const AttentionArgs& a, Next next) {
-#pragma unroll
-    for (int i = 0; i < HALVES; ++i) ask(a, next);
+  // Fills the ring, once a stretch is open. The keys before `old` are those of earlier runs: groups
+  // of them alone are asked for before wait(), which waits for the kernels ahead.
+  template <class Next, class Wait>
+  __device__ __forceinline__ void start(const AttentionArgs& a, Next next, int old, Wait wait) {
+    int n = 0;
+#pragma unroll 1
+    for (bool waited = false;; waited = true) {
+#pragma unroll 1
+      for (; n < DEPTH && (waited || (j < end && j + kKeys <= old)); ++n) {
+        ask_keys(a, next);
+        ask_values(a);
+      }
+      if (waited) break;
+      wait();
+    }
   }
 
-  // The oldest keys or values, once they are there.
-  __device__ __forceinline__ const char* take() const {
-    copies_wait<HALVES - 1>();
+  // The oldest keys, and their values, once they are there.
+  __device__ __forceinline__ const char* take_keys() const {
+    copies_wait<2 * DEPTH - 1>();
     __syncwarp();
-    return ring + from * HALF;
+    return ring + 2 * HALF * from;
   }
+  __device__ __forceinline__ const char* take_values() const { return take_keys() + HALF; }
 
   // They have been read: others come into their place.
   template <class Next>
-  __device__ __forceinline__ void release(const AttentionArgs& a, Next next) {
+  __device__ __forceinline__ void release_keys(const AttentionArgs& a, Next next) {
     __syncwarp();
-    from = from + 1 < HALVES ? from + 1 : 0;
-    ask(a, next);
+    ask_keys(a, next);
+  }
+  __device__ __forceinline__ void release_values(const AttentionArgs& a) {
+    __syncwarp();
+    from = from + 1 < DEPTH ? from + 1 : 0;
+    ask_values(a);
   }
 
   // Whether the oldest group, whose keys come next, has no page. To be asked once for each.

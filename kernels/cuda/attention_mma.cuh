@@ -45,16 +45,6 @@ struct CacheRow<block_q8_0> {
   }
 };
 
-// Asks for the HD elements of a cache row to be brought into the second-level cache.
-template <class T, int HD>
-__device__ __forceinline__ void prefetch(const char* row) {
-#if __CUDA_ARCH__ >= 900
-  constexpr u32 bytes = CacheRow<T>::kPlain ? 2 * HD : HD / 32 * 34;
-  const u64 begin = (u64)row & ~(u64)15, end = ((u64)row + bytes + 15) & ~(u64)15;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"((u32)(end - begin)));
-#endif
-}
-
 // Eight floats of a query rounded to the products' type.
 template <class T>
 __device__ __forceinline__ uint4 round8(const float* x) {

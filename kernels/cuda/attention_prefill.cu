@@ -3,65 +3,11 @@
 // double buffered in shared memory. A warp has 32 rows, so that each fragment of keys or values
 // read from shared memory serves two products, and half of the keys of each tile: two warps a
 // scheduler even when there are few rows. A block whose rows are of several sequences walks over
-// the keys of one after the other.
-#include "cuda/async_copy.cuh"
-#include "cuda/attention_mma.cuh"
+// the keys of one after the other. attention_prefill_few.cu is for few rows, whose results are the
+// same to the bit as long as they see no keys on both sides of a multiple of 2048.
+#include "cuda/attention_tiles.cuh"
 
-constexpr int kThreads = 256, kRows = 128;
-
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
-// Four 8x8 matrices of 16-bit elements; lane i has the address of row i % 8 of matrix i / 8.
-__device__ __forceinline__ void load_matrices(u32 (&x)[4], const uint4* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared_address(row)));
-}
-__device__ __forceinline__ void load_transposed(u32 (&x)[4], const uint4* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared_address(row)));
-}
-
-// Where 16-byte piece c of row r lies: pieces of one column are spread over the banks.
-template <int PIECES>
-__device__ __forceinline__ int swizzle(int r, int c) {
-  return r * PIECES + (c ^ (r & 7));
-}
-
-// Keys [j0, j0 + KEYS) of a sequence, j0 % KEYS == 0; zeros where nobody sees any, as memory there
-// may hold NaN. pages: of the tile, -1 where there is none.
-template <class C, int PIECES, int KEYS>
-__device__ __forceinline__ void load_tile(uint4* tile, const char* base, i64 stride,
-                                          const int (&pages)[KEYS / kPage], int j0, Span seen) {
-  constexpr int ROWS = kThreads / PIECES;  // of the tile at a time
-  static_assert(kPage % ROWS == 0, "they have one page");
-  const int c = threadIdx.x % PIECES, row0 = threadIdx.x / PIECES;
-#pragma unroll
-  for (int p = 0; p < KEYS / kPage; ++p) {
-    const char* const page = base + ((i64)max(pages[p], 0) * kPage + row0) * stride;
-#pragma unroll
-    for (int i = 0; i < kPage / ROWS; ++i) {
-      const int r = p * kPage + i * ROWS + row0;
-      const bool there =
-          pages[p] >= 0 && (u32)(j0 + r - seen.first) <= (u32)(seen.last - seen.first);
-      const char* const row = page + i * ROWS * stride;
-      uint4* const to = tile + swizzle<PIECES>(r, c);
-      if constexpr (CacheRow<C>::kPlain) {
-        copy16_or_zeros(shared_address(to), row + 16 * c, there);
-      } else {
-        *to = there ? CacheRow<C>::read8(row, 8 * c) : uint4{};
-      }
-    }
-  }
-}
-
-// Keys of a run that some row of a warp sees, and those that all of them see.
-struct Range {
-  int low, high, low_all, high_all;
-};
+constexpr int kRows = 128;
 
 // KEYS: of a tile.
 template <class K, class V, int HD, int KEYS>
@@ -88,8 +34,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto token_of = [&](int row) { return (int)a.group.div(row); };
   const auto head_of = [&](int row) { return kv_head * group + row - token_of(row) * group; };
 
-  launch_dependents();
+  if (!a.beside) launch_dependents();
   wait_for_previous();
+  if (a.beside) launch_dependents();
   // Thread i has row i % 128. Rows past the end repeat the last one; their results are not stored.
   const int my_row = threadIdx.x % kRows;
   bool done;  // nothing is to be seen for it, or its run has been
@@ -315,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const float base = best == -infinity() ? 0.0f : best * factor;
     const float keep = exp2_normal(fmaf(top[m][h], factor, -base));
     const float take = exp2_normal(fmaf(other, factor, -base));
-    float weights = keep * total[m][h] + take * mine[(STATS + 4 + i) * kRows];
+    float weights = fmaf(keep, total[m][h], take * mine[(STATS + 4 + i) * kRows]);
     weights += __shfl_xor_sync(kAllLanes, weights, 1);
     weights += __shfl_xor_sync(kAllLanes, weights, 2);
     if (row > last_row) continue;

@@ -168,7 +168,7 @@ struct Piece {  // quantized
     return eight(block, column % W::QK / 8);
   }
   static __device__ __forceinline__ void unpack(const Raw& e, float* y) {
-    if (is_same<W, block_q8_0>::value) {
+    if (is_wide<W>()) {
       bytes<true>(e, e.offset, y);
     } else {  // the bytes come with 128 added
       bytes<false>(e, fmaf(-128.0f, e.scale, e.offset), y);

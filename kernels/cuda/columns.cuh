@@ -22,7 +22,6 @@ struct ColumnsArgs {
   const char* w[3];          // of one type, rows w_row bytes apart
   const char* x;             // the columns as round_columns leaves them
   const float* scales;       // of each column, or null
-  const float* corrections;  // what round_columns adds up for mul_mat_stream
   const char* r;             // added to the result, or null
   const float2* turns;       // [m, head_dim / 2] cosine and sine
   const i32* state_rows;     // rows of the states that the columns become
@@ -81,67 +80,76 @@ __device__ __forceinline__ const char* row_start(const ColumnsArgs& a, int matri
   return w + (second ? rows.y : rows.x) * a.w_row;
 }
 
-// What meets the sums of a pair in columns column and column + 1; asked for while these are made.
-struct Beside {
-  float scale[2], r[2][2];  // r: of each column, the first and the second row
-  float2 turn[2];
-  int state_row[2];
+// What meets the sums of a pair in a column; asked for while these are made.
+struct BesideOne {
+  float scale, r[2];  // r: of the first and the second row
+  float2 turn;
+  int state_row;
 };
 
-__device__ __forceinline__ Beside beside_of(const ColumnsArgs& a, int matrix, int pair,
-                                            int column) {
-  Beside b = {};
+__device__ __forceinline__ BesideOne beside_one(const ColumnsArgs& a, int matrix, int pair,
+                                                int column) {
+  BesideOne b = {};
   if (pair >= a.pairs[matrix]) return b;
   const int2 rows = rows_of(a, matrix, pair);
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const int at = min(column + c, a.m - 1);
-    b.scale[c] = a.scales ? __ldcg(a.scales + at) : 1.0f;
-    if (a.r) {
-      const char* const r = a.r + at * a.r_row;
-      b.r[c][0] = __ldcg(reinterpret_cast<const float*>(r + rows.x * a.r_step));
-      b.r[c][1] = __ldcg(reinterpret_cast<const float*>(r + rows.y * a.r_step));
-    }
-    if (a.kind == QKV) {
-      const int half = a.head_dim / 2;
-      b.turn[c] = __ldcg(a.turns + at * half + pair % half);
-      b.state_row[c] = __ldcg(a.state_rows + at);
-    }
+  const int at = min(column, a.m - 1);
+  b.scale = a.scales ? __ldcg(a.scales + at) : 1.0f;
+  if (a.r) {
+    const char* const r = a.r + at * a.r_row;
+    b.r[0] = __ldcg(reinterpret_cast<const float*>(r + rows.x * a.r_step));
+    b.r[1] = __ldcg(reinterpret_cast<const float*>(r + rows.y * a.r_step));
+  }
+  if (a.kind == QKV) {
+    const int half = a.head_dim / 2;
+    b.turn = __ldcg(a.turns + at * half + pair % half);
+    b.state_row = __ldcg(a.state_rows + at);
   }
   return b;
 }
 
-// What becomes of the sums of a pair: of columns column and column + 1 those of the first row are x
-// and y, those of the second z and w.
-__device__ __forceinline__ void finish(const ColumnsArgs& a, int matrix, int pair, int column,
-                                       float4 sums, const Beside& b) {
-  if (pair >= a.pairs[matrix]) return;
+// What becomes of the sums y0 and y1 of a pair's rows in a column. Each operation is rounded as
+// written, so that all kernels give the same bits.
+__device__ __forceinline__ void finish_one(const ColumnsArgs& a, int matrix, int pair, int column,
+                                           float y0, float y1, const BesideOne& b) {
+  if (pair >= a.pairs[matrix] || column >= a.m) return;
   const int2 rows = rows_of(a, matrix, pair);
   const int role = a.first + matrix;
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    if (column + c >= a.m) return;
-    float y0 = (c == 0 ? sums.x : sums.y) * b.scale[c];
-    float y1 = (c == 0 ? sums.z : sums.w) * b.scale[c];
-    float* const dst = a.dst + (i64)(column + c) * a.n;
-    if (a.kind == GLU) {
-      dst[pair] = silu()(y0) * y1;
-      continue;
-    }
-    if (a.kind == QKV && role < 2) {
-      const float u = y0 * b.turn[c].x - y1 * b.turn[c].y;
-      y1 = y0 * b.turn[c].y + y1 * b.turn[c].x;
-      y0 = u;
-    }
-    if (a.kind == QKV && role > 0) {
-      const int at = b.state_row[c];
-      if (at < 0 || at >= a.n_state) continue;
-      char* const row = a.state[role - 1] + at * a.state_step[role - 1];
-      put_state(row, a.state_type[role - 1], rows.x, y0);
-      put_state(row, a.state_type[role - 1], rows.y, y1);
-      continue;
-    }
-    dst[rows.x] = y0 + b.r[c][0];
-    dst[rows.y] = y1 + b.r[c][1];
+  float* const dst = a.dst + (i64)column * a.n;
+  y0 = __fmul_rn(y0, b.scale);
+  y1 = __fmul_rn(y1, b.scale);
+  if (a.kind == GLU) {
+    dst[pair] = silu()(y0) * y1;
+    return;
   }
+  if (a.kind == QKV && role < 2) {
+    const float u = fmaf(y0, b.turn.x, -__fmul_rn(y1, b.turn.y));
+    y1 = fmaf(y0, b.turn.y, __fmul_rn(y1, b.turn.x));
+    y0 = u;
+  }
+  if (a.kind == QKV && role > 0) {
+    if (b.state_row < 0 || b.state_row >= a.n_state) return;
+    char* const row = a.state[role - 1] + b.state_row * a.state_step[role - 1];
+    put_state(row, a.state_type[role - 1], rows.x, y0);
+    put_state(row, a.state_type[role - 1], rows.y, y1);
+    return;
+  }
+  dst[rows.x] = y0 + b.r[0];
+  dst[rows.y] = y1 + b.r[1];
+}
+
+// The same for columns column and column + 1, of which the sums of the first row are x and y, those
+// of the second z and w.
+struct Beside {
+  BesideOne of[2];
+};
+
+__device__ __forceinline__ Beside beside_of(const ColumnsArgs& a, int matrix, int pair,
+                                            int column) {
+  return {beside_one(a, matrix, pair, column), beside_one(a, matrix, pair, column + 1)};
+}
+
+__device__ __forceinline__ void finish(const ColumnsArgs& a, int matrix, int pair, int column,
+                                       float4 sums, const Beside& b) {
+  finish_one(a, matrix, pair, column, sums.x, sums.z, b.of[0]);
+  finish_one(a, matrix, pair, column + 1, sums.y, sums.w, b.of[1]);
 }

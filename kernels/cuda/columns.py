@@ -19,12 +19,6 @@ PLAIN, GLU, QKV = range(3)  # as in columns.cuh
 _NIBBLES = ("q4_0",)  # whose lanes hold elements 4 t and following of both halves of 32
 _NO_ROPE = bytes(40)
 _MASKS = (0x000F000F, 0x00F000F0)  # of nibbles
-# What the raw fragments of mul_mat_stream.cu hold for a zero, in a lane's first four elements and
-# in its second four, and the factor of the second (`Raw` in columns_weights.cuh).
-_ZEROS = {
-    "q4_0": (1032.0, 1152.0, 1 / 16), "q5_0": (1040.0, 1040.0, 1.0), "q8_0": (1152.0, 1152.0, 1.0),
-    **{name: (1024.0, 1024.0, 1.0) for name in ("q4_1", "q5_1", "q4_K", "q5_K")},
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,9 +86,10 @@ class Product:
 
 
 def products(
-    node: Tensor, srcs: Sequence[Operand | None], dst: Operand | None = None
+    node: Tensor, srcs: Sequence[Operand | None], dst: Operand | None = None, mixed: bool = False
 ) -> list[Product]:
-    """The products of a node: those of values by themselves if they have a type of their own.
+    """The products of a node: those of values by themselves if they have a type of their own,
+    unless `mixed`.
 
     Nothing where the operands are not of one kind.
     """
@@ -114,7 +109,7 @@ def products(
     if value is not None and value.owner.role is Role.STATE:
         value = None  # it may change between two ops that read it
     if op == "norm_qkv_rope":
-        return _heads_products(node, srcs, dst, value)
+        return _heads_products(node, srcs, dst, value, mixed)
     if len({(w.dtype, w.nb[1]) for w in weights[:2]}) > 1 and op.endswith("swiglu"):
         return []
     if op.endswith("swiglu"):
@@ -128,7 +123,11 @@ def products(
 
 
 def _heads_products(
-    node: Tensor, srcs: Sequence[Operand | None], dst: Operand, value: Tensor | None
+    node: Tensor,
+    srcs: Sequence[Operand | None],
+    dst: Operand,
+    value: Tensor | None,
+    mixed: bool,
 ) -> list[Product]:
     x, norm, wq, wk, wv, pos, rows, k_state, v_state = (s for s in srcs[:9] if s is not None)
     factors = srcs[9] if len(srcs) > 9 else None
@@ -139,7 +138,7 @@ def _heads_products(
     kinds = [(w.dtype, w.nb[1]) for w in (wq, wk, wv)]
     if kinds[0] != kinds[1]:
         return []
-    if kinds[2] == kinds[0]:
+    if kinds[2] == kinds[0] or mixed:
         return [make]
     values = replace(make, weights=(wv,), heads=replace(heads, first=2))
     return [replace(make, weights=(wq, wk)), values]
@@ -163,15 +162,9 @@ class Layout:
 
     x: int = 0
     scales: int = 0
-    corrections: int = 0
     turns: int = 0
     parts: int = 0
     end: int = 0
-
-
-def raw(p: Product) -> bool:
-    """Whether mul_mat_stream.cu multiplies the weights before their scales and offsets."""
-    return p.weights[0].dtype.name in _ZEROS
 
 
 def layout(p: Product, columns: int, parts: int = 0, address: int = 0) -> Layout:
@@ -179,32 +172,27 @@ def layout(p: Product, columns: int, parts: int = 0, address: int = 0) -> Layout
     half = p.heads.head_dim // 2 if p.heads else 0
     x = 2 * ceil_div(p.m, columns) * columns * p.k
     at = [address]
-    corrections = p.k // 32 * columns * 4 if raw(p) else 0
-    for nbytes in (x, 4 * p.m, corrections, 8 * p.m * half, parts):
+    for nbytes in (x, 4 * p.m, 8 * p.m * half, parts):
         at.append(at[-1] + ceil_div(nbytes, 256) * 256)
     return Layout(*at)
 
 
-def _order(p: Product, fragments: bool) -> bytes:
-    """`ColumnsOrder` of columns_order.cuh."""
+def _order(p: Product) -> bytes:
+    """`ColumnsOrder` of columns_round.cu."""
     t = p.weights[0].dtype
-    lanes = (4, 16, 1) if t.name in _NIBBLES else (8, 4, int(t.is_quantized))
-    *zeros, factor = _ZEROS[t.name] if fragments and raw(p) else (0.0, 0.0, 1.0)
-    return struct.pack("@3f3i", factor, *zeros, *lanes)
+    return struct.pack("@3i", *((4, 16, 1) if t.name in _NIBBLES else (8, 4, int(t.is_quantized))))
 
 
 def round_launch(p: Product, at: Layout, columns: int, fragments: bool) -> Launch:
     """The rows of x, normalized, as f16 with a scale each, or as bf16, in the order of fragments of
     the weights."""
     heads, scaled = p.heads, p.rounded == "f16"
-    corrected = fragments and raw(p)
     numbers = struct.pack(
-        "@7P", 0 if p.norm is None else p.norm.address, at.x, at.scales if scaled else 0,
-        at.corrections if corrected else 0,
+        "@6P", 0 if p.norm is None else p.norm.address, at.x, at.scales if scaled else 0,
         heads.pos.address if heads else 0, heads.factors.address if heads and heads.factors else 0,
         at.turns if heads else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
-    numbers += struct.pack("@f", p.eps) + _order(p, fragments)
+    numbers += struct.pack("@f", p.eps) + _order(p)
     numbers += struct.pack("@3i", columns, int(fragments), heads.head_dim // 2 if heads else 0)
     threads = 512 if p.k <= 4096 else 1024
     each = 1 << (ceil_div(p.k, 8 * threads) - 1).bit_length()
@@ -226,9 +214,9 @@ def arguments(
     states = heads.states if heads else ()
     two = [*states, None, None][:2]
     body = struct.pack(
-        "@13P5q",
+        "@12P5q",
         *three([w.address for w in p.weights]), at.x,
-        at.scales if p.rounded == "f16" else 0, at.corrections,
+        at.scales if p.rounded == "f16" else 0,
         0 if r is None else r.address, at.turns, heads.rows.address if heads else 0,
         *(0 if s is None else s.address for s in two), p.dst.address, at.parts,
         p.weights[0].nb[1], 0 if r is None else row_step(r) or 0, 0 if r is None else r.nb[0],
@@ -243,7 +231,7 @@ def arguments(
         states[0].ne[1] if states else 0, w_stages, x_stages, w_stride,
         *_MASKS,
     )  # fmt: skip
-    return body + bytes(-len(body) % 16)
+    return body + bytes(-len(body) % 8)
 
 
 def rows_ok(w: Operand, aligned: int, multiple: int) -> bool:

@@ -4,8 +4,6 @@
 #include "cuda/rope.cuh"
 
 struct ColumnsOrder {
-  float factor;    // of a lane's second four
-  float zeros[2];  // corrections are - zeros[0] times the sum of a lane's first four and so on
   int lane, half;  // elements from lane to lane, and to a lane's second four
   int split;       // whether the pairs of four are (0, 2) and (1, 3), or (0, 1) and (2, 3)
 };
@@ -15,7 +13,6 @@ struct RoundColumnsArgs {
   const float* norm;     // weights of the norm, or null
   char* to;              // the columns, of T
   float* scales;         // of each row, unless T needs none
-  float* corrections;    // [k / 32][n] of each 32 elements and column, or null
   const i32* pos;        // of each column, for turns
   const float* factors;  // of the frequencies, or null
   float2* turns;         // [m, half_dim] cosine and sine; nothing if half_dim is zero
@@ -35,9 +32,6 @@ __device__ __forceinline__ float scale_of(float largest) {
   return gf_float_of((max(gf_bits_of(largest) >> 23, 29u) - 14) << 23);
 }
 
-__device__ __forceinline__ float sum2(u32 halves) {
-  return gf_f16_to_f32((gf_u16)halves) + gf_f16_to_f32((gf_u16)(halves >> 16));
-}
 __device__ __forceinline__ float square_sum(float4 v) {
   return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
@@ -49,26 +43,17 @@ __device__ __forceinline__ float4 times(float4 a, float4 b) {
 }
 __device__ __forceinline__ float4 times(float4 a, float b) { return times(a, {b, b, b, b}); }
 
-// A lane's eight elements of 32, times scale, and its share of the correction.
+// A lane's eight elements of 32, times scale.
 template <class T>
-__device__ __forceinline__ uint4 rounded(const ColumnsOrder& o, const float4 (&v)[2], float scale,
-                                         float* correction) {
+__device__ __forceinline__ uint4 rounded(const ColumnsOrder& o, const float4 (&v)[2], float scale) {
   u32 w[4];
-  *correction = 0.0f;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float4 y = times(v[h], h == 0 ? scale : scale * o.factor);
+    const float4 y = times(v[h], scale);
     w[2 * h] = Float<T>::pair(y.x, o.split ? y.z : y.y);
     w[2 * h + 1] = Float<T>::pair(o.split ? y.y : y.z, y.w);
-    *correction = fmaf(-o.zeros[h], sum2(w[2 * h]) + sum2(w[2 * h + 1]), *correction);
   }
   return {w[0], w[1], w[2], w[3]};
-}
-
-// Over the four lanes that share 32 elements.
-__device__ __forceinline__ float sum_of_four(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
 // A block a column; a thread has R times eight elements.
@@ -136,10 +121,7 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     const int i = r * blockDim.x + threadIdx.x, block32 = i / 4, t = i % 4;
-    float correction;
-    const uint4 w = rounded<T>(a.order, v[r], scale, &correction);
-    correction = sum_of_four(correction);
-    if (a.corrections && inside(r) && t == 0) a.corrections[block32 * a.n + within] = correction;
+    const uint4 w = rounded<T>(a.order, v[r], scale);
     if (!inside(r)) continue;
     if (a.fragments) {  // [k / 32][n / 8][8 columns][4 lanes] of 16 bytes
       uint4* const to = reinterpret_cast<uint4*>(a.to) + (block32 * (a.n / 8) + within / 8) * 32;

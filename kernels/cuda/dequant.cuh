@@ -3,6 +3,18 @@
 #pragma once
 
 #include "cuda/common.cuh"
+#include "cuda/signed8.cuh"
+#include "quants/iq1_m.h"
+#include "quants/iq1_s.h"
+#include "quants/iq2_s.h"
+#include "quants/iq2_xs.h"
+#include "quants/iq2_xxs.h"
+#include "quants/iq3_s.h"
+#include "quants/iq3_xxs.h"
+#include "quants/iq4_nl.h"
+#include "quants/iq4_xs.h"
+#include "quants/mxfp4.h"
+#include "quants/nvfp4.h"
 #include "quants/q2_k.h"
 #include "quants/q3_k.h"
 #include "quants/q4_0.h"
@@ -14,6 +26,8 @@
 #include "quants/q6_k.h"
 #include "quants/q8_0.h"
 #include "quants/quantize_k.h"
+#include "quants/tq1_0.h"
+#include "quants/tq2_0.h"
 
 // y = elements [8 c, 8 c + 8) of a block; a piece never crosses a sub-block.
 __device__ __forceinline__ void dequantize8(const block_q4_0* b, int c, float* y) {
@@ -111,6 +125,16 @@ __device__ __forceinline__ void dequantize8(const block_q6_K* b, int c, float* y
   }
 }
 
+template <class W>
+__device__ __forceinline__ void dequantize8(const W* b, int c, float* y) {
+  const Signed8 s = signed8(b, c);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    y[j] = s.scale * (float)(signed char)(s.lo >> (8 * j));
+    y[4 + j] = s.scale * (float)(signed char)(s.hi >> (8 * j));
+  }
+}
+
 // How a row of type T is read: PIECE elements at a time, piece p of a row with stride nb0 between
 // elements (plain types; quantized rows are dense).
 template <class T>
@@ -140,6 +164,12 @@ __device__ inline void quantize_block(const float* x, block_q3_K* b) { gf_quanti
 __device__ inline void quantize_block(const float* x, block_q4_K* b) { gf_quantize_q4_K(x, b); }
 __device__ inline void quantize_block(const float* x, block_q5_K* b) { gf_quantize_q5_K(x, b); }
 __device__ inline void quantize_block(const float* x, block_q6_K* b) { gf_quantize_q6_K(x, b); }
+__device__ inline void quantize_block(const float* x, block_iq4_nl* b) { gf_quantize_iq4_nl(x, b); }
+__device__ inline void quantize_block(const float* x, block_iq4_xs* b) { gf_quantize_iq4_xs(x, b); }
+__device__ inline void quantize_block(const float* x, block_mxfp4* b) { gf_quantize_mxfp4(x, b); }
+__device__ inline void quantize_block(const float* x, block_nvfp4* b) { gf_quantize_nvfp4(x, b); }
+__device__ inline void quantize_block(const float* x, block_tq1_0* b) { gf_quantize_tq1_0(x, b); }
+__device__ inline void quantize_block(const float* x, block_tq2_0* b) { gf_quantize_tq2_0(x, b); }
 
 // The unit in which a row of type T is written: a whole quantized block, or one plain element.
 template <class T>

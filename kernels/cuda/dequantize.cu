@@ -33,6 +33,6 @@ __global__ void __launch_bounds__(kThreads, 5)
 #pragma unroll 4
   for (int p = threadIdx.x; p < n / 8; p += kThreads) {
     const W* const block = reinterpret_cast<const W*>(run) + p / (W::QK / 8);
-    to[p] = rounded<T, is_same<W, block_q8_0>::value>(eight(block, p % (W::QK / 8)));
+    to[p] = rounded<T, is_wide<W>()>(eight(block, p % (W::QK / 8)));
   }
 }

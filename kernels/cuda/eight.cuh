@@ -6,7 +6,7 @@
 #include "cuda/dequant.cuh"
 
 struct Eight {
-  u32 lo, hi;  // elements 0..3 and 4..7, below 128 but for q8_0
+  u32 lo, hi;  // elements 0..3 and 4..7, below 128 unless `is_wide` says so of the type
   float scale, offset;
 };
 
@@ -91,6 +91,21 @@ __device__ __forceinline__ Eight eight(const block_q6_K* b, int c) {
   const gf_u8* const h = b->qh + s / 8 * 32 + s % 2 * 16 + c % 2 * 8;
   return {nibbles(word_at2(l), low) | pairs(word_at2(h), high) << 4,
           nibbles(word_at2(l + 4), low) | pairs(word_at2(h + 4), high) << 4, scale, -32.0f * scale};
+}
+
+// Signed bytes, made positive by adding the largest magnitude.
+template <class W>
+__device__ __forceinline__ Eight eight(const W* b, int c) {
+  constexpr u32 MOST = SignedKind<W>::MOST, LESS = (128 - MOST) * 0x01010101u;
+  const Signed8 s = signed8(b, c);
+  return {(s.lo ^ 0x80808080u) - LESS, (s.hi ^ 0x80808080u) - LESS, s.scale,
+          -(float)MOST * s.scale};
+}
+
+template <class W>
+constexpr bool is_wide() {
+  if constexpr (SignedKind<W>::SIGNED) return SignedKind<W>::MOST >= 64;
+  return is_same<W, block_q8_0>::value;
 }
 
 // Byte I of w, below 128, plus 128: a float of the bits 0x43, the byte and zeros.

@@ -9,14 +9,14 @@ cannot be read is compiled again.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from gguflow.engine.files import whole_file
 
 from .launch import Kernel
 
@@ -157,12 +157,5 @@ def _decode(data: bytes) -> Compiled:
 
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(data)
-        os.replace(name, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+    with whole_file(path, durable=False) as part:
+        part.write_bytes(data)

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from gguflow.engine.graph import Tensor
 
-from . import mul_mat_columns, mul_mat_stream
+from . import mul_mat_columns, mul_mat_few, mul_mat_stream
 from .columns import GLU, PLAIN, QKV, Product, products
 from .launch import Call, DeviceInfo, Launch, Operand
 from .mul_mat_vec import FASTEST, kind_of
@@ -15,9 +15,8 @@ from .mul_mat_vec import FASTEST, kind_of
 MOST = 256  # columns up to which these come before a library's product of quantized weights
 # The same of 16-bit weights, where a kernel of ours does what a library needs several launches for.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
-SUPER = 8  # columns up to which blocks of 256 elements, with their many scales, are streamed
 # Columns up to which mul_mat_vec.cu is faster, of quantized and of 16-bit weights.
-VEC = {"quantized": 2, "float": 1}
+VEC = {"quantized": 1, "float": 1}
 
 
 def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> int:
@@ -32,15 +31,23 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     t = p.weights[0].dtype
     if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
         return None
-    ways = [mul_mat_stream, mul_mat_columns]
-    if t.block > 32 and p.m > SUPER:
-        ways.reverse()
+    ways = [mul_mat_few, mul_mat_stream, mul_mat_columns]
     return next((w for w in ways if w.takes(p, device)), None)
+
+
+def _products(
+    node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo, dst: Operand | None = None
+) -> list[Product]:
+    """Those of a node; values of a type of their own are by themselves only where they must."""
+    mixed = products(node, srcs, dst, mixed=True)
+    if len(mixed) == 1 and mul_mat_few.takes(mixed[0], device):
+        return mixed
+    return products(node, srcs, dst)
 
 
 def applies(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> bool:
     """Whether `launches` takes this node with these operands (addresses may be zero)."""
-    made = products(node, srcs)
+    made = _products(node, srcs, device)
     return bool(made) and all(way(p, device) is not None for p in made)
 
 
@@ -48,14 +55,14 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     srcs = tuple(None if s is None else Operand.of(s, 0) for s in node.srcs)
     if not applies(node, srcs, device):
         return 0
-    made = [(p, way(p, device)) for p in products(node, srcs)]
+    made = [(p, way(p, device)) for p in _products(node, srcs, device)]
     return max(w.scratch_bytes(p, device) for p, w in made if w is not None)
 
 
 def launches(call: Call) -> list[Launch]:
     """The launches of a node that `applies`."""
     found: list[Launch] = []
-    for p in products(call.node, call.srcs, call.dst):
+    for p in _products(call.node, call.srcs, call.device, call.dst):
         w = way(p, call.device)
         assert w is not None, call.node.name
         for launch in w.launches(p, call.device, call.scratch):

@@ -1,5 +1,5 @@
-// mul_mat for 2 to 16 columns: weights stream through shared memory once, become 16-bit fragments
-// in registers, and meet the columns, which stay in registers, in the tensor cores.
+// 16-bit weights times 2 to 16 columns: weights stream through shared memory once, are fragments as
+// they lie there, and meet the columns, which stay in registers, in the tensor cores.
 //
 // A block is one multiprocessor's. It takes parts of k, at most 4096 elements, one after the other;
 // each of its sixteen warps has a sixteenth of a part and loads the columns' fragments for that
@@ -28,10 +28,8 @@ __device__ __forceinline__ void warp_arrive(u64* bar, int lane) {
 struct Memory {
   u64 *full, *free;            // of the ring's stages
   u64 *sums_full, *sums_free;  // of both places for sums
-  int* offsets;                // [stages][16 rows] bytes before a row's first element
   float4* sums;                // [2][16 warps][groups of 8 columns][32 lanes]
   float4* totals;              // [batch][groups of 8 columns][32 lanes]
-  float* corrections;          // [blocks of 32][columns] of this part of k
   char* ring;
 };
 
@@ -76,20 +74,17 @@ __device__ __forceinline__ void bring(const ColumnsArgs& a, const Memory& m, int
     for (int p = 0; p < P && p * kWarps * B < slice.blocks; ++p) {
       const int first = p * kWarps * B;
       const char* const start = row + Weights<W>::bytes_of(first);
-      const int offset = Weights<W>::offset(start);
-      const int n = Weights<W>::bytes_of(min(slice.blocks - first, kWarps * B));
-      const u32 all = (u32)(offset + n + 15) & ~15u;
+      const u32 all = (u32)Weights<W>::bytes_of(min(slice.blocks - first, kWarps * B));
       barrier_wait(m.free + at.stage, at.parity ^ 1);
       if (lane < kTileRows) {
         const u32 bar = shared_address(m.full + at.stage);
         const u32 to = shared_address(m.ring + (at.stage * kTileRows + lane) * a.w_stride);
-        if (!Weights<W>::ALIGNED) m.offsets[at.stage * kTileRows + lane] = offset;
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(all)
                      : "memory");
         asm volatile(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
             "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-            "l"(start - offset), "r"(all), "r"(bar), "l"(policy)
+            "l"(start), "r"(all), "r"(bar), "l"(policy)
             : "memory");
       }
       __syncwarp();
@@ -98,33 +93,10 @@ __device__ __forceinline__ void bring(const ColumnsArgs& a, const Memory& m, int
   });
 }
 
-// corrections: of this block of 32 and the first two columns of this lane.
 template <class W, int G>
 __device__ __forceinline__ void multiply_block(const char* upper, const char* lower, int block32,
-                                               int t, const Masks& masks, const float* corrections,
-                                               const uint4 (&x)[G], float (&sums)[G][4]) {
-  if constexpr (RawKind<W>::RAW) {
-    const Raw hi = Weights<W>::raw(upper, block32, t, masks);
-    const Raw lo = Weights<W>::raw(lower, block32, t, masks);
-    const u32 first[4] = {hi.pairs.v[0], lo.pairs.v[0], hi.pairs.v[1], lo.pairs.v[1]};
-    const u32 second[4] = {hi.pairs.v[2], lo.pairs.v[2], hi.pairs.v[3], lo.pairs.v[3]};
-#pragma unroll
-    for (int j = 0; j < G; ++j) {
-      const float2 c = *reinterpret_cast<const float2*>(corrections + j * 8);
-      float y[4] = {c.x, c.y, c.x, c.y};
-      mma<f16>(y, first, x[j].x, x[j].y);
-      mma<f16>(y, second, x[j].z, x[j].w);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[j][i] = fmaf(i < 2 ? hi.scale : lo.scale, y[i], sums[j][i]);
-        if (RawKind<W>::OFFSET) {  // the sum of the columns' elements is c / - 1024
-          const float offset = (i < 2 ? hi.offset : lo.offset) * (-1.0f / 1024.0f);
-          sums[j][i] = fmaf(offset, i % 2 == 0 ? c.x : c.y, sums[j][i]);
-        }
-      }
-    }
-    return;
-  }
+                                               int t, const Masks& masks, const uint4 (&x)[G],
+                                               float (&sums)[G][4]) {
   const Pairs hi = Weights<W>::pairs(upper, block32, t, 0, masks);
   const Pairs lo = Weights<W>::pairs(lower, block32, t, 0, masks);
   const u32 first[4] = {hi.v[0], lo.v[0], hi.v[1], lo.v[1]};
@@ -141,7 +113,6 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
                                          int lane) {
   const int row = lane / 4, t = lane % 4;
   const int first = warp * B;  // of a stage's blocks
-  float* const corrections = m.corrections + first * G * 8;
   const Masks masks = a.masks;
   uint4 x[P * B][G];
   Place at, out;
@@ -161,13 +132,6 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
         }
       }
     }
-    if (RawKind<W>::RAW) {
-      const float* const from = a.corrections + (slice.begin + first) * G * 8;
-      for (int i = lane; i < min(B, slice.blocks - first) * G * 8; i += 32) {
-        corrections[i] = __ldcg(from + i);
-      }
-      __syncwarp();
-    }
   };
   for_each(a, enter, [&](int, int, int) {
     float sums[G][4] = {};
@@ -176,15 +140,10 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
       if (p * kWarps * B >= slice.blocks) break;
       const int mine = slice.blocks - (p * kWarps + warp) * B;
       barrier_wait(m.full + at.stage, at.parity);
-      const char* upper = m.ring + (at.stage * kTileRows + row) * a.w_stride;
-      const char* lower = upper + 8 * a.w_stride;
-      if (!Weights<W>::ALIGNED) {
-        upper += m.offsets[at.stage * kTileRows + row];
-        lower += m.offsets[at.stage * kTileRows + row + 8];
-      }
+      const char* const upper = m.ring + (at.stage * kTileRows + row) * a.w_stride;
+      const char* const lower = upper + 8 * a.w_stride;
       const auto block = [&](int b) {
-        multiply_block<W, G>(upper, lower, first + b, t, masks, corrections + b * G * 8 + t * 2,
-                             x[p * B + b], sums);
+        multiply_block<W, G>(upper, lower, first + b, t, masks, x[p * B + b], sums);
       };
       if (FULL && mine > 0) {  // without branches, so that blocks overlap
 #pragma unroll
@@ -264,11 +223,9 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   m.free = m.full + a.w_stages;
   m.sums_full = m.free + a.w_stages;
   m.sums_free = m.sums_full + 2;
-  m.offsets = reinterpret_cast<int*>(m.sums_free + 2);
-  m.sums = reinterpret_cast<float4*>(m.offsets + a.w_stages * kTileRows);
+  m.sums = reinterpret_cast<float4*>(shared + 256);  // after the barriers of 12 stages at most
   m.totals = m.sums + 2 * kWarps * G * 32;
-  m.corrections = reinterpret_cast<float*>(m.totals + kBatch * G * 32);
-  m.ring = reinterpret_cast<char*>(m.corrections + (RawKind<W>::RAW ? kWarps * B * G * 8 : 0));
+  m.ring = reinterpret_cast<char*>(m.totals + kBatch * G * 32);
   if (threadIdx.x == 0) {
     for (int s = 0; s < a.w_stages; ++s) {
       barrier_make(m.full + s, kTileRows);

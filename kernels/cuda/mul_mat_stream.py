@@ -1,26 +1,21 @@
-"""Launches mul_mat_stream.cu: weights times 2 to 16 columns, on devices with bulk copies."""
+"""Launches mul_mat_stream.cu: 16-bit weights times 2 to 16 columns, on devices with bulk copies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gguflow.engine.graph import DType
-
-from .columns import Product, arguments, columns_ok, layout, raw, round_launch, rows_ok
+from .columns import Product, arguments, columns_ok, layout, round_launch, rows_ok
 from .elementwise import cpp_bool
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 MOST = 16  # columns
 _WARPS, _THREADS, _ROWS, _PAIRS, _BATCH = 16, 640, 16, 8, 8  # as in mul_mat_stream.cu
 _SLICE = 4096  # elements of k a block may have
+_PARTS = 4  # stages that a part of a row takes
+_BARRIERS = 256  # bytes
 _STATIC = 256  # bytes of shared memory that are left alone
 _MAX_STAGES = 12
-
-
-def _aligned(t: DType) -> bool:
-    """Whether 256 elements are a multiple of 16 bytes."""
-    return 256 // t.block * t.nbytes % 16 == 0
 
 
 @dataclass(frozen=True)
@@ -43,28 +38,19 @@ class _Plan:
 
 
 def _plan(p: Product, device: DeviceInfo) -> _Plan:
-    t = p.weights[0].dtype
     units = ceil_div(p.k, 256)
     splits = ceil_div(p.k, _SLICE)
     blocks32 = 8 * ceil_div(units, splits)  # at most, of a part of k
-    parts = 1 if t.is_quantized else 4
-    blocks = ceil_div(blocks32, _WARPS * parts)
-    if t.is_quantized and blocks > 1:
-        blocks = ceil_div(blocks, 2) * 2  # pairs of blocks are where words are aligned
-    nbytes = min(blocks32, _WARPS * blocks) * 32 // t.block * t.nbytes if t.block <= 32 else (
-        ceil_div(min(blocks32, _WARPS * blocks), 8) * t.nbytes)  # fmt: skip
-    if t.is_quantized:
-        stride = ((ceil_div(nbytes, 16) + (0 if _aligned(t) else 1)) | 1) * 16
-    else:
-        stride = nbytes + (64 if nbytes % 128 == 0 else 0)
+    blocks = ceil_div(blocks32, _WARPS * _PARTS)
+    nbytes = 64 * min(blocks32, _WARPS * blocks)
+    stride = nbytes + (64 if nbytes % 128 == 0 else 0)
     begins = [min(units * i // splits * 8, p.k // 32) for i in range(splits + 1)]
     full = all((b - a) % blocks == 0 for a, b in pairwise(begins))
     groups = ceil_div(p.m, 8)
-    fixed = 32 + (2 * _WARPS + _BATCH) * groups * 512 + 128
-    fixed += _WARPS * blocks * groups * 32 if raw(p) else 0
-    stage = 16 + 4 * _ROWS + _ROWS * stride
+    fixed = _BARRIERS + (2 * _WARPS + _BATCH) * groups * 512 + 128
+    stage = _ROWS * stride
     stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // stage)
-    return _Plan(splits, parts, blocks, full, groups, stride, stages, fixed + stages * stage)
+    return _Plan(splits, _PARTS, blocks, full, groups, stride, stages, fixed + stages * stage)
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -72,8 +58,8 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     return (
         int(device.arch[3:].rstrip("af")) >= 90
         and 1 < p.m <= MOST
-        and all(rows_ok(w, 16 if _aligned(t) else 2, 256 if t.is_quantized else 32)
-                for w in p.weights)
+        and not t.is_quantized
+        and all(rows_ok(w, 16, 32) for w in p.weights)
         and columns_ok(p.x)
         and _plan(p, device).stages >= 2
     )  # fmt: skip

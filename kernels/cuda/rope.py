@@ -22,7 +22,9 @@ def yarn_range(n_dims: int, p: dict[str, float]) -> tuple[float, float]:
         wavelengths = p["n_ctx_orig"] / (turns * 2 * math.pi)
         return n_dims * math.log(wavelengths) / (2 * math.log(p["freq_base"]))
 
-    low, high = math.floor(pair(p["beta_fast"])), math.ceil(pair(p["beta_slow"]))
+    low, high = pair(p["beta_fast"]), pair(p["beta_slow"])
+    if p["whole_pairs"]:
+        low, high = math.floor(low), math.ceil(high)
     return max(0.0, low), min(n_dims - 1.0, high)
 
 

@@ -1,18 +1,18 @@
 // sample: the next token of each row of logits, the same on every backend to the bit. The order of
 // every operation is defined in engine/ops/sample.py, whose step numbers this file uses.
 //
-// Two kernels. `sample_scan`, for every run of 1024 logits: step 1, and what `sample` needs of the
-// run, which is its largest value, its 64 largest in order, or all of them in order. `sample`:
-// steps 2 to 6 in one block; without a small top_k all of a row's blocks first find the rank of
-// every logit that can matter, and the one that ends last goes on.
-#include "cuda/sample.cuh"
+// Two kernels for few rows. `sample_scan`, for every run of 1024 logits: step 1, and what `sample`
+// needs of the run, which is its largest value, its 64 largest in order, or all of them in order.
+// `sample`: steps 2 to 6 in one block; without a small top_k all of a row's blocks first find the
+// rank of every logit that can matter, and the one that ends last goes on.
+//
+// Of many rows, sample_many.cu does those that are greedy or have a small top_k, and
+// sample_sorted.cu the others.
+#include "cuda/sample_draw.cuh"
 
 constexpr int kScanThreads = kScan / 2;
 static_assert(kScan == kThreads, "sample has a thread for each key of a run");
 
-// ALL: every row has as many blocks as runs. Otherwise only rows that need all of their keys in
-// order are done, by a few blocks each: sample_many.cu does the others.
-template <bool ALL>
 __global__ void __launch_bounds__(kScanThreads)
     sample_scan(const __grid_constant__ SampleArgs args) {
   __shared__ float part[kScan];
@@ -24,11 +24,11 @@ __global__ void __launch_bounds__(kScanThreads)
   const Settings set = read_settings(a.settings);
   const int kind = kind_of(set);
   if (blockIdx.x == 0 && threadIdx.x < 2) a.counts[threadIdx.x] = 0;
-  if (!ALL && kind != LARGE) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = warp * 64 + lane;
   const i64 n = a.n;
 
-  for (i64 base = (i64)blockIdx.x * kScan; base < n; base += (i64)gridDim.x * kScan) {
+  const i64 base = (i64)blockIdx.x * kScan;
+  {
     // Step 1. A token met twice is penalized once, for the original logit is read.
     float x[2];
 #pragma unroll
@@ -61,7 +61,6 @@ __global__ void __launch_bounds__(kScanThreads)
       sort_keys(keys, kScan);
       out[threadIdx.x] = keys[threadIdx.x];
       out[threadIdx.x + kScanThreads] = keys[threadIdx.x + kScanThreads];
-      __syncthreads();
     } else if (kind == SMALL) {
       static_assert(kScanThreads / 64 * kList <= kScan, "room for half of the warps' lists");
       sort_list(top);
@@ -81,82 +80,17 @@ __global__ void __launch_bounds__(kScanThreads)
 
 struct Shared {
   u64 keys[2][kScan];
-  alignas(16) float weights[kThreads];
-  float sum;
-  int added;  // weights added so far, or where adding stopped
+  DrawShared draw;
+  int kept;
   bool done;
-  int first, kept;
 };
 
-// The candidates in order.
-struct Candidates {
+// Keys in order.
+struct Keys {
   const u64* keys;
-  i64 count;
-  float top;  // the largest value
-
-  __device__ float below(i64 i) const { return gf_add(value_of(__ldcg(keys + i)), -top); }
+  __device__ float value(i64 i) const { return value_of(__ldcg(keys + i)); }
+  __device__ i64 index(i64 i) const { return index_of(__ldcg(keys + i)); }
 };
-
-// A weight below 2^-26 of a sum changes neither it nor any later sum of falling weights (give or
-// take a few units in the last place). The first weight is 1, so no sum is smaller: weights of
-// values further below the largest than this never count.
-constexpr float kReach = 18.5f;
-constexpr float kTiny = 1.4901161193847656e-8f;  // 2^-26
-
-// The first i whose sum of weights up to and including it satisfies enough(sum, total), or the last
-// one. sums: room for one float a candidate. The sums are rounded in order, so one thread adds.
-template <class Weight, class Enough>
-__device__ i64 find(const Candidates& c, float* sums, Shared& s, Weight weight, Enough enough) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    s.sum = 0.0f;
-    s.added = 0;
-    s.done = false;
-    s.first = 0x7FFFFFFF;
-  }
-  __syncthreads();
-  for (i64 base = 0; base < c.count && !s.done; base += kThreads) {
-    const i64 i = base + threadIdx.x;
-    s.weights[threadIdx.x] = i < c.count ? weight(i) : 0.0f;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      float sum = s.sum;
-      int k = 0;
-      for (; k < kThreads; k += 16) {
-        if (s.weights[k] < sum * kTiny) {
-          s.done = true;
-          break;
-        }
-        float w[16];
-#pragma unroll
-        for (int j = 0; j < 16; ++j) w[j] = s.weights[k + j];
-#pragma unroll
-        for (int j = 0; j < 16; ++j) s.weights[k + j] = sum = gf_add(sum, w[j]);
-      }
-      s.sum = sum;
-      s.added = (int)(base + k < c.count ? base + k : c.count);
-    }
-    __syncthreads();
-    if (i < s.added) sums[i] = s.weights[threadIdx.x];
-    __syncthreads();
-  }
-  const float total = s.sum;
-  for (i64 i = threadIdx.x; i < s.added; i += kThreads) {
-    if (enough(sums[i], total)) {
-      atomicMin(&s.first, (int)i);
-      break;
-    }
-  }
-  __syncthreads();
-  return s.first < 0x7FFFFFFF ? s.first : c.count - 1;
-}
-
-// How far below the largest value a candidate can matter to steps 4 to 6.
-__device__ float reach(const Settings& set) {
-  if (set.top_p < 1.0f) return kReach;  // what is left then lies within
-  const float drawn = kReach * set.temp;
-  return set.min_p > 0.0f ? fminf(drawn, fmaxf(0.01f - __logf(set.min_p), 0.01f)) : drawn;
-}
 
 // Writes the keys of a run that can matter to their places among all; k: places that are wanted, 0
 // for all. `best` is the smallest of all keys.
@@ -206,32 +140,6 @@ __device__ bool is_last(i32* count, Shared& s) {
   return last;
 }
 
-__device__ i64 draw_large(const SampleRow& a, const Settings& set, float top, float u, Shared& s) {
-  const i64 k = whole(set.top_k), kept = __ldcg(a.counts);
-  Candidates c{a.sorted, k > 0 && k < kept ? k : kept, top};
-  float* const sums = a.sums;
-  const auto plain = [&c](i64 i) { return exp32(c.below(i)); };
-  if (set.top_p < 1.0f) {
-    c.count = 1 + find(c, sums, s, plain,
-                       [&set](float sum, float total) { return sum >= gf_mul(set.top_p, total); });
-  }
-  if (set.min_p > 0.0f) {
-    __syncthreads();
-    if (threadIdx.x == 0) s.kept = 0;
-    __syncthreads();
-    int mine = 0;
-    for (i64 i = threadIdx.x; i < c.count; i += kThreads) mine += plain(i) >= set.min_p;
-    if (mine) atomicAdd(&s.kept, mine);
-    __syncthreads();
-    c.count = s.kept > 1 ? s.kept : 1;
-  }
-  const auto tempered = [&](i64 i) { return exp32(gf_div(c.below(i), set.temp)); };
-  const i64 i =
-      find(c, sums, s, tempered, [u](float sum, float total) { return sum > gf_mul(u, total); });
-  return index_of(__ldcg(c.keys + i));
-}
-
-template <bool ALL>
 __global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ SampleArgs args) {
   __shared__ Shared s;
   launch_dependents();
@@ -241,7 +149,7 @@ __global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ Sampl
   const Settings set = read_settings(a.settings);
   const float u = uniform(__ldcg(a.rng), __ldcg(a.rng + 1));
   const int kind = kind_of(set);
-  if (kind != LARGE && (!ALL || blockIdx.x > 0)) return;
+  if (kind != LARGE && blockIdx.x > 0) return;
 
   if (kind == SMALL) {
     constexpr int kWarps = kThreads / 32, kAtOnce = 4;  // lists that are asked for together
@@ -278,11 +186,9 @@ __global__ void __launch_bounds__(kThreads) sample(const __grid_constant__ Sampl
   best = block_smallest(best, s.keys[0]);
   i64 chosen = index_of(best);  // step 2
   if (kind == LARGE) {
-    for (i64 own = blockIdx.x; own < a.blocks; own += gridDim.x) {
-      rank_run(a, own, whole(set.top_k), best, reach(set), s);
-    }
+    rank_run(a, blockIdx.x, whole(set.top_k), best, reach(set), s);
     if (!is_last(a.counts + 1, s)) return;
-    chosen = draw_large(a, set, value_of(best), u, s);
+    chosen = draw_large(Keys{a.sorted}, __ldcg(a.counts), set, value_of(best), u, a.sums, s.draw);
   }
   if (threadIdx.x == 0) *a.out = (i32)chosen;
 }

@@ -1,4 +1,4 @@
-"""Launches sample.cu, and sample_many.cu where there are many rows."""
+"""Launches sample.cu, or sample_many.cu and sample_sorted.cu where there are many rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gguflow.engine.graph import Tensor
 
-from .launch import MAX_GRID_YZ, Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, pack
+from .launch import MAX_GRID_YZ, Call, DeviceInfo, Kernel, Launch, ceil_div, pack
 
 OPS = ("sample",)
 SCAN = 1024  # logits of a run, kScan of sample.cuh
@@ -15,32 +15,25 @@ SCAN_BLOCK = 512
 BLOCK = 1024
 KEY = 8  # bytes
 FEW = 8  # rows that get a block for every run
-BLOCKS = 8  # of each of more rows
 STRIP, STRIP_BLOCK = 8192, 128  # logits and threads of a block of sample_groups
-ROOM = 96 << 20  # bytes of scratch memory that rows share, if a row does not need more
+ROOM = 224 << 20  # bytes of scratch memory for rows that are sorted, if one does not need more
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Bytes from the start of the scratch memory, for rows of n logits of which `rows` are done at
-    a time: runs of keys come first."""
+    """Bytes from the start of the scratch memory, for rows of n logits. Of few rows, runs of keys
+    come first; of many, what is sorted."""
 
     n: int
     rows: int
-    of_all: int  # rows
 
-    @classmethod
-    def of(cls, n: int, rows: int) -> Scratch:
-        a_row = (ceil_div(n, SCAN) * SCAN + n) * KEY + 4 * n
-        return cls(n, rows if rows <= FEW else min(rows, max(1, ROOM // a_row)), rows)
+    @property
+    def few(self) -> bool:
+        return self.rows <= FEW
 
     @property
     def blocks(self) -> int:
         return ceil_div(self.n, SCAN)
-
-    @property
-    def strips(self) -> int:
-        return ceil_div(self.n, STRIP)
 
     @property
     def sorted(self) -> int:
@@ -55,13 +48,24 @@ class Scratch:
         return ceil_div(self.sums + 4 * self.rows * self.n, 16) * 16
 
     @property
+    def at_a_time(self) -> int:
+        """Of many rows, those sorted side by side, in as few turns as there is room for."""
+        turns = ceil_div(self.rows, max(1, ROOM // (12 * self.n)))
+        return ceil_div(self.rows, turns)
+
+    @property
+    def strips(self) -> int:
+        return ceil_div(self.n, STRIP)
+
+    @property
     def largest(self) -> int:
-        return self.counts + ceil_div(8 * self.rows, 16) * 16
+        return ceil_div(12 * self.n * self.at_a_time, 16) * 16
 
     @property
     def end(self) -> int:
-        many = self.of_all > FEW
-        return self.largest + many * self.of_all * self.strips * STRIP_BLOCK * KEY
+        if self.few:
+            return self.counts + 8 * self.rows
+        return self.largest + self.rows * self.strips * STRIP_BLOCK * KEY
 
 
 def supports(node: Tensor) -> bool:
@@ -70,41 +74,31 @@ def supports(node: Tensor) -> bool:
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     rows, n = node.live_srcs()[0].shape
-    return Scratch.of(n, rows).end
+    return Scratch(n, rows).end
 
 
 def launches(call: Call) -> list[Launch]:
     n, rows = call.src(0).ne[:2]
-    scratch, at = Scratch.of(n, rows), call.scratch
-    where = struct.pack(
-        "@4Pq", at, at + scratch.sorted, at + scratch.sums, at + scratch.counts, scratch.blocks
-    )
+    scratch, at = Scratch(n, rows), call.scratch
+    # Of many rows there are no runs.
+    places = (scratch.sorted, scratch.sums, scratch.counts) if scratch.few else (0, 0, 0)
+    where = struct.pack("@4Pq", *(at + place for place in (0, *places)), scratch.blocks)
+    args = pack(call.dst, *(call.src(i) for i in range(4)), where)
 
-    def arguments(begin: int, m: int) -> bytes:
-        """For m rows."""
+    def launch(source: str, entry: str, grid: tuple[int, int], block: int, args: bytes) -> Launch:
+        kernel = Kernel(source, entry)
+        return Launch(kernel, (*grid, 1), (block, 1, 1), args, dependent=True)
 
-        def of(o: Operand, axis: int) -> Operand:
-            ne = tuple(m if i == axis else extent for i, extent in enumerate(o.ne))
-            return o.shift(begin * o.nb[axis], ne)
-
-        return pack(of(call.dst, 0), *(of(call.src(i), 1) for i in range(4)), where)
-
-    made = []
-    if rows > FEW:
-        groups = struct.pack("@Pq", at + scratch.largest, scratch.strips)
-        args = pack(arguments(0, rows), groups)
-        for entry, grid, block in (
-            ("sample_groups", (scratch.strips, rows, 1), STRIP_BLOCK),
-            ("sample_many", (rows, 1, 1), BLOCK),
-        ):
-            kernel = Kernel("sample_many.cu", entry)
-            made.append(Launch(kernel, grid, (block, 1, 1), args, dependent=True))
-    every = "true" if rows <= FEW else "false"
-    blocks = scratch.blocks if rows <= FEW else min(BLOCKS, scratch.blocks)
-    for begin in range(0, rows, scratch.rows):
-        m = min(scratch.rows, rows - begin)
-        args = arguments(begin, m)
-        for entry, block in ((f"sample_scan<{every}>", SCAN_BLOCK), (f"sample<{every}>", BLOCK)):
-            kernel = Kernel("sample.cu", entry)
-            made.append(Launch(kernel, (blocks, m, 1), (block, 1, 1), args, dependent=True))
-    return made
+    if scratch.few:
+        grid = (scratch.blocks, rows)
+        return [
+            launch("sample.cu", "sample_scan", grid, SCAN_BLOCK, args),
+            launch("sample.cu", "sample", grid, BLOCK, args),
+        ]
+    groups = pack(args, struct.pack("@Pq", at + scratch.largest, scratch.strips))
+    room = pack(args, struct.pack("@P", at))
+    return [
+        launch("sample_many.cu", "sample_groups", (scratch.strips, rows), STRIP_BLOCK, groups),
+        launch("sample_many.cu", "sample_many", (rows, 1), BLOCK, groups),
+        launch("sample_sorted.cu", "sample_sorted", (scratch.at_a_time, 1), BLOCK, room),
+    ]

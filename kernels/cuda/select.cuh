@@ -122,17 +122,16 @@ struct SortShared {
   int ranks[kThreads / 32][256];
 };
 
-// order[0..n) = all indices in order, by four stable passes over 8-bit digits (LSD radix sort).
-// `other` holds n more indices.
-__device__ void sort_all(const float* v, i64 n, i32* order, i32* other, SortShared& s) {
+// Sorts order[0..n), ascending indices of v, by four stable passes over 8-bit digits (LSD radix
+// sort). `other` holds n more indices.
+__device__ void sort_indices(const float* v, i64 n, i32* order, i32* other, SortShared& s) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   i32* from = order;
   i32* to = other;
-  for (i64 i = threadIdx.x; i < n; i += kThreads) from[i] = (i32)i;
   (&s.count[0][0])[threadIdx.x] = 0;
   __syncthreads();
   for (i64 i = threadIdx.x; i < n; i += kThreads) {
-    const u32 key = descending_key(v[i]);
+    const u32 key = descending_key(v[from[i]]);
 #pragma unroll
     for (int pass = 0; pass < 4; ++pass) atomicAdd(&s.count[pass][(key >> (8 * pass)) & 255], 1);
   }
@@ -147,36 +146,52 @@ __device__ void sort_all(const float* v, i64 n, i32* order, i32* other, SortShar
   }
   for (int shift = 0; shift < 32; shift += 8) {
     int* const offset = s.count[shift / 8];
+    // Indices come two turns ahead, and their values one.
+    const auto index_at = [&](i64 i) { return i < n ? from[i] : 0; };
+    i32 index = index_at(threadIdx.x), next = index_at(threadIdx.x + kThreads);
+    float value = v[index];
     for (i64 base = 0; base < n; base += kThreads) {
-      for (int d = threadIdx.x; d < kThreads / 32 * 256; d += kThreads) (&s.ranks[0][0])[d] = 0;
-      __syncthreads();
       const i64 i = base + threadIdx.x;
+      const float next_value = v[next];
+      const i32 after = index_at(i + 2 * kThreads);
+#pragma unroll
+      for (int d = lane; d < 256; d += 32) s.ranks[warp][d] = 0;
+      __syncwarp();
       const bool there = i < n;
       const u32 active = __ballot_sync(kAllLanes, there);
-      i32 index = 0;
-      u32 digit = 0, peers = 0;
+      const u32 digit = (descending_key(value) >> shift) & 255;
+      u32 peers = 0;
       if (there) {
-        index = from[i];
-        digit = (descending_key(v[index]) >> shift) & 255;
         peers = __match_any_sync(active, digit);
         if (lane == __ffs(peers) - 1) s.ranks[warp][digit] = __popc(peers);
       }
       __syncthreads();
       if (threadIdx.x < 256) {
-        int at = offset[threadIdx.x];
+        int c[kThreads / 32], at = offset[threadIdx.x];
+#pragma unroll
+        for (int w = 0; w < kThreads / 32; ++w) c[w] = s.ranks[w][threadIdx.x];
+#pragma unroll
         for (int w = 0; w < kThreads / 32; ++w) {
-          const int c = s.ranks[w][threadIdx.x];
           s.ranks[w][threadIdx.x] = at;
-          at += c;
+          at += c[w];
         }
         offset[threadIdx.x] = at;
       }
       __syncthreads();
       if (there) to[s.ranks[warp][digit] + __popc(peers & ((1u << lane) - 1))] = index;
-      __syncthreads();
+      __syncwarp();
+      index = next, value = next_value, next = after;
     }
+    __syncthreads();  // the last indices are there
     i32* const swap = from;
     from = to;
     to = swap;
   }
+}
+
+// order[0..n) = all indices of v in order.
+__device__ void sort_all(const float* v, i64 n, i32* order, i32* other, SortShared& s) {
+  for (i64 i = threadIdx.x; i < n; i += kThreads) order[i] = (i32)i;
+  __syncthreads();
+  sort_indices(v, n, order, other, s);
 }

@@ -14,6 +14,13 @@
 #endif
 #endif
 
+// Of constants at file scope.
+#if defined(__CUDACC__)
+#define GF_TABLE static __device__ const
+#else
+#define GF_TABLE static const
+#endif
+
 typedef unsigned char gf_u8;
 typedef signed char gf_i8;
 typedef unsigned short gf_u16;
@@ -38,6 +45,8 @@ GF_HD float gf_float_of(gf_u32 u) {
   return b.f;
 }
 
+GF_HD gf_u32 gf_load_u16(const gf_u8* p) { return (gf_u32)p[0] | (gf_u32)p[1] << 8; }
+
 GF_HD gf_u32 gf_load_u32(const gf_u8* p) {
   return (gf_u32)p[0] | (gf_u32)p[1] << 8 | (gf_u32)p[2] << 16 | (gf_u32)p[3] << 24;
 }
@@ -55,11 +64,13 @@ GF_HD float gf_mul(float a, float b) { return __fmul_rn(a, b); }
 GF_HD float gf_add(float a, float b) { return __fadd_rn(a, b); }
 GF_HD float gf_div(float a, float b) { return __fdiv_rn(a, b); }
 GF_HD float gf_sqrt(float x) { return __fsqrt_rn(x); }
+GF_HD double gf_log2(double x) { return log2(x); }
 #else
 GF_HD float gf_mul(float a, float b) { return a * b; }
 GF_HD float gf_add(float a, float b) { return a + b; }
 GF_HD float gf_div(float a, float b) { return a / b; }
 GF_HD float gf_sqrt(float x) { return __builtin_sqrtf(x); }
+GF_HD double gf_log2(double x) { return __builtin_log2(x); }
 #endif
 
 GF_HD float gf_abs(float x) { return gf_float_of(gf_bits_of(x) & 0x7FFFFFFFu); }

@@ -2,6 +2,17 @@
 // CPU only; CUDA kernels are compiled for one type and include its file.
 #pragma once
 
+#include "iq1_m.h"
+#include "iq1_s.h"
+#include "iq2_s.h"
+#include "iq2_xs.h"
+#include "iq2_xxs.h"
+#include "iq3_s.h"
+#include "iq3_xxs.h"
+#include "iq4_nl.h"
+#include "iq4_xs.h"
+#include "mxfp4.h"
+#include "nvfp4.h"
 #include "q2_k.h"
 #include "q3_k.h"
 #include "q4_0.h"
@@ -12,6 +23,8 @@
 #include "q5_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
+#include "tq1_0.h"
+#include "tq2_0.h"
 
 // Numbers of the plain types; a quantized type carries its own in block_x::TYPE.
 enum { GF_TYPE_F32 = 0, GF_TYPE_F16 = 1, GF_TYPE_BF16 = 30 };
@@ -21,10 +34,10 @@ struct gf_block_tag {
   typedef B Block;
 };
 
-// Calls visit(gf_block_tag<block_x>()) for a quantized type; false if the type is not known here.
-// The one list of quantized types on the C++ side.
+// Calls visit(gf_block_tag<block_x>()) for a quantized type that can be written; false for others.
+// This and the next function are the one list of quantized types on the C++ side.
 template <class Visit>
-static inline bool gf_visit_block(int type, Visit visit) {
+static inline bool gf_visit_writable(int type, Visit visit) {
   switch (type) {
     case block_q4_0::TYPE:
       return visit(gf_block_tag<block_q4_0>()), true;
@@ -46,8 +59,42 @@ static inline bool gf_visit_block(int type, Visit visit) {
       return visit(gf_block_tag<block_q5_K>()), true;
     case block_q6_K::TYPE:
       return visit(gf_block_tag<block_q6_K>()), true;
+    case block_iq4_nl::TYPE:
+      return visit(gf_block_tag<block_iq4_nl>()), true;
+    case block_iq4_xs::TYPE:
+      return visit(gf_block_tag<block_iq4_xs>()), true;
+    case block_tq1_0::TYPE:
+      return visit(gf_block_tag<block_tq1_0>()), true;
+    case block_tq2_0::TYPE:
+      return visit(gf_block_tag<block_tq2_0>()), true;
+    case block_mxfp4::TYPE:
+      return visit(gf_block_tag<block_mxfp4>()), true;
+    case block_nvfp4::TYPE:
+      return visit(gf_block_tag<block_nvfp4>()), true;
   }
   return false;
+}
+
+// The same for every quantized type.
+template <class Visit>
+static inline bool gf_visit_block(int type, Visit visit) {
+  switch (type) {
+    case block_iq1_m::TYPE:
+      return visit(gf_block_tag<block_iq1_m>()), true;
+    case block_iq1_s::TYPE:
+      return visit(gf_block_tag<block_iq1_s>()), true;
+    case block_iq2_s::TYPE:
+      return visit(gf_block_tag<block_iq2_s>()), true;
+    case block_iq2_xs::TYPE:
+      return visit(gf_block_tag<block_iq2_xs>()), true;
+    case block_iq2_xxs::TYPE:
+      return visit(gf_block_tag<block_iq2_xxs>()), true;
+    case block_iq3_s::TYPE:
+      return visit(gf_block_tag<block_iq3_s>()), true;
+    case block_iq3_xxs::TYPE:
+      return visit(gf_block_tag<block_iq3_xxs>()), true;
+  }
+  return gf_visit_writable(type, visit);
 }
 
 // Elements a block, 1 for plain types, 0 for a type this file does not know.
@@ -111,14 +158,25 @@ static inline void gf_dequantize_row(int type, const void* row, float* y, gf_i64
   }
 }
 
-// The K-quants' scale search is in cpu/quantize_k.cpp, compiled once a library.
+// Whether rows can be written in the type.
+static inline bool gf_writable(int type) {
+  return gf_block(type) == 1 || gf_visit_writable(type, [](auto) {});
+}
+
+// The searches for scales are in cpu/quantize_search.cpp, compiled once a library.
 void quantize_block(const float* x, block_q2_K* b);
 void quantize_block(const float* x, block_q3_K* b);
 void quantize_block(const float* x, block_q4_K* b);
 void quantize_block(const float* x, block_q5_K* b);
 void quantize_block(const float* x, block_q6_K* b);
+void quantize_block(const float* x, block_iq4_nl* b);
+void quantize_block(const float* x, block_iq4_xs* b);
+void quantize_block(const float* x, block_mxfp4* b);
+void quantize_block(const float* x, block_nvfp4* b);
+void quantize_block(const float* x, block_tq1_0* b);
+void quantize_block(const float* x, block_tq2_0* b);
 
-// row = x[0..n) in the given type. The type must be known and n a multiple of gf_block(type).
+// row = x[0..n) in the given type, which is writable; n is a multiple of gf_block(type).
 static inline void gf_quantize_row(int type, const float* x, void* row, gf_i64 n) {
   if (type == GF_TYPE_F32) {
     for (gf_i64 i = 0; i < n; ++i) ((float*)row)[i] = x[i];
@@ -127,7 +185,7 @@ static inline void gf_quantize_row(int type, const float* x, void* row, gf_i64 n
   } else if (type == GF_TYPE_BF16) {
     for (gf_i64 i = 0; i < n; ++i) ((gf_u16*)row)[i] = gf_f32_to_bf16(x[i]);
   } else {
-    gf_visit_block(type, [&](auto tag) {
+    gf_visit_writable(type, [&](auto tag) {
       using Block = typename decltype(tag)::Block;
       Block* b = (Block*)row;
       for (gf_i64 i = 0; i < n / Block::QK; ++i) quantize_block(x + i * Block::QK, b + i);

@@ -15,12 +15,15 @@ from .norm import RMS_NORM, Norm
 from .site import Site
 
 
-def attention(at: Site, h: Tensor, *, rope_mode: str, head_norm: Norm = RMS_NORM) -> Tensor:
+def attention(
+    at: Site, h: Tensor, *, rope_mode: str, head_norm: Norm = RMS_NORM, gated: bool = False
+) -> Tensor:
     """Grouped-query attention. h: normed input f32 [n_tokens, n_embd]; returns f32 [m, n_embd], in
     the last layer of the rows to output alone.
 
     rope_mode: "norm" turns adjacent values, "neox" those half a head apart, "" none. head_norm: the
-    kind of norm that queries and keys get where there are weights for it.
+    kind of norm that queries and keys get where there are weights for it. gated: the query matrix
+    gives each head its query and a gate, whose sigmoid the head's result is multiplied by.
     """
     hp, inp = at.hp, at.inp
     k = clamped(at, linear(at, "attn_k", h, "k"), "k")
@@ -30,11 +33,21 @@ def attention(at: Site, h: Tensor, *, rope_mode: str, head_norm: Norm = RMS_NORM
     if h.shape[0] != inp.key.n_tokens:
         here = inp.out_rows
     q = clamped(at, linear(at, "attn_q", h, "q"), "q")
+    gate = None
+    if gated:
+        both = at.g.reshape(q, (q.shape[0], hp.n_head, 2 * hp.head_dim))
+        q, gate = (
+            at.g.reshape(at.g.cont(at.g.slice(both, 2, i * hp.head_dim, (i + 1) * hp.head_dim),
+                                   name=name), (h.shape[0], -1))
+            for i, name in enumerate(("query", "gate"))
+        )  # fmt: skip
     q = heads(at, q, hp.n_head, "q", head_norm)
     k = heads(at, k, hp.n_head_kv, "k", head_norm)
     q = rope(at, q, here.pos, rope_mode, "q_rope")
     k = rope(at, k, inp.rows.pos, rope_mode, "k_rope")
     out = attend(at, q, k, v, here)
+    if gate is not None:
+        out = at.g.mul(out, at.g.sigmoid(gate, name="gate_act"), name="gated")
     return linear(at, "attn_output", out, "out")
 
 
@@ -72,6 +85,7 @@ def attend(at: Site, q: Tensor, k: Tensor, v: Tensor, here: Rows) -> Tensor:
     hd], whose rows stand at `here`, attends over it: f32 [m, n_head hd_v]."""
     g, hp, inp = at.g, at.hp, at.inp
     kv = inp.kv(at.i, cache_layer(hp))
+    assert kv.v is not None
     k = g.reshape(k, (k.shape[0], hp.n_embd_kv))
     k_rows = g.set_rows(kv.k, k, kv.rows, name="kv_k")
     v_rows = g.set_rows(kv.v, v, kv.rows, name="kv_v")
@@ -83,6 +97,7 @@ def attend(at: Site, q: Tensor, k: Tensor, v: Tensor, here: Rows) -> Tensor:
         here.pos,
         here.seq,
         kv.table,
+        at.find("attn_sinks.weight"),
         scale=hp.attn_scale or 1.0 / math.sqrt(hp.head_dim),
         softcap=hp.attn_softcap,
         max_bias=hp.alibi_bias,
@@ -98,9 +113,10 @@ def cache_layer(hp: HParams) -> CacheLayer:
     return CacheLayer(hp.n_embd_kv, hp.n_head_kv * hp.head_dim_v, hp.sliding_window)
 
 
-def attention_weights(hp: HParams) -> Iterator[WeightSpec]:
+def attention_weights(hp: HParams, *, gated: bool = False) -> Iterator[WeightSpec]:
     """Of `attention`, without norms of heads. A file may hold q, k and v as one, in this order."""
-    sizes = hp.n_head * hp.head_dim, hp.n_embd_kv, hp.n_head_kv * hp.head_dim_v
+    n_q = hp.n_head * hp.head_dim
+    sizes = 2 * n_q if gated else n_q, hp.n_embd_kv, hp.n_head_kv * hp.head_dim_v
     for i, part in enumerate("qkv"):
         rows = "attn_qkv", sum(sizes[:i]), sum(sizes)
         yield from linear_weights(f"attn_{part}", sizes[i], hp.n_embd, rows)

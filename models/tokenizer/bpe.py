@@ -1,8 +1,12 @@
-"""Byte-level BPE tokenizers (`tokenizer.ggml.model` = "gpt2"), through the tokenizers library."""
+"""BPE tokenizers (`tokenizer.ggml.model` = "gpt2" and kin), through the tokenizers library.
+
+Merges are of bytes, or of characters where the family's rules say so (Gemma 4).
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from operator import methodcaller
 
 import tokenizers
@@ -17,6 +21,9 @@ from .vocab import VERBATIM, Vocab
 
 MERGES = "tokenizer.ggml.merges"
 PRE = "tokenizer.ggml.pre"
+
+_SPACE = "\u2581"
+_LINE_BREAKS = re.compile("(\n+)")
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +41,8 @@ _BYTE_OF = _byte_alphabet()
 
 
 class BpeModel:
-    """Merges by rank over the bytes of each word. prefix_space: as SpmModel's, never set."""
+    """Merges by rank over the bytes or characters of each word. prefix_space: as SpmModel's, never
+    set."""
 
     prefix_space = False
 
@@ -43,15 +51,15 @@ class BpeModel:
         rules = _pre_tokenizer(metadata)
         merges = _read_merges(metadata)
         try:
-            model = models.BPE(vocab.ids, merges, ignore_merges=rules.ignore_merges)
+            model = models.BPE(vocab.ids, merges, ignore_merges=rules.ignore_merges,
+                               byte_fallback=rules.raw)  # fmt: skip
         except Exception as error:  # the library raises bare Exception
             raise _merge_error(metadata, vocab, merges, error) from error
+        self._raw = rules.raw
         self._tokenizer = tokenizers.Tokenizer(model)
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                rules.splitter(),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
+            [rules.splitter(), *([] if rules.raw else [byte_level])]
         )
 
     @staticmethod
@@ -61,7 +69,14 @@ class BpeModel:
 
     def encode(self, text: str, after_special: bool) -> list[int]:
         """Ids of one fragment of text."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not self._raw:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for part in filter(None, _LINE_BREAKS.split(text.replace(" ", _SPACE))):
+            whole = self._vocab.ids.get(part) if part[0] == "\n" else None
+            ids += (self._tokenizer.encode(part, add_special_tokens=False).ids
+                    if whole is None else [whole])  # fmt: skip
+        return ids
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; markup tokens stand for their own text."""
@@ -71,6 +86,8 @@ class BpeModel:
             return bytes((byte,))
         if self._vocab.types[token] in VERBATIM:
             return text.encode()
+        if self._raw:
+            return text.replace(_SPACE, " ").encode()
         try:
             return bytes(map(_BYTE_OF.__getitem__, text))
         except KeyError:  # not written in the byte alphabet, so it is plain text
@@ -79,6 +96,9 @@ class BpeModel:
 
 def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     name = metadata.string(PRE)
+    model = metadata.string("tokenizer.ggml.model")
+    if model in PRE_TOKENIZERS:  # "gemma4" and "whitespace" say it all
+        name = model
     if name is None:
         _log.warning("%s is missing; using 'default', which may not be what the model needs", PRE)
         name = "default"

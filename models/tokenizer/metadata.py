@@ -69,6 +69,15 @@ class Metadata:
             raise self.error(f"{key}[{index}]", _kind(items[index]), "a string")
         return items
 
+    def octets(self, key: str) -> np.ndarray | None:
+        """An array of bytes as uint8, signed or not in the file; None if absent."""
+        value = self._values.get(key, _MISSING)
+        if value is _MISSING:
+            return None
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.itemsize != 1:
+            raise self.error(key, _kind(value), "an array of bytes")
+        return value.view(np.uint8)
+
     def numbers(self, key: str, count: int, kinds: str) -> np.ndarray | None:
         """An array [count] whose dtype kind is one of `kinds` ("i", "u", "f"); None if absent."""
         value = self._values.get(key, _MISSING)

@@ -10,24 +10,34 @@ import struct
 from collections.abc import Iterable
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # ModelProto.SentencePiece.Type
-_BPE = 2  # TrainerSpec.ModelType
+UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
 
 
-def serialize(pieces: Iterable[tuple[bytes, float, int]], byte_fallback: bool) -> bytes:
-    """A BPE ModelProto of (text, score, type) pieces that changes nothing in its input.
+def serialize(
+    pieces: Iterable[tuple[bytes, float, int]],
+    byte_fallback: bool,
+    kind: int = BPE,
+    charsmap: bytes = b"",
+    space_prefix: bool = False,
+    merge_spaces: bool = False,
+) -> bytes:
+    """A ModelProto of (text, score, type) pieces.
 
-    No normalization, no added or removed spaces; only " " is written as U+2581.
+    By default it changes nothing in its input: no normalization, no added or removed spaces; only
+    " " is written as U+2581. charsmap: compiled rules of normalization.
     """
     body = b"".join(
         _message(
             1,
-            _message(1, text) + _tag(2, 5) + struct.pack("<f", score) + _field(3, kind),
+            _message(1, text) + _tag(2, 5) + struct.pack("<f", score) + _field(3, piece_kind),
         )
-        for text, score, kind in pieces
+        for text, score, piece_kind in pieces
     )
-    trainer = _field(3, _BPE) + _field(35, byte_fallback)
+    trainer = _field(3, kind) + _field(35, byte_fallback)
     # add_dummy_prefix, remove_extra_whitespaces, escape_whitespaces
-    normalizer = _field(3, False) + _field(4, False) + _field(5, True)
+    normalizer = _field(3, space_prefix) + _field(4, merge_spaces) + _field(5, True)
+    if charsmap:
+        normalizer = _message(2, charsmap) + normalizer
     return body + _message(2, trainer) + _message(3, normalizer)
 
 

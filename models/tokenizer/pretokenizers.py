@@ -39,6 +39,20 @@ def _o200k(number: str, suffix: str = "") -> str:
 _LLAMA3 = _cl100k(r"\p{N}{1,3}")
 _QWEN2 = _cl100k(r"\p{N}")
 _O200K = _o200k(r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?")
+# Symbols before letters, words with their marks, runs of symbols (DeepSeek V3 and its kin).
+_SYMBOLS = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+"
+)
+_KANA = r"[一-龥぀-ゟ゠-ヿ]+"
+_LINES = r"[^\n]+|\n+"
+# Numbers in groups of three that end where the number does.
+_FROM_THE_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_ASIAN = (
+    r"[一-鿿㐀-䶿豈-\x{faff}぀-ゟ゠-ヿ\x{ff65}-\x{ff9f}⼀-\x{2fdf}\x{0e40}-\x{0e7f}"
+    r"\x{0e80}-\x{0eff}\x{1780}-\x{17ff}\x{1000}-\x{109f}\x{aa60}-\x{aa7f}\x{a9e0}-\x{a9ff}"
+    r"가-\x{d7af}\x{1100}-\x{11ff}]+"
+)
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _HAN = r"[一-龥ࠀ-一가-퟿]+"
 # Cased letters as of one Unicode version, less some: ranges of code points in hexadecimal.
@@ -63,12 +77,14 @@ class PreTokenizer:
     """How a BPE model cuts text into words.
 
     patterns: applied in order. ignore_merges: a word that is a token is taken whole, whatever the
-    merges say. add_bos: default of `tokenizer.ggml.add_bos_token`.
+    merges say. add_bos: default of `tokenizer.ggml.add_bos_token`. raw: merges are of characters
+    and not of bytes, spaces are written as U+2581, and what has no token becomes byte tokens.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    raw: bool = False
 
     def splitter(self) -> pre_tokenizers.PreTokenizer:
         """The patterns as a splitter of text into words."""
@@ -182,9 +198,8 @@ _FAMILIES: list[tuple[tuple[str, ...], PreTokenizer]] = [
         PreTokenizer(
             (
                 r"\p{N}{1,3}",
-                r"[一-龥぀-ゟ゠-ヿ]+",
-                r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-                rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_NEWLINES_AND_SPACES}",
+                _KANA,
+                rf"{_SYMBOLS}[\r\n]*|{_NEWLINES_AND_SPACES}",
             )
         ),
     ),
@@ -209,6 +224,74 @@ _FAMILIES: list[tuple[tuple[str, ...], PreTokenizer]] = [
         ("minicpm5",),
         PreTokenizer((r"\p{N}{1,3}", _cl100k(r"\p{N}+")), ignore_merges=True),
     ),
+    (
+        ("spark2_5",),
+        PreTokenizer((r"\p{N}{1,3}", _KANA, rf"{_SYMBOLS}|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")),
+    ),
+    (
+        ("afmoe",),
+        PreTokenizer((_FROM_THE_RIGHT, _ASIAN, rf"{_SYMBOLS}[\r\n]*|{_NEWLINES_AND_SPACES}")),
+    ),
+    (
+        ("youtu",),
+        PreTokenizer(
+            (
+                r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _KANA,
+                _o200k(r"\p{N}", rf"(?:{_CONTRACTION})?"),
+            ),
+            ignore_merges=True,
+        ),
+    ),
+    (("granite-embed-multi-97m",), PreTokenizer((_O200K,), ignore_merges=True)),
+    (
+        ("jais-2",),
+        PreTokenizer(
+            (
+                _LLAMA3.replace(
+                    r"|\s+(?!\S)|\s+",
+                    "".join(rf"|\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1))
+                    + r"|\s{1,2}(?!\S)|\s",
+                ),
+            )
+        ),
+    ),
+    (
+        ("exaone-moe",),
+        PreTokenizer(
+            (
+                rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+                r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+            )
+        ),
+    ),
+    (
+        ("chameleon",),
+        PreTokenizer(
+            (
+                r"<sentinel:[0-9]+>",
+                r"IMGIMG[A-I]{1,4}Z",
+                r"[\t\n]|    |  ",
+                r"\p{N}",
+                r"[\p{P}!-/:-@\[-`{-~]",
+                _GPT2,
+            )
+        ),
+    ),
+    (("laguna",), PreTokenizer((_LINES, _QWEN2))),
+    (
+        ("kimi-k2",),
+        PreTokenizer(
+            (
+                r"\p{Han}+",
+                _o200k(r"\p{N}{1,3}", rf"(?:{_CONTRACTION})?")
+                .replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]")
+                .replace(r"[\r\n/]*", r"[\r\n]*"),
+            )
+        ),
+    ),
+    # Words are not cut; a token holds no line break beside other text.
+    (("gemma4", "granite-embed-multi-311m", "sarvam-moe"), PreTokenizer((_LINES,), raw=True)),
+    (("whitespace",), PreTokenizer((r"\S+",), raw=True)),
     (("ufakzeka",), PreTokenizer((_cl100k(r"\p{N}", contraction=""),))),
 ]
 

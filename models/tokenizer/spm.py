@@ -25,7 +25,7 @@ class SpmModel:
         self.prefix_space = metadata.flag("tokenizer.ggml.add_space_prefix", True)
         self._unk = metadata.token_id("tokenizer.ggml.unknown_token_id", len(vocab)) or 0
         byte_fallback = len(vocab.byte_values) == 256
-        pieces = _pieces(vocab, vocab.scores.tolist(), byte_fallback)
+        pieces = spm_pieces(vocab, vocab.scores.tolist(), byte_fallback)
         proto = model_proto.serialize(pieces, byte_fallback)
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
@@ -48,16 +48,21 @@ class SpmModel:
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; markup tokens stand for their own text."""
-        text = self._vocab.texts[token]
-        byte = self._vocab.byte_values.get(token)
-        if byte is not None:
-            return bytes((byte,))
-        if self._vocab.types[token] in VERBATIM:
-            return text.encode()
-        return text.replace("\u2581", " ").encode()
+        return spm_piece(self._vocab, token)
 
 
-def _pieces(
+def spm_piece(vocab: Vocab, token: int) -> bytes:
+    """The bytes a token of a sentencepiece vocabulary stands for."""
+    text = vocab.texts[token]
+    byte = vocab.byte_values.get(token)
+    if byte is not None:
+        return bytes((byte,))
+    if vocab.types[token] in VERBATIM:
+        return text.encode()
+    return text.replace("\u2581", " ").encode()
+
+
+def spm_pieces(
     vocab: Vocab, scores: list[float], byte_fallback: bool
 ) -> list[tuple[bytes, float, int]]:
     """The vocabulary as sentencepiece pieces, and one unknown piece with id len(vocab).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -18,16 +18,23 @@ from .vocab import TokenType, Vocab
 if TYPE_CHECKING:
     from .bpe import BpeModel
     from .spm import SpmModel
+    from .ugm import UgmModel
+    from .wpm import WpmModel
+
+    Model = type[SpmModel] | type[BpeModel] | type[UgmModel] | type[WpmModel]
 
 MODEL = "tokenizer.ggml.model"
 
 # Module and class by name: the two libraries behind them are slow to import.
-_MODELS = {"llama": ("spm", "SpmModel"), "gpt2": ("bpe", "BpeModel")}
+_MODELS = {
+    "llama": ("spm", "SpmModel"), "gpt2": ("bpe", "BpeModel"), "gemma4": ("bpe", "BpeModel"),
+    "whitespace": ("bpe", "BpeModel"), "bert": ("wpm", "WpmModel"), "t5": ("ugm", "UgmModel"),
+}  # fmt: skip
 
 
-def _model_class(model: str) -> type[SpmModel] | type[BpeModel]:
+def _model_class(model: str) -> Model:
     module, name = _MODELS[model]
-    found: type[SpmModel] | type[BpeModel] = getattr(import_module(f".{module}", __package__), name)
+    found: Model = getattr(import_module(f".{module}", __package__), name)
     return found
 
 
@@ -36,7 +43,7 @@ class Tokenizer:
 
     n_vocab: number of tokens. bos, eos, eot, unk: ids, None where the file has none.
     eog_ids: ids that end a generation. add_bos, add_eos: what `encode(add_special=True)` adds.
-    model: "llama" (SPM) or "gpt2" (BPE).
+    model: "llama" (SPM), "gpt2" (BPE), "bert" (WPM), "t5" (UGM), ...
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -116,12 +123,22 @@ class Tokenizer:
         stream = self.stream(skip_special, strip_space)
         return "".join([*map(stream.push, ids), stream.flush()])
 
-    def stream(self, skip_special: bool = True, strip_space: bool = False) -> TextStream:
+    def stream(
+        self,
+        skip_special: bool = True,
+        strip_space: bool = False,
+        show: Container[int] = frozenset(),
+    ) -> TextStream:
         """A decoder for ids that come one at a time: `.push(id) -> str`, `.flush() -> str`.
 
-        By default the ids are taken to continue a text, so a leading space is kept.
+        By default the ids are taken to continue a text, so a leading space is kept. show: special
+        tokens that are not left out.
         """
-        piece = self._shown_piece if skip_special else self.piece
+
+        def shown(token: int) -> bytes:
+            return self.piece(token) if token in show else self._shown_piece(token)
+
+        piece = shown if skip_special else self.piece
         return TextStream(piece, strip_space and self._model.prefix_space)
 
     def piece(self, token: int) -> bytes:

@@ -1,6 +1,9 @@
-"""`python -m gguflow` is the `gguflow` command."""
+"""`python -m gguflow`."""
 
-from gguflow.cli.main import main
+from __future__ import annotations
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+import sys
+
+from gguflow.start import main
+
+sys.exit(main())

@@ -123,9 +123,9 @@ def test_tokens_computed(tiny_model: str) -> None:
     steps: list[tuple[int, int]] = []
     step = session.step
 
-    def spy(ids, *rest):
+    def spy(ids, *rest, **named):
         steps.append((len(session.tokens), len(ids)))
-        return step(ids, *rest)
+        return step(ids, *rest, **named)
 
     session.step = spy  # type: ignore[method-assign]
     results = []
@@ -150,9 +150,9 @@ def test_sampled_tokens_come_next(call, tiny_model: str) -> None:
     steps: list[tuple[int, ...]] = []
     step = session.step
 
-    def spy(ids, *rest):
+    def spy(ids, *rest, **named):
         steps.append(tuple(ids))
-        result = step(ids, *rest)
+        result = step(ids, *rest, **named)
         chosen.append(int(result[-1][0]) if rest[-1] is not None else -1)
         return result
 

@@ -8,6 +8,7 @@ import pytest
 
 from gguflow.engine.backends import cpu
 from gguflow.engine.backends.cpu import CpuBackend
+from gguflow.engine.backends.null import NullBackend
 
 
 def test_devices_and_what_they_reach(call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +33,12 @@ def test_a_backend_that_fails_is_a_line(call, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cpu, "create", broken)
     code, out, _ = call("devices")
     assert code == 0 and "not available: libgguflow.so: wrong machine" in out
+
+
+def test_every_device_of_a_kind(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NullBackend, "n_alike", 3)
+    code, out, _ = call("devices")
+    assert code == 0
+    assert [x.split()[0] for x in out.splitlines() if x.startswith("null")] == [
+        "null", "null:1", "null:2",
+    ]  # fmt: skip

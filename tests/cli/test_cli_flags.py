@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from cli_helpers import ENV
 
 from gguflow.cli import generate, perplexity
 from gguflow.cli.errors import FLAGS, message
 from gguflow.cli.parser import Parser
+from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.sampling import SamplerError, SamplerSettings
+from gguflow.engine.serving.speculation import Speculation
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +31,8 @@ def test_every_flag_is_one_and_every_field_too() -> None:
         module.add_arguments(parser)
         known |= set(parser._option_string_actions)
     assert set(FLAGS.values()) <= known
-    assert FLAGS.keys() <= {f.name for t in (Options, SamplerSettings) for f in fields(t)}
+    owners = (Options, SamplerSettings, Speculation)
+    assert FLAGS.keys() <= {f.name for t in owners for f in fields(t)}
 
 
 @pytest.mark.parametrize(
@@ -66,3 +72,145 @@ def test_the_library_names_no_flag() -> None:
                 continue
             for text in strings(path):
                 assert not flag.search(text), f"{path.relative_to(ROOT)}: {text!r}"
+
+
+# -- llama.cpp's options ---------------------------------------------------------------------------
+
+SAME = ("-n", "6", "-p", "Hello", "--no-perf", "-t", "1")
+
+
+def test_options_that_change_nothing_are_named(call, tiny_model: str) -> None:
+    _, plain, _ = call("generate", "-m", tiny_model, *SAME, "--temp", "0")
+    flags = ("-fa", "on", "-e", "--jinja", "--no-context-shift", "--mlock", "--numa", "isolate")
+    code, out, err = call("generate", "-m", tiny_model, *SAME, "--temperature", "0", *flags)
+    assert (code, out) == (0, plain)
+    notes = [line for line in err.splitlines() if "changes nothing" in line]
+    assert len(notes) == 2 and notes[0].startswith("note: --mlock") and "--numa" in notes[1]
+    code, out, err = call("generate", "-m", tiny_model, *SAME, "--temp", "0", "-q", *flags)
+    assert (code, out, err) == (0, plain, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--lora-scaled a.gguf 2", "--lora-scaled: --lora FILE=SCALE"),
+        ("--json-schema x", "-j: no JSON"),
+        ("--grammar-file none", "--grammar-file none: No such file"),
+        ("--rope-freq-base 1e5", "--rope-freq-base: scaling is what the file says"),
+        ("-cnv", "-cnv: `gguflow chat`"),
+        ("--adaptive-target 0.5", "--adaptive-target: this sampler"),
+        ("--samplers top_k;infill", "--samplers 'infill'"),
+        ("--sampler-seq kz", "no sampler is called 'z'"),
+        ("--xtc-probability 2", "--xtc-probability 2.0: out of range"),
+        ("--mirostat 5", "--mirostat: 5"),
+        ("-l 5", "-l/--logit-bias: 5: expected TOKEN_ID"),
+        ("-l 5000+1", "-l 5000: the vocabulary has 96 tokens"),
+        ("--prompt-cache /none/x", "--prompt-cache /none/x: cannot be written"),
+    ],
+)
+def test_options_that_are_refused(call, tiny_model: str, flags: str, message: str) -> None:
+    code, out, err = call("generate", "-m", tiny_model, *SAME, *flags.split())
+    assert (code, out) == (2, "") and message in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        ("--presence-penalty 0.5 --frequency-penalty 0.25", {"presence_penalty": 0.5,
+                                                             "frequency_penalty": 0.25}),
+        ("--dry-multiplier 0.8 --dry-base 2 --dry-allowed-length 3 --dry-penalty-last-n -1",
+         {"dry_multiplier": 0.8, "dry_base": 2.0, "dry_allowed_length": 3,
+          "dry_penalty_last_n": -1}),
+        ("--dry-multiplier 1 --dry-sequence-breaker none", {"dry_multiplier": 1.0,
+                                                            "dry_sequence_breakers": ()}),
+        ("--typical 0.9 --top-nsigma 2", {"typical_p": 0.9, "top_n_sigma": 2.0}),
+        ("--xtc-probability 0.5 --xtc-threshold 0.2", {"xtc_probability": 0.5,
+                                                       "xtc_threshold": 0.2}),
+        ("--dynatemp-range 0.5 --dynatemp-exp 2", {"dynatemp_range": 0.5,
+                                                   "dynatemp_exponent": 2.0}),
+        ("--mirostat 2 --mirostat-lr 0.2 --mirostat-ent 3", {"mirostat": 2, "mirostat_eta": 0.2,
+                                                             "mirostat_tau": 3.0}),
+        ("--samplers top_k;temperature", {"samplers": ("top_k", "temperature")}),
+        ("--sampler-seq tk", {"samplers": ("temperature", "top_k")}),
+        ("--top-k -1 --repeat-last-n -1 --repeat-penalty 1.2", {"top_k": 0, "repeat_last_n": -1,
+                                                                "repeat_penalty": 1.2}),
+    ],
+)  # fmt: skip
+def test_samplers_have_their_settings(
+    call, tiny_model: str, flags: str, settings: dict[str, object]
+) -> None:
+    code, out, _ = call("generate", "-m", tiny_model, *SAME, "-s", "3", *flags.split())
+    chosen = SamplerSettings(seed=3, **settings)  # type: ignore[arg-type]
+    model = Model.load(tiny_model, n_threads=1)
+    ids = model.tokenizer.encode("Hello", parse_special=True)
+    assert code == 0
+    assert out.removesuffix("\n") == "Hello" + "".join(model.generate(ids, 6, chosen))
+
+
+def test_stop_texts_and_what_a_pipe_holds(run, tiny_model: str) -> None:
+    flags = ("-m", tiny_model, "-n", "20", "--temp", "0", "--no-perf", "-t", "1")
+    whole = run("generate", *flags, "-p", "Hello").stdout.removesuffix("\n")
+    stop = whole[len("Hello") + 6 : len("Hello") + 8]
+    cut = run("generate", *flags, "-p", "Hello", "-r", "never", "-r", stop).stdout
+    assert cut.removesuffix("\n") == "Hello" + whole[5:].partition(stop)[0]
+    assert run("generate", *flags, input="\ufeffHello\n").stdout.removesuffix("\n") == whole
+    long = run("generate", *flags, input="x" * 3_000_000)
+    assert long.returncode == 4 and "3000000 characters" in long.stderr
+
+
+def test_a_prompt_cache(run, tiny_model: str, tmp_path: Path) -> None:
+    flags = ("-m", tiny_model, "-n", "9", "--temp", "0", "-t", "1", "-p", "Hello there",
+             "--prompt-cache", str(tmp_path / "c.bin"))  # fmt: skip
+    first = run("generate", *flags, "--prompt-cache-ro")
+    assert not (tmp_path / "c.bin").exists()
+    assert run("generate", *flags).stdout == first.stdout
+    again = run("generate", *flags)
+    assert again.stdout == first.stdout and "tokens are known already" in again.stderr
+    assert "/     1 tokens" in again.stderr
+    (tmp_path / "c.bin").write_bytes(b"x")
+    assert run("generate", *flags).returncode == 3
+
+
+def test_global_options_and_help(call) -> None:
+    code, out, _ = call("help", "generate")
+    assert code == 0 and out.startswith("usage: gguflow generate")
+    assert call("--debug", "tokenize", "A")[0] == 0
+    assert call("help", "sparse", "solve")[1].startswith("usage: gguflow sparse solve")
+
+
+def test_a_rule_of_placement_that_fits_nothing_is_named(call, tiny_model: str) -> None:
+    code, _, err = call("generate", "-m", tiny_model, *SAME, "-ot", "nosuch=cpu", "-ot", "ffn=cpu")
+    assert code == 0 and "-ot nosuch=cpu: no tensor or op has such a name" in err
+    assert "ffn=cpu" not in err
+
+
+def test_a_wrong_variable_is_named_first(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGUFLOW_CPU_SPIN", "x")
+    code, out, err = call("tokenize", "A")
+    assert (code, out) == (2, "") and "GGUFLOW_CPU_SPIN=x" in err
+
+
+def test_of_two_processes_one_pins(tmp_path: Path) -> None:
+    code = "from gguflow.engine.backends.cpu.pinning import may_pin\n"
+    code += "import sys; print(may_pin(), flush=True); sys.stdin.read()"
+    env = {**ENV, "TMPDIR": str(tmp_path)}
+    first, second = (
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=env,
+                         stdout=subprocess.PIPE, text=True) for _ in range(2)
+    )  # fmt: skip
+    assert first.stdout and second.stdout
+    assert {first.stdout.readline(), second.stdout.readline()} == {"True\n", "False\n"}
+    for process in (first, second):
+        process.communicate("")
+
+
+def test_grammars_and_schemas(call, run, tiny_model: str) -> None:
+    pytest.importorskip("llguidance")
+    flags = ("-m", tiny_model, "-p", "A", "-n", "9", "--temp", "0", "--no-perf", "-t", "1",
+             "--no-display-prompt")  # fmt: skip
+    done = run("generate", *flags, "--grammar", 'root ::= "x" [0-9] [0-9]')
+    assert done.returncode == 0 and re.fullmatch(r"x\d\d\n", done.stdout), done.stderr
+    done = run("generate", *flags, "-j", '{"enum": ["aa", "bb"]}')
+    assert done.stdout.strip() in ('"aa"', '"bb"')
+    code, out, err = call("generate", *flags, "--grammar", "root ::= (")
+    assert (code, out) == (2, "") and "--grammar: no GBNF grammar" in err

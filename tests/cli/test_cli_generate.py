@@ -11,7 +11,7 @@ import pytest
 from cli_helpers import start
 from tiny_model import write_tiny
 
-from gguflow.cli import load
+from gguflow.engine.load.bundled import bundled_folder
 
 GREEDY = ("--temp", "0")
 TIMINGS = re.compile(
@@ -24,7 +24,7 @@ TIMINGS = re.compile(
 
 
 def test_text_on_stdout_and_the_rest_on_stderr(run, tiny_model: str) -> None:
-    done = run("generate", "-m", tiny_model, "-p", "ABC", "-n", "8", *GREEDY, "--ignore-eos")
+    done = run("generate", "-m", tiny_model, "-p", "ABC", "-n", "8", *GREEDY, "--ignore-eos", "-v")
     assert done.returncode == 0
     assert done.stdout.startswith("ABC") and done.stdout.endswith("\n")
     assert len(done.stdout) > len("ABC\n")
@@ -187,7 +187,7 @@ def test_greedy_text_is_llama_cpps(run, shared_data: Path) -> None:
 
 
 def test_bundled_model_tells_a_story(call) -> None:
-    if not list(load.bundled_folder().glob("*.gguf")):
+    if not list(bundled_folder().glob("*.gguf")):
         pytest.skip("this checkout has no bundled model")
     code, out, _ = call("generate", "-p", "Once upon a time", "-n", "20", "-s", "1", "-t", "1")
     assert code == 0 and out.startswith("Once upon a time")

@@ -120,7 +120,7 @@ def test_memory_is_what_a_session_allocates(call, tiny_model: str, monkeypatch) 
     session = model.new_session()
     space = doc["spaces"]["host"]
     leaves = model.plan(step_key(20, "last", True)).leaves(Role.STATE)
-    assert sum(session._runner._states[t.name].nbytes for t in leaves) <= space["states"]
+    assert sum(session._runner.states[t.name].nbytes for t in leaves) <= space["states"]
     # Two layers, a page for 50 rows of 2 heads of 16 values: 4 bytes for keys, 2 for values.
     assert space["states"] == 2 * PAGE * 2 * 16 * (4 + 2)
     assert session._runner._arenas["host"].nbytes == space["arena"]

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the ground up: what a directory or module of gguflow may import of those before it. Itself is
 # always allowed; a name stands for all that is in it.
 GROUND = ("engine.graph", "engine.quants", "engine.ops", "engine.gguf", "engine.env",
-          "engine.limits", "engine.plan_key", "engine.prompt")  # fmt: skip
+          "engine.files", "engine.limits", "engine.plan_key", "engine.prompt",
+          "engine.adapters")  # fmt: skip
 BASE = (*GROUND, "models", "engine.compile", "engine.backends.base", "engine.options",
         "engine.sampling", "engine.profile")  # fmt: skip
 LOADED = (*BASE, "engine.load", "engine.requantize", "engine.runtime", "engine.planning")
@@ -25,16 +26,21 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/graph": (),
     "engine/quants": ("engine.graph",),
     "engine/ops": ("engine.graph", "engine.quants", "engine.plan_key"),
-    "engine/gguf": ("engine.graph", "engine.quants"),
+    "engine/gguf": ("engine.graph", "engine.quants", "engine.files"),
     "engine/env.py": (),
+    "engine/files.py": (),
     "engine/limits.py": (),
+    "engine/interrupt.py": (),
+    "engine/hub.py": ("engine.env",),
     "engine/plan_key.py": (),
     "engine/prompt.py": (),
-    "kernels": ("engine.graph", "engine.plan_key"),
+    "engine/adapters.py": (),
+    "kernels": ("engine.graph", "engine.files", "engine.plan_key"),
     "engine/compile": ("engine.graph",),
-    "engine/profile": ("engine.graph", "engine.env"),
+    "engine/profile": ("engine.graph", "engine.env", "engine.files"),
     "engine/backends": (
         "engine.graph",
+        "engine.interrupt",
         "engine.ops",
         "engine.quants",
         "engine.compile",
@@ -44,9 +50,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "models": ("engine.graph", "engine.ops", "engine.quants", "engine.gguf", "engine.plan_key"),
     "engine/options.py": GROUND,
     "engine/sampling.py": GROUND,
+    "engine/samplers": (*GROUND, "engine.sampling"),
+    "engine/text.py": (),
+    "engine/piece.py": ("engine.serving", "engine.text"),
     "engine/load": BASE,
     "engine/requantize.py": (*BASE, "engine.load"),
-    "engine/quantize.py": (*BASE, "engine.load", "engine.requantize"),
+    "engine/imatrix.py": BASE,
+    "engine/quantize.py": (*BASE, "engine.load", "engine.requantize", "engine.imatrix"),
     "engine/runtime": (
         "engine.graph",
         "engine.compile",
@@ -54,7 +64,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.profile",
         "engine.env",
     ),
-    "engine/serving": (*LOADED, "engine.ahead"),
+    "engine/serving": (*LOADED, "engine.ahead", "engine.samplers"),
     "engine/ahead.py": BASE,
     "engine/planning.py": (*BASE, "engine.load", "engine.serving.buckets", "engine.serving.kv"),
     "engine/devices.py": ("engine.backends.base",),
@@ -62,17 +72,37 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/variants": (*LOADED, "engine.taps"),
     "engine/variants/relu/tools": ENGINE,
     "engine/resolve.py": (*LOADED, "engine.devices", "engine.variants.base"),
-    "engine/session.py": (*LOADED, "engine.ahead", "engine.serving"),
+    "engine/session.py": (
+        *LOADED,
+        "engine.ahead",
+        "engine.piece",
+        "engine.serving",
+        "engine.session_file",
+    ),
+    "engine/session_file.py": (*BASE, "engine.serving"),
+    "engine/generate.py": (
+        *BASE,
+        "engine.piece",
+        "engine.serving",
+        "engine.session",
+        "engine.text",
+    ),
+    "engine/streams.py": ("engine.generate", "engine.piece", "engine.serving"),
     "engine/model.py": (
         *LOADED,
         "engine.devices",
+        "engine.generate",
+        "engine.piece",
         "engine.resolve",
         "engine.session",
         "engine.serving",
+        "engine.streams",
     ),
     "engine/evaluate.py": ENGINE,
     "engine/kernel_bench": LOADED,
-    "cli": ("engine", "models"),
+    "engine/convert": ("engine.graph", "engine.quants", "engine.gguf", "models"),
+    "server": ("engine", "models"),
+    "cli": ("engine", "models", "server"),
     "src/gguflow": ("engine", "models", "cli"),
 }
 NUMPY_ONLY = {"engine/graph"}
@@ -127,7 +157,7 @@ def is_module(name: str) -> bool:
 
 def sources() -> list[Path]:
     """Every module of gguflow."""
-    folders = ("engine", "models", "kernels", "cli", "src/gguflow")
+    folders = ("engine", "models", "kernels", "server", "cli", "src/gguflow")
     return sorted(p for folder in folders for p in (ROOT / folder).rglob("*.py"))
 
 

@@ -291,16 +291,16 @@ def test_alignment_key(tmp_path: Path, alignment: int) -> None:
 
 
 def test_quantized_and_unregistered_types(tmp_path: Path) -> None:
-    mxfp4 = GGMLQuantizationType.MXFP4
+    q8_k = GGMLQuantizationType.Q8_K
     path = b.write(tmp_path, b.gguf(
-        tensors=[b.tensor("q", (64, 2), b.TYPE_Q8_0), b.tensor("m", (32,), int(mxfp4), 160)],
-        data=bytes(160) + bytes(17),
+        tensors=[b.tensor("q", (64, 2), b.TYPE_Q8_0), b.tensor("m", (256,), int(q8_k), 160)],
+        data=bytes(160) + bytes(292),
     ))  # fmt: skip
     f = GgufFile.open(path)
     q, m = f.tensors["q"], f.tensors["m"]
     assert q.shape == (2, 64) and q.nbytes == 2 * 2 * 34 and q.dtype.name == "q8_0"
-    assert m.dtype == UnsupportedType("mxfp4", int(mxfp4), 32, 17) and m.nbytes == 17
-    assert f.data("m").size == 17
+    assert m.dtype == UnsupportedType("q8_K", int(q8_k), 256, 292) and m.nbytes == 292
+    assert f.data("m").size == 292
     for name in ("q", "m"):
         with pytest.raises(GgufError, match="plain type"):
             f.array(name)

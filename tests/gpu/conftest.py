@@ -1,4 +1,4 @@
-"""What the GPU tests share. The harness of tests/ops is theirs too."""
+"""What the GPU tests share, with the harness of tests/ops and the helpers of tests/serving."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+for folder in ("ops", "serving"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from gguflow.engine.plan_key import PAGE
 from gguflow.kernels.cuda import attention
 from gguflow.kernels.cuda.launch import Launch
 
+TENSOR = 72  # bytes of a kernel's operand: address, extents, strides
 EXACT = {"f32": 1e-7, "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-6}
 Seqs = Sequence[tuple[int, int]]  # of each sequence, new tokens and those before
 
@@ -246,11 +247,39 @@ def test_a_single_token_has_the_same_bits_in_every_batch(
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [0, 200])
 def test_a_prompts_token_has_the_same_bits_in_every_batch(gpu: Any, window: int) -> None:
-    c = case([(100, 0), (70, 333), (90, 60), (300, 200)], (8, 2), 64, window=window)
+    c = case([(100, 0), (70, 333), (90, 60), (300, 1700)], (8, 2), 64, window=window)
     whole = run_part(gpu, c, slice(None))
-    for begin, end in [(0, 100), (50, 200), (100, 170), (170, 560)]:
+    cuts = [(0, 100), (50, 200), (100, 170), (170, 560), (98, 103), (0, 1), (300, 316), (559, 560)]
+    for begin, end in cuts:
         found = run_part(gpu, c, slice(begin, end))
         assert found.tobytes() == whole[begin:end].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads, hd", [((32, 8), 128), ((4, 2), 96)])
+def test_a_prompt_has_the_same_bits_however_it_is_cut(
+    gpu: Any, heads: tuple[int, int], hd: int
+) -> None:
+    c = case([(700, 1300)], heads, hd)
+    whole = run_part(gpu, c, slice(None))
+    for step in (1, 7, 64, 200, 512):
+        for begin in range(0, 700, 10 * step):
+            found = run_part(gpu, c, slice(begin, begin + step))
+            assert found.tobytes() == whole[begin : begin + step].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads, hd", [((32, 8), 128), ((8, 2), 64), ((4, 2), 96)])
+def test_single_tokens_and_prompts_beside_each_other_keep_their_bits(
+    gpu: Any, heads: tuple[int, int], hd: int
+) -> None:
+    c = case([*[(1, 300 * i) for i in range(9)], (150, 0), (5, 900), (80, 1900)], heads, hd)
+    both = run_part(gpu, c, slice(None), n_single=9)
+    alone = [
+        *(run_part(gpu, c, slice(i, i + 1), n_single=1) for i in range(9)),
+        *(run_part(gpu, c, slice(*s), n_single=0) for s in ((9, 159), (159, 164), (164, 244))),
+    ]
+    assert np.concatenate(alone).tobytes() == both.tobytes()
 
 
 @pytest.mark.gpu
@@ -307,19 +336,34 @@ def planned(
     return launches
 
 
-def test_few_tokens_share_the_cache_among_all_multiprocessors() -> None:
-    for single in (0, 1):
-        (one,) = planned(1, 8192, (32, 8), 128, single=single)
-        assert (one.kernel.entry, one.grid) == ("attention_decode<f16, f16, 128, 1>", (8, 16, 1))
-    (eight,) = planned(8, 8192, (32, 8), 128)
-    assert (eight.kernel.entry, eight.grid) == ("attention_decode<f16, f16, 128, 2>", (8, 8, 2))
-    assert planned(1, 320, (32, 8), 128)[0].grid == (8, 3, 1)
+def test_one_token_shares_the_cache_among_all_multiprocessors() -> None:
+    (one,) = planned(1, 8192, (32, 8), 128, single=1)
+    assert (one.kernel.entry, one.grid) == ("attention_decode<f16, f16, 128, 1>", (8, 16, 1))
+    assert planned(1, 320, (32, 8), 128, single=1)[0].grid == (8, 3, 1)
+    (wide,) = planned(1, 8192, (40, 2), 128, single=1)  # two tiles of at most 16 heads
+    assert (wide.kernel.entry, wide.grid) == ("attention_decode<f16, f16, 128, 2>", (2, 33, 2))
 
 
-def test_many_tokens_are_tiles_of_rows() -> None:
+def test_a_decoding_block_fits_beside_another_kernels() -> None:
+    for t in ("f16", "q8_0"):
+        for single in (1, 64):
+            (launch,) = planned(single, 8192, (32, 8), 128, t, single)
+            assert launch.shared <= (72 if single == 1 else 100) << 10
+
+
+def test_prompts_are_tiles_of_rows() -> None:
     (many,) = planned(512, 512, (32, 8), 64, "q8_0")
     assert many.kernel.entry == "attention_prefill<block_q8_0, block_q8_0, 64, 128>"
     assert many.grid == (8, 16, 1)
+
+
+def test_few_rows_of_prompts_are_shared_among_multiprocessors() -> None:
+    for n, tiles in ((2, 1), (16, 1), (17, 2), (64, 4)):
+        (few,) = planned(n, 8192, (32, 8), 128)
+        assert few.kernel.entry == "attention_prefill_few<f16, f16, 128, 128>"
+        assert few.grid == (8, tiles + 1, 4)  # 2048 keys each
+    (deep,) = planned(64, 1 << 20, (32, 8), 128)
+    assert deep.grid == (8, 4 + 1, 1)  # the parts would take too much room
 
 
 @pytest.mark.parametrize("hd, t", [(80, "f16"), (128, "f32"), (256, "bf16")])
@@ -327,6 +371,9 @@ def test_what_tensor_cores_do_not_take_runs_in_float(hd: int, t: str) -> None:
     for n, grid in ((1, (16, 1, 8)), (512, (16, 512, 1))):
         (launch,) = planned(n, 4096, (16, 8), hd, t)
         assert (launch.kernel.source, launch.grid) == ("attention.cu", grid)
+        # How a token's keys are cut is the same whatever the grid is.
+        numbers = 7 * TENSOR + 20  # after the tensors and what the op is told
+        assert np.frombuffer(launch.args[numbers : numbers + 4], np.int32) == 8
 
 
 def test_single_tokens_are_a_list_for_two_blocks_a_multiprocessor() -> None:
@@ -342,15 +389,15 @@ def test_single_tokens_are_a_list_for_two_blocks_a_multiprocessor() -> None:
     ] * 3
 
 
-@pytest.mark.parametrize("n_chunk, entry", [(3, "attention_decode<"), (448, "attention_prefill<")])
-def test_a_launch_has_the_tokens_of_its_kind(n_chunk: int, entry: str) -> None:
-    singles, chunks = planned(64 + n_chunk, 2048, (32, 8), 128, single=64)
+@pytest.mark.parametrize("n_chunk", [3, 448])
+def test_a_launch_has_the_tokens_of_its_kind(n_chunk: int) -> None:
+    chunks, singles = planned(64 + n_chunk, 2048, (32, 8), 128, single=64)
     assert singles.kernel.entry.startswith("attention_decode_listed<")
-    assert chunks.kernel.entry.startswith(entry)
-    size = 72  # of a tensor: address, extents, strides
+    assert chunks.kernel.entry.startswith("attention_prefill")
     for i, rows, nbytes in ((0, 2, 32 * 128 * 4), (1, 2, 32 * 128 * 4), (4, 0, 4), (5, 0, 4)):
         first, second = (
-            np.frombuffer(x.args[i * size : (i + 1) * size], np.int64) for x in (singles, chunks)
+            np.frombuffer(x.args[i * TENSOR : (i + 1) * TENSOR], np.int64)
+            for x in (singles, chunks)
         )
         assert second[0] - first[0] == 64 * nbytes
         assert (first[1 + rows], second[1 + rows]) == (64, n_chunk)

@@ -15,6 +15,9 @@ from gguflow.kernels.cuda.launch import Kernel, launch_files
 SOURCES = sorted(p.name for p in Path(jit.__file__).parent.glob("*.cu"))
 NORM = Kernel("norm.cu", "rms_norm<4>")
 
+# All kernels for one architecture take minutes.
+ARCHS = ["sm_90", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_80", "sm_100"))]
+
 
 def test_every_op_has_a_launch_file() -> None:
     assert [s.name for s in all_ops() if s.name not in launch_files()] == []
@@ -24,7 +27,7 @@ def test_the_cases_reach_every_source() -> None:
     assert sorted(entries_by_source()) == SOURCES
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_compiles(nvrtc: Any, source: str, arch: str) -> None:
     entries = entries_by_source()[source]

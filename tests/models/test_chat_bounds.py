@@ -40,6 +40,14 @@ def refusal(source: str) -> str:
         "{% macro m() %}{% endmacro %}{{ m._func }}",
         "{{ messages.append(1) }}",
         "{{ dict(a=1).update(b=2) }}",
+        "{{ (1).to_bytes(4000000000, 'big') }}",
+        "{{ 'a'.encode().ljust(4000000000) }}",
+        "{{ ('a' * 100000).encode('punycode') }}",
+        "{{ '{a:99999}'.format_map({'a': 1}) }}",
+        "{{ 'a'.translate({97: 'b'}) }}",
+        "{{ (1.5).as_integer_ratio() }}",
+        "{{ {}.fromkeys([1]) }}",
+        "{{ messages[0].items().isdisjoint([]) }}",
     ],
 )
 def test_no_way_out(source: str) -> None:
@@ -61,6 +69,20 @@ def test_no_way_out(source: str) -> None:
         "{% macro f() %}{{ caller() }}{{ caller() }}{% endmacro %}"
         + "{% call f() %}" * 18
         + "{% endcall %}" * 18,
+        *(
+            "{% for i in range(99999) %}{{ " + expression + " }}{% endfor %}"
+            for expression in (
+                "range(99999) | sum",
+                "range(99999) | max",
+                "range(99999) | list | sort | first",
+                "range(99999) | unique | first",
+                "-1 in range(99999) | list",
+                "(range(99999) | list).count(5)",
+                "(range(99999) | list).index(99998)",
+                "range(99999) | map('string') | join | length",
+                "('ab' * 99999).find('c')",
+            )
+        ),
     ],
 )
 def test_time_is_bounded(source: str) -> None:
@@ -83,6 +105,20 @@ def test_time_is_bounded(source: str) -> None:
         "{{ '%999999999d' | format(1) }}",
         "{{ '{:999999999}'.format(1) }}",
         "{{ '{:{w}}'.format(1, w=999999999) }}",
+        "{{ '{:{}}'.format(1, 99999) }}",
+        "{{ ('{0:9999}' * 9999).format(1) }}",
+        "{{ ('%(a)9999d' * 9999) % {'a': 1} }}",
+        "{{ range(99999) | join('x' * 1999999) }}",
+        "{{ [] | slice(31999999) | list }}",
+        "{{ range(9000) | list | tojson(indent=6000) }}",
+        "{% set ns = namespace(v=[]) %}"
+        "{% for i in range(200) %}{% set ns.v = [ns.v] %}{% endfor %}{{ ns.v | tojson(indent=9) }}",
+        "{{ strftime_now('%999999999Y') }}",
+        "{{ strftime_now('%_9999d') }}",
+        "{% set ns = namespace() %}{% set ns.a = ns %}{% set ns.b = ns %}{{ ns }}",
+        "{% set ns = namespace(v='a') %}{% for i in range(60) %}"
+        "{% set m = namespace(a=ns.v, b=ns.v) %}{% set ns.v = m %}{% endfor %}{{ ns.v }}",
+        "{{ (messages[0].keys() | list) * 10 ** 7 }}",
         "{{ [1, 2] | batch(10 ** 9, 0) | list }}",
         "{{ 1.5 | round(10 ** 9, 'ceil') }}",
         "{{ range(100000) | list | tojson(indent=100000) }}",
@@ -120,3 +156,33 @@ def test_a_long_conversation_is_well_within_bounds() -> None:
     turns = [{"role": "user", "content": "word " * 100}] * 1000
     for name in ("chatml", "llama2", "llama3", "mistral-v3", "gemma"):
         assert len(ChatTemplate.named(name).render(turns)) > 450_000
+
+
+def test_nothing_runs_before_it_is_rendered() -> None:
+    # jinja2 folds constants while it compiles, which nothing would count.
+    start = time.monotonic()
+    ChatTemplate("{{ ('a' * 1999999) | upper | lower | reverse | list | length }}" * 200)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    "source, text",
+    [
+        ("{{ 0.5 * 4000000 }} {{ 123456.78 | round(1) }} {{ '%05.1f' % 2.25 }}",
+         "2000000.0 123456.8 002.2"),
+        ("{{ '{:>4}|{{}}|{}'.format(7, 'x') }} {{ 'a-b'.split('-') | join('+') }}",
+         "   7|{}|x a+b"),
+        ("{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}",
+         "role=user;content=hi;"),
+        ("{{ messages | map(attribute='role') | unique | list | tojson(indent=2) }}",
+         '[\n  "user"\n]'),
+        ("{% set ns = namespace(n=0) %}{% for c in 'abc' %}{% set ns.n = ns.n + loop.index %}"
+         "{{ loop.cycle('x', 'y') }}{% endfor %}{{ ns.n }}", "xyx6"),
+        ("{{ [3, 1] | sort | first }}{{ messages[0].get('none', 'd') }}{{ 'A'.lower() | safe }}",
+         "1da"),
+        ("{{ range(5) | select('odd') | list }}{{ [1, 2, 3] | batch(2) | list }}",
+         "[1, 3][[1, 2], [3]]"),
+    ],
+)  # fmt: skip
+def test_what_templates_do_goes_on(source: str, text: str) -> None:
+    assert ChatTemplate(source).render(TURNS) == text

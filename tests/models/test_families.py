@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from reference_families import FAMILIES, reference
 from tiny_model import tiny_hparams, tiny_weights, write_tiny
 
 from gguflow.engine.gguf import UnsupportedType, write_gguf
@@ -22,11 +23,6 @@ from gguflow.engine.quants import encode
 from gguflow.models.base import Architecture, ModelError, architecture
 from gguflow.models.decoder import Decoder
 
-FAMILIES = (
-    "llama", "llama31", "llama-bias-tied", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3",
-    "gemma3", "granite", "olmo2", "smollm3", "ernie45", "glm4", "phi2", "falcon", "falcon40",
-    "cohere2", "stablelm", "starcoder2", "gpt2", "bloom", "mpt",
-)  # fmt: skip
 BAR = 1e-5  # NMSE of the logits
 F32 = dtype_by_name("f32")
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 96, 40)]
@@ -43,13 +39,8 @@ def run(path: Path, ids: Sequence[int], **options: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", ["numpy", "cpu"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_the_publishers(shared_data: Path, family: str, backend: str) -> None:
-    directory = shared_data / "architectures"
-    if not directory.is_dir():
-        pytest.skip("no architectures in the reference data")
-    with np.load(directory / f"{family}.npz") as z:
-        ids, expected = z["ids"].tolist(), z["logits"]
-    path = directory / f"{family}.gguf"
+def test_logits_are_the_publishers(architectures_data: Path, family: str, backend: str) -> None:
+    path, ids, expected = reference(architectures_data, family)
     assert nmse(run(path, ids, backends=(backend,)), expected) <= BAR
     if backend == "cpu":
         for n in (1, 7):  # token by token, and in pieces that cross windows
@@ -187,7 +178,6 @@ def test_a_form_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "q8_0", "mxfp4"])
 def test_fused_weights_are_their_parts(tmp_path: Path, dtype: str) -> None:
-    """mxfp4: a type that is converted as it is loaded."""
     model = architecture("phi3")(tiny_hparams("phi3"))
     parts = tiny_weights(model, optional=("output.weight", "q.bias", "k.bias", "v.bias"))
     whole = dict(parts)
@@ -202,8 +192,7 @@ def test_fused_weights_are_their_parts(tmp_path: Path, dtype: str) -> None:
     assert np.array_equal(run(paths[0], IDS), run(paths[1], IDS))
     notes = [open_model(path).notes for path in paths]
     assert all("not used" not in note for note in notes[1])
-    if dtype == "mxfp4":
-        assert [len(n) for n in notes] == [1, 1]
+    assert [len(n) for n in notes] == [0, 0]  # every type is computed with as it is
 
 
 def write_arrays(path: Path, model: Architecture, arrays: dict[str, Any], dtype: str) -> Path:
@@ -304,6 +293,20 @@ def test_a_bad_value_is_named(tmp_path: Path, key: str, value: Any, says: str) -
     assert f"llama.{key}" in str(e.value)
 
 
+def test_a_key_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    def with_key(key: str, value: Any) -> Path:
+        return write_tiny(tmp_path / "m.gguf", keys={key: value})
+
+    for key, value in ((".attention.temperature_length", 8192), (".some_scale", [0.0, 0.5]),
+                       (".expert_count", 4)):  # fmt: skip
+        arch = "gemma" if key == ".expert_count" else "llama"
+        with pytest.raises(ModelError, match=rf"{arch}\{key}"):
+            open_model(write_tiny(tmp_path / "m.gguf", arch, keys={key: value}))
+    for key, value in ((".some_scale", 0.0), (".some_flag", False), ("other.some_scale", 2.0),
+                       (".vocab_size", 96)):  # fmt: skip
+        assert open_model(with_key(key, value)).arch.hp.n_layer == 2
+
+
 def test_hyperparameters_survive_a_file(tmp_path: Path) -> None:
     for arch in ("llama", "gemma2"):
         hp = tiny_hparams(arch, by_layer={"n_ff": (96, 64)})
@@ -312,3 +315,53 @@ def test_hyperparameters_survive_a_file(tmp_path: Path) -> None:
         assert found.by_layer == hp.by_layer
         for name in ("sliding_window", "attn_softcap", "logit_softcap", "n_ff", "n_head"):
             assert getattr(found, name) == getattr(hp, name)
+
+
+# -- LongRoPE, OPT, GPT-NeoX -----------------------------------------------------------------------
+
+
+def test_longrope_takes_the_factors_of_the_context(tmp_path: Path) -> None:
+    factors = {
+        "rope_factors_long.weight": np.linspace(1, 4, 8, dtype=np.float32),
+        "rope_factors_short.weight": np.linspace(1, 2, 8, dtype=np.float32),
+    }
+    keys = {".rope.scaling.original_context_length": 64, ".rope.scaling.attn_factor": 1.2}
+    how: dict[str, Any] = {"gain": 2.0, "n_ctx_train": 256}
+    path = write_tiny(tmp_path / "m.gguf", "phi3", keys=keys, weights=factors, **how)
+    for n_ctx, name in ((64, "short"), (256, "long")):
+        freqs = {"rope_freqs.weight": factors[f"rope_factors_{name}.weight"]}
+        keys = {".rope.scaling.attn_factor": 1.2}
+        alone = write_tiny(tmp_path / f"{name}.gguf", "phi3", keys=keys, weights=freqs, **how)
+        assert np.array_equal(run(path, IDS, n_ctx=n_ctx), run(alone, IDS, n_ctx=n_ctx))
+    del factors["rope_factors_long.weight"]
+    path = write_tiny(tmp_path / "m.gguf", "phi3", keys=keys, weights=factors)
+    with pytest.raises(ModelError, match=r"rope_factors_long.weight is missing"):
+        open_model(path)
+
+
+def test_opts_positions_may_begin_with_two_that_nobody_has(tmp_path: Path) -> None:
+    table = np.random.default_rng(1).standard_normal((66, 64)).astype(np.float32)
+    paths = [
+        write_tiny(tmp_path / f"{n}.gguf", "opt", weights={"position_embd.weight": table[66 - n :]})
+        for n in (64, 66, 63)
+    ]
+    assert np.array_equal(run(paths[0], IDS), run(paths[1], IDS))
+    with pytest.raises(ModelError, match="63 rows, expected 64 or 66"):
+        open_model(paths[2])
+
+
+def test_neox_blocks_stand_side_by_side_or_not(tmp_path: Path) -> None:
+    logits = []
+    for parallel in (True, False):
+        keys = {".use_parallel_residual": parallel}
+        path = write_tiny(tmp_path / f"{parallel}.gguf", "gptneox", gain=2.0, keys=keys)
+        logits.append(run(path, IDS))
+        assert nmse(logits[-1], run(path, IDS, backends=("numpy",))) <= 1e-6
+    assert nmse(*logits) > 1e-3
+
+
+def test_minicpms_numbers_follow_from_its_sizes(tmp_path: Path) -> None:
+    keys = dict.fromkeys((".embedding_scale", ".residual_scale", ".logit_scale"))
+    hp = open_model(write_tiny(tmp_path / "m.gguf", "minicpm", keys=keys)).arch.hp
+    assert (hp.embd_scale, hp.residual_scale) == (12.0, 1.4 / 2**0.5)
+    assert hp.logit_scale == 64 / 256

@@ -319,7 +319,7 @@ def test_a_predictor_of_another_model(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"w.gguf: tensor blk.0.fc2.weight has shape \[96, 13\]"):
         Model.load(path, predictor=str(wrong))
     plain = write_tiny(tmp_path / "llama.gguf")
-    with pytest.raises(ModelError, match="`predictor` is for relullama models; this one is llama"):
+    with pytest.raises(OptionError, match="`predictor` is for relullama models; this one is llama"):
         Model.load(plain, predictor=str(side))
     with pytest.raises(ValueError, match="1 predictors for 2 layers"):
         write_predictor(side, hp, layers[:1], 0.0, "")

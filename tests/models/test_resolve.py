@@ -19,7 +19,7 @@ from gguflow.engine.graph import Graph
 from gguflow.engine.limits import AUTO_LAYERS
 from gguflow.engine.load import ModelSource, open_model
 from gguflow.engine.model import Model
-from gguflow.engine.options import Options
+from gguflow.engine.options import OptionError, Options
 from gguflow.engine.planning import Planner, Setup
 from gguflow.engine.resolve import prepare, resolve, resolve_again
 from gguflow.engine.variants.base import Decision, Tools, variants
@@ -156,3 +156,13 @@ def test_a_variant_plugs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_variants_are_found_by_being_there() -> None:
     assert [v.name for v in variants()] == ["relu"]
+
+
+def test_learned_positions_end_the_context(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch="gpt2")
+    most = open_model(path).arch.hp.n_ctx_train
+    model = Model.load(path, Options(n_ctx=most, n_threads=1))
+    with pytest.raises(OptionError, match=f"`n_ctx` {most + 1}: gpt2 has learned positions"):
+        prepare(open_model(path), Options(n_ctx=most + 1))
+    with pytest.raises(OptionError, match="learned positions"):
+        model.with_options(n_ctx=most + 1)

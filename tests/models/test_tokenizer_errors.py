@@ -22,7 +22,7 @@ def refused(metadata: dict[str, Any]) -> str:
     return message
 
 
-@pytest.mark.parametrize("model", ["bert", "t5", "rwkv", "none", ""])
+@pytest.mark.parametrize("model", ["rwkv", "plamo2", "none", ""])
 def test_unsupported_model(model: str) -> None:
     message = refused({"tokenizer.ggml.model": model})
     assert f"unsupported tokenizer {model!r}" in message

@@ -35,7 +35,7 @@ from gguflow.engine.graph import (
     dtype_by_name,
     op_spec,
 )
-from gguflow.engine.quants import encode
+from gguflow.engine.quants import codec, encode
 
 GUARD = 256  # bytes before and after each buffer; a multiple of every alignment kernels rely on
 RUBBISH = 0xA5
@@ -108,8 +108,23 @@ def _operand(
     data = _surroundings(dtype, full, rng)
     axes = operand.permute or tuple(range(len(operand.shape)))
     data[inner].transpose(axes)[...] = _values(operand, dtype, rng)
-    feeds[name] = np.ascontiguousarray(encode(dtype, data)).reshape(-1).view(np.uint8)
+    if dtype.is_quantized and not codec(dtype).writable:
+        assert operand.data is None or callable(operand.data), f"{name}: {dtype.name} holds no data"
+        feeds[name] = random_blocks(dtype, dtype.array_bytes(full) // dtype.nbytes, rng).reshape(-1)
+    else:
+        feeds[name] = np.ascontiguousarray(encode(dtype, data)).reshape(-1).view(np.uint8)
     return t
+
+
+def random_blocks(dtype: DType, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Blocks of a type that is only read: any bytes, with a scale that is a small number."""
+    raw = rng.integers(0, 256, (n, dtype.nbytes), dtype=np.uint8)
+    d = rng.uniform(0.001, 0.01, n).astype(np.float16).view(np.uint16)
+    if dtype.name == "iq1_m":  # four bits at the top of each of the last four words
+        raw[:, 49::2] = raw[:, 49::2] & 15 | (d[:, None] >> np.array([0, 4, 8, 12]) & 15) << 4
+    else:
+        raw[:, :2] = d[:, None].view(np.uint8)
+    return raw
 
 
 def _declare(graph: Graph, name: str, operand: Operand) -> tuple[Tensor, Shape, tuple[slice, ...]]:
@@ -150,7 +165,7 @@ def _surroundings(dtype: DType, shape: Shape, rng: np.random.Generator) -> np.nd
     if dtype.is_integer:
         return np.full(shape, np.iinfo(dtype.storage).min // 3, dtype.storage)
     if dtype.is_quantized:  # these cannot hold NaN
-        return (rng.standard_normal(shape) * 1000).astype(np.float32)
+        return (rng.standard_normal(shape) * 300).astype(np.float32)
     return np.full(shape, np.nan, np.float32)
 
 

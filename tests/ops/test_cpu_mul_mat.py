@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from harness import Built, build_case, nmse, run_on
+from harness import Built, build_case, nmse, random_blocks, run_on
 
 from gguflow.engine.backends.cpu import backend as cpu_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
@@ -19,7 +19,10 @@ from gguflow.engine.graph import Case, Operand, dtype_by_name, op_spec
 from gguflow.engine.quants import decode, encode
 
 FLOATS = ("f32", "f16", "bf16")
-QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
+QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl",
+          "iq4_xs", "tq2_0", "mxfp4", "nvfp4")  # fmt: skip
+# Types whose rows stay as they lie in the file.
+GRIDS = ("tq1_0", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
 # Around the widths of the tiles that columns are cut into.
 COLUMNS = (*range(1, 14), 15, 16, 17, 23, 33)
 
@@ -120,7 +123,10 @@ def test_extreme_bit_patterns(backend: CpuBackend, dtype: str) -> None:
     rng = np.random.default_rng(5)
     raw = rng.integers(0, 256, (n, k // d.block, d.nbytes), dtype=np.uint8)
     halves = {"q4_1": (0, 2), "q5_1": (0, 2), "q2_K": (80, 82), "q3_K": (108,), "q4_K": (0, 2),
-              "q5_K": (0, 2), "q6_K": (208,)}.get(dtype, (0,))  # fmt: skip
+              "q5_K": (0, 2), "q6_K": (208,), "tq2_0": (64,), "mxfp4": (), "nvfp4": ()
+              }.get(dtype, (0,))  # fmt: skip
+    if dtype == "mxfp4":
+        raw[..., 0] = rng.integers(100, 140, raw.shape[:2])  # sums of all powers would overflow
     for at in halves:
         scale = rng.standard_normal(raw.shape[:2]).astype(np.float16)
         raw[..., at : at + 2] = scale[..., None].view(np.uint8)
@@ -157,6 +163,30 @@ def test_packing_loses_nothing(
     assert run_on(backend, case, packed=True).tobytes() == plain.tobytes()
 
 
+@pytest.mark.parametrize("dtype", GRIDS)
+def test_rows_of_grids(backend: CpuBackend, dtype: str) -> None:
+    """Nothing but the activations is rounded, and a column does not depend on its neighbours."""
+    k, n, m = 768, 37, 33
+    d = dtype_by_name(dtype)
+    x = columns(m, k)
+    raw = random_blocks(d, n * k // 256, np.random.default_rng(7))
+    if dtype == "tq1_0":
+        raw[:, 52:] = np.float16(0.5).reshape(1).view(np.uint8)
+
+    def run_rows(columns: np.ndarray, threads: int) -> np.ndarray:
+        case = built("mul_mat", Operand((n, k), dtype, role="weight"), f32(columns))
+        case.feeds["src0"] = raw.reshape(-1)
+        return run_on(backend, case, n_threads=threads)
+
+    whole = run_rows(x, 2)
+    values = decode(d, raw, (n, k)).astype(np.float64)
+    assert nmse(whole, as_kernels_round(x) @ values.T) < 1e-12
+    for count in COLUMNS:
+        for threads in (1, 2):
+            part = run_rows(x[-count:], threads)
+            assert part.tobytes() == whole[-count:].tobytes(), f"{count} columns, {threads} threads"
+
+
 @pytest.mark.parametrize("dtype", FLOATS + QUANTS)
 def test_fused_ops_give_the_bits_of_their_parts(backend: CpuBackend, dtype: str) -> None:
     gate, up, x = weight(dtype, 37, 512), weight(dtype, 37, 512, seed=3), f32(columns(18, 512))
@@ -176,7 +206,12 @@ def test_fused_ops_give_the_bits_of_their_parts(backend: CpuBackend, dtype: str)
 def test_swiglu_of_two_types_packed(backend: CpuBackend) -> None:
     """Each weight has its own form of the activations, or shares it."""
     x = columns(5, 512)
-    for first, second in (("q4_K", "q6_K"), ("q8_0", "q4_0"), ("q4_K", "q5_K")):
+    for first, second in (
+        ("q4_K", "q6_K"),
+        ("q8_0", "q4_0"),
+        ("q4_K", "q5_K"),
+        ("iq4_nl", "tq1_0"),
+    ):
         gate, up = weight(first, 19, 512), weight(second, 19, 512, seed=3)
         case = built("mul_mat_swiglu", gate, up, f32(x))
         g, u = (as_kernels_round(x) @ decoded(w).astype(np.float64).T for w in (gate, up))

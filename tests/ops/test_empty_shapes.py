@@ -16,7 +16,17 @@ from gguflow.engine.backends.cpu.abi import Dims, GfOp, GfTensor
 from gguflow.engine.backends.cpu.backend import CpuBackend
 from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.backends.numpy import NumpyBackend
-from gguflow.engine.graph import F32, Case, Operand, OpSpec, ShapeError, all_ops, op_spec
+from gguflow.engine.graph import (
+    F32,
+    Case,
+    Operand,
+    OpSpec,
+    ShapeError,
+    all_ops,
+    dtype_by_name,
+    op_spec,
+)
+from gguflow.engine.quants import codec
 
 
 @cache
@@ -25,11 +35,14 @@ def _backend(isa: str) -> CpuBackend:
 
 
 def _without(operand: Operand | None, axes: set[int]) -> Operand | None:
-    """The operand with these axes empty; what is left of its data is zeros."""
+    """The operand with these axes empty; what is left of its data is zeros, or anything in types
+    that are only read."""
     if operand is None or not axes:
         return operand
     shape = tuple(0 if a in axes else n for a, n in enumerate(operand.shape))
-    return replace(operand, shape=shape, data=0)
+    dtype = dtype_by_name(operand.dtype)
+    only_read = dtype.is_quantized and not codec(dtype).writable
+    return replace(operand, shape=shape, data=None if only_read else 0)
 
 
 def _emptied(case: Case) -> Iterator[Case]:

@@ -44,7 +44,7 @@ def test_parameter_blocks_are_c_structs() -> None:
         return op_spec(op).pack_params(op_spec(op).bind_params(params))
 
     assert pack("rope", n_dims=64, mode="2d", freq_base=5e5) == struct.pack(
-        "<3i6f", 64, 2, 0, 5e5, 1, 0, 1, 32, 1
+        "<3i6fi", 64, 2, 0, 5e5, 1, 0, 1, 32, 1, 1
     )
     assert pack("attention", scale=0.5, window=7) == struct.pack("<3f2i", 0.5, 0, 0, 7, 0)
     assert pack("cpy", type=8) == struct.pack("<i", 8)

@@ -27,6 +27,11 @@ SCALE = {"scale": 1.0}
 POS = ["i32 2", "i32 2", "i32 1x1"]  # pos, seq and table of attention
 QKV = ["f32 2x4", "f32 4", "f32 8x4", "f32 4x4", "f32 4x4", "i32 2", "i32 2", "f32 9x4", "f32 9x4"]
 KV = ["f32 2x4x8", "f32 64x2x8", "f32 64x2x8"]
+ROUTE = {"score": "softmax", "n_used": 2}
+STATE: list[str | None] = ["f32 5x8", "i32 2", "i32 2"]
+DELTA = {"n_head_k": 1, "dk": 2}
+GATES: list[str | None] = ["f32 2x1", "f32 2x1", "f32 1", "f32 1"]
+SCAN: list[str | None] = ["f32 2x1", "f32 1", "f32 1", "f32 1"]
 QKV_PARAMS = {**EPS, **NORM, "head_dim": 4}
 WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("get_rows", ["f32 3x4x5", "i32 2"], {}, "the table must be [n, d]"),
@@ -172,6 +177,39 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("sum", ["f32 3x4"], {"axis": 0}, "axis=0"),
     ("mean", ["f32 3x4"], {"axis": -3}, "axis=-3"),
     ("max", ["f16 3x4"], {}, "x must be f32"),
+    ("mul_mat_id", ["f32 4x8", "f32 2x8", "i32 2x2"], {}, "w must be [E, n, k]"),
+    ("mul_mat_id", ["f32 3x4x8", "f16 2x8", "i32 2x2"], {}, "x must be f32"),
+    ("mul_mat_id", ["f32 3x4x8", "f32 2x7", "i32 2x2"], {}, "inner lengths 8 and 7"),
+    ("mul_mat_id", ["f32 3x4x8", "f32 2x8", "f32 2x2"], {}, "ids must be i32"),
+    ("mul_mat_id", ["f32 3x4x8", "f32 2x3x8", "i32 2x2"], {}, "ids for every row"),
+    ("mul_mat_id", ["f32 3x4x8", "f32 2x8", "i32 2x2", "f32 3x8"], {}, "bias must be f32 [E, n]"),
+    ("route", ["f16 2x8"], ROUTE, "logits must be f32"),
+    ("route", ["f32 2x8", "f32 7"], ROUTE, "bias must be f32 [E]"),
+    ("route", ["f32 2x8"], {**ROUTE, "n_group": 3}, "1 of 3 groups of 8"),
+    ("route", ["f32 2x8"], {**ROUTE, "n_group": 8}, "n_used=2 of 8"),
+    ("route_weights", ["i32 2x8", "i32 2x3"], {"score": "sigmoid"}, "logits must be f32"),
+    ("route_weights", ["f32 2x8", "i32 3x3"], {"score": "sigmoid"}, "a row for each"),
+    ("route_weights", ["f32 2x0", "i32 2x3"], {"score": "sigmoid"}, "there must be experts"),
+    ("moe_sum", ["f32 2x8", "f32 2x3"], {}, "x must be f32 [m, u, n]"),
+    ("moe_sum", ["f32 2x3x8", "f32 2x2"], {}, "weights must be f32"),
+    ("swiglu_clamped", ["f32 3x4", "f32 3x5"], {}, "one shape"),
+    ("ssm_conv", ["f16 2x4", "f32 4x3", *STATE], {}, "x must be f32"),
+    ("ssm_conv", ["f32 2x4", "f32 5x3", *STATE], {}, "w must be f32 [n, K]"),
+    ("ssm_conv", ["f32 2x4", "f32 4x9", *STATE], {}, "K=9"),
+    ("ssm_conv", ["f32 2x4", "f32 4x4", *STATE], {}, "the state must be f32 [n_slots, 12]"),
+    ("ssm_conv", ["f32 2x4", "f32 4x3", "f32 5x8", "i32 3", "i32 2"], {}, "pos and slot must be"),
+    ("ssm_conv", ["f32 2x4", "f32 4x3", *STATE, "f32 3"], {}, "bias must be f32 [n]"),
+    ("gated_delta", ["f16 2x6", *GATES, *STATE], DELTA, "must be f32"),
+    ("gated_delta", ["f32 2x6", "f32 2x2", *GATES[1:], *STATE], DELTA, "[n_tok, n_head_v]"),
+    ("gated_delta", ["f32 2x4", *GATES, *STATE], DELTA, "do not fit"),
+    ("gated_delta", ["f32 3x6", *GATES, *STATE], DELTA, "a row a token"),
+    ("gated_delta", ["f32 2x6", *GATES, *STATE], DELTA, "the state must be f32 [n_slots, 4]"),
+    ("ssm_scan", ["f16 2x6", *SCAN, *STATE], {"n_state": 2}, "must be f32"),
+    ("ssm_scan", ["f32 3x6", *SCAN, *STATE], {"n_state": 2}, "xbc and dt must be"),
+    ("ssm_scan", ["f32 2x6", *SCAN, *STATE], {"n_state": 3}, "do not fit"),
+    ("ssm_scan", ["f32 2x6", "f32 2x2", *SCAN[1:], *STATE], {"n_state": 2}, "a value a head"),
+    ("ssm_scan", ["f32 2x6", *SCAN, *STATE], {"n_state": 2}, "f32 [n_slots, 4]"),
+    ("attention", [*KV, *POS, "f32 3"], SCALE, "sinks must be f32 [n_head]"),
     ("argmax", ["f32 3x0"], {}, "is empty"),
     ("scale", ["f16 3"], {"s": 2.0}, "x must be f32"),
     ("clamp", ["f32 3"], {"min": 2.0, "max": 1.0}, "min=2.0 is above max=1.0"),

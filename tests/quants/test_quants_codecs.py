@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import zlib
+
 import gguf
+import make_grids
 import numpy as np
 import pytest
+from make_grids import DIRECTORY, headers
 from quant_helpers import DATA
 
 from gguflow.engine.graph import BF16, F16, I32, all_dtypes, dtype_by_id
 from gguflow.engine.quants import Codec, all_codecs, codec, decode, encode
 
 QUANTIZED = [c for c in all_codecs() if c.dtype.is_quantized]
+TABLES = ["iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "tq1_0", "tq2_0"]
+GRIDS = ["iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"]
 LEGACY = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 
 
@@ -32,7 +38,8 @@ def random_bytes(c: Codec, rows: int, blocks: int) -> np.ndarray:
 
 def test_every_type_of_the_engine_is_here() -> None:
     names = {c.dtype.name for c in QUANTIZED}
-    assert names == {*LEGACY, "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"}
+    assert names == {*LEGACY, "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", *TABLES, *GRIDS}
+    assert {c.dtype.name for c in QUANTIZED if not c.writable} == set(GRIDS)
     assert names == {d.name for d in all_dtypes() if d.is_quantized}
 
 
@@ -54,7 +61,7 @@ def test_dequantize_agrees_with_gguf(c: Codec) -> None:
     assert same_bits(ours, theirs)
 
 
-@pytest.mark.parametrize("name", LEGACY)
+@pytest.mark.parametrize("name", [*LEGACY, "mxfp4", "tq1_0", "tq2_0"])
 @pytest.mark.parametrize("data", ["normal", "heavy", "positive", "small", "large", "zeros"])
 def test_quantize_agrees_with_gguf(name: str, data: str) -> None:
     kind = gguf.GGMLQuantizationType(codec(name).dtype.ggml_id)
@@ -87,6 +94,15 @@ BLOCKS = [
      {161: 534.0, 160: -17.0, 129: 0.0}),
     # sub-block 13 (elements 208..223): low bits in the high half of byte 64 + 16, high bits at
     # shift 4 of byte 128 + 32 + 16. q = 0x2B - 32 = 11, scale -3.
+    # codes 0 and 15 of elements 1 and 17
+    ("iq4_nl", [(0, *HALF), (3, 0xF0)], {1: -63.5, 17: 56.5, 0: -63.5}),
+    # scale 5: low 3 (high half of byte 6), high 2 bits 3 at bit 10 of bytes 2..3: 51 - 32 = 19
+    ("iq4_xs", [(0, *ONE), (3, 0x0C), (6, 0x30), (8 + 80, 0x98)],
+     {160: 19.0, 176: 247.0, 0: 32 * 127.0}),
+    ("mxfp4", [(0, 129), (3, 0xF7)], {2: 24.0, 18: -24.0, 0: 0.0}),  # 2^(129 - 128) * 12
+    ("nvfp4", [(1, 0x40), (4 + 8, 0x9A)], {16: -2.0, 24: -1.0, 0: 0.0}),  # 0x40 is two
+    ("tq1_0", [(0, 0x80), (52, *HALF)], {0: 0.0, 32: 0.0, 1: -0.5}),  # 0.1111.. in base three
+    ("tq2_0", [(0, 0xE4), (64, *HALF)], {0: -0.5, 32: 0.0, 64: 0.5, 1: -0.5}),
     ("q6_K", [(80, 0xB0), (176, 0x20), (205, 0xFD), (208, *HALF)], {208: -16.5, 209: 48.0, 0: 0.0}),
 ]  # fmt: skip
 
@@ -136,6 +152,10 @@ EXACT = {
     "q4_K": codes(0, 15) * 63 / 64 - 63 / 8,
     "q5_K": codes(0, 31) * 63 / 64 - 63 / 8,
     "q6_K": codes(-32, 31),
+    "mxfp4": np.tile([0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -3, -4, -6, -8, -12, 0], 16) / 4,
+    "nvfp4": np.tile([0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -3, -4, -6, -8, -12, 0], 16) / 4,
+    "tq1_0": codes(-1, 1),
+    "tq2_0": codes(-1, 1) / 2,
 }
 
 
@@ -165,3 +185,33 @@ def test_plain_types_keep_shape_and_special_values() -> None:
     assert decode(I32, ids.view(np.uint8), (2,)).tolist() == [3, -4]
     scalar = encode("f32", np.float32(2.5))
     assert scalar.shape == () and decode("f32", scalar, ()) == 2.5
+
+
+def test_the_kernels_have_the_grids_of_the_gguf_package() -> None:
+    for name, text in headers().items():
+        assert (DIRECTORY / name).read_text() == text, f"run {make_grids.__file__}"
+
+
+@pytest.mark.parametrize("c", [c for c in QUANTIZED if not c.writable], ids=by_name)
+def test_grids_are_only_read(c: Codec) -> None:
+    with pytest.raises(NotImplementedError, match=f"{c.dtype.name}: there is no quantizer"):
+        c.quantize(np.zeros((1, 256), np.float32))
+
+
+# First bytes of what llama.cpp's quantizers (ggml 0.25.3) make of the first row of DATA["normal"],
+# and a checksum of all 24 rows.
+LLAMA_CPP = {
+    "iq4_nl": ("76145acad750d5e9", 0x20C52422),
+    "iq4_xs": ("be020fcc3aa897e0", 0x520A08A9),
+    "mxfp4": ("7ab14259be5a51cc", 0x02F56A2A),
+    "nvfp4": ("0b070709424239cf", 0x575646FC),
+    "tq1_0": ("8080802a80808383", 0xCDA6BD04),
+    "tq2_0": ("5555555455559595", 0xF029171F),
+}
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP)
+def test_bytes_are_llama_cpps(name: str) -> None:
+    raw = codec(name).quantize(DATA["normal"])
+    start, checksum = LLAMA_CPP[name]
+    assert (raw[0, :8].tobytes().hex(), zlib.crc32(raw.tobytes())) == (start, checksum)

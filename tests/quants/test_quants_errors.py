@@ -7,7 +7,7 @@ import pytest
 
 from gguflow.engine.quants import all_codecs, codec, decode, dequantize_any, encode
 
-QUANTIZED = [c.dtype.name for c in all_codecs() if c.dtype.is_quantized]
+QUANTIZED = [c.dtype.name for c in all_codecs() if c.dtype.is_quantized and c.writable]
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -24,6 +24,8 @@ def test_odd_row_length(name: str) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e9])
 def test_value_out_of_range(name: str, bad: float) -> None:
     x = np.ones((2, 3, 512), np.float32)
+    if abs(bad) <= codec(name).limit:
+        pytest.skip("mxfp4 reaches as far as float32")
     x[1, 2, 300] = bad
     with pytest.raises(ValueError, match=rf"{name}: element \[1, 2, 300\] is "):
         encode(name, x)
@@ -35,7 +37,7 @@ def test_value_at_the_limit(name: str) -> None:
     x = np.linspace(-limit, limit, 256, dtype=np.float32)
     y = decode(name, encode(name, x), x.shape)
     assert np.isfinite(y).all()
-    assert np.abs(y - x).max() <= 0.4 * limit
+    assert np.abs(y - x).max() <= 0.5 * limit  # of ternary types, half a step
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

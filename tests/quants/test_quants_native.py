@@ -14,6 +14,8 @@ from gguflow.engine.quants import Codec, all_codecs, codec
 
 TYPES = [c for c in all_codecs() if c.dtype.is_quantized or c.dtype in (F32, F16, BF16)]
 
+WRITABLE = [c for c in TYPES if c.dtype.is_quantized and c.writable]
+
 
 def by_name(c: Codec) -> str:
     return c.dtype.name
@@ -21,7 +23,12 @@ def by_name(c: Codec) -> str:
 
 @pytest.mark.parametrize("c", TYPES, ids=by_name)
 def test_quantize(native: Native, c: Codec) -> None:
+    if not c.writable:
+        assert native.lib.gf_quantize_rows(c.dtype.ggml_id, None, None, 0, 256) == 1
+        return
     for name, x in DATA.items():
+        if np.abs(x).max() > c.limit:
+            continue
         expected, got = c.quantize(x), native.quantize(c.dtype, x)
         different = (expected != got).reshape(-1, c.dtype.nbytes).any(axis=-1).mean()
         assert different == 0, f"{name}: {different:.2%} of the blocks differ"
@@ -36,12 +43,13 @@ def test_dequantize(native: Native, c: Codec) -> None:
     assert np.array_equal(np.nan_to_num(expected).view("u4"), np.nan_to_num(got).view("u4"))
 
 
-@pytest.mark.parametrize("c", [c for c in TYPES if c.dtype.is_quantized], ids=by_name)
+@pytest.mark.parametrize("c", WRITABLE, ids=by_name)
 @settings(max_examples=25, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(x=arrays(np.float32, (1, 256), elements=st.floats(-60000, 60000, width=32),
                 fill=st.floats(-2, 2, width=32)))  # fmt: skip
 def test_any_floats(native: Native, c: Codec, x: np.ndarray) -> None:
+    x = np.clip(x, -c.limit, c.limit)
     raw = native.quantize(c.dtype, x)
     assert np.array_equal(raw, c.quantize(x))
     assert np.isfinite(native.dequantize(c.dtype, raw)).all()
@@ -83,22 +91,23 @@ def test_status_codes(native: Native) -> None:
     out = np.full(4096, 0xA5, np.uint8)
     both = (native.lib.gf_quantize_rows, native.lib.gf_dequantize_rows)
     for fn in both:
-        assert fn(16, x.ctypes.data, out.ctypes.data, 2, 256) == 1  # IQ2_XXS has no kernels
+        assert fn(15, x.ctypes.data, out.ctypes.data, 2, 256) == 1  # Q8_K has no kernels
         assert fn(-1, x.ctypes.data, out.ctypes.data, 2, 256) == 1
         for c in TYPES:
-            if c.dtype.is_quantized:
+            if c.dtype.is_quantized and c.writable:
                 n = c.dtype.block
                 for bad in (n - 1, n + 8, -n):
                     assert fn(c.dtype.ggml_id, x.ctypes.data, out.ctypes.data, 2, bad) == 2
-            assert fn(c.dtype.ggml_id, x.ctypes.data, out.ctypes.data, -1, 256) == 2
-            assert fn(c.dtype.ggml_id, x.ctypes.data, out.ctypes.data, 0, 256) == 0
+            if c.writable:
+                assert fn(c.dtype.ggml_id, x.ctypes.data, out.ctypes.data, -1, 256) == 2
+                assert fn(c.dtype.ggml_id, x.ctypes.data, out.ctypes.data, 0, 256) == 0
     assert (out == 0xA5).all()
 
 
-@pytest.mark.parametrize("c", [c for c in TYPES if c.dtype.is_quantized], ids=by_name)
+@pytest.mark.parametrize("c", WRITABLE, ids=by_name)
 def test_values_out_of_range(native: Native, c: Codec) -> None:
     out = np.empty(4096, np.uint8)
-    for bad in (np.nan, np.inf, -np.inf, c.limit * 1.001):
+    for bad in (np.nan, np.inf, -np.inf, *([c.limit * 1.001] if c.limit < 1e38 else [])):
         x = np.ones((2, 256), np.float32)
         x[1, 200] = bad
         status = native.lib.gf_quantize_rows(

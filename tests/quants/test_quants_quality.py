@@ -10,8 +10,12 @@ from gguflow.engine.quants import codec, decode, encode
 
 # sqrt(sum of squares) / n over 4096 values of 0.1 + 2 cos(i): the data and limits of llama.cpp's
 # test-quantize-fns.
-LIMITS = {"q2_K": 0.0075, "q3_K": 0.0040} | dict.fromkeys(
-    ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q5_K", "q6_K"), 0.002
+LIMITS = (
+    {"q2_K": 0.0075, "q3_K": 0.0040}
+    | dict.fromkeys(
+        ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs"), 0.002
+    )
+    | {"mxfp4": 0.004, "nvfp4": 0.004, "tq1_0": 0.01, "tq2_0": 0.01}
 )
 
 
@@ -35,6 +39,12 @@ LLAMA_CPP: dict[str, tuple[float, float]] = {
     "q4_K": (4.419437e-03, 7.445444e-03),
     "q5_K": (2.230714e-03, 4.649205e-03),
     "q6_K": (1.092553e-03, 2.791370e-03),
+    "iq4_nl": (4.708364e-03, 8.583854e-03),
+    "iq4_xs": (4.743506e-03, 8.827641e-03),
+    "mxfp4": (7.159156e-03, 1.500112e-02),
+    "nvfp4": (5.962907e-03, 6.287854e-03),
+    "tq1_0": (4.984717e-02, 4.907159e-02),
+    "tq2_0": (4.984717e-02, 4.907159e-02),
 }  # fmt: skip
 
 
@@ -50,7 +60,7 @@ def test_every_quantizer_has_a_witness() -> None:
     assert set(LLAMA_CPP) == set(LIMITS)
 
 
-@pytest.mark.parametrize("name", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"])
+@pytest.mark.parametrize("name", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs"])
 def test_importance_moves_the_error_to_other_columns(name: str) -> None:
     x = heavy_data(64, 512)
     important = np.arange(512) % 4 == 0

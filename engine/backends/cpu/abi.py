@@ -6,7 +6,7 @@ import ctypes
 
 from gguflow.engine.graph import Tensor
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_DIMS = 4
 MAX_SRC = 8
 PARAM_BYTES = 64

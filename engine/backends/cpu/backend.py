@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 
 import numpy as np
 
@@ -20,10 +21,24 @@ from .abi import GF_PACKED, MAX_SRC, PARAM_BYTES, AbiError, GfOp, GfTensor, tens
 from .convert import NativeConverter
 from .native import CpuLibrary, CpuLibraryError, load_library, runnable_isas
 from .peaks import measure
+from .pinning import may_pin
 from .program import CpuProgram
 
 # Below this many bytes moved, waking the other threads costs more than they save.
 SINGLE_THREAD_BYTES = 16 << 10
+PACKED_ROWS = 16  # rows of a group of the interleaved layout
+
+
+_ALIVE: weakref.WeakSet[CpuBackend] = weakref.WeakSet()
+
+
+def _leave_pools() -> None:
+    for backend in list(_ALIVE):
+        backend.leave_pools()
+
+
+if hasattr(os, "register_at_fork"):  # where processes fork
+    os.register_at_fork(after_in_child=_leave_pools)
 
 
 class CpuBackend(Backend):
@@ -39,6 +54,9 @@ class CpuBackend(Backend):
         self.lib: CpuLibrary = load_library(isa)
         self.processor = self.lib.isa
         self._pools: dict[int, int] = {}
+        self._ends: list[weakref.finalize] = []  # of the pools
+        self.n_forks = 0  # of the process since; programs that saw fewer take a new pool
+        _ALIVE.add(self)
         self._supported: dict[tuple[object, ...], bool] = {}
         self._packed = HostSlab()
 
@@ -52,12 +70,22 @@ class CpuBackend(Backend):
         """Handle of the thread pool of this size, made on first use."""
         n = n_threads or self.n_threads
         if n not in self._pools:
-            handle = self.lib.cdll.gf_pool_create(n, env.cpu_spin(), int(env.cpu_pin()))
+            pin = env.cpu_pin() and may_pin()
+            handle = self.lib.cdll.gf_pool_create(n, env.cpu_spin(), int(pin))
             if not handle:
                 raise CpuLibraryError(f"cannot start {n} threads")
             self._pools[n] = handle
-            weakref.finalize(self, self.lib.cdll.gf_pool_destroy, handle)
+            self._ends.append(weakref.finalize(self, self.lib.cdll.gf_pool_destroy, handle))
         return self._pools[n]
+
+    def leave_pools(self) -> None:
+        """In a process made by fork: threads do not come along, so the pools are empty shells, and
+        to join their threads would take for ever."""
+        for end in self._ends:
+            end.detach()
+        self._ends.clear()
+        self._pools.clear()
+        self.n_forks += 1
 
     # -- planning --------------------------------------------------------------------------------
 
@@ -73,7 +101,10 @@ class CpuBackend(Backend):
         return self._supported[key]
 
     def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
-        if len(weight.shape) != 2 or not weight.dtype.is_quantized:
+        stack = len(weight.shape) == 3
+        if len(weight.shape) not in (2, 3) or not weight.dtype.is_quantized:
+            return 0
+        if stack and weight.shape[1] % PACKED_ROWS:
             return 0
         multiplied = False
         for u in users:
@@ -81,12 +112,12 @@ class CpuBackend(Backend):
             for i, s in enumerate(u.srcs):
                 if s is None or s.owner is not weight:
                     continue
-                if s is not weight or not self.lib.reads_packed(spec.name, i):
+                if s is not weight or not self.lib.reads_packed(spec.name, i, stack):
                     return 0
                 multiplied |= i in spec.weights
         if not multiplied:
             return 0  # a table that is only looked up in gains nothing
-        return self.lib.packed_bytes(weight.dtype, *weight.shape)
+        return self.lib.packed_bytes(weight.dtype, prod(weight.shape[:-1]), weight.shape[-1])
 
     def converter(self) -> NativeConverter:
         """The native quantizers."""
@@ -107,10 +138,10 @@ class CpuBackend(Backend):
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
         if not packed:
             return HostBuffer(raw)
-        n_rows, n_cols = weight.shape
+        n_rows, n_cols = prod(weight.shape[:-1]), weight.shape[-1]
         ids = ctypes.c_int32(weight.dtype.ggml_id), ctypes.c_int64(n_rows), ctypes.c_int64(n_cols)
         out = self._packed.take(self.lib.packed_bytes(weight.dtype, n_rows, n_cols))
-        groups = -(-n_rows // 16)
+        groups = -(-n_rows // PACKED_ROWS)
         step = max(1, -(-groups // self.n_threads))
 
         def pack(begin: int) -> int:

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from gguflow.engine import env
+from gguflow.engine import env, interrupt
 from gguflow.engine.graph import DType
 
 from .abi import ABI_VERSION, GfOp, GfTensor
@@ -42,7 +42,7 @@ class CpuLibrary:
                     "rebuild gguflow"
                 )
         pool_run = self.cdll.gf_pool_run
-        pool_run.restype = None
+        pool_run.restype = ctypes.c_int32
         pool_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
                              ctypes.c_int64, ctypes.c_void_p]  # fmt: skip
         self.cdll.gf_pool_run_linked.restype = None
@@ -50,6 +50,8 @@ class CpuLibrary:
         self.cdll.gf_pool_create.argtypes = [ctypes.c_int32] * 3
         self.cdll.gf_pool_destroy.restype = None
         self.cdll.gf_pool_destroy.argtypes = [ctypes.c_void_p]
+        self.cdll.gf_interrupt.restype = None
+        interrupt.add(self.cdll.gf_interrupt)
         self._addresses: dict[str, int] = {}
 
     def address(self, symbol: str) -> int:
@@ -83,10 +85,11 @@ class CpuLibrary:
         """Whether the kernel takes these types and layouts; kernels without a say take all."""
         return self._says(f"gf_supports_{op}", record)
 
-    def reads_packed(self, op: str, operand: int) -> bool:
-        """Whether a kernel takes this operand in the interleaved layout."""
-        symbol = f"gf_packed_{op}"
-        return bool(self.address(symbol)) and bool(getattr(self.cdll, symbol)() >> operand & 1)
+    def reads_packed(self, op: str, operand: int, stack: bool = False) -> bool:
+        """Whether a kernel takes this operand in the interleaved layout. stack: of matrices, one
+        after the other, each of whole groups of rows."""
+        symbol, bit = f"gf_packed_{op}", operand + (16 if stack else 0)
+        return bool(self.address(symbol)) and bool(getattr(self.cdll, symbol)() >> bit & 1)
 
     def _says(self, symbol: str, record: GfOp) -> bool:
         """What a kernel answers; true of those that are not to be asked."""

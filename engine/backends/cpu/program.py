@@ -44,7 +44,9 @@ class CpuProgram(Program):
         self.kernels = [f"{_symbol(backend, s)}.{backend.lib.isa}" for s in steps]
         records = [self._record(backend, s, memory, n_threads, flags) for s in steps]
         self._ops = (GfOp * max(len(records), 1))(*records)
-        self._keep = (backend, memory)
+        self._backend, self._n_threads = backend, n_threads
+        self._n_forks = backend.n_forks
+        self._keep = memory
         self._ticks: np.ndarray | None = None
         self._rows = LiveRows(backend.lib, self._ops, steps, memory.rows, n_threads)
         self._live: Live | None = None
@@ -92,6 +94,10 @@ class CpuProgram(Program):
 
     def start(self, timed: bool = False, live: Live | None = None) -> None:
         """Runs all of it on the calling thread and the pool's."""
+        if self._n_forks != self._backend.n_forks:
+            self._n_forks = self._backend.n_forks
+            pool = ctypes.c_void_p(self._backend.pool(self._n_threads))
+            self._before = (pool, *self._before[1:])
         if live != self._live:
             scratch = self._rows.set(live)
             if scratch > self._scratch.nbytes:
@@ -101,7 +107,8 @@ class CpuProgram(Program):
         if timed:
             self._ticks = np.zeros(len(self.kernels) + 1, np.int64)
             ends = ctypes.c_void_p(self._ticks.ctypes.data)
-        self._run(*self._before, ends, *self._after)
+        if self._run(*self._before, ends, *self._after):
+            raise KeyboardInterrupt  # ended in the middle, see `engine.interrupt`
 
     def finish(self) -> Ticks | None:
         ticks, self._ticks = self._ticks, None

@@ -34,6 +34,7 @@ class CudaBackend(Backend):
         self.memory: CudaMemory = CudaMemory(self.device)
         self.links = Links(partial(_alloc_pinned, self.device))
         self.clock = CudaClock(self.device, self.modules)
+        self.n_alike = self.device.count
         self._uploader = Uploader(self.device)
         self._peaks: tuple[float, float, float, float] | None = None
 

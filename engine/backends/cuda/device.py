@@ -30,10 +30,10 @@ class CudaDevice:
         self.runtime = self.cupy.cuda.runtime
         self.index = index
         self._check_driver()
-        count = self._count()
-        if not 0 <= index < count:
+        self.count = self._count()
+        if not 0 <= index < self.count:
             raise CudaError(
-                f"there is no GPU number {index}; this machine has {count}: change `device`"
+                f"there is no GPU number {index}; this machine has {self.count}: change `device`"
             )
         self.use()
         facts = self.runtime.getDeviceProperties(index)

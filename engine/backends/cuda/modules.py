@@ -17,7 +17,8 @@ from .device import CudaDevice
 from .errors import CudaError
 
 COMPILE_THREADS = 8
-SHARED_BY_DEFAULT = 48 << 10  # bytes of dynamic shared memory that need no opt-in
+SHARED_BY_DEFAULT = 48 << 10  # bytes of shared memory that need no opt-in,
+DECLARED = 16 << 10  # of which kernels declare some themselves, at most so many
 
 
 class Modules:
@@ -66,7 +67,7 @@ class Modules:
             return self._cublas.bind(launch)
         function, driver = self._functions[launch.kernel], self.driver
         attributes = driver.CUfunction_attribute
-        if launch.shared > max(self._shared.get(launch.kernel, 0), SHARED_BY_DEFAULT):
+        if launch.shared > max(self._shared.get(launch.kernel, 0), SHARED_BY_DEFAULT - DECLARED):
             attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call(driver.cuFuncSetAttribute(function, attribute, launch.shared), launch.kernel)
             self._shared[launch.kernel] = launch.shared

@@ -92,7 +92,10 @@ class NumpyProgram(Program):
 def fewer_rows(node: Tensor, rows: Mapping[Tensor, str], live: Live) -> Tensor:
     """The node over the first rows alone, in the same memory."""
     operands: list[Tensor | None] = [node, *node.srcs]
-    for k in row_operands(node, rows):
+    followed = row_operands(node, rows)
+    if not followed:
+        return node
+    for k in followed:
         at = 0 if k is None else k + 1
         t = operands[at]
         assert t is not None

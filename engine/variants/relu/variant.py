@@ -40,7 +40,7 @@ class ReluVariant:
             if there
         ]
         if given:
-            raise ModelError(
+            raise OptionError(
                 f"{source.path}: `{given[0]}` is for {ReluLlama.name} models; this one is "
                 f"{source.arch.name}"
             )

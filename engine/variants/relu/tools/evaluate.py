@@ -121,8 +121,10 @@ class WatchedSession(Session):
         self._thresholds = [np.float32(run.layer_threshold(i)) for i in range(model.hp.n_layer)]
         self._sums = np.zeros((model.hp.n_layer, 4), np.int64)
 
-    def step(self, ids: Sequence[int], outputs: str = "none", sampler: Any = None) -> Any:
-        out = super().step(ids, outputs, sampler)
+    def step(
+        self, ids: Sequence[int], outputs: str = "none", sampler: Any = None, prompt: bool = False
+    ) -> Any:
+        out = super().step(ids, outputs, sampler, prompt)
         n_layer = len(self._thresholds)
         for i, threshold in enumerate(self._thresholds):
             skipped, fires = out[i] < threshold, out[n_layer + i] != 0

@@ -1,0 +1,152 @@
+"""What the server costs beside the engine by itself: the same requests, with and without HTTP.
+
+A model of a named shape with random weights and the bundled model's tokenizer. So many clients ask
+for completions in a closed loop: once of the engine in this process, once of the server in this
+process by `gguflow bench --serve` in another. Printed are tokens a second of both, the server's
+share, its times to the first token and between tokens, and how much of the time the engine stepped.
+
+python bench/serve.py --random llama3-8b:Q4_0 -ngl all --clients 1,16,64,128 -npp 128 -ntg 128
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gguflow
+from gguflow.cli.load import bundled_model
+from gguflow.cli.options import gpu_layers
+from gguflow.engine.load.random import random_model
+from gguflow.engine.model import Model
+from gguflow.engine.options import Options
+from gguflow.engine.sampling import GREEDY
+from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.request import Request
+from gguflow.server.config import ModelSpec, ServerConfig
+from gguflow.server.manager import ModelManager
+from gguflow.server.run import SWITCH, listen, make_server
+from gguflow.server.service import Service
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def engine_alone(model: Model, n: int, n_requests: int, n_prompt: int, n_gen: int) -> float:
+    """Tokens a second of a closed loop of n sequences without a server."""
+    engine = Engine(model)
+    rng = np.random.default_rng(0)
+    n_vocab = model.hp.n_vocab
+
+    def add() -> None:
+        engine.add(Request(rng.integers(0, n_vocab, n_prompt).tolist(), n_gen, GREEDY))
+
+    def loop(requests: int, clients: int) -> float:
+        left, began = requests - clients, time.perf_counter()
+        for _ in range(clients):
+            add()
+        while engine.has_work:
+            for token in engine.step():
+                if token.finish is not None and left > 0:
+                    left -= 1
+                    add()
+        return requests * n_gen / (time.perf_counter() - began)
+
+    loop(2 * n, n)  # plans are made, graphs captured
+    return loop(n_requests, n)
+
+
+class Served:
+    """The server in a thread."""
+
+    def __init__(self, model: Model) -> None:
+        spec = ModelSpec("random", bundled_model(), model.options)
+        config = ServerConfig(port=0, access_log=False, timeout=3600.0, n_queue=4096)
+        # The weights are in memory: the manager gets the model as it is.
+        manager = ModelManager([spec], config, lambda _: model)
+        self.service = Service(manager, config)
+        self.sock = listen(config)
+        ready = threading.Event()
+        self.server = make_server(self.service, ready.set)
+        sys.setswitchinterval(SWITCH)
+        self.thread = threading.Thread(target=self.server.run, args=([self.sock],), daemon=True)
+        self.thread.start()
+        assert ready.wait(600)
+        self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
+
+    def load(self, n: int, n_requests: int, n_prompt: int, n_gen: int) -> dict[str, Any]:
+        """One closed loop's row, and the share of it that the engine stepped."""
+        (loaded,) = self.service.manager.loaded()
+        loaded.watched.steps.clear()
+        done = subprocess.run(
+            [sys.executable, "-m", "gguflow", "bench", "--serve", self.url, "--clients", str(n),
+             "--n-requests", str(n_requests), "-npp", str(n_prompt), "-ntg", str(n_gen),
+             "-o", "jsonl"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        row: dict[str, Any] = json.loads(done.stdout)
+        steps = [*loaded.watched.steps]
+        wall = steps[-1].at - steps[0].at + steps[-1].ms / 1e3
+        row["stepping"] = sum(s.ms for s in steps) / 1e3 / wall
+        return row
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(60)
+        self.sock.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--random", default="tinyllama-1.1b:Q4_0", help="shape and type")
+    p.add_argument("-ngl", type=gpu_layers, default=0)
+    p.add_argument("-t", type=int, default=0, help="threads")
+    p.add_argument("--clients", type=numbers, default=[1, 8])
+    p.add_argument("--rounds", type=int, default=3, help="requests of each client")
+    p.add_argument("-npp", type=int, default=128)
+    p.add_argument("-ntg", type=int, default=64)
+    args = p.parse_args(argv)
+    most = max(args.clients)
+    # A word of the generator's may be two tokens: prompts are a little longer than asked for.
+    n_ctx = -(-(args.npp + args.npp // 2 + args.ntg + 32) // 64) * 64
+    options = Options(n_ctx=n_ctx, n_seqs=most, n_threads=args.t, n_gpu_layers=args.ngl)
+    source = random_model(args.random)
+    tokenizer = gguflow.Tokenizer.load(bundled_model())
+    model = Model(source, options)
+    model.load_weights()
+    tokenizer.n_rows = model.hp.n_vocab
+    # Random weights have no tokenizer of their own, and the manager need not load them again.
+    model.__dict__.update(tokenizer=tokenizer, load_weights=lambda progress=None: None)
+    alone = {}
+    for n in args.clients:
+        alone[n] = engine_alone(model, n, args.rounds * n, args.npp, args.ntg)
+        gc.collect()
+    served = Served(model)
+    print(f"{args.random}, {args.npp} + {args.ntg} tokens, {Path(sys.executable).name}")
+    print("| clients | engine t/s | server t/s | share | first p50 | p95 ms | between p50 | p95 ms "
+          "| stepping |")  # fmt: skip
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
+    served.load(most, 2 * most, args.npp, args.ntg)
+    for n in args.clients:
+        r = served.load(n, args.rounds * n, args.npp, args.ntg)
+        share = r["tokens_per_s"] / alone[n]
+        ms = [1e3 * r[name] for name in ("first_p50", "first_p95", "between_p50", "between_p95")]
+        cells = [n, f"{alone[n]:.1f}", f"{r['tokens_per_s']:.1f}", f"{share:.3f}"]
+        cells += [*(f"{x:.2f}" for x in ms), f"{r['stepping']:.3f}"]
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    served.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

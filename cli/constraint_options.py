@@ -1,0 +1,72 @@
+"""Arguments that say which texts may be generated: grammars and JSON schemas."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from .errors import PackageError, UsageError
+from .prompt import read_file
+
+if TYPE_CHECKING:
+    from gguflow.engine.model import Model
+    from gguflow.engine.serving.request import LogitsProcessor
+
+
+def add_constraints(p: ArgumentParser) -> None:
+    """--grammar, -j and their files."""
+    g = p.add_mutually_exclusive_group()
+    g.add_argument(
+        "--grammar", metavar="GBNF", help="only texts of this grammar, in llama.cpp's form"
+    )
+    g.add_argument("--grammar-file", metavar="FILE", help="the same from a file")
+    g.add_argument("-j", "--json-schema", metavar="SCHEMA", help="only JSON of this schema")
+    g.add_argument("-jf", "--json-schema-file", metavar="FILE", help="the same from a file")
+
+
+def constraint(args: Namespace) -> tuple[str, str, Any] | None:
+    """What is asked for: its flag, "gbnf" or "json", and the grammar or schema. Raises UsageError
+    for a file that cannot be read and a schema that is no JSON."""
+    for flag, name, kind in (
+        ("--grammar", "grammar", "gbnf"),
+        ("--grammar-file", "grammar_file", "gbnf"),
+        ("-j", "json_schema", "json"),
+        ("-jf", "json_schema_file", "json"),
+    ):
+        text = getattr(args, name)
+        if text is None:
+            continue
+        if name.endswith("_file"):
+            text = read_file(text, flag)
+        if kind == "gbnf":
+            return flag, kind, text
+        try:
+            schema = json.loads(text)
+        except ValueError as e:
+            raise UsageError(f"{flag}: no JSON: {e}") from None
+        if not isinstance(schema, dict | bool):
+            raise UsageError(f"{flag}: expected a JSON object")
+        return flag, kind, schema
+    return None
+
+
+def processor(
+    asked: tuple[str, str, Any] | None, model: Model, n_prompt: int
+) -> LogitsProcessor | None:
+    """What keeps an answer to so many tokens within a constraint. Raises UsageError for one that
+    cannot be obeyed, PackageError without llguidance."""
+    if asked is None:
+        return None
+    flag, kind, source = asked
+    try:
+        from gguflow.server import constraints
+        from gguflow.server.errors import ApiError
+    except ImportError:
+        raise PackageError(f"{flag} needs llguidance: pip install 'gguflow[serve]'") from None
+    try:
+        made = (constraints.gbnf if kind == "gbnf" else constraints.json_schema)(source, flag)
+        vocabulary = constraints.Vocabulary(model.tokenizer, model.hp.n_vocab)
+        return vocabulary.check(made).processor(n_prompt)
+    except ApiError as e:
+        raise UsageError(str(e)) from None

@@ -1,0 +1,35 @@
+"""Converters of numbers that several groups of options share."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+from gguflow.engine.limits import MAX_TOKENS
+
+
+def whole(least: int, most: int = MAX_TOKENS) -> Callable[[str], int]:
+    """Converter for a whole number from `least` to `most`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise ArgumentTypeError(f"{text}: expected a whole number from {least} to {most}")
+        return value
+
+    return convert
+
+
+def real(text: str) -> float:
+    """Converter for a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ArgumentTypeError(f"{text}: expected a finite number")
+    return value

@@ -1,0 +1,21 @@
+"""`gguflow pull`: fetch a model of the Hugging Face hub."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from .errors import OK
+from .load import hub_model
+from .stream import write
+
+SUMMARY = "fetch a model of the Hugging Face hub"
+EPILOG = "example: gguflow pull ggml-org/gemma-3-1b-it-GGUF:Q4_K_M"
+
+
+def add_arguments(p: ArgumentParser) -> None:
+    p.add_argument("name", metavar="USER/REPO[:QUANT]")
+
+
+def run(args: Namespace) -> int:
+    write(f"{hub_model(args.name)}\n")
+    return OK

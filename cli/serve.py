@@ -1,0 +1,337 @@
+"""`gguflow serve`: models over HTTP, by the OpenAI API, with a page that shows what runs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguflow.engine.limits import MAX_SEQS, MAX_TOKENS
+
+from .errors import NO_RESOURCES, OK, PackageError, UsageError
+from .load import bundled_model, check_context, note, warn_of_context
+from .options import add_engine, add_sampling, engine_options, gib, real, sampler_settings, whole
+from .prompt import read_file
+from .speculation_options import add_speculation, set_speculation, speculation_settings
+
+if TYPE_CHECKING:
+    from gguflow.engine.model import Model
+    from gguflow.server.config import ModelSpec, ServerConfig
+
+SUMMARY = "serve models over HTTP, by the OpenAI API"
+EPILOG = """\
+The page is at http://HOST:PORT/, the API below /v1; docs/server.md has all of it.
+
+examples:
+  gguflow serve
+  gguflow serve -m model.gguf -c 8192 --parallel 16
+  gguflow serve -m a.gguf -m b.gguf --alias small --alias large --models-memory 24
+  gguflow serve -m model.gguf -ngl all --host 0.0.0.0 --api-key keys.txt"""
+CACHE_TOKENS = 32768  # of the KV cache, unless a sequence needs more or the sequences together less
+
+
+def add_arguments(p: ArgumentParser) -> None:
+    g = p.add_argument_group("models")
+    g.add_argument(
+        "-m",
+        "--model",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="GGUF model; again for more, of which the first is the default and the "
+        "others are loaded when asked for; default: the bundled model",
+    )
+    g.add_argument(
+        "-a",
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what requests call the model, in the order of -m (default: the file's name)",
+    )
+    g.add_argument(
+        "-np",
+        "--parallel",
+        type=whole(1, MAX_SEQS),
+        default=8,
+        metavar="N",
+        help="sequences in a batch (default 8)",
+    )
+    g.add_argument(
+        "--cache-tokens",
+        type=whole(0, MAX_TOKENS),
+        default=0,
+        metavar="N",
+        help=f"tokens the KV cache holds for all sequences together (default: -c for "
+        f"each, up to {CACHE_TOKENS})",
+    )
+    g.add_argument(
+        "--models-memory",
+        type=gib,
+        default=0,
+        metavar="GiB",
+        help="memory for models together; the longest unused one makes room",
+    )
+    g.add_argument(
+        "--sleep-idle-seconds",
+        type=real,
+        default=0.0,
+        metavar="S",
+        help="put a model away that nobody has asked for so long (default: never)",
+    )
+    g.add_argument(
+        "--chat-template",
+        metavar="NAME|TEXT|FILE",
+        help="of conversations; default: the model's own",
+    )
+    _add_http(p)
+    add_engine(p)
+    add_sampling(p)
+    add_speculation(p)
+
+
+def _add_http(p: ArgumentParser) -> None:
+    g = p.add_argument_group("requests")
+    g.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="where to listen; 0.0.0.0 for everywhere (default 127.0.0.1)",
+    )
+    g.add_argument(
+        "--port",
+        type=whole(0, 65535),
+        default=8080,
+        metavar="N",
+        help="0 for a free one (default 8080)",
+    )
+    g.add_argument(
+        "--api-key",
+        "--api-key-file",
+        dest="api_key",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file of keys, one a line, one of which every request must have; or "
+        "GGUFLOW_API_KEY in the environment",
+    )
+    g.add_argument(
+        "--queue",
+        type=whole(0),
+        default=512,
+        metavar="N",
+        help="requests a model lets wait; more are answered 429 (default 512)",
+    )
+    g.add_argument(
+        "-n",
+        "--predict",
+        "--n-predict",
+        dest="n_predict",
+        type=whole(-1),
+        default=-1,
+        metavar="N",
+        help="most tokens of an answer (default: the context)",
+    )
+    g.add_argument(
+        "-to",
+        "--timeout",
+        type=real,
+        default=600.0,
+        metavar="S",
+        help="seconds a request may take (default 600)",
+    )
+    g.add_argument(
+        "--max-body", type=real, default=8.0, metavar="MiB", help="size of a request (default 8)"
+    )
+    g.add_argument(
+        "--header-timeout",
+        type=real,
+        default=10.0,
+        metavar="S",
+        help="to send a request's head (default 10)",
+    )
+    g.add_argument(
+        "--body-timeout", type=real, default=30.0, metavar="S", help="to send its body (default 30)"
+    )
+    g.add_argument(
+        "--max-connections",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="at once, 0 for no limit (default 0)",
+    )
+    g.add_argument(
+        "--drain",
+        type=real,
+        default=30.0,
+        metavar="S",
+        help="for requests in work when the server is told to end (default 30)",
+    )
+    g.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="names the server may be called by; on 127.0.0.1, its own alone",
+    )
+    g.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages of other hosts that may call the server",
+    )
+    g.add_argument("--no-webui", action="store_true", help="no page at /")
+    g.add_argument("--no-access-log", action="store_true", help="no JSON line a request on stderr")
+    g.add_argument(
+        "--traces",
+        action="store_true",
+        help="send an OpenTelemetry span a request, as the OTEL_ environment variables say",
+    )
+
+
+def run(args: Namespace) -> int:
+    _check_packages(args)
+    settings = server_config(args)
+    guessing = speculation_settings(args)
+    for flag, given in (("-md", args.model_draft), ("--lookup-cache", args.lookup_cache)):
+        if given is not None and len(args.model) > 1:
+            raise UsageError(f"{flag}: for one model, and there are {len(args.model)}")
+    specs = model_specs(args)
+    from gguflow.server.manager import ModelManager
+    from gguflow.server.run import listen, quiet_start, serve
+    from gguflow.server.service import Service
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(quiet_start)
+    began = time.perf_counter()
+    sock = listen(settings)
+    address = sock.getsockname()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+
+    def ready() -> None:
+        seconds = time.perf_counter() - began
+        note(f"ready after {seconds:.2f} s: http://{host}:{address[1]}/")
+
+    def finish(model: Model) -> None:
+        set_speculation(model, args, guessing)
+
+    manager = ModelManager(specs, settings, _open, finish)
+    try:
+        service = Service(manager, settings)
+        if args.traces:
+            from gguflow.server.traces import Traces
+
+            service.traces = Traces()
+        started = serve(service, sock, ready)
+    finally:
+        sock.close()
+    return OK if started else NO_RESOURCES
+
+
+def _check_packages(args: Namespace) -> None:
+    try:
+        import llguidance  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import pydantic  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn.protocols.http.httptools_impl  # noqa: F401
+    except ImportError as e:
+        raise PackageError(f"{e.name} is missing: pip install 'gguflow[serve]'") from None
+    try:
+        if args.traces:
+            import opentelemetry.exporter.otlp.proto.http
+            import opentelemetry.sdk  # noqa: F401
+    except ImportError as e:
+        raise PackageError(f"{e.name} is missing: pip install 'gguflow[otel]'") from None
+
+
+def server_config(args: Namespace) -> ServerConfig:
+    """Limits and defaults from the arguments. Raises UsageError."""
+    from gguflow.engine import env
+    from gguflow.server.config import ServerConfig
+    from gguflow.server.guard import local_hosts, read_keys
+
+    for flag in ("timeout", "max_body", "header_timeout", "body_timeout", "drain"):
+        if getattr(args, flag) <= 0:
+            raise UsageError(f"--{flag.replace('_', '-')}: expected more than 0")
+    keys = frozenset[str]()
+    for path in args.api_key:
+        found = read_keys(read_file(path, "--api-key"))
+        if not found:
+            raise UsageError(f"--api-key {path}: no keys in it")
+        keys |= found
+    if given := env.api_key():
+        keys |= {given}
+    hosts = tuple(h.lower() for h in args.allowed_host)
+    if not hosts and not keys:
+        hosts = local_hosts(args.host)
+    return ServerConfig(
+        host=args.host,
+        port=args.port,
+        keys=keys,
+        hosts=hosts,
+        origins=tuple(args.cors_origin),
+        n_queue=args.queue,
+        max_body=int(args.max_body * 2**20),
+        max_output=args.n_predict,
+        timeout=args.timeout,
+        header_timeout=args.header_timeout,
+        body_timeout=args.body_timeout,
+        max_connections=args.max_connections,
+        memory=args.models_memory,
+        idle=max(0.0, args.sleep_idle_seconds),
+        drain=args.drain,
+        access_log=not args.no_access_log,
+        page=not args.no_webui,
+        defaults=sampler_settings(args),
+    )
+
+
+def model_specs(args: Namespace) -> list[ModelSpec]:
+    """The models of -m. Each file is opened, so that one that is no model shows at the start."""
+    from gguflow.engine.load import open_model
+    from gguflow.server.config import ModelSpec
+    from gguflow.server.manager import unique_names
+
+    paths = [Path(m) for m in args.model] or [bundled_model()]
+    if len(args.alias) > len(paths):
+        raise UsageError(f"--alias: {len(args.alias)} names for {len(paths)} models")
+    try:
+        names = unique_names(paths, args.alias)
+    except ValueError as e:
+        raise UsageError(f"--alias: {e}") from None
+    template = args.chat_template
+    if template is not None and "{" not in template and Path(template).is_file():
+        template = read_file(template, "--chat-template")
+    specs = []
+    for path, name in zip(paths, names, strict=True):
+        source = open_model(path)
+        options = engine_options(args)
+        n_ctx = options.n_ctx or source.arch.hp.n_ctx_train
+        tokens = args.cache_tokens or min(n_ctx * args.parallel, max(n_ctx, CACHE_TOKENS))
+        options = replace(options, n_seqs=args.parallel, n_cache=tokens)
+        check_context(source, options)
+        specs.append(ModelSpec(name, path, options, template))
+    return specs
+
+
+def _open(spec: ModelSpec) -> Model:
+    """A model without its weights; says what runs where."""
+    from gguflow.engine.load import open_model
+    from gguflow.engine.model import Model
+
+    model = Model(open_model(spec.path), spec.options)
+    note(
+        f"{spec.name}: {spec.options.n_seqs} sequences of {model.options.n_ctx} tokens, "
+        f"{spec.options.n_cache} together"
+    )
+    for line in model.forecast():
+        note(line)
+    warn_of_context(model.source, model.options.n_ctx)
+    return model

@@ -1,0 +1,1 @@
+"""What `gguflow chat` is made of."""

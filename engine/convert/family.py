@@ -1,0 +1,196 @@
+"""What a family's conversion is made of: keys from a configuration, and what tensors become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import pi
+from typing import Any
+
+import numpy as np
+
+from gguflow.engine.graph import DType
+
+from .checkpoint import Config, ConvertError
+from .safetensors import Stored
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A tensor on its way.
+
+    name: as the checkpoint calls it, or its successor, which the tables of the gguf package know.
+    make: the numbers in `dtype`'s storage, of `shape`. parts: of a stack, its matrices.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    make: Callable[[], np.ndarray]
+    parts: tuple[Weight, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, stored: Stored) -> Weight:
+        return cls(name, stored.dtype, stored.shape, stored.values)
+
+    @classmethod
+    def stack(cls, name: str, parts: Sequence[Weight]) -> Weight:
+        """Matrices of one shape, one after the other, which are never in memory together."""
+        first = parts[0]
+        if any((p.shape, p.dtype) != (first.shape, first.dtype) for p in parts):
+            raise ConvertError(f"{name}: experts of several shapes or types")
+        shape = (len(parts), *first.shape)
+        return cls(name, first.dtype, shape, lambda: np.stack([p.make() for p in parts]),
+                   tuple(parts))  # fmt: skip
+
+    def changed(
+        self,
+        change: Callable[[np.ndarray], np.ndarray],
+        shape: Iterable[int] | None = None,
+        name: str | None = None,
+    ) -> Weight:
+        """The same with its numbers in another order, or some of them."""
+        make = self.make
+        new = self.shape if shape is None else tuple(shape)
+        return Weight(name or self.name, self.dtype, new, lambda: change(make()).reshape(new))
+
+    def rows(self, start: int, n: int, name: str) -> Weight:
+        """Some of its rows."""
+        if self.shape[0] < start + n:
+            raise ConvertError(f"{self.name}: {self.shape[0]} rows, expected {start + n}")
+        return self.changed(lambda x: x[start : start + n], (n, *self.shape[1:]), name)
+
+
+Change = Callable[[Config, Weight], Iterable[Weight]]
+
+
+def as_it_is(config: Config, w: Weight) -> Iterable[Weight]:
+    return [w]
+
+
+@dataclass(frozen=True)
+class Family:
+    """arch: GGUF's name of it. classes: transformers' names. keys: of the configuration, by their
+    names after `<arch>.`. change: what a tensor becomes; nothing for one to leave out. extra:
+    float32 tensors that no file has, by their GGUF names. shift: added to norms' weights."""
+
+    arch: str
+    classes: tuple[str, ...]
+    keys: Callable[[Config], Mapping[str, Any]]
+    change: Change = as_it_is
+    extra: Callable[[Config], Mapping[str, np.ndarray]] = lambda config: {}
+    shift: float = 0.0
+    drop: tuple[str, ...] = ()
+
+
+def pairs_of_neighbours(config: Config, w: Weight) -> Iterable[Weight]:
+    """Queries and keys of LLaMA: transformers rotates the two halves of a head, the published
+    weights and GGUF neighbours."""
+    heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(w.name.split(".")[-2])
+    if heads is None:
+        return [w]
+    if w.shape[0] % (2 * heads):
+        raise ConvertError(f"{w.name}: {w.shape[0]} rows for {heads} heads")
+
+    def interleave(x: np.ndarray) -> np.ndarray:
+        return x.reshape(heads, 2, -1, *x.shape[1:]).swapaxes(1, 2)
+
+    return [w.changed(interleave)]
+
+
+def base_keys(c: Config) -> dict[str, Any]:
+    """Sizes that every family has."""
+    keys: dict[str, Any] = {
+        "block_count": c.layers,
+        "context_length": c.number("max_position_embeddings", "n_positions", "n_ctx",
+                                   "max_seq_len", "seq_length"),
+        "embedding_length": c.number("hidden_size", "n_embd", "n_embed", "d_model"),
+        "feed_forward_length": c.number("intermediate_size", "n_inner", "ffn_hidden_size"),
+        "attention.head_count": c.heads,
+        "attention.head_count_kv": c.kv_heads,
+    }  # fmt: skip
+    if (eps := c.get("rms_norm_eps")) is not None:
+        keys["attention.layer_norm_rms_epsilon"] = float(eps)
+    if (eps := c.get("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")) is not None:
+        keys["attention.layer_norm_epsilon"] = float(eps)
+    keys |= expert_keys(c)
+    if c.get("head_dim") is not None:
+        keys["attention.key_length"] = keys["attention.value_length"] = c.head_dim
+    return keys | rope_keys(c)
+
+
+def expert_keys(c: Config) -> dict[str, Any]:
+    """Of a mixture of experts; nothing for a model that is none."""
+    if not c.get("num_local_experts", "num_experts"):
+        return {}
+    if c.get("mlp_only_layers") or c.get("decoder_sparse_step", default=1) != 1:
+        raise ConvertError(f"{c.path}: mlp_only_layers: layers without experts are not supported")
+    keys: dict[str, Any] = {
+        "expert_count": c.number("num_local_experts", "num_experts"),
+        "expert_used_count": c.number("num_experts_per_tok"),
+    }
+    for ours, theirs in (("feed", "moe_intermediate_size"),
+                         ("shared_feed", "shared_expert_intermediate_size"),
+                         ("shared_feed", "shared_intermediate_size")):  # fmt: skip
+        if c.get(theirs):
+            keys[f"expert_{ours}_forward_length"] = c.number(theirs)
+    if c.get("norm_topk_prob") is not None:
+        keys["expert_weights_norm"] = bool(c.get("norm_topk_prob"))
+    return keys
+
+
+_YARN = {"ext_factor": "extrapolation_factor", "attn_factor": "attention_factor",
+         "beta_fast": "beta_fast", "beta_slow": "beta_slow"}  # fmt: skip
+
+
+def rope_keys(c: Config) -> dict[str, Any]:
+    """Base of the angles and how they are stretched. Raises ConvertError for a way that GGUF has no
+    keys for."""
+    rope, keys = c.rope, dict[str, Any]()
+    if (theta := rope.get("rope_theta")) is not None:
+        keys["rope.freq_base"] = float(theta)
+    kind = rope.get("rope_type") or "default"
+    factor = rope.get("factor") or 1.0
+    if kind == "linear":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(factor)}
+    elif kind == "yarn":
+        keys |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": float(factor),
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
+        for ours, theirs in _YARN.items():
+            if rope.get(theirs) is not None:
+                keys[f"rope.scaling.yarn_{ours}"] = float(rope[theirs])
+    elif kind in ("su", "longrope"):
+        keys["rope.scaling.type"] = "longrope"
+    elif kind not in ("default", "llama3", "none"):
+        raise ConvertError(f"{c.path}: rope_type {kind!r} is not supported")
+    return keys
+
+
+def llama3_factors(c: Config) -> Mapping[str, np.ndarray]:
+    """Frequency factors of LLaMA 3.1: long waves are stretched, short ones kept, those between
+    go over from one to the other."""
+    rope = c.rope
+    if rope.get("rope_type") != "llama3":
+        return {}
+    factor, old = float(rope.get("factor", 8)), float(rope["original_max_position_embeddings"])
+    low, high = float(rope.get("low_freq_factor", 1)), float(rope.get("high_freq_factor", 4))
+    dim = c.head_dim
+    wave = 2 * pi * float(rope.get("rope_theta", 1e4)) ** (np.arange(0, dim, 2) / dim)
+    smooth = (old / wave - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    factors = np.where(wave < old / high, 1, np.where(wave > old / low, factor, between))
+    return {"rope_freqs.weight": factors.astype(np.float32)}
+
+
+def split_rows(w: Weight, parts: Mapping[str, int]) -> list[Weight]:
+    """A fused matrix as several: (name, rows) each, in order."""
+    if w.shape[0] != sum(parts.values()):
+        raise ConvertError(f"{w.name}: {w.shape[0]} rows, expected {sum(parts.values())}")
+    found, start = [], 0
+    for name, n in parts.items():
+        found.append(w.rows(start, n, name))
+        start += n
+    return found

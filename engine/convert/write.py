@@ -1,0 +1,198 @@
+"""A checkpoint as a GGUF file, a tensor at a time in memory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+from gguf.constants import GGML_QUANT_VERSION, LlamaFileType
+
+from gguflow.engine.gguf import Typed, write_gguf
+from gguflow.engine.graph import F32, DType, dtype_by_name
+from gguflow.engine.quants import decode, encode
+from gguflow.models.base import ModelError, architecture
+from gguflow.models.mixes import KEPT
+
+from .checkpoint import Checkpoint, ConvertError
+from .families import family_of
+from .family import Family, Weight
+from .vocabulary import vocabulary
+
+OUT_TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
+OutType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
+_SLAB = 8 << 20  # elements converted at a time
+# Buffers that are no weights: masks, and angles that follow from the configuration.
+_BUFFERS = (
+    ".attention.masked_bias", ".attention.bias", ".attn.masked_bias", ".attn.bias",
+    ".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached",
+)  # fmt: skip
+_FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+
+
+def convert(
+    directory: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    out_type: OutType = "auto",
+    pre: str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> tuple[int, int]:
+    """Write the model of a directory of transformers as GGUF; returns (tensors, bytes of them).
+
+    out_type: of matrices; "auto" is bf16 where the checkpoint is, else f16. Vectors are f32.
+    pre: name of the pre-tokenizer, where it cannot be told. progress: as of `write_gguf`.
+    Raises ConvertError naming file, key or tensor, before anything is written.
+    """
+    source = Checkpoint(directory)
+    family = family_of(source.config)
+    matrices = _matrix_type(source, out_type)
+    tensors = dict(_tensors(source, family, matrices))
+    metadata = _metadata(source, family, matrices) | vocabulary(source, pre)
+    _check(family, metadata, {name: shape for name, (_, shape, _) in tensors.items()}, source)
+    write_gguf(out, metadata, tensors, progress=progress)
+    return len(tensors), sum(t.array_bytes(shape) for t, shape, _ in tensors.values())
+
+
+def _matrix_type(source: Checkpoint, out_type: OutType) -> DType:
+    if out_type != "auto":
+        return dtype_by_name(out_type)
+    kinds = {t.dtype.name for t in source.tensors.values() if len(t.shape) > 1}
+    return dtype_by_name("bf16" if "bf16" in kinds else "f16")
+
+
+def _metadata(source: Checkpoint, family: Family, matrices: DType) -> dict[str, Any]:
+    name = source.config.get("_name_or_path") or source.path.resolve().name
+    values = {
+        "general.architecture": family.arch,
+        "general.type": "model",
+        "general.name": str(name).rstrip("/").rpartition("/")[2],
+        "general.file_type": Typed("u32", int(LlamaFileType[_FILE_TYPES[matrices.name]])),
+        "general.quantization_version": Typed("u32", GGML_QUANT_VERSION),
+    }
+    return values | {f"{family.arch}.{key}": v for key, v in family.keys(source.config).items()}
+
+
+Written = tuple[DType, tuple[int, ...], Any]
+
+
+def _tensors(source: Checkpoint, family: Family, matrices: DType) -> Iterator[tuple[str, Written]]:
+    """(GGUF name, (type, shape, data)) of every tensor, in the checkpoint's order."""
+    config = source.config
+    arch = next(a for a, name in MODEL_ARCH_NAMES.items() if name == family.arch)
+    names = get_tensor_name_map(MODEL_ARCH(arch), config.layers)
+    found = set()
+    for name, values in family.extra(config).items():
+        found.add(name)
+        yield name, (F32, values.shape, values)
+    for given in _stacked(source):
+        name = given.name
+        if name.endswith(_BUFFERS) or name in family.drop:
+            continue
+        for w in family.change(config, given):
+            new = names.get_name(w.name, try_suffixes=(".weight", ".bias"))
+            if new is None:
+                raise ConvertError(
+                    f"{source.path}: tensor {name}: {family.arch} has no such weight"
+                )
+            if new in found:
+                raise ConvertError(f"{source.path}: tensor {name} is a second {new}")
+            found.add(new)
+            shift = family.shift if new.endswith("norm.weight") else 0.0
+            small = len(w.shape) < 2 or any(part in new for part in KEPT)
+            dtype = F32 if small else _fitting(matrices, w.shape[-1])
+            yield new, (dtype, w.shape, _data(w, dtype, shift, source))
+
+
+# Matrices of experts, each a tensor of its own in most checkpoints.
+_EXPERT = re.compile(r"(.*\.experts)\.(\d{1,5})\.(\w+)\.weight")
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+def _stacked(source: Checkpoint) -> Iterator[Weight]:
+    """The checkpoint's tensors, those of a layer's experts as stacks."""
+    stacks: dict[tuple[str, str], dict[int, Weight]] = {}
+    for name, stored in source.tensors.items():
+        found = _EXPERT.fullmatch(name)
+        if found is None:
+            yield Weight.of(name, stored)
+        else:
+            at = found[1].replace("block_sparse_moe", "mlp"), _MIXTRAL.get(found[3], found[3])
+            stacks.setdefault(at, {})[int(found[2])] = Weight.of(name, stored)
+    for (prefix, part), each in stacks.items():
+        if sorted(each) != list(range(len(each))):
+            raise ConvertError(f"{source.path}: {prefix}.*.{part}: experts are missing")
+        yield Weight.stack(f"{prefix}.{part}.weight", [each[i] for i in range(len(each))])
+
+
+def _fitting(dtype: DType, n: int) -> DType:
+    return dtype if n % dtype.block == 0 else dtype_by_name("f16")
+
+
+def _data(
+    w: Weight, dtype: DType, shift: float, source: Checkpoint
+) -> Callable[[], Iterator[np.ndarray]]:
+    def pieces() -> Iterator[np.ndarray]:
+        for part in w.parts or (w,):
+            yield from _converted(part, dtype, shift, source)
+
+    return pieces
+
+
+def _converted(w: Weight, dtype: DType, shift: float, source: Checkpoint) -> Iterator[np.ndarray]:
+    """The bytes of a matrix in another type."""
+    values = w.make()
+    if values.dtype != w.dtype.storage or values.shape != w.shape:
+        raise AssertionError(f"{w.name}: {values.dtype}{values.shape}")
+    rows = values.reshape(prod(w.shape[:-1]), w.shape[-1]) if w.shape else values.reshape(1, 1)
+    step = max(1, _SLAB // max(1, rows.shape[1]))
+    for i in range(0, len(rows), step):
+        part = np.ascontiguousarray(rows[i : i + step])
+        if dtype == w.dtype and not shift:
+            yield part.view(np.uint8).reshape(-1)
+            continue
+        x = decode(w.dtype, part, part.shape) + np.float32(shift)
+        try:
+            made = encode(dtype, x).view(np.uint8).reshape(-1)
+        except ValueError as e:
+            raise ConvertError(f"{source.path}: tensor {w.name}: {e}") from None
+        if dtype.name == "f16" and not np.isfinite(made.view(np.float16)).all():
+            raise ConvertError(
+                f"{source.path}: tensor {w.name}: a value is beyond float16; use bf16 or f32"
+            )
+        yield made
+
+
+def _check(
+    family: Family,
+    metadata: Mapping[str, Any],
+    shapes: dict[str, tuple[int, ...]],
+    source: Checkpoint,
+) -> None:
+    """Raises ConvertError for what the architecture would refuse to load."""
+    embd = shapes.get("token_embd.weight")
+    if embd is None or len(embd) != 2:
+        raise ConvertError(f"{source.path}: no matrix of embeddings")
+    try:
+        plain = {k: v.value if isinstance(v, Typed) else v for k, v in metadata.items()}
+        plain = {k: np.array(v) if isinstance(v, list) and k.startswith(f"{family.arch}.") else v
+                 for k, v in plain.items()}  # fmt: skip
+        arch = architecture(family.arch).from_metadata(plain, embd[0])
+        for spec in arch.weights():
+            whole = spec.part.of if spec.part else spec.name
+            name = next((n for n in (spec.name, spec.transposed, whole) if n in shapes), None)
+            if name is None and not spec.optional:
+                raise ModelError(f"tensor {spec.name} is missing")
+            held = (
+                spec.part is not None
+                and name == spec.part.of
+                and (shapes[name][0] == spec.part.n_rows)
+            )
+            if name == spec.name and not held and not spec.fits(shapes[name]):
+                raise ModelError(f"tensor {name}: {list(shapes[name])} for {list(spec.shape)}")
+        arch.check(shapes)
+    except ModelError as e:
+        raise ConvertError(f"{source.path}: {e}") from None

@@ -1,0 +1,113 @@
+"""Files that appear under their names whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_SUFFIX = ".part"
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str], durable: bool = True) -> Iterator[Path]:
+    """The name of an empty file to write instead of `path`, which takes its place at the end.
+
+    It lies beside the target, under a name that nobody can have prepared. At the end it is on the
+    disk before it gets its name; a file that was there before gives it its mode. Should the body
+    raise, or the process be killed, `path` is as it was; what a killed one left behind is removed
+    when the same path is written again. A symbolic link is followed. durable: else it need not
+    outlive a power cut, which spares waiting for the disk. Raises OSError.
+    """
+    target = Path(os.path.realpath(path))
+    mode = _mode(target)
+    _remove_leftovers(target)
+    part, fd = _new_part(target)
+    try:
+        yield part
+        # Through the same file: the body may have opened it by its name, but not replaced it.
+        if durable:
+            os.fsync(fd)
+        if sys.platform != "win32":
+            os.fchmod(fd, mode)
+        else:
+            os.close(fd)
+            fd = -1
+        os.replace(part, target)
+        if durable:
+            _sync_folder(target.parent)
+    finally:
+        if fd >= 0:
+            os.close(fd)
+        with suppress(OSError):
+            os.unlink(part)
+
+
+def _new_part(target: Path) -> tuple[Path, int]:
+    """A new file beside the target that is locked, and its descriptor."""
+    while True:
+        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}{_SUFFIX}")
+        fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o600)
+        _lock(fd, wait=True)
+        # Before that another writer may have taken it for a leftover.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(part)):
+                return part, fd
+        os.close(fd)
+
+
+def _mode(target: Path) -> int:
+    """The mode of the file that is there, or what the process gives new ones."""
+    try:
+        return stat.S_IMODE(os.stat(target).st_mode)
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Parts of this target that no process is writing: their locks are free."""
+    head = f".{target.name}."
+    with suppress(OSError):
+        for name in os.listdir(target.parent):
+            middle = name[len(head) : -len(_SUFFIX)]
+            if name.startswith(head) and name.endswith(_SUFFIX) and len(middle) == 16:
+                with suppress(OSError):
+                    _remove_if_free(target.with_name(name))
+
+
+def _remove_if_free(part: Path) -> None:
+    fd = os.open(part, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        _lock(fd, wait=False)
+        if sys.platform == "win32":
+            os.close(fd)
+            fd = -1
+        os.unlink(part)
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _lock(fd: int, wait: bool) -> None:
+    """Held until the file is closed or the process ends. wait: else OSError while another has it.
+    Windows needs none: there a file that is open cannot be removed."""
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def _sync_folder(folder: Path) -> None:
+    # A file system that cannot sync folders has nothing to sync.
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

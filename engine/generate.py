@@ -1,0 +1,221 @@
+"""From what users ask of a model to requests, and from tokens to pieces of text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from gguflow.engine.piece import FinishReason, Piece, Pieces, Timings
+from gguflow.engine.prompt import Prompt, check_prompt_type, token_ids
+from gguflow.engine.sampling import SamplerFields, SamplerSettings
+from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.host_sampling import Choice, check_extras
+from gguflow.engine.serving.request import (
+    EmbedRequest,
+    LogitsProcessor,
+    Pooling,
+    Request,
+    Token,
+)
+from gguflow.engine.session import Session
+from gguflow.engine.text import StoppingText, StopStrings
+from gguflow.models.base import ModelError
+
+if TYPE_CHECKING:
+    from gguflow.engine.model import Model
+
+FIELDS = frozenset(SamplerFields.__annotations__)
+MOST_TEXTS = 16  # that `embed` runs together
+
+
+class GenerateOptions(SamplerFields, total=False):
+    """What generations take as keyword arguments: fields of `SamplerSettings`, and
+
+    stop: a string, or several, that end the text and are no part of it. logprobs: how many of the
+    most likely tokens to give with each, besides its own probability; None for neither.
+    logit_bias: added to the logits of some token ids. logits_processor: called with the ids so far
+    and the logits of the next token, float32 [n_vocab], which it changes in place.
+    """
+
+    stop: str | Sequence[str]
+    logprobs: int | None
+    logit_bias: Mapping[int, float]
+    logits_processor: LogitsProcessor | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request and the strings that end its text."""
+
+    request: Request
+    stops: StopStrings
+
+
+def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
+    """A prompt's tokens. Raises TypeError for what is neither text nor token ids."""
+    check_prompt_type(prompt)
+    ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+    model.check_prompt(ids)
+    return ids
+
+
+def chat_ids(
+    model: Model,
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[Mapping[str, object]] | None,
+    template: str | None,
+    variables: Mapping[str, object] | None,
+) -> list[int]:
+    """The prompt of a conversation. template: instead of the model's own. Raises ChatTemplateError,
+    and TypeError for messages that are none."""
+    if isinstance(messages, str | bytes | Mapping):
+        raise TypeError("messages is a list of mappings with role and content")
+    from gguflow.models.chat import ChatTemplate  # jinja2, which plain text does not need
+
+    form = model.chat_template
+    if template is not None:
+        form = ChatTemplate.for_model(model.source.metadata, model.tokenizer, template)
+    given = {"tools": tools, **(variables or {})}
+    ids = form.encode(model.tokenizer, messages, True, **given)
+    model.check_prompt(ids)
+    return ids
+
+
+def ask(
+    model: Model,
+    ids: Sequence[int],
+    max_tokens: int,
+    settings: SamplerSettings | None,
+    stop_at_eog: bool,
+    **options: Unpack[GenerateOptions],
+) -> Asked:
+    """A request for the tokens after `ids`. Raises TypeError and ValueError naming what is wrong
+    with it."""
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int | np.integer):
+        raise TypeError(f"max_tokens {max_tokens!r}: expected a whole number, -1 for no limit")
+    if max_tokens < -1:
+        raise ValueError(f"max_tokens {max_tokens}: expected -1 or more")
+    if settings is not None and not isinstance(settings, SamplerSettings):
+        raise TypeError(f"settings {settings!r}: expected SamplerSettings")
+    given: dict[str, Any] = dict(options)
+    stop = given.pop("stop", ())
+    extras = {
+        "logprobs": given.pop("logprobs", None),
+        "logit_bias": given.pop("logit_bias", {}),
+        "processor": given.pop("logits_processor", None),
+    }
+    for name in given:
+        if name not in FIELDS:
+            raise TypeError(f"no option is called {name!r}; there are {_names()}")
+    chosen = replace(settings or SamplerSettings(), **given)
+    eog = frozenset(model.tokenizer.eog_ids) if stop_at_eog else frozenset()
+    request = Request(ids, int(max_tokens), chosen, eog, **extras)
+    check_extras(request, model.hp.n_vocab)
+    return Asked(request, StopStrings([stop] if isinstance(stop, str) else stop))
+
+
+def _names() -> str:
+    own = set(GenerateOptions.__annotations__) - FIELDS
+    return ", ".join([*sorted(own), *SamplerFields.__annotations__])
+
+
+def stream(session: Session, asked: Asked) -> Iterator[Piece]:
+    """The pieces of one generation on a session."""
+    pieces = Pieces(StoppingText(session.model.tokenizer.stream(), asked.stops))
+    timings = Timings()
+    finish: FinishReason = "length"
+    choices = session.choices(asked.request, timings)
+    while not pieces.is_stopped:
+        try:
+            choice = next(choices)
+        except StopIteration as end:
+            finish = end.value
+            break
+        if piece := pieces.push(choice):
+            yield piece
+    choices.close()
+    yield pieces.end(finish, timings)
+
+
+class Reader:
+    """The pieces of one request of an engine, from its tokens. name: what errors call it."""
+
+    def __init__(self, model: Model, asked: Asked, name: str) -> None:
+        self._where = f"{model.source.path}: {name}"
+        self._pieces = Pieces(StoppingText(model.tokenizer.stream(), asked.stops))
+        self._timings = Timings(n_prompt=len(asked.request.ids))
+        self._began = self._first = time.perf_counter()
+        self.is_over = False
+
+    def read(self, token: Token) -> list[Piece]:
+        """What a token completes; with the last one, or at a stop string, the last piece. Raises
+        what a processor raised, and ModelError for logits that are not finite."""
+        if self.is_over:
+            return []
+        if token.finish == "error":
+            if token.error is not None and not isinstance(token.error, ValueError):
+                raise token.error
+            raise ModelError(f"{self._where}: {token.error}") from token.error
+        found = []
+        t, now = self._timings, time.perf_counter()
+        if token.id is not None and token.finish != "stop":
+            if not t.n_generated:
+                self._first, t.prompt_s = now, now - self._began
+            t.n_generated += 1
+            t.n_runs, t.generate_s = t.n_generated - 1, now - self._first
+            choice = Choice(token.id, token.logprob, token.top_logprobs)
+            if piece := self._pieces.push(choice):
+                found.append(piece)
+        if token.finish is not None or self._pieces.is_stopped:
+            self.is_over = True
+            finish: FinishReason = "stop" if token.finish == "stop" else "length"
+            found.append(self._pieces.end(finish, t))
+        return found
+
+
+def stream_many(
+    model: Model, asked: Sequence[Asked], n_seqs: int | None
+) -> Iterator[tuple[int, Piece]]:
+    """The pieces of many generations together, each with its number."""
+    engine = Engine(model, n_seqs)
+    readers = [Reader(model, a, f"prompt {i}") for i, a in enumerate(asked)]
+    ids = [engine.add(a.request) for a in asked]
+    while engine.has_work:
+        for token in engine.step():
+            reader = readers[token.request]
+            for piece in reader.read(token):
+                yield token.request, piece
+            if reader.is_over and token.finish is None:
+                engine.cancel(ids[token.request])
+
+
+def embed(
+    model: Model, given: Prompt | Sequence[Prompt], pooling: Pooling, normalize: bool
+) -> np.ndarray:
+    """A vector for each text, or for the only one: f32 [n, n_embd]."""
+    check_prompt_type(given)
+    texts: Sequence[Any] = [given] if isinstance(given, str) else given
+    found = np.zeros((len(texts), model.hp.n_embd), np.float32)
+    ids = [prompt_ids(model, text) for text in texts]
+    if not ids:
+        return found
+    o = model.options
+    n_seqs = min(len(ids), MOST_TEXTS)
+    n_rows = sum(sorted(-(-len(i) // 64) * 64 for i in ids)[-n_seqs:])
+    engine = Engine(model.with_options(n_ctx=min(o.n_ctx, n_rows)), n_seqs, n_rows)
+    for i in ids:
+        engine.add(EmbedRequest(i, pooling))
+    while engine.has_work:
+        for token in engine.step():
+            if token.error is not None:
+                raise token.error
+            assert token.embedding is not None
+            found[token.request] = token.embedding
+    if normalize:
+        lengths = np.linalg.norm(found.astype(np.float64), axis=1, keepdims=True)
+        found = (found / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    return found

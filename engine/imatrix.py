@@ -1,0 +1,220 @@
+"""Importance matrices: how large the inputs of a model's products are, by column, on a text.
+
+File format: llama.cpp's (`llama-imatrix`). GGUF with `general.type` "imatrix": of each weight
+`<name>.in_sum2` f32 [matrices, k], sums of squares, and `<name>.counts` f32 [matrices, 1], of how
+many rows. Files of its older, binary format are read too.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gguflow.engine.gguf import GgufError, GgufFile, Typed, write_gguf
+from gguflow.engine.graph import F32, Graph, Role, Tensor
+
+if TYPE_CHECKING:
+    from gguflow.engine.model import Model
+
+ROWS = 128  # tokens at a time: the inputs of all products of so many are in memory
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+_MAX_NAME = 1 << 10  # bytes, in an old file
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Of one weight. sums: float64 [matrices, k], of squares. counts: float64 [matrices]."""
+
+    sums: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def means(self) -> np.ndarray:
+        """Mean squares float32 [matrices, k]; ones for a matrix that nothing went through."""
+        n = self.counts[:, None]
+        means = np.divide(self.sums, n, out=np.ones_like(self.sums), where=n > 0)
+        return means.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ImportanceMatrix:
+    """entries: by the name of the weight. datasets: what it was computed on, in n_chunks pieces of
+    chunk_size tokens."""
+
+    entries: Mapping[str, Importance]
+    datasets: tuple[str, ...]
+    n_chunks: int
+    chunk_size: int
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A product: its weight [matrices, n, k], and which outputs are its input and its ids."""
+
+    weight: str
+    matrices: int
+    x: int
+    ids: int | None
+
+
+class _Inputs:
+    """A rewrite that makes the inputs of products outputs, once each. uses: of its last graph."""
+
+    def __init__(self) -> None:
+        self.uses: list[_Use] = []
+
+    def rewrite(self, g: Graph) -> None:
+        found: dict[Tensor, int] = {}
+        self.uses = []
+        for node in g.nodes:
+            w, x, ids = (*node.srcs, None, None, None)[:3]
+            if node.op not in ("mul_mat", "mul_mat_id") or w is None or x is None:
+                continue
+            if w.role is Role.WEIGHT and w.name.startswith("blk."):
+                chosen = ids if node.op == "mul_mat_id" else None
+                at = [None if t is None else found.setdefault(t, len(found)) for t in (x, chosen)]
+                assert at[0] is not None
+                self.uses.append(_Use(w.name, prod(w.shape[:-2]), at[0], at[1]))
+        g.outputs[:0] = found
+
+
+class _Sums:
+    """Sums of squares of what goes through a model's products."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, np.ndarray] = {}
+        self.counts: dict[str, np.ndarray] = {}
+
+    def add(self, uses: Sequence[_Use], values: Sequence[np.ndarray]) -> None:
+        """Of one run."""
+        squares: dict[int, np.ndarray] = {}
+        for use in uses:
+            if use.x not in squares:
+                squares[use.x] = np.square(values[use.x], dtype=np.float64)
+            x, k = squares[use.x], values[use.x].shape[-1]
+            sums = self.sums.setdefault(use.weight, np.zeros((use.matrices, k)))
+            counts = self.counts.setdefault(use.weight, np.zeros(use.matrices))
+            if use.ids is None:
+                rows = x.reshape(-1, k)
+                sums += rows.sum(axis=0)
+                counts += len(rows)
+                continue
+            ids = np.array(values[use.ids]).reshape(-1)
+            rows = x if x.ndim == 3 else np.repeat(x, len(ids) // len(x), axis=0)
+            for e in np.unique(ids[(ids >= 0) & (ids < use.matrices)]).tolist():
+                sums[e] += rows.reshape(-1, k)[ids == e].sum(axis=0)
+                counts[e] += np.count_nonzero(ids == e)
+
+
+def measure(
+    model: Model,
+    chunks: Sequence[Sequence[int]],
+    dataset: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImportanceMatrix:
+    """Run sequences of tokens and sum the squares of what every weight of a layer is multiplied by;
+    of experts, of what each was given. The output head is left out, as llama.cpp does by default.
+
+    progress: windows done, and all.
+    """
+    inputs, found = _Inputs(), _Sums()
+    run = model.with_options(n_ubatch=ROWS, fuse=False).with_rewrite(inputs)
+    for i, chunk in enumerate(chunks):
+        for values in run.outputs(chunk):
+            found.add(inputs.uses, values)
+        if progress:
+            progress(i + 1, len(chunks))
+    entries = {name: Importance(x, found.counts[name]) for name, x in found.sums.items()}
+    return ImportanceMatrix(entries, (dataset,), len(chunks), max(map(len, chunks)))
+
+
+def write_imatrix(path: str | os.PathLike[str], m: ImportanceMatrix) -> None:
+    """Raises GgufError for a place that cannot be written to."""
+    metadata = {
+        "general.type": "imatrix",
+        "imatrix.datasets": Typed("arr[str]", list(m.datasets)),
+        "imatrix.chunk_count": Typed("u32", m.n_chunks),
+        "imatrix.chunk_size": Typed("u32", m.chunk_size),
+    }
+    tensors = {}
+    for name, e in sorted(m.entries.items()):
+        for suffix, x in ((_SUMS, e.sums), (_COUNTS, e.counts[:, None])):
+            tensors[name + suffix] = (F32, x.shape, x.astype(np.float32))
+    write_gguf(path, metadata, tensors)
+
+
+def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
+    """A file of either format. Raises GgufError naming what is wrong in it."""
+    with open(path, "rb") as f:
+        is_gguf = f.read(4) == b"GGUF"
+    found = _read_gguf(path) if is_gguf else _read_old(Path(path))
+    for name, e in found.entries.items():
+        if not (np.isfinite(e.sums).all() and (e.sums >= 0).all() and (e.counts >= 0).all()):
+            raise GgufError(str(path), name, "sums that are negative or no numbers", "squares")
+    return found
+
+
+def _read_gguf(path: str | os.PathLike[str]) -> ImportanceMatrix:
+    entries: dict[str, Importance] = {}
+    with GgufFile.open(path) as f:
+        kind = f.metadata.get("general.type")
+        if kind != "imatrix":
+            raise GgufError(str(path), "general.type", repr(kind), "'imatrix'")
+        for name, info in f.tensors.items():
+            if not name.endswith(_SUMS):
+                continue
+            base = name.removesuffix(_SUMS)
+            counts = f.tensors.get(base + _COUNTS)
+            if counts is None or not info.dtype.name == counts.dtype.name == "f32":
+                raise GgufError(str(path), f"tensor {name}", "no counts of float32", "both")
+            n = counts.shape[0] if len(counts.shape) > 1 else 1
+            sums = f.data(name).view(np.float32).astype(np.float64)
+            if sums.size % n or not sums.size:
+                raise GgufError(str(path), f"tensor {name}", f"{sums.size} sums", f"{n} matrices")
+            each = f.data(base + _COUNTS).view(np.float32).astype(np.float64)
+            entries[base] = Importance(sums.reshape(n, -1), each)
+        datasets = f.metadata.get("imatrix.datasets", ())
+        return ImportanceMatrix(
+            entries,
+            tuple(map(str, datasets)),
+            int(f.metadata.get("imatrix.chunk_count", 0)),
+            int(f.metadata.get("imatrix.chunk_size", 0)),
+        )
+
+
+def _read_old(path: Path) -> ImportanceMatrix:
+    """Little-endian: a number of entries; of each a name, calls, values (means times calls); then
+    the number of chunks and the name of the text."""
+    raw, at = path.read_bytes(), 0
+
+    def take(n: int) -> bytes:
+        nonlocal at
+        if n < 0 or at + n > len(raw):
+            raise GgufError(str(path), f"byte {at}", f"{n} more bytes", f"{len(raw) - at} left")
+        at += n
+        return raw[at - n : at]
+
+    def number(most: int) -> int:
+        (value,) = struct.unpack("<i", take(4))
+        if not 0 <= value <= most:
+            raise GgufError(str(path), f"byte {at - 4}", value, f"0 to {most}")
+        return int(value)
+
+    entries: dict[str, Importance] = {}
+    for _ in range(number(1 << 20)):
+        name = take(number(_MAX_NAME)).decode("utf-8", "replace")
+        calls, n = number((1 << 31) - 1), number(1 << 28)
+        values = np.frombuffer(take(4 * n), "<f4").astype(np.float64)
+        entries[name] = Importance(values[None], np.array([max(calls, 1)], np.float64))
+    if at == len(raw):
+        return ImportanceMatrix(entries, (), 0, 0)
+    n_chunks = number((1 << 31) - 1)
+    text = take(number(_MAX_NAME)).decode("utf-8", "replace") if at < len(raw) else ""
+    return ImportanceMatrix(entries, (text,), n_chunks, 0)

@@ -1,0 +1,456 @@
+// Quantized weights times 1 to 16 columns: weights stream through shared memory once, become int8
+// fragments in registers, and meet the columns, which stay in registers, in the tensor cores. The
+// order of sums is that of int8_columns.cuh.
+//
+// A block is one multiprocessor's. Tiles of sixteen rows come through a ring of stages of at most
+// 16 chunks of 256 elements; each of sixteen warps multiplies one chunk of a stage. Two more warps
+// bring the stages, as whole runs of bytes, and ask for the first before the kernels before this
+// one are done (programmatic dependent launch). Another two add the chunks' sums.
+//
+// The columns are rounded by a launch of their own (columns_int8.cu), for a multiprocessor needs
+// longer to read all of them as floats.
+#include "cuda/columns.cuh"
+#include "cuda/int8_weights.cuh"
+#include "cuda/ring.cuh"
+
+// Mirrored by `launches` in mul_mat_few.py.
+struct FewArgs {
+  ColumnsArgs c;         // x: the records; splits: phases
+  const float* squares;  // of the records, or null: no norm
+  ByteMasks masks;
+  float eps;
+  int v_row;  // bytes from row to row of values, which may have a type of their own
+  int sums_at, floats_at, totals_at, ring_at;  // bytes in shared memory
+};
+
+constexpr int kWarps = 16, kBringers = 2, kAdders = 2;
+constexpr int kThreads = 32 * (kWarps + kBringers + kAdders);
+constexpr int kTileRows = 16, kTilePairs = 8;
+constexpr int kSlots = 4;  // tiles' slices that have sums at once
+constexpr int kBatch = 8;  // tiles that have sums of a few phases at once
+
+#if __CUDA_ARCH__ >= 900
+
+// Once for the whole warp.
+__device__ __forceinline__ void warp_arrive(u64* bar, int lane) {
+  __syncwarp();
+  if (lane == 0) barrier_arrive(bar);
+}
+
+struct Memory {
+  u64 *full, *free;            // of the ring's stages
+  u64 *sums_full, *sums_free;  // of the places for sums
+  float4* sums;    // [16 warps][slots][groups of 8 columns][8 pairs][8 columns] of 2 rows
+  float2* totals;  // [batch][4 quads][2][32 lanes] of a quarter and of those before, between phases
+  float* floats;   // [16 warps][slices][groups] of records
+  char* ring;      // [stages][16 rows]
+};
+
+// A chunk of a row. Where its bytes are no multiple of 16, rows may start between two such
+// multiples: all they touch is copied.
+template <class W>
+struct Chunks {
+  static constexpr int BYTES = kChunkK / W::QK * (int)sizeof(W);
+  static constexpr bool ALIGNED = BYTES % 16 == 0;
+};
+
+// For both types of weights.
+template <class W, class V>
+constexpr int kSums = kSumsOf<W> > kSumsOf<V> ? kSumsOf<W> : kSumsOf<V>;
+template <class W, class V>
+constexpr int kFloats = (1 + kSums<W, V>)*kRecordFloats / 4;  // of a record
+
+// All of this block's work in the order in which every warp does its share: work(phase, tile, i),
+// after enter(phase) where a phase begins. A phase is the slices of k, of 16 chunks, whose columns
+// are in registers at once; so many tiles are done phase by phase.
+__device__ __forceinline__ int tiles_of(const ColumnsArgs& a) {
+  return (a.tiles - 1 - (int)blockIdx.x) / (int)gridDim.x + 1;
+}
+template <class E, class F>
+__device__ __forceinline__ void for_each(const ColumnsArgs& a, E enter, F work) {
+  const int mine = tiles_of(a), batch = a.splits > 1 ? kBatch : mine;
+  for (int first = 0; first < mine; first += batch) {
+    for (int phase = 0; phase < a.splits; ++phase) {
+      enter(phase);
+      for (int i = first; i < min(first + batch, mine); ++i) {
+        work(phase, (int)(blockIdx.x + i * gridDim.x), i);
+      }
+    }
+  }
+}
+
+// -- weights -------------------------------------------------------------------------------------
+
+// Whether a tile has weights of the type V: values beside queries and keys.
+template <class W, class V>
+__device__ __forceinline__ bool is_second(const ColumnsArgs& a, int tile) {
+  return !is_same<W, V>::value && a.kind == QKV && tile_of<kTilePairs>(a, tile).matrix == 2;
+}
+
+__device__ __forceinline__ i64 row_bytes(const FewArgs& args, int matrix) {
+  return args.c.kind == QKV && matrix == 2 ? args.v_row : args.c.w_row;
+}
+
+// Where a row of a pair starts.
+__device__ __forceinline__ const char* start_of(const FewArgs& args, int matrix, int row, int i) {
+  const ColumnsArgs& a = args.c;
+  const int at = a.kind == GLU ? i : matrix;
+  const char* w = a.w[0];
+#pragma unroll
+  for (int n = 1; n < 3; ++n) {
+    if (at == n) w = a.w[n];
+  }
+  return w + row * row_bytes(args, matrix);
+}
+
+// A slice of a row for lanes that have one.
+template <class T>
+__device__ __forceinline__ void ask(const FewArgs& args, const Memory& m, const Place& at,
+                                    const char* row, int first, int r, bool has_row, u64 policy) {
+  using L = Chunks<T>;
+  const int chunks = args.c.k / kChunkK, n = min(chunks - first, kWarps) * L::BYTES;
+  const char* const from = row + first * L::BYTES;
+  const int offset = L::ALIGNED ? 0 : (int)(reinterpret_cast<u64>(from) & 15);
+  const u32 all = (u32)(offset + n + 15) & ~15u;
+  if (!has_row) return;
+  const u32 bar = shared_address(m.full + at.stage);
+  const u32 to = shared_address(m.ring) + (at.stage * kTileRows + r) * args.c.w_stride;
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(all) : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from - offset), "r"(all), "r"(bar), "l"(policy)
+      : "memory");
+}
+
+// Warp i brings the first or the second rows of the pairs.
+template <class W, class V, int S>
+__device__ __forceinline__ void bring(const FewArgs& args, const Memory& m, int i, int lane) {
+  const ColumnsArgs& a = args.c;
+  const u64 policy = read_once();
+  const int chunks = a.k / kChunkK;
+  Place at;
+  const auto nothing = [](int) {};
+  for_each(a, nothing, [&](int phase, int tile, int) {
+    const Tile t = tile_of<kTilePairs>(a, tile);
+    const int2 rows = rows_of(a, t.matrix, min(t.pair + lane % 8, a.pairs[t.matrix] - 1));
+    const char* const row = start_of(args, t.matrix, i ? rows.y : rows.x, i);
+    for (int first = phase * S * kWarps; first < min(chunks, (phase + 1) * S * kWarps);
+         first += kWarps) {
+      barrier_wait(m.free + at.stage, at.parity ^ 1);
+      if (is_second<W, V>(a, tile)) {
+        ask<V>(args, m, at, row, first, i * 8 + lane, lane < 8, policy);
+      } else {
+        ask<W>(args, m, at, row, first, i * 8 + lane, lane < 8, policy);
+      }
+      __syncwarp();
+      at.next(a.w_stages);
+    }
+  });
+}
+
+// -- columns -------------------------------------------------------------------------------------
+
+// This warp's chunks of a phase from the records.
+template <int SUMS, int G, int S>
+__device__ __forceinline__ void load_records(const FewArgs& args, int phase, int warp, int lane,
+                                             float* floats, uint2 (&x)[S][kChunkBlocks][G]) {
+  constexpr int FLOATS = (1 + SUMS) * kRecordFloats / 4;
+  const int chunks = args.c.k / kChunkK;
+#pragma unroll
+  for (int s = 0; s < S; ++s) {
+    const int chunk = (phase * S + s) * kWarps + warp;
+#pragma unroll
+    for (int j = 0; j < G; ++j) {
+      const char* const record = args.c.x + (i64)(chunk * G + j) * record_bytes(SUMS);
+#pragma unroll
+      for (int b = 0; b < kChunkBlocks; ++b) {
+        x[s][b][j] = uint2{};
+        if (chunk < chunks) {
+          x[s][b][j] = __ldcg(reinterpret_cast<const uint2*>(record) + b * 32 + lane);
+        }
+      }
+      for (int i = lane; i < FLOATS / 4; i += 32) {
+        if (chunk < chunks) {
+          reinterpret_cast<float4*>(floats + (s * G + j) * FLOATS)[i] =
+              __ldcg(reinterpret_cast<const float4*>(record + kRecordD) + i);
+        }
+      }
+    }
+  }
+  __syncwarp();
+}
+
+// -- products ------------------------------------------------------------------------------------
+
+// upper, lower: this lane's rows of the chunk. x, floats: of its columns.
+template <class W, int FLOATS, int G>
+__device__ __forceinline__ void multiply_chunk(float (&acc)[G][4], const char* upper,
+                                               const char* lower, int t, const ByteMasks& masks,
+                                               const uint2 (&x)[kChunkBlocks][G],
+                                               const float* floats) {
+  using T = Int8<W>;
+  const auto head_upper = T::head(upper, t), head_lower = T::head(lower, t);
+#pragma unroll
+  for (int i = 0; i < kChunkBlocks / T::SPAN; ++i) {
+    const auto raw_upper = T::load(upper, i, t, head_upper);
+    const auto raw_lower = T::load(lower, i, t, head_lower);
+#pragma unroll
+    for (int b = i * T::SPAN; b < (i + 1) * T::SPAN; ++b) {
+      const Int8Block block_upper = T::block(raw_upper, b, head_upper, masks);
+      const Int8Block block_lower = T::block(raw_lower, b, head_lower, masks);
+#pragma unroll
+      for (int j = 0; j < G; ++j) {
+        multiply_block<W>(acc[j], block_upper, block_lower, x[b][j],
+                          block_columns<W>(floats + j * FLOATS, b, t));
+      }
+    }
+  }
+}
+
+// A warp's chunk of a tile, of weights of type T. rows: of this lane's two rows the first byte.
+template <class T, int FLOATS, int G>
+__device__ __forceinline__ void multiply_tile(float (&acc)[G][4], const FewArgs& args, int tile,
+                                              int chunk, const char* stage, int warp, int lane,
+                                              const uint2 (&x)[kChunkBlocks][G],
+                                              const float* floats) {
+  using L = Chunks<T>;
+  const char* row[2];
+  row[0] = stage + lane / 4 * args.c.w_stride + warp * L::BYTES;
+  row[1] = row[0] + 8 * args.c.w_stride;
+  if (!L::ALIGNED) {
+    const Tile t = tile_of<kTilePairs>(args.c, tile);
+    const int2 rows = rows_of(args.c, t.matrix, min(t.pair + lane / 4, args.c.pairs[t.matrix] - 1));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const char* const start = start_of(args, t.matrix, i ? rows.y : rows.x, i);
+      row[i] += (int)(reinterpret_cast<u64>(start) + (chunk - warp) * L::BYTES) & 15;
+    }
+  }
+  multiply_chunk<T, FLOATS, G>(acc, row[0], row[1], lane % 4, args.masks, x, floats);
+}
+
+template <class W, class V, int G, int S>
+__device__ __forceinline__ void multiply(const FewArgs& args, const Memory& m, int warp, int lane) {
+  constexpr int FLOATS = kFloats<W, V>;
+  const ColumnsArgs& a = args.c;
+  const int chunks = a.k / kChunkK;
+  float* const floats = m.floats + warp * S * G * FLOATS;
+  float4* const to = m.sums + warp * kSlots * G * 32 + lane;
+  uint2 x[S][kChunkBlocks][G];
+  wait_for_previous();
+  const auto enter = [&](int phase) {
+    load_records<kSums<W, V>, G, S>(args, phase, warp, lane, floats, x);
+  };
+  Place at;
+  u32 unit = 0;  // slices of tiles so far
+  for_each(a, enter, [&](int phase, int tile, int) {
+    const bool second = is_second<W, V>(a, tile);
+#pragma unroll
+    for (int s = 0; s < S; ++s) {
+      const int first = (phase * S + s) * kWarps, chunk = first + warp;
+      if (first >= chunks) break;
+      float acc[G][4] = {};
+      barrier_wait(m.full + at.stage, at.parity);
+      if (chunk < chunks) {
+        const char* const stage = m.ring + at.stage * kTileRows * a.w_stride;
+        float* const f = floats + s * G * FLOATS;
+        if (second) {
+          multiply_tile<V, FLOATS, G>(acc, args, tile, chunk, stage, warp, lane, x[s], f);
+        } else {
+          multiply_tile<W, FLOATS, G>(acc, args, tile, chunk, stage, warp, lane, x[s], f);
+        }
+      }
+      warp_arrive(m.free + at.stage, lane);
+      at.next(a.w_stages);
+      const int slot = unit % kSlots;
+      barrier_wait(m.sums_free + slot, unit / kSlots % 2 ^ 1);
+#pragma unroll
+      for (int j = 0; j < G; ++j) {
+        to[(slot * G + j) * 32] = {acc[j][0], acc[j][2], acc[j][1], acc[j][3]};
+      }
+      warp_arrive(m.sums_full + slot, lane);
+      ++unit;
+    }
+  });
+}
+
+// -- sums ----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+
+// The chunks of a quarter so far, and the quarters before it.
+struct Sums {
+  float2 quarter, total;
+  int left;  // chunks of the quarter that are still to come
+
+  __device__ __forceinline__ void add(float2 v, int chunks_of_quarter) {
+    const bool ends = left == 0;
+    const float2 next = plus(total, quarter);
+    total = ends ? next : total;
+    quarter = plus(ends ? float2{} : quarter, v);
+    left = (ends ? chunks_of_quarter : left) - 1;
+  }
+};
+
+// The two adding warps have four columns of the eight each; of at most four columns, every other
+// tile. Not where a tile has several slices: then a place for sums would go from one warp to the
+// other, which may see its barrier a round late.
+struct Shares {
+  int quads, teams;
+};
+__device__ __forceinline__ Shares shares_of(const ColumnsArgs& a) {
+  const int quads = a.m <= 4 ? 1 : 2;
+  return {quads, a.k > kWarps * kChunkK ? 1 : kAdders / quads};
+}
+
+// Lane 4 p + c adds the sums of pair p in column c of this warp's four, of each group of eight.
+template <int G, int S>
+__device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int adder, int lane) {
+  static_assert(kSlots % kAdders == 0, "a place for sums is always the same warp's");
+  const ColumnsArgs& a = args.c;
+  const Shares shares = shares_of(a);
+  const int chunks = a.k / kChunkK, quarter = (chunks + 3) / 4;
+  const int quad = adder % shares.quads, team = adder / shares.quads;
+  const int column = quad * 4 + lane % 4;
+  if (team >= shares.teams) return;
+  const float2* const sums_of_lane =
+      reinterpret_cast<const float2*>(m.sums) + lane / 4 * 8 + column;
+  float scale[G];
+  u32 unit = 0;  // slices of tiles so far
+  wait_for_previous();
+#pragma unroll
+  for (int j = 0; j < G; ++j) scale[j] = 1.0f;
+  if (args.squares) {
+#pragma unroll
+    for (int j = 0; j < G; ++j) {
+      scale[j] = norm_scale(args.squares + column + j * 8, 8 * G, a.k, args.eps);
+    }
+  }
+  const auto nothing = [](int) {};
+  for_each(a, nothing, [&](int phase, int tile, int which) {
+    const int begin = phase * S * kWarps, end = min(chunks, begin + S * kWarps);
+    if (which % shares.teams != team) {
+      unit += (end - begin + kWarps - 1) / kWarps;
+      return;
+    }
+    const bool last = phase == a.splits - 1;
+    const Tile t = tile_of<kTilePairs>(a, tile);
+    const int pair = t.pair + lane / 4;
+    float2* const kept = m.totals + (which % kBatch * kAdders + adder) * G * 64 + lane;
+    BesideOne beside[G];
+    Sums sums[G];
+#pragma unroll
+    for (int j = 0; j < G; ++j) {
+      if (last) beside[j] = beside_one(a, t.matrix, pair, column + 8 * j);
+      sums[j] = {float2{}, float2{}, quarter - begin % quarter};
+      if (phase > 0) {
+        sums[j].quarter = kept[j * 64];
+        sums[j].total = kept[j * 64 + 32];
+        if (sums[j].left == quarter) sums[j].left = 0;  // the one before ends here
+      }
+    }
+    for (int first = begin; first < end; first += kWarps, ++unit) {
+      const int n = min(end - first, kWarps), slot = unit % kSlots;
+      barrier_wait(m.sums_full + slot, unit / kSlots % 2);
+#pragma unroll
+      for (int j = 0; j < G; ++j) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          constexpr int HALF = kWarps / 2;
+          float2 v[HALF];
+#pragma unroll
+          for (int w = 0; w < HALF; ++w) {
+            v[w] = sums_of_lane[(((h * HALF + w) * kSlots + slot) * G + j) * 64];
+          }
+          if (h == 1 && j == G - 1) warp_arrive(m.sums_free + slot, lane);
+          if (quarter == 4 && n == kWarps) {  // quarters that do not wait for each other
+            const float2 q0 = plus(plus(plus(plus(float2{}, v[0]), v[1]), v[2]), v[3]);
+            const float2 q1 = plus(plus(plus(plus(float2{}, v[4]), v[5]), v[6]), v[7]);
+            sums[j].total = plus(sums[j].total, q0);
+            (h == 0 ? sums[j].total : sums[j].quarter) =
+                plus(h == 0 ? sums[j].total : float2{}, q1);
+            continue;
+          }
+#pragma unroll
+          for (int w = 0; w < HALF; ++w) {
+            if (h * HALF + w < n) sums[j].add(v[w], quarter);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < G; ++j) {
+      if (!last) {
+        kept[j * 64] = sums[j].quarter;
+        kept[j * 64 + 32] = sums[j].total;
+        continue;
+      }
+      beside[j].scale = scale[j];
+      const float2 y = plus(sums[j].total, sums[j].quarter);
+      finish_one(a, t.matrix, pair, column + 8 * j, y.x, y.y, beside[j]);
+    }
+  });
+}
+
+// Registers go from the warps that bring and add to those that multiply, where the target has that.
+__device__ __forceinline__ void registers_less() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+#endif
+}
+__device__ __forceinline__ void registers_more() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+#endif
+}
+
+template <class W, class V, int G, int S>
+__device__ __forceinline__ void run(const FewArgs& args) {
+  extern __shared__ __align__(128) char shared[];
+  Memory m;
+  m.full = reinterpret_cast<u64*>(shared);
+  m.free = m.full + args.c.w_stages;
+  m.sums_full = m.free + args.c.w_stages;
+  m.sums_free = m.sums_full + kSlots;
+  m.sums = reinterpret_cast<float4*>(shared + args.sums_at);
+  m.floats = reinterpret_cast<float*>(shared + args.floats_at);
+  m.totals = reinterpret_cast<float2*>(shared + args.totals_at);
+  m.ring = shared + args.ring_at;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < args.c.w_stages; ++s) {
+      barrier_make(m.full + s, kTileRows);
+      barrier_make(m.free + s, kWarps);
+    }
+    for (int s = 0; s < kSlots; ++s) {
+      barrier_make(m.sums_full + s, kWarps);
+      barrier_make(m.sums_free + s, shares_of(args.c).quads);
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp < kWarps) {
+    registers_more();
+    multiply<W, V, G, S>(args, m, warp, lane);
+    return;
+  }
+  registers_less();
+  if (warp < kWarps + kBringers) {
+    launch_dependents();
+    bring<W, V, S>(args, m, warp - kWarps, lane);
+    return;
+  }
+  const int adder = warp - kWarps - kBringers;
+  add<G, S>(args, m, adder, lane);
+}
+#endif
+
+// W: type of the weights; V: of the values among QKV, which may differ. G: groups of eight columns.
+// S: slices of k, of 16 chunks, whose columns are in registers at once.
+template <class W, class V, int G, int S>
+__global__ void __launch_bounds__(kThreads, 1) mul_mat_few(const __grid_constant__ FewArgs a) {
+#if __CUDA_ARCH__ >= 900
+  run<W, V, G, S>(a);
+#endif
+}

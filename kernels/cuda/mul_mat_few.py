@@ -1,0 +1,120 @@
+"""Launches mul_mat_few.cu: quantized weights times 2 to 16 columns, on devices with bulk copies."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from math import gcd
+
+from gguflow.engine.graph import DType
+
+from .columns import Layout, Product, arguments, columns_ok, rows_ok
+from .columns_int8 import CHUNK, known, record_bytes, records, records_launch, sums_of
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
+
+MOST = 16  # columns
+_WARPS, _THREADS, _ROWS, _PAIRS, _BATCH, _SLOTS, _ADDERS = 16, 640, 16, 8, 8, 4, 2  # as in the .cu
+_IN_REGISTERS = 4  # slices of 16 chunks of eight columns
+_STATIC = 256  # bytes of shared memory that are left alone
+_MAX_STAGES = 8
+_RING = 112 << 10  # bytes on their way: more delay the columns, which queue behind them
+_BYTE_MASKS = (0xF0F0F0F0, 0x0F0F0F0F)
+
+
+def _chunk_bytes(t: DType) -> int:
+    return CHUNK // t.block * t.nbytes
+
+
+def _row_bytes(t: DType, k: int) -> int:
+    """Of a row in a stage: an odd number of 16 bytes, against conflicts."""
+    nbytes = min(k // CHUNK, _WARPS) * _chunk_bytes(t)
+    return ((ceil_div(nbytes, 16) + (0 if _chunk_bytes(t) % 16 == 0 else 1)) | 1) * 16
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a product is divided.
+
+    groups: of eight columns. slices: of 16 chunks of k, whose columns are in registers at once;
+    phases: how often. stride: bytes between rows of a stage. places: of what lies in shared memory,
+    in the order of `FewArgs`.
+    """
+
+    groups: int
+    slices: int
+    phases: int
+    stride: int
+    stages: int
+    places: tuple[int, ...]
+    shared: int
+
+
+def _types(p: Product) -> tuple[DType, DType]:
+    """Of the weights, and of the values among them, which may be another."""
+    return p.weights[0].dtype, p.weights[-1].dtype
+
+
+def _sums(p: Product) -> int:
+    return max(map(sums_of, _types(p)))
+
+
+def _plan(p: Product, device: DeviceInfo) -> _Plan:
+    """With as many slices in registers as leave memory for two stages."""
+    most = min(ceil_div(p.k, CHUNK * _WARPS), _IN_REGISTERS // ceil_div(p.m, 8))
+    plans = [_plan_of(p, device, slices) for slices in range(most, 0, -1)]
+    return next((plan for plan in plans if plan.stages > 1), plans[-1])
+
+
+def _plan_of(p: Product, device: DeviceInfo, slices: int) -> _Plan:
+    groups, phases = ceil_div(p.m, 8), ceil_div(ceil_div(p.k, CHUNK * _WARPS), slices)
+    sizes = (
+        8 * (2 * _MAX_STAGES + 2 * _SLOTS),
+        _SLOTS * _WARPS * groups * 512,
+        _WARPS * slices * groups * (record_bytes(_sums(p)) - record_bytes(-1)),
+        _BATCH * _ADDERS * groups * 512 if phases > 1 else 0,
+    )
+    places = [0]
+    for size in sizes:
+        places.append(places[-1] + ceil_div(size, 128) * 128)
+    stride = max(_row_bytes(t, p.k) for t in _types(p))
+    room, wanted = device.shared_per_block - _STATIC - places[-1], round(_RING / (_ROWS * stride))
+    stages = max(0, min(_MAX_STAGES, max(2, wanted), room // (_ROWS * stride)))
+    shared = places[-1] + stages * _ROWS * stride
+    return _Plan(groups, slices, phases, stride, stages, tuple(places[1:]), shared)
+
+
+def takes(p: Product, device: DeviceInfo) -> bool:
+    return (
+        all(map(known, _types(p)))
+        and int(device.arch[3:].rstrip("af")) >= 90
+        and 1 < p.m <= MOST
+        and all(rows_ok(w, gcd(_chunk_bytes(w.dtype), 16), CHUNK) for w in p.weights)
+        and columns_ok(p.x)
+        and _plan(p, device).stages > 1
+    )
+
+
+def scratch_bytes(p: Product, device: DeviceInfo) -> int:
+    return records(p, _sums(p)).end
+
+
+def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
+    """The launches of a product that `takes` takes."""
+    plan, at, tiles = _plan(p, device), records(p, _sums(p), scratch), p.tiles(_PAIRS)
+    body = arguments(p, Layout(x=at.x, turns=at.turns), tiles, plan.phases, plan.stages, 0,
+                     plan.stride)  # fmt: skip
+    body += struct.pack(
+        "@P2If5i", at.squares if p.norm else 0, *_BYTE_MASKS, p.eps, p.weights[-1].nb[1],
+        *plan.places,
+    )  # fmt: skip
+    body += bytes(-len(body) % 16)
+    types = ", ".join(map(cpp_type, _types(p)))
+    # There warps can give each other registers.
+    options = ("-arch=sm_90a",) if device.arch == "sm_90" else ()
+    entry = f"mul_mat_few<{types}, {plan.groups}, {plan.slices}>"
+    grid = (min(device.sm_count, tiles), 1, 1)
+    return [
+        records_launch(p, at),
+        Launch(Kernel("mul_mat_few.cu", entry, options), grid, (_THREADS, 1, 1), body, plan.shared,
+               dependent=True),
+    ]  # fmt: skip

@@ -1,0 +1,100 @@
+"""Launches mul_mat_id.cu: products with the experts that rows are given to."""
+
+from __future__ import annotations
+
+import struct
+from math import gcd
+
+from gguflow.engine.graph import Role, Tensor
+
+from .launch import MAX_GRID_YZ, Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, pack
+from .mul_mat_rows import round_launch
+
+OPS = ("mul_mat_id",)
+FEW = 64  # pairs up to which weights are read once a pair
+ROWS_OF_WARP, WARPS = 4, 4
+TILE_ROWS = 64
+MOST_EXPERTS = 1024  # kSorters
+_SOURCE = "mul_mat_id.cu"
+_COLUMNS = 16  # bytes of a `Columns`
+
+
+def _own_rows(dst: Operand, x: Operand) -> bool:
+    """Whether x has a row for each id."""
+    return x.ne[1:3] == dst.ne[1:3]
+
+
+def _eights(w: Operand, x: Operand) -> bool:
+    """Whether rows are whole eights at addresses for wide loads."""
+    if w.ne[0] % 8 or any(b % 16 for b in (x.address, *x.nb[1:3])):
+        return False
+    # Blocks are read by words of two or four bytes where their size allows it.
+    step = gcd(w.dtype.nbytes, 4) if w.dtype.is_quantized else 16
+    return w.nb[0] == w.dtype.nbytes and not any(b % step for b in (w.address, *w.nb[1:3]))
+
+
+def _takes_tiles(w: Operand, x: Operand, n_pairs: int) -> bool:
+    """Whether the tensor cores do it: where rounding to 16 bits is no loss beside the weights'."""
+    return (
+        n_pairs > FEW
+        and w.dtype.name != "f32"
+        and w.ne[2] <= MOST_EXPERTS
+        and n_pairs < 1 << 31
+        and _eights(w, x)
+    )
+
+
+def _width(w: Operand, n_pairs: int) -> int:
+    """Pairs of a tile."""
+    return 32 if n_pairs <= 32 * w.ne[2] else 64
+
+
+def _tiles(w: Operand, n_pairs: int) -> int:
+    """The most tiles that there may be."""
+    return min(w.ne[2], n_pairs) + n_pairs // _width(w, n_pairs)
+
+
+def _layout(w: Operand, x: Operand, n_pairs: int) -> list[int]:
+    """Offsets in scratch memory: [rounded x][a scale a row][pairs][tiles][how many][end]."""
+    at = [0]
+    for nbytes in (2 * x.size, 4 * x.rows, 4 * n_pairs, _COLUMNS * _tiles(w, n_pairs), 4):
+        at.append(at[-1] + ceil_div(nbytes, 256) * 256)
+    return at
+
+
+def supports(node: Tensor) -> bool:
+    n_pairs = node.shape[0] * node.shape[1]
+    return n_pairs + node.live_srcs()[0].shape[0] <= MAX_GRID_YZ
+
+
+def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
+    w, x = (Operand.of(t, t.view_offset) for t in node.live_srcs()[:2])
+    n_pairs = node.shape[0] * node.shape[1]
+    return _layout(w, x, n_pairs)[-1] if _takes_tiles(w, x, n_pairs) else 0
+
+
+def launches(call: Call) -> list[Launch]:
+    dst, w, x, ids, bias = call.dst, call.src(0), call.src(1), call.src(2), call.optional(3)
+    n_pairs, n = dst.ne[1] * dst.ne[2], w.ne[1]
+    own = struct.pack("@i", _own_rows(dst, x))
+    args = pack(dst, w, x, ids, bias, own)
+    if not _takes_tiles(w, x, n_pairs):
+        eights = "true" if _eights(w, x) else "false"
+        entry = f"mul_mat_id_vec<{cpp_type(w.dtype)}, {ROWS_OF_WARP}, {eights}>"
+        grid = (ceil_div(n, ROWS_OF_WARP * WARPS), n_pairs, 1)
+        return [Launch(Kernel(_SOURCE, entry), grid, (32 * WARPS, 1, 1), args)]
+    rounded, scales, pairs, tiles, count, _ = (call.scratch + at for at in _layout(w, x, n_pairs))
+    kind, width = "bf16" if w.dtype.name == "bf16" else "f16", _width(w, n_pairs)
+    sort = pack(args, struct.pack("@3Pi", pairs, tiles, count, width))
+    if kind == "bf16":
+        scales = 0
+    many = pack(args, struct.pack("@5P", pairs, tiles, count, rounded, scales))
+    entry = f"mul_mat_id_tile<{cpp_type(w.dtype)}, {kind}, {width // 8}>"
+    grid = (ceil_div(n, TILE_ROWS), _tiles(w, n_pairs), 1)
+    value = call.node.srcs[1]
+    assert value is not None and value.owner.role is not Role.WEIGHT
+    return [
+        round_launch(kind, x, rounded, scales, value),
+        Launch(Kernel(_SOURCE, "mul_mat_id_sort"), (1, 1, 1), (1024, 1, 1), sort),
+        Launch(Kernel(_SOURCE, entry), grid, (128, 1, 1), many),
+    ]

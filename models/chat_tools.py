@@ -1,0 +1,168 @@
+"""Tool calls as models write them: the text between a format's markers to names and arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """name: of the function. arguments: a JSON object, as text. id: what the model called the call,
+    where it names calls."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+# The text of one section -> its calls. Raises ValueError for text that is no call.
+ReadCalls = Callable[[str], Sequence[ToolCall]]
+
+_NAMES = ("name", "tool_name", "function")
+_ARGUMENTS = ("arguments", "parameters", "args")
+_IDS = ("id", "tool_call_id")
+
+
+def _of_object(value: Any) -> ToolCall:
+    """A call from `{"name": .., "arguments": {..}}` and its kin."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = {**value, **value["function"]}
+    if not isinstance(value, dict):
+        raise ValueError("a call is an object")
+    name = next((value[k] for k in _NAMES if isinstance(value.get(k), str)), None)
+    if not name:
+        raise ValueError("a call has a name")
+    arguments: Any = next((value[k] for k in _ARGUMENTS if k in value), {})
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError("arguments are an object")
+    found = next((value[k] for k in _IDS if isinstance(value.get(k), str | int)), None)
+    return ToolCall(name, _dumps(arguments), None if found is None else str(found))
+
+
+def _dumps(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def json_calls(text: str) -> list[ToolCall]:
+    """One object, an array of them, or several after each other."""
+    decoder, calls, at = json.JSONDecoder(), [], 0
+    text = text.strip().removesuffix(";").rstrip()
+    while at < len(text):
+        value, at = decoder.raw_decode(text, at)
+        calls += [_of_object(v) for v in (value if isinstance(value, list) else [value])]
+        at = re.compile(r"[\s;,]*").match(text, at).end()  # type: ignore[union-attr]
+    if not calls:
+        raise ValueError("no call")
+    return calls
+
+
+def _value(text: str) -> Any:
+    """A parameter written without quotes: JSON if it is, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(
+    r"<parameter=([^>]+)>\n?(.*?)(?:\n?</parameter>|(?=\n?<parameter=)|\Z)", re.DOTALL
+)
+
+
+def xml_calls(text: str) -> list[ToolCall]:
+    """`<function=name><parameter=key>value</parameter></function>` (Qwen3-Coder, Qwen3.5)."""
+    calls = [
+        ToolCall(name, _dumps({k.strip(): _value(v) for k, v in _PARAMETER.findall(body)}))
+        for name, body in _FUNCTION.findall(text)
+    ]
+    return calls or json_calls(text)
+
+
+_KEY_VALUE = re.compile(
+    r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(?:</arg_value>|\Z)", re.DOTALL
+)
+
+
+def glm_calls(text: str) -> list[ToolCall]:
+    """A name, then `<arg_key>key</arg_key><arg_value>value</arg_value>` (GLM-4.5)."""
+    name = text.split("<arg_key>")[0].strip()
+    if not re.fullmatch(r"[\w.\-]+", name):
+        return json_calls(text)
+    return [ToolCall(name, _dumps({k.strip(): _value(v) for k, v in _KEY_VALUE.findall(text)}))]
+
+
+def mistral_calls(text: str) -> list[ToolCall]:
+    """`[{"name": .., "arguments": ..}]`, or `name[ARGS]{..}` a call."""
+    if "[ARGS]" not in text:
+        return json_calls(text)
+    calls = []
+    for part in filter(str.strip, text.split("[TOOL_CALLS]")):
+        head, _, arguments = part.partition("[ARGS]")
+        name, _, call_id = head.strip().partition("[CALL_ID]")
+        calls.append(named_call(name, arguments, call_id or None))
+    return calls
+
+
+def named_call(name: str, arguments: str, call_id: str | None = None) -> ToolCall:
+    """A call of a name and the text of its arguments. Raises ValueError if that is no object."""
+    value = json.loads(arguments.strip() or "{}")
+    if not isinstance(value, dict) or not name.strip():
+        raise ValueError("a call is a name and an object")
+    return ToolCall(name.strip(), _dumps(value), call_id)
+
+
+_DEEPSEEK = re.compile(
+    r"<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)", re.DOTALL
+)
+
+
+def deepseek_calls(text: str) -> list[ToolCall]:
+    """`name<sep>{..}` (V3.1), or `function<sep>name` and a fenced block of JSON (V3, R1)."""
+    calls = []
+    for head, body in _DEEPSEEK.findall(text):
+        fenced = re.fullmatch(r"\s*([^\n]+)\n```json\n(.*?)\n?```\s*", body, re.DOTALL)
+        calls.append(named_call(*fenced.groups()) if fenced else named_call(head, body))
+    if not calls:
+        raise ValueError("no call")
+    return calls
+
+
+_KIMI = re.compile(
+    r"<\|tool_call_begin\|>(.*?)<\|tool_call_argument_begin\|>(.*?)(?:<\|tool_call_end\|>|\Z)",
+    re.DOTALL,
+)
+
+
+def kimi_calls(text: str) -> list[ToolCall]:
+    """`functions.name:0`, its arguments apart (Kimi K2)."""
+    calls = []
+    for head, body in _KIMI.findall(text):
+        name = re.sub(r":\d+$", "", head.strip()).removeprefix("functions.")
+        calls.append(named_call(name, body, head.strip()))
+    if not calls:
+        raise ValueError("no call")
+    return calls
+
+
+_GEMMA_CALL = re.compile(r"\s*call:([\w.\-]+)(\{.*\})\s*", re.DOTALL)
+_GEMMA_TOKEN = re.compile(r'<\|"\|>(.*?)<\|"\|>|([\w.\-]+)(?=\s*:)|([^<]|<)', re.DOTALL)
+
+
+def gemma_calls(text: str) -> list[ToolCall]:
+    """`call:name{key:<|"|>text<|"|>,other:1}`: bare keys, own quotes (Gemma 4)."""
+    found = _GEMMA_CALL.fullmatch(text)
+    if found is None:
+        raise ValueError("no call")
+
+    def plain(m: re.Match[str]) -> str:
+        quoted, key, other = m.groups()
+        return json.dumps(quoted) if quoted is not None else json.dumps(key) if key else other
+
+    return [named_call(found[1], _GEMMA_TOKEN.sub(plain, found[2]))]

@@ -1,0 +1,229 @@
+"""From an accepted request to its text: a place in the engine, tokens, text, why it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from gguflow.engine.serving.aio import EngineBusyError, EngineClosedError
+from gguflow.engine.serving.request import Request, Token
+from gguflow.engine.text import StoppingText
+from gguflow.models.tokenizer.stream import TextStream
+
+from .admission import QueueFullError
+from .constraints import Checked, ConstraintError
+from .errors import ApiError, busy, unavailable
+from .exchange import Exchange
+
+if TYPE_CHECKING:
+    from .manager import Loaded
+    from .metrics import Metrics
+    from .monitor import Timeline
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one sequence is to generate.
+
+    request: as the engine takes it, without a processor. stop: texts that end it. shown: control
+    tokens whose text shows. constraint: on its text. min_tokens: before it may end.
+    """
+
+    request: Request
+    stop: tuple[str, ...] = ()
+    shown: frozenset[int] = frozenset()
+    constraint: Checked | None = None
+    min_tokens: int = 0
+
+
+@dataclass
+class Piece:
+    """More of an answer. tokens: those whose text it begins with; finish: why no more follows."""
+
+    text: str
+    tokens: list[Token] = field(default_factory=list)
+    finish: str | None = None
+
+
+class MinTokens:
+    """No end before so many tokens: a `LogitsProcessor`."""
+
+    def __init__(self, n_least: int, ends: Sequence[int], inner: Any) -> None:
+        self._n_least, self._ends, self._inner = n_least, list(ends), inner
+
+    def __call__(self, ids: Sequence[int], logits: Any) -> None:
+        if self._inner is not None:
+            self._inner(ids, logits)
+        if len(ids) < self._n_least:
+            logits[self._ends] = -float("inf")
+
+
+class Answers:
+    """The answers to one HTTP request: all its sequences, their pieces as they come."""
+
+    def __init__(
+        self, exchange: Exchange, loaded: Loaded, asks: Sequence[Ask], line: Timeline
+    ) -> None:
+        self.exchange, self.loaded, self.asks, self.line = exchange, loaded, asks, line
+        self.metrics: Metrics = exchange.service.metrics
+        self.n_prompt = sum(
+            len(p) for p in {id(a.request.ids): a.request.ids for a in asks}.values()
+        )
+        self.n_generated = [0] * len(asks)
+        line.n_prompt, line.n_choices = self.n_prompt, len(asks)
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's `usage`."""
+        done = sum(self.n_generated)
+        return {
+            "prompt_tokens": self.n_prompt, "completion_tokens": done,
+            "total_tokens": self.n_prompt + done,
+        }  # fmt: skip
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """(number of the sequence, piece). A place in the engine is waited for; the first item,
+        an empty piece, comes when the first sequence has one. Raises ApiError."""
+        if len(self.asks) == 1:
+            async for piece in self._one(0):
+                yield 0, piece
+            return
+        queue: asyncio.Queue[tuple[int, Piece | BaseException]] = asyncio.Queue()
+        first = asyncio.Event()  # the first one's prompt is in the cache for the others
+
+        async def run(i: int) -> None:
+            try:
+                if i and self.asks[i].request.ids is self.asks[0].request.ids:
+                    await first.wait()
+                async for piece in self._one(i):
+                    if piece.tokens or piece.finish:
+                        first.set()
+                    queue.put_nowait((i, piece))
+            except Exception as error:
+                queue.put_nowait((i, error))
+                first.set()
+
+        tasks = [asyncio.create_task(run(i)) for i in range(len(self.asks))]
+        try:
+            left = len(tasks)
+            while left:
+                i, item = await queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                left -= item.finish is not None
+                yield i, item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(self, i: int) -> AsyncIterator[Piece]:
+        """One sequence: a place, then its tokens."""
+        gate, name = self.loaded.gate, self.loaded.spec.name
+        came = time.perf_counter()
+        try:
+            await gate.enter(self.exchange.key)
+        except QueueFullError as error:
+            self.metrics.rejected.labels(name).inc()
+            raise busy(str(error), self.exchange.service.retry_after(self.loaded)) from None
+        ask, tokenizer = self.asks[i], self.loaded.tokenizer
+        batches = self.loaded.engine.batches(_with_processor(ask, tokenizer))
+        try:
+            self.metrics.queued.labels(name).observe(time.perf_counter() - came)
+            self.line.admitted = self.line.admitted or time.time()
+            yield Piece("")
+            text = StoppingText(_decoder(tokenizer, ask.shown), ask.stop)
+            between, last = self.metrics.between, 0.0
+            async for tokens in batches:
+                now = time.perf_counter()
+                if last:
+                    between.observe(name, (now - last) / len(tokens), len(tokens))
+                else:
+                    self.metrics.first.labels(name).observe(now - came)
+                    between.observe(name, 0.0, len(tokens) - 1)  # that came with the first
+                last = now
+                piece = self._read(i, tokens, text)
+                if piece.text or piece.tokens or piece.finish:
+                    yield piece
+                if piece.finish is not None:
+                    self._ended(i, piece.finish, now - came)
+                    return
+        except EngineBusyError as error:
+            raise busy(str(error), self.exchange.service.retry_after(self.loaded)) from None
+        except EngineClosedError as error:
+            raise unavailable(str(error)) from None
+        finally:
+            await batches.aclose()
+            gate.leave()
+
+    def _ended(self, i: int, finish: str, seconds: float) -> None:
+        metrics, name = self.metrics, self.loaded.spec.name
+        metrics.whole.labels(name).observe(seconds)
+        metrics.success.labels(name, finish).inc()
+        metrics.n_prompt.labels(name).observe(len(self.asks[i].request.ids))
+        metrics.n_generated.labels(name).observe(self.n_generated[i])
+
+    def _read(self, i: int, tokens: Sequence[Token], text: StoppingText) -> Piece:
+        """What some tokens say."""
+        if len(tokens) == 1 and (token := tokens[0]).finish is None and token.id is not None:
+            self.n_generated[i] += 1  # as it nearly always is
+            self.line.tokens(1)
+            shown = text.push(token.id)
+            return Piece(shown, [*tokens], "stop" if text.found is not None else None)
+        piece = Piece("")
+        self.line.tokens(sum(token.id is not None for token in tokens))
+        for token in tokens:
+            if token.finish == "error":
+                raise self._error(token)
+            if token.id is not None:
+                self.n_generated[i] += 1
+            if token.id is not None and token.finish != "stop":
+                piece.text += text.push(token.id)
+                piece.tokens.append(token)
+                if text.found is not None:
+                    piece.finish = "stop"
+                    return piece
+            if token.finish is not None:
+                piece.text += text.flush()
+                piece.finish = token.finish
+        return piece
+
+    def _error(self, token: Token) -> ApiError:
+        name, error = self.loaded.spec.name, token.error
+        if isinstance(error, ConstraintError):
+            self.metrics.errors.labels(name, "constraint").inc()
+            return ApiError(400, str(error), param=str(error).partition(":")[0],
+                            code="constraint_failed")  # fmt: skip
+        self.metrics.errors.labels(name, "logits").inc()
+        return ApiError(500, "the model's logits are not finite", kind="server_error",
+                        code="not_finite")  # fmt: skip
+
+
+def _with_processor(ask: Ask, tokenizer: Any) -> Request:
+    n_prompt = len(ask.request.ids)
+    processor: Any = None
+    if ask.constraint is not None:
+        processor = ask.constraint.processor(n_prompt)
+    if ask.min_tokens:
+        ends = {*tokenizer.eog_ids, *ask.request.stop}
+        processor = MinTokens(n_prompt + ask.min_tokens, sorted(ends), processor)
+    return replace(ask.request, processor=processor) if processor is not None else ask.request
+
+
+def _decoder(tokenizer: Any, shown: frozenset[int]) -> TextStream:
+    """The tokenizer's stream, in which some control tokens show."""
+    if not shown:
+        stream: TextStream = tokenizer.stream()
+        return stream
+    hidden = tokenizer.is_special
+
+    def piece(token: int) -> bytes:
+        if token >= tokenizer.n_vocab or (hidden(token) and token not in shown):
+            return b""
+        data: bytes = tokenizer.piece(token)
+        return data
+
+    return TextStream(piece)

@@ -1,0 +1,170 @@
+"""From a body's fields to what the engine is asked: every one obeyed, or refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gguflow.engine.serving.request import Request
+
+from . import constraints as c
+from .answer import Ask
+from .constraints import Checked, Constraint
+from .errors import ApiError, refused
+from .schema.chat import ChatBody, CompletionBody
+from .schema.output import (
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    OutputFields,
+    RegexFormat,
+)
+
+if TYPE_CHECKING:
+    from .config import ServerConfig
+    from .manager import Loaded
+
+
+def make_ask(
+    loaded: Loaded,
+    body: ChatBody | CompletionBody,
+    config: ServerConfig,
+    ids: Sequence[int],
+    *,
+    max_tokens: int | None,
+    max_field: str,
+    logprobs: int | None,
+    constraint: Checked | None,
+    shown: frozenset[int] = frozenset(),
+) -> Ask:
+    """What one sequence is asked for. Raises ApiError naming the field."""
+    tokenizer, n_vocab = loaded.tokenizer, loaded.model.hp.n_vocab
+    ends = frozenset() if body.ignore_eos else frozenset(tokenizer.eog_ids)
+    if body.ignore_eos and constraint is not None:
+        raise refused("ignore_eos", "an answer of a form ends when the form does")
+    for i, token in enumerate(body.stop_token_ids or ()):
+        if token >= n_vocab:
+            raise refused(f"stop_token_ids.{i}", f"{token} is outside the vocabulary of {n_vocab}")
+    request = Request(
+        ids,
+        max_tokens=_limit(max_tokens, max_field, config),
+        settings=body.settings(config.defaults),
+        stop=ends | frozenset(body.stop_token_ids or ()),
+        logprobs=logprobs,
+        logit_bias=_bias(body.logit_bias, n_vocab),
+    )
+    return Ask(request, _stop(body.stop), shown, constraint, body.min_tokens or 0)
+
+
+def _limit(given: int | None, field: str, config: ServerConfig) -> int:
+    if given is not None and 0 <= config.max_output < given:
+        raise refused(field, f"this server's answers have at most {config.max_output} tokens")
+    return config.max_output if given is None else given
+
+
+def _stop(given: str | list[str] | None) -> tuple[str, ...]:
+    texts = [given] if isinstance(given, str) else given or []
+    for i, text in enumerate(texts):
+        if not text:
+            field = "stop" if isinstance(given, str) else f"stop.{i}"
+            raise refused(field, "an empty text would end every answer")
+    return tuple(texts)
+
+
+def _bias(given: dict[str, float] | None, n_vocab: int) -> dict[int, float]:
+    out = {}
+    for name, value in (given or {}).items():
+        if not (name.isascii() and name.isdigit()) or int(name) >= n_vocab:
+            raise refused(f"logit_bias.{name[:40]}", f"not a token of 0 to {n_vocab - 1}")
+        out[int(name)] = float(value)
+    return out
+
+
+def choices(ask: Ask, n: int) -> list[Ask]:
+    """So many answers to one prompt, each with a draw of its own: seeds count up from the one
+    given, which is the first one's."""
+    seed = ask.request.settings.seed
+    if seed is None or seed == -1:
+        return [ask] * n
+    top = (1 << 63) - 1
+    seeds = [seed + i if seed + i <= top else seed + i - (1 << 64) for i in range(n)]
+    return [
+        replace(ask, request=replace(ask.request, settings=replace(ask.request.settings, seed=s)))
+        for s in seeds
+    ]
+
+
+# -- the form of an answer -------------------------------------------------------------------------
+
+
+def form_of(body: OutputFields) -> Constraint | None:
+    """The constraint that a body's fields ask for. Raises ApiError for two of them."""
+    found = [f for f in (_format(body), _structured(body), _llama_server(body)) if f is not None]
+    if len(found) > 1:
+        raise refused(found[1].field, f"{found[0].field} asks for a form already")
+    return found[0] if found else None
+
+
+def _format(body: OutputFields) -> Constraint | None:
+    f = body.response_format
+    if isinstance(f, JsonObjectFormat):
+        return c.json_object("response_format")
+    if isinstance(f, JsonSchemaFormat):
+        field = "response_format.json_schema.schema"
+        if f.json_schema.schema_ is None:
+            raise refused(field, "Field required")
+        return c.json_schema(f.json_schema.schema_, field)
+    if isinstance(f, GrammarFormat):
+        make = c.gbnf if f.syntax == "gbnf" else c.lark
+        return make(f.grammar, "response_format.grammar")
+    if isinstance(f, RegexFormat):
+        return c.regex(f.pattern, "response_format.pattern")
+    return None
+
+
+def _structured(body: OutputFields) -> Constraint | None:
+    s, field = body.structured_outputs, "structured_outputs"
+    if s is None:
+        return None
+    found = []
+    if s.json_ is not None:
+        found.append(c.json_schema(s.json_, f"{field}.json"))
+    if s.regex is not None:
+        found.append(c.regex(s.regex, f"{field}.regex"))
+    if s.choice is not None:
+        found.append(c.choice(s.choice, f"{field}.choice"))
+    if s.grammar is not None:
+        found.append(c.lark(s.grammar, f"{field}.grammar"))
+    if s.json_object:
+        found.append(c.json_object(f"{field}.json_object"))
+    if len(found) != 1:
+        raise refused(field, "expected exactly one of json, regex, choice, grammar, json_object")
+    return found[0]
+
+
+def _llama_server(body: OutputFields) -> Constraint | None:
+    if body.grammar is not None and body.json_schema is not None:
+        raise refused("json_schema", "grammar asks for a form already")
+    if body.grammar is not None:
+        return c.gbnf(body.grammar, "grammar")
+    if body.json_schema is not None:
+        return c.json_schema(body.json_schema, "json_schema")
+    return None
+
+
+async def compiled(loaded: Loaded, constraint: Constraint | None) -> Checked | None:
+    """A constraint ready for use. Raises ApiError 400 for one that cannot be obeyed."""
+    if constraint is None:
+        return None
+    return await asyncio.to_thread(lambda: loaded.vocabulary.check(constraint))
+
+
+def unused(given: object, allowed: tuple[object, ...], field: str, why: str) -> None:
+    """Refuses a field that asks for something this server does not do."""
+    if given not in allowed:
+        raise refused(field, why)
+
+
+__all__ = ["ApiError", "choices", "compiled", "form_of", "make_ask", "unused"]

@@ -1,0 +1,103 @@
+"""The connection: uvicorn's protocol with bounds on what comes before a request is one.
+
+uvicorn waits for ever for a request's head and keeps however much of it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from .errors import ApiError
+
+MAX_HEAD = 64 << 10  # bytes of a request line and its headers
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """header_timeout: seconds in which a request's head has to be complete."""
+
+    header_timeout = 10.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._in_head, self._n_head = True, 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._n_head += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        # What came with the end of a head was body: only an unfinished head is counted.
+        if self._in_head and self._n_head > MAX_HEAD:
+            self._refuse(431)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._n_head, self._n_fields = True, 0, 0
+        if self._timer is None:
+            self._arm()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def _count(self, n: int) -> None:
+        """A head that comes in one piece is over before `data_received` has looked at its size."""
+        self._n_fields += n
+        if self._n_fields > MAX_HEAD:
+            raise ValueError("the head is too large")  # which the parser makes a 400 of
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._disarm()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP, answered as every other error."""
+        self._disarm()
+        self._write(400, json.dumps(ApiError(400, msg, code="bad_http").body()).encode())
+
+    def _arm(self) -> None:
+        self._timer = self.loop.call_later(self.header_timeout, self._late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self._refuse(408)
+
+    def _refuse(self, status: int) -> None:
+        self._disarm()
+        if self.cycle is None or self.cycle.response_complete:
+            message = "the request's head is too large" if status == 431 else "too slow"
+            self._write(status, json.dumps(ApiError(status, message).body()).encode())
+        self.transport.close()
+
+    def _write(self, status: int, body: bytes) -> None:
+        head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.close()
+
+
+def protocol(header_timeout: float) -> type[asyncio.Protocol]:
+    """The protocol with its timeout."""
+    return type("Protocol", (BoundedProtocol,), {"header_timeout": header_timeout})

@@ -1,0 +1,104 @@
+"""Runs the application: sockets, signals, the way down."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import uvicorn
+
+from .app import build_app
+from .config import ServerConfig
+from .http import protocol
+from .service import Service
+
+SWITCH = 5e-4  # seconds
+
+log = logging.getLogger("gguflow.server")
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The socket, before models are loaded: a port that is taken shows at once. Raises OSError."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((config.host, config.port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and not self.should_exit:
+            self._ready()
+
+
+def make_server(service: Service, ready: Callable[[], None]) -> Server:
+    """The application in uvicorn, with this project's bounds. ready: called when the default model
+    is loaded and the server listens."""
+    config = service.config
+    server = Server(
+        uvicorn.Config(
+            build_app(service),
+            http=protocol(config.header_timeout),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=config.max_connections or None,
+            timeout_keep_alive=max(5, int(config.header_timeout)),
+            timeout_graceful_shutdown=max(1, int(config.drain)),
+        ),
+        ready,
+    )
+    service.ending = lambda: server.should_exit
+    return server
+
+
+def serve(service: Service, sock: socket.socket, ready: Callable[[], None]) -> bool:
+    """Serve until SIGTERM or SIGINT, then answer what is in work. False if it did not start; raises
+    what kept the default model from being loaded."""
+    _more_files()
+    # The thread that steps waits at most so long for one that writes answers; Python's own 5 ms are
+    # as long as a step.
+    sys.setswitchinterval(SWITCH)
+    # uvicorn raises the signal again when it is through: that is the end, not an error.
+    quiet: Callable[..., None] = lambda *_: None  # noqa: E731
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, quiet)
+    server = make_server(service, ready)
+    with suppress(SystemExit):  # uvicorn's way to say that it did not start
+        server.run(sockets=[sock])
+    if service.failure is not None:
+        raise service.failure
+    return server.started
+
+
+def quiet_start(record: logging.LogRecord) -> bool:
+    """A filter for uvicorn's log: why the server did not start is told by who started it."""
+    text = record.getMessage()
+    return not text.startswith(("Traceback", "Application startup failed"))
+
+
+def _more_files() -> None:
+    """As many open files as may be: a connection is one."""
+    with suppress(ValueError, OSError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

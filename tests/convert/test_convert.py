@@ -1,0 +1,195 @@
+"""`gguflow convert`: transformers' own logits, its tokenizer, files that are broken."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+
+from gguflow.cli.main import main
+from gguflow.engine.convert import ConvertError, convert
+from gguflow.engine.convert.families import FAMILIES
+from gguflow.engine.convert.pretokenizer import PROBE, pre_tokenizer_of
+from gguflow.engine.gguf import GgufFile
+from gguflow.engine.graph import F32
+from gguflow.engine.model import Model
+from gguflow.models.base import architectures
+from gguflow.models.tokenizer import Tokenizer
+from gguflow.models.tokenizer.pretokenizers import PRE_TOKENIZERS
+
+DATA = Path(__file__).parent / "data"
+NAMES = ["llama", "falcon40", "ernie45", "gemma2", "mixtral"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a checkpoint, with a tokenizer."""
+
+    def copy(name: str) -> Path:
+        to = tmp_path / name
+        shutil.copytree(DATA / name, to)
+        if not (to / "tokenizer.json").exists():
+            shutil.copy(DATA / "llama" / "tokenizer.json", to)
+        return to
+
+    return copy
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_transformers(
+    checkpoint: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "m.gguf"
+    convert(checkpoint(name), out, "f32")
+    want = np.load(DATA / name / "want.npz")
+    found = Model.load(out, k_type=F32, v_type=F32).logits(want["ids"].tolist())[::4]
+    expected = want["logits"]
+    assert ((found - expected) ** 2).sum() / (expected**2).sum() < 1e-6
+
+
+def test_types_and_the_command(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    source = str(checkpoint("llama"))
+    for out_type, matrix in (("auto", "bf16"), ("f16", "f16"), ("q8_0", "q8_0")):
+        out = tmp_path / f"{out_type}.gguf"
+        assert main(["convert", source, str(out), "--outtype", out_type]) == 0
+        with GgufFile.open(out) as f:
+            assert f.tensors["blk.0.ffn_up.weight"].dtype.name == matrix
+            assert f.tensors["blk.0.attn_norm.weight"].dtype.name == "f32"
+            assert f.metadata["general.architecture"] == "llama"
+    assert main(["convert", str(tmp_path / "none"), str(tmp_path / "x.gguf")]) == 3
+
+
+def test_the_tokenizer_is_theirs(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    source, out = checkpoint("llama"), tmp_path / "m.gguf"
+    convert(source, out)
+    theirs = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    ours = Tokenizer.load(out)
+    for text in ("Once upon a time, there were 12345 cats!", "naïve\n\n  été 中文", ""):
+        assert ours.encode(text) == theirs.encode(text).ids
+    assert ours.encode("a<|eot_id|>", parse_special=True)[-1] == theirs.token_to_id("<|eot_id|>")
+    with GgufFile.open(out) as f:
+        assert f.metadata["tokenizer.ggml.pre"] == "llama-bpe"
+        assert f.metadata["tokenizer.chat_template"] == "{{ messages[0].content }}"
+
+
+# Written in another way, they are the rules of Qwen 2 and of LLaMA 3.
+SAME = ("bailingmoe", "bailingmoe2", "llada-moe", "minicpm5")
+
+
+@pytest.mark.parametrize("name", sorted(n for n, p in PRE_TOKENIZERS.items() if not p.raw))
+def test_pre_tokenizers_are_told_apart(tmp_path: Path, name: str) -> None:
+    """By what they do: the rules found are those of the name."""
+    rules = PRE_TOKENIZERS[name]
+    splits = [
+        {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
+        for p in rules.patterns
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+             "use_regex": False}  # fmt: skip
+    values = {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, level]},
+        "model": {"ignore_merges": rules.ignore_merges},
+    }
+    found = PRE_TOKENIZERS[pre_tokenizer_of(tmp_path, values)]
+    assert found.ignore_merges == rules.ignore_merges
+    same = found.splitter().pre_tokenize_str(PROBE) == rules.splitter().pre_tokenize_str(PROBE)
+    assert found.patterns == rules.patterns or (same and name in SAME)
+
+
+def test_an_unknown_pre_tokenizer_is_refused(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = checkpoint("llama")
+    path = source / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["pre_tokenizer"] = {"type": "Whitespace"}
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConvertError, match="tokenizer.json: its pre-tokenizer is none"):
+        convert(source, tmp_path / "m.gguf")
+    convert(source, tmp_path / "m.gguf", pre="llama-bpe")
+
+
+def test_every_family_is_an_architecture() -> None:
+    assert {f.arch for f in FAMILIES} <= set(architectures())
+
+
+def edit(path: Path, **changes: Any) -> None:
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in (values | changes).items() if v is not None}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["NoSuchModel"]}, "architecture 'NoSuchModel' is not supported; have"),
+        ({"architectures": None}, "architectures is"),
+        ({"num_attention_heads": "4"}, "num_attention_heads is '4', expected a number"),
+        ({"num_hidden_layers": 3}, "tensor blk.2.attn_norm.weight is missing"),
+        ({"num_hidden_layers": 1}, "llama has no such weight"),
+        ({"hidden_size": 64}, "expected|for|layers"),
+        ({"query_pre_attn_scalar": 7, "architectures": ["Gemma2ForCausalLM"]}, "is not head_dim"),
+        ({"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "rope_type 'odd'"),
+    ],
+)
+def test_configurations_that_do_not_fit(
+    checkpoint: Callable[[str], Path], tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    source = checkpoint("llama")
+    edit(source / "config.json", **changes)
+    with pytest.raises(ConvertError, match=message):
+        convert(source, tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def header(path: Path) -> tuple[dict[str, Any], bytes]:
+    raw = path.read_bytes()
+    n = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + n]), raw[8 + n :]
+
+
+def write_header(path: Path, values: dict[str, Any], data: bytes) -> None:
+    text = json.dumps(values).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.mark.parametrize("field", ["dtype", "shape", "data_offsets"])
+@pytest.mark.parametrize("value", [None, -1, "F8", [], [1 << 60, 2], [[1], 2], {}, [-4, 8]])
+def test_broken_headers_are_named(
+    checkpoint: Callable[[str], Path], tmp_path: Path, field: str, value: Any
+) -> None:
+    source = checkpoint("llama")
+    path = source / "model-00001-of-00002.safetensors"
+    values, data = header(path)
+    name = next(n for n in values if n != "__metadata__")
+    values[name][field] = value
+    write_header(path, values, data)
+    with pytest.raises(ConvertError, match="model-00001-of-00002"):
+        convert(source, tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("length", [0, 7, 8, 100])
+def test_files_that_are_cut_off(
+    checkpoint: Callable[[str], Path], tmp_path: Path, length: int
+) -> None:
+    source = checkpoint("llama")
+    path = source / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ConvertError, match="model-00002-of-00002.safetensors: "):
+        convert(source, tmp_path / "m.gguf")
+
+
+def test_an_index_that_leads_elsewhere(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    source = checkpoint("llama")
+    index = source / "model.safetensors.index.json"
+    edit(index, weight_map={"a": "../secret.safetensors"})
+    with pytest.raises(ConvertError, match="is no file of the directory"):
+        convert(source, tmp_path / "m.gguf")
+    edit(index, weight_map={"a": "model-00001-of-00002.safetensors"})
+    with pytest.raises(ConvertError, match="a is missing"):
+        convert(source, tmp_path / "m.gguf")

@@ -1,0 +1,42 @@
+"""docs/equal-bits.md on a GPU: the tests of tests/serving/test_equal_bits.py, with device plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import equal_bits
+import pytest
+from equal_bits import WEIGHTS
+
+from gguflow.engine.graph import dtype_by_name
+from gguflow.engine.runtime import BoundPlan
+from gguflow.engine.serving.speculation import Speculation
+
+pytestmark = pytest.mark.gpu
+
+CUDA = ("cuda", "cpu", "numpy")
+
+
+@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_requests_bits_are_its_own(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, type_kv: str
+) -> None:
+    """Step by step, with logits, and then as the device makes token after token by itself."""
+    kv = dtype_by_name(type_kv)
+    model = equal_bits.load(tmp_path, weights, backends=CUDA, k_type=kv, v_type=kv)
+    todo = equal_bits.requests(60)
+    with monkeypatch.context() as m:
+        m.setattr(BoundPlan, "token_loop", None)
+        expected = equal_bits.alone(model, todo)
+        assert len({b.digest for b in expected} - {""}) == len(todo)
+        for n_seqs in (1, 3, 8, 32, 128):
+            for guesses in (None, Speculation(lookup=True, adaptive=False)):
+                model.speculate(guesses)
+                stress = equal_bits.together(model, todo, n_seqs, n_seqs)
+                assert equal_bits.check(expected, stress) > len(todo)
+    assert equal_bits.check(expected, enumerate(equal_bits.alone(model, todo))) == len(todo)
+    for n_seqs in (1, 8, 32):
+        stress = equal_bits.together(model, todo, n_seqs, n_seqs)
+        assert equal_bits.check(expected, stress) > len(todo)

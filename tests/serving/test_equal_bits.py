@@ -1,0 +1,191 @@
+"""docs/equal-bits.md: the same request, the same bytes, whatever happens around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import equal_bits
+import numpy as np
+import pytest
+from equal_bits import HOT, WEIGHTS, Bits
+from test_engine import pad
+
+from gguflow.engine.backends.cpu.native import runnable_isas
+from gguflow.engine.graph import dtype_by_name
+from gguflow.engine.sampling import GREEDY
+from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.request import Request
+from gguflow.engine.serving.runner import Runner
+from gguflow.engine.serving.speculation import Speculation
+
+AT_ONCE = (1, 3, 8, 32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("equal_bits")
+
+
+def kv(name: str) -> dict:
+    return {"k_type": dtype_by_name(name), "v_type": dtype_by_name(name)}
+
+
+# -- the CPU ---------------------------------------------------------------------------------------
+
+
+def hold(folder: Path, weights: str, type_kv: str, n_requests: int, isa: str | None = None) -> None:
+    todo = equal_bits.requests(n_requests)
+    expected: list[Bits] | None = None
+    n_complete = 0
+    for n_threads in (1, 2):
+        options = {"n_threads": n_threads, "isa": isa, **kv(type_kv)}
+        model = equal_bits.load(folder, weights, **options)
+        found = equal_bits.alone(model, todo)
+        expected = expected or found
+        assert found == expected
+        for i, n_seqs in enumerate(AT_ONCE):
+            if n_seqs == 8 and n_threads == 1:
+                model.speculate(Speculation(lookup=True, adaptive=False))
+            stress = equal_bits.together(model, todo, n_seqs, 10 * n_threads + i)
+            n_complete += equal_bits.check(expected, stress)
+            model.speculate(None)
+    assert len({b.digest for b in expected or ()} - {""}) == n_requests
+    assert n_complete > 0.6 * 2 * 2 * len(AT_ONCE) * n_requests
+
+
+@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_requests_bits_are_its_own(folder: Path, weights: str, type_kv: str) -> None:
+    hold(folder, weights, type_kv, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512bf16"])
+def test_with_each_instruction_set(folder: Path, isa: str, weights: str, type_kv: str) -> None:
+    if isa not in runnable_isas():
+        pytest.skip(f"this machine has no {isa}")
+    hold(folder, weights, type_kv, 60, isa)
+
+
+# -- devices whose bits differ between generated tokens and prompts --------------------------------
+
+
+class Classes:
+    """Holds every run's rows to their class: a prompt's tokens in chunks, others as single rows."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.n = {True: 0, False: 0}
+        self.owners: dict[int, int] = {}  # length of a sequence's prompt, by its number
+        run, run_one = runner.run, runner.run_one
+
+        def watched(rows, sampling=None, every=False):
+            for i, (seq, pos) in enumerate(zip(rows.seqs[rows.seq], rows.pos, strict=True)):
+                self._see(int(seq), int(pos), i < rows.n_single)
+            return run(rows, sampling, every)
+
+        def watched_one(seq, token, sampling=None, output=True):
+            self._see(seq, runner.kv.length(seq), True)
+            return run_one(seq, token, sampling, output)
+
+        runner.run, runner.run_one = watched, watched_one  # type: ignore[method-assign]
+
+    def n_prompt(self, seq: int) -> int:
+        return self.owners[seq]
+
+    def _see(self, seq: int, pos: int, single: bool) -> None:
+        assert single == (pos >= self.n_prompt(seq)), f"token {pos} of {self.n_prompt(seq)}"
+        self.n[single] += 1
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans as a device has them, and rows that may not stand for each other."""
+    pad(monkeypatch)
+    monkeypatch.setattr("gguflow.engine.serving.runner.HOST_SPACE", "no space")
+
+
+@pytest.mark.parametrize("guesses", [False, True])
+def test_an_engines_tokens_keep_their_class(folder: Path, apart: None, guesses: bool) -> None:
+    model = equal_bits.load(folder, "Q8_0", n_threads=1)
+    todo = equal_bits.requests(12, seed=2)
+    expected = equal_bits.alone(model, todo)
+    model.speculate(Speculation(lookup=True, adaptive=False) if guesses else None)
+    engine = Engine(model.with_options(n_ubatch=48), n_seqs=4)
+    classes = Classes(engine._runner)
+    jobs = engine._scheduler.running
+    classes.n_prompt = lambda seq: next(j.n_prompt for j in jobs if j.seq == seq)  # type: ignore[method-assign]
+    rng = np.random.default_rng(0)
+    found: dict[int, list[int]] = {engine.add(r): [] for r in todo}
+    n_preempted = 0
+    while engine.has_work:
+        for token in engine.step():
+            found[token.request].append(token.id or 0)
+        if jobs and rng.random() < 0.2:
+            engine._scheduler._preempt(jobs[int(rng.integers(len(jobs)))])
+            n_preempted += 1
+    assert n_preempted > 5 and all(classes.n.values())
+    assert [tuple(t) for t in found.values()] == [b.tokens for b in expected]
+
+
+@pytest.mark.parametrize("guesses", [False, True])
+def test_a_sessions_tokens_keep_their_class(folder: Path, apart: None, guesses: bool) -> None:
+    """A prompt of one token too, and generations that take turns or go on from one another."""
+    model = equal_bits.load(folder, "Q8_0", n_threads=1, n_ubatch=32)
+    todo = [*equal_bits.requests(5, seed=3), Request([7], 10, GREEDY), Request([8] * 33, 10, HOT)]
+    expected = [list(b.tokens) for b in equal_bits.alone(model, todo)]
+    model.speculate(Speculation(lookup=True, adaptive=False) if guesses else None)
+    session = model.new_session()
+    classes = Classes(session._runner)
+    turns = [session.generate(r.ids, r.max_tokens, r.settings) for r in todo]
+    found: list[list[int]] = [[] for _ in turns]
+    rng = np.random.default_rng(1)
+    left = [*range(len(turns))]
+    while left:
+        i = int(rng.choice(left))
+        classes.n_prompt = lambda seq, i=i: len(todo[i].ids)  # type: ignore[method-assign,misc]
+        for _ in range(int(rng.integers(1, 4))):
+            token = next(turns[i], None)
+            if token is None:
+                left.remove(i)
+                break
+            found[i].append(token)
+    assert found == expected and all(classes.n.values())
+    # What was generated is a prompt now, and computed as one.
+    again = [*todo[0].ids, *expected[0], 5, 6]
+    classes.n_prompt = lambda seq: len(again)  # type: ignore[method-assign]
+    assert list(session.generate(again, 8, GREEDY)) == list(
+        model.new_session().generate(again, 8, GREEDY)
+    )
+
+
+# -- random draws ----------------------------------------------------------------------------------
+
+
+def test_a_draw_belongs_to_its_position(folder: Path) -> None:
+    """(seed, step) of `sample` are the request's and the token's number, after a restart too."""
+    model = equal_bits.load(folder, "F16", n_threads=1)
+    engine = Engine(model, n_seqs=3)
+    seen: dict[tuple[int, int], set[int]] = {}
+    run = engine._runner.run
+
+    def watched(rows, sampling=None, every=False):
+        if sampling is not None:
+            where = rows.seqs[rows.seq[rows.out]], rows.pos[rows.out], sampling.rng
+            for seq, pos, (seed, step) in zip(*where, strict=True):
+                job = next(j for j in engine._scheduler.running if j.seq == seq)
+                assert (int(seed), int(step)) == (job.seed, int(pos) + 1 - job.n_prompt)
+                seen.setdefault((job.id, int(pos)), set()).add(int(step))
+        return run(rows, sampling, every)
+
+    engine._runner.run = watched  # type: ignore[method-assign]
+    for r in equal_bits.requests(9, seed=4):
+        engine.add(r)
+    step = 0
+    while engine.has_work:
+        engine.step()
+        step += 1
+        if step % 7 == 0 and engine._scheduler.running:
+            engine._scheduler._preempt(engine._scheduler.running[-1])
+    assert len(seen) > 50 and {len(steps) for steps in seen.values()} == {1}

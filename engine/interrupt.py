@@ -7,11 +7,13 @@ are at; the run then raises KeyboardInterrupt.
 
 from __future__ import annotations
 
+import selectors
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 _ends: list[Callable[[], None]] = []
 
@@ -24,26 +26,53 @@ def add(end: Callable[[], None]) -> None:
 @contextmanager
 def heeded() -> Iterator[None]:
     """Within it, Ctrl-C ends runs in the middle. Nothing happens outside the main thread, whose
-    affair signals are."""
-    if threading.current_thread() is not threading.main_thread():
+    affair signals are, and none where Ctrl-C is ignored or ends the process."""
+    former = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(former):
         yield
         return
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
+    theirs.setblocking(False)
+    lock = threading.RLock()  # a second signal may come while the first is being answered
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        # What is not read yet is answered here and must not end a run that begins after it.
+        with lock:
+            _read(theirs)
+        former(number, frame)
+
     before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
-    watcher = threading.Thread(target=_watch, args=(theirs,), name="interrupts", daemon=True)
+    signal.signal(signal.SIGINT, answer)
+    watcher = threading.Thread(target=_watch, args=(theirs, lock), name="interrupts", daemon=True)
     watcher.start()
     try:
         yield
     finally:
+        if signal.getsignal(signal.SIGINT) is answer:
+            signal.signal(signal.SIGINT, former)
         signal.set_wakeup_fd(before)
         ours.close()
         watcher.join()
         theirs.close()
 
 
-def _watch(numbers: socket.socket) -> None:
-    while data := numbers.recv(64):
-        if signal.SIGINT in data:
-            for end in _ends:
-                end()
+def _read(numbers: socket.socket) -> bytes | None:
+    """Signals since it was last read, no bytes at its end, None when there is nothing to read."""
+    try:
+        return numbers.recv(64)
+    except BlockingIOError:
+        return None
+
+
+def _watch(numbers: socket.socket, lock: threading.RLock) -> None:
+    with selectors.DefaultSelector() as ready:
+        ready.register(numbers, selectors.EVENT_READ)
+        data: bytes | None = None
+        while data != b"":
+            ready.select()
+            with lock:
+                data = _read(numbers)
+                if data is not None and signal.SIGINT in data:
+                    for end in _ends:
+                        end()

@@ -88,10 +88,42 @@ def add_arguments(p: ArgumentParser) -> None:
         metavar="NAME|TEXT|FILE",
         help="of conversations; default: the model's own",
     )
+    _add_answers(p)
     _add_http(p)
     add_engine(p)
     add_sampling(p)
     add_speculation(p)
+
+
+def _add_answers(p: ArgumentParser) -> None:
+    g = p.add_argument_group("answers")
+    g.add_argument(
+        "--reasoning-format",
+        choices=("auto", "deepseek", "none"),
+        default="auto",
+        help="where a model's thoughts go: to reasoning_content (auto, deepseek), or none: they "
+        "stay in the text; a request may say",
+    )
+    g.add_argument(
+        "--reasoning-budget",
+        type=whole(-1),
+        default=-1,
+        metavar="N",
+        help="most tokens of thoughts; 0: none, -1: no limit (default); a request may say",
+    )
+    g.add_argument(
+        "--lora-alias",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what requests call the adapter, as their model, in the order of --lora (default: "
+        "the file's name)",
+    )
+    g.add_argument(
+        "--lora-init-without-apply",
+        action="store_true",
+        help="adapters only change the answers to requests that ask for them",
+    )
 
 
 def _add_http(p: ArgumentParser) -> None:
@@ -287,6 +319,8 @@ def server_config(args: Namespace) -> ServerConfig:
         memory=args.models_memory,
         idle=max(0.0, args.sleep_idle_seconds),
         drain=args.drain,
+        reasoning_format=args.reasoning_format,
+        reasoning_budget=args.reasoning_budget,
         access_log=not args.no_access_log,
         page=not args.no_webui,
         defaults=sampler_settings(args),
@@ -306,6 +340,7 @@ def model_specs(args: Namespace) -> list[ModelSpec]:
         names = unique_names(paths, args.alias)
     except ValueError as e:
         raise UsageError(f"--alias: {e}") from None
+    adapters = _adapters(args, names)
     template = args.chat_template
     if template is not None and "{" not in template and Path(template).is_file():
         template = read_file(template, "--chat-template")
@@ -313,12 +348,38 @@ def model_specs(args: Namespace) -> list[ModelSpec]:
     for path, name in zip(paths, names, strict=True):
         source = open_model(path)
         options = engine_options(args)
+        if args.lora_init_without_apply:
+            options = replace(options, lora=tuple((file, 0.0) for file, _ in options.lora))
         n_ctx = options.n_ctx or source.arch.hp.n_ctx_train
         tokens = args.cache_tokens or min(n_ctx * args.parallel, max(n_ctx, CACHE_TOKENS))
         options = replace(options, n_seqs=args.parallel, n_cache=tokens)
         check_context(source, options)
-        specs.append(ModelSpec(name, path, options, template))
+        specs.append(ModelSpec(name, path, options, template, adapters))
     return specs
+
+
+def _adapters(args: Namespace, names: list[str]) -> tuple[tuple[str, float], ...]:
+    """What requests call the adapters, and the factors they get. Raises UsageError."""
+    from gguflow.server.manager import unique_names
+
+    if not args.lora:
+        for flag, given in (
+            ("--lora-alias", args.lora_alias),
+            ("--lora-init-without-apply", args.lora_init_without_apply),
+        ):
+            if given:
+                raise UsageError(f"{flag}: there is no --lora")
+        return ()
+    if len(names) > 1:
+        raise UsageError(f"--lora: for one model, and there are {len(names)}")
+    if len(args.lora_alias) > len(args.lora):
+        raise UsageError(f"--lora-alias: {len(args.lora_alias)} names for {len(args.lora)}")
+    try:
+        found = unique_names([Path(file) for file, _ in args.lora], args.lora_alias)
+        unique_names([], [*names, "default", *found])
+    except ValueError as e:
+        raise UsageError(f"--lora-alias: {e}") from None
+    return tuple(zip(found, (factor for _, factor in args.lora), strict=True))
 
 
 def _open(spec: ModelSpec) -> Model:

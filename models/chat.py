@@ -106,7 +106,10 @@ class ChatTemplate:
         **variables: Any,
     ) -> list[int]:
         """The prompt as token ids; BOS comes once, whether the template writes it or not."""
-        text = self.render(messages, add_generation_prompt, **variables)
+        return self.ids(tokenizer, self.render(messages, add_generation_prompt, **variables))
+
+    def ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        """A rendered prompt as token ids; BOS comes once, whether it is written or not."""
         has_bos = bool(self._bos) and text.startswith(self._bos)
         ids = tokenizer.encode(text, add_special=not has_bos, parse_special=True)
         # add_eos is for whole documents; the answer is still to come.

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import re
+from uuid import uuid4
 
 from .chat_text import Held, Text, longest_start
-from .chat_tools import ToolCall, named_call
+from .chat_tools import CallDelta, ToolCall, named_call
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -17,11 +18,17 @@ HARMONY_MARKERS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.\-]+)")
 
 
-class HarmonyParser:
-    """Of one answer; see `chat_parts.Parser`. tools: whether calls are looked for."""
+HarmonyPart = Text | ToolCall | CallDelta
 
-    def __init__(self, prompt: str = "", tools: bool = True) -> None:
-        self._tools = tools
+
+class HarmonyParser:
+    """Of one answer; see `chat_parts.Parser`. tools: whether calls are looked for. streamed: they
+    come as `CallDelta`s while they are written, whatever they hold, not as whole `ToolCall`s."""
+
+    def __init__(self, prompt: str = "", tools: bool = True, streamed: bool = False) -> None:
+        self._tools, self._streamed = tools, streamed
+        self.n_calls = 0  # that have begun, where they are streamed
+        self._in_call = False
         self._held = Held()
         self._waiting = ""
         self._first = True
@@ -33,15 +40,19 @@ class HarmonyParser:
         if opened.endswith(_ENDS):
             self._header, self._in_text = "", False
 
-    def push(self, text: str) -> list[Text | ToolCall]:
+    @property
+    def thinking(self) -> bool:
+        return "analysis" in self._header
+
+    def push(self, text: str) -> list[HarmonyPart]:
         self._waiting += text
-        parts: list[Text | ToolCall] = []
+        parts: list[HarmonyPart] = []
         while self._in_message(parts) if self._in_text else self._in_header():
             self._first = False
         return parts
 
-    def finish(self) -> list[Text | ToolCall]:
-        parts: list[Text | ToolCall] = []
+    def finish(self) -> list[HarmonyPart]:
+        parts: list[HarmonyPart] = []
         if self._in_text:
             self._message(self._waiting, True, parts)
         else:  # no header came to its end: plain text
@@ -60,19 +71,19 @@ class HarmonyParser:
         self._header, self._in_text, self._waiting = self._header + head, True, rest
         return True
 
-    def _in_message(self, parts: list[Text | ToolCall]) -> bool:
+    def _in_message(self, parts: list[HarmonyPart]) -> bool:
         text = self._waiting
         at, end = min(((i, e) for e in (*_ENDS, _START) if (i := text.find(e)) >= 0),
                       default=(-1, ""))  # fmt: skip
         if at < 0:
-            if not self._recipient():
+            if self._streamed or not self._recipient():
                 keep = longest_start(text, (*_ENDS, _START))
                 self._message(text[: len(text) - keep], False, parts)
                 self._waiting = text[len(text) - keep :]
             return False
         self._message(text[:at], True, parts)
         self._waiting = text[at + len(end) :]
-        self._header, self._in_text = "", False
+        self._header, self._in_text, self._in_call = "", False, False
         self._held.end_of_section()
         return True
 
@@ -80,8 +91,16 @@ class HarmonyParser:
         found = _RECIPIENT.search(self._header) if self._tools else None
         return found[1] if found else None
 
-    def _message(self, text: str, whole: bool, parts: list[Text | ToolCall]) -> None:
+    def _message(self, text: str, whole: bool, parts: list[HarmonyPart]) -> None:
         name = self._recipient()
+        if name and self._streamed:
+            if not self._in_call:
+                self._in_call = True
+                self.n_calls += 1
+                parts.append(CallDelta(self.n_calls - 1, f"call_{uuid4().hex[:24]}", name))
+            if text:
+                parts.append(CallDelta(self.n_calls - 1, arguments=text))
+            return
         if whole and name:
             try:
                 parts.append(named_call(name, text))

@@ -22,10 +22,10 @@ from typing import Literal, Protocol
 from . import chat_tools
 from .chat_harmony import HARMONY_MARKERS, HarmonyParser
 from .chat_text import Held, Kind, Text, longest_start
-from .chat_tools import ReadCalls, ToolCall
+from .chat_tools import CallDelta, ReadCalls, ToolCall
 from .tokenizer import Tokenizer
 
-Part = Text | ToolCall
+Part = Text | ToolCall | CallDelta
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class Section:
 
 class Parser(Protocol):
     """Of one answer."""
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next is reasoning, as far as can be told."""
 
     def push(self, text: str) -> list[Part]:
         """The parts that more text completes."""
@@ -118,6 +122,17 @@ class ChatForm:
         """Whether there may be reasoning."""
         return self.harmony or any(s.kind == "reasoning" for s in self.sections)
 
+    @property
+    def reasoning(self) -> Section | None:
+        """The markers of reasoning, where it has its own."""
+        return next((s for s in self.sections if s.kind == "reasoning"), None)
+
+    def opened(self, prompt: str) -> Section | None:
+        """The reasoning that a prompt has opened already."""
+        end = prompt.rstrip()
+        return next((s for s in self.sections if s.kind == "reasoning"
+                     and end.endswith(s.open.strip())), None)  # fmt: skip
+
     def marker_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Tokens that a stream has to show for the parser to see, though they are markup."""
         texts = {m for s in self.sections for m in (s.open.strip("\n"), *s.closes)} | set(_INNER)
@@ -133,9 +148,7 @@ class ChatForm:
         if self.harmony:
             return HarmonyParser(prompt, tools)
         sections = [s for s in self.sections if tools or s.kind != "tools"]
-        opened = next((s for s in sections if s.kind == "reasoning"
-                       and prompt.rstrip().endswith(s.open.strip())), None)  # fmt: skip
-        return SectionParser(sections, self.bare and tools, opened)
+        return SectionParser(sections, self.bare and tools, self.opened(prompt))
 
 
 class SectionParser:
@@ -153,6 +166,10 @@ class SectionParser:
         self._held = Held()
         self._waiting = ""  # text that may be the beginning of a marker, or a section of tools
         self._said = False
+
+    @property
+    def thinking(self) -> bool:
+        return self._section is not None and self._section.kind == "reasoning"
 
     def push(self, text: str) -> list[Part]:
         self._waiting += text
@@ -199,8 +216,7 @@ class SectionParser:
         return True
 
     def _say(self, text: str, parts: list[Part]) -> None:
-        thinks = self._section is not None and self._section.kind == "reasoning"
-        kind: Kind = "reasoning" if thinks else "content"
+        kind: Kind = "reasoning" if self.thinking else "content"
         self._said = self._said or (kind == "content" and bool(text.strip()))
         parts += self._held.push(kind, text)
 

@@ -19,6 +19,17 @@ class ToolCall:
     id: str | None = None
 
 
+@dataclass(frozen=True)
+class CallDelta:
+    """What is new of a call that is still being written. index: of the call in its answer. id,
+    name: once, when they are known. arguments: more of their JSON text."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
 # The text of one section -> its calls. Raises ValueError for text that is no call.
 ReadCalls = Callable[[str], Sequence[ToolCall]]
 

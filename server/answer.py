@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .manager import Loaded
     from .metrics import Metrics
     from .monitor import Timeline
+    from .thinking import Budget
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Ask:
     """What one sequence is to generate.
 
     request: as the engine takes it, without a processor. stop: texts that end it. shown: control
-    tokens whose text shows. constraint: on its text. min_tokens: before it may end.
+    tokens whose text shows. constraint: on its text. min_tokens: before it may end. bound: makes
+    what ends its thoughts.
     """
 
     request: Request
@@ -37,15 +39,24 @@ class Ask:
     shown: frozenset[int] = frozenset()
     constraint: Checked | None = None
     min_tokens: int = 0
+    bound: Callable[[], Budget | None] = lambda: None
+    ends_early: bool = False  # by tokens of the request's own
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether it may end within its form though the model did not run out of tokens."""
+        return self.constraint is not None and (bool(self.stop) or self.ends_early)
 
 
 @dataclass
 class Piece:
-    """More of an answer. tokens: those whose text it begins with; finish: why no more follows."""
+    """More of an answer. tokens: those whose text it begins with; texts: what each of them, and
+    then the end, has added to the text; finish: why no more follows."""
 
     text: str
     tokens: list[Token] = field(default_factory=list)
     finish: str | None = None
+    texts: list[str] = field(default_factory=list)
 
 
 class MinTokens:
@@ -59,6 +70,8 @@ class MinTokens:
             self._inner(ids, logits)
         if len(ids) < self._n_least:
             logits[self._ends] = -float("inf")
+            if self._inner is not None and not (logits > -float("inf")).any():
+                raise ConstraintError("min_tokens: the answer's form is complete before")
 
 
 class Answers:
@@ -73,15 +86,23 @@ class Answers:
             len(p) for p in {id(a.request.ids): a.request.ids for a in asks}.values()
         )
         self.n_generated = [0] * len(asks)
+        self._n_cached: dict[int, int] = {}  # of the prompt's tokens, by prompt
+        self._said: list[list[str]] = [[] for _ in asks]  # of those whose end is looked at
         line.n_prompt, line.n_choices = self.n_prompt, len(asks)
 
     @property
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's `usage`."""
+    def n_cached(self) -> int:
+        """Tokens of the prompts that were in the cache when the request came."""
+        return sum(self._n_cached.values())
+
+    def usage(self, n_reasoning: int = 0) -> dict[str, Any]:
+        """OpenAI's `usage`. n_reasoning: tokens of thoughts."""
         done = sum(self.n_generated)
         return {
             "prompt_tokens": self.n_prompt, "completion_tokens": done,
             "total_tokens": self.n_prompt + done,
+            "prompt_tokens_details": {"cached_tokens": self.n_cached},
+            "completion_tokens_details": {"reasoning_tokens": n_reasoning},
         }  # fmt: skip
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
@@ -139,6 +160,8 @@ class Answers:
             between, last = self.metrics.between, 0.0
             async for tokens in batches:
                 now = time.perf_counter()
+                if not last:  # the first of several answers to a prompt finds what was there
+                    self._n_cached.setdefault(id(ask.request.ids), tokens[0].n_cached)
                 if last:
                     between.observe(name, (now - last) / len(tokens), len(tokens))
                 else:
@@ -146,6 +169,8 @@ class Answers:
                     between.observe(name, 0.0, len(tokens) - 1)  # that came with the first
                 last = now
                 piece = self._read(i, tokens, text)
+                if piece.finish == "stop" and ask.may_be_cut and not self._complete(i, piece):
+                    piece.finish = "length"
                 if piece.text or piece.tokens or piece.finish:
                     yield piece
                 if piece.finish is not None:
@@ -158,6 +183,11 @@ class Answers:
         finally:
             await batches.aclose()
             gate.leave()
+
+    def _complete(self, i: int, piece: Piece) -> bool:
+        """Whether an answer that a text or token of the request's ended is one of its form."""
+        constraint = self.asks[i].constraint
+        return constraint is None or constraint.accepts("".join(self._said[i]))
 
     def _ended(self, i: int, finish: str, seconds: float) -> None:
         metrics, name = self.metrics, self.loaded.spec.name
@@ -172,8 +202,19 @@ class Answers:
             self.n_generated[i] += 1  # as it nearly always is
             self.line.tokens(1)
             shown = text.push(token.id)
-            return Piece(shown, [*tokens], "stop" if text.found is not None else None)
+            if self.asks[i].may_be_cut:
+                self._said[i].append(shown)
+            return Piece(shown, [*tokens], "stop" if text.found is not None else None, [shown])
         piece = Piece("")
+        self._read_all(i, tokens, text, piece)
+        piece.text = "".join(piece.texts)
+        if self.asks[i].may_be_cut:
+            self._said[i].append(piece.text)
+        return piece
+
+    def _read_all(
+        self, i: int, tokens: Sequence[Token], text: StoppingText, piece: Piece
+    ) -> None:  # fmt: skip
         self.line.tokens(sum(token.id is not None for token in tokens))
         for token in tokens:
             if token.finish == "error":
@@ -181,15 +222,14 @@ class Answers:
             if token.id is not None:
                 self.n_generated[i] += 1
             if token.id is not None and token.finish != "stop":
-                piece.text += text.push(token.id)
+                piece.texts.append(text.push(token.id))
                 piece.tokens.append(token)
                 if text.found is not None:
                     piece.finish = "stop"
-                    return piece
+                    return
             if token.finish is not None:
-                piece.text += text.flush()
+                piece.texts.append(text.flush())
                 piece.finish = token.finish
-        return piece
 
     def _error(self, token: Token) -> ApiError:
         name, error = self.loaded.spec.name, token.error
@@ -207,6 +247,8 @@ def _with_processor(ask: Ask, tokenizer: Any) -> Request:
     processor: Any = None
     if ask.constraint is not None:
         processor = ask.constraint.processor(n_prompt)
+    if (bound := ask.bound()) is not None:
+        bound.inner, processor = processor, bound
     if ask.min_tokens:
         ends = {*tokenizer.eog_ids, *ask.request.stop}
         processor = MinTokens(n_prompt + ask.min_tokens, sorted(ends), processor)

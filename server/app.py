@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import chat, completions, embeddings, live, openapi, page, responses, small
+from . import chat, completions, embeddings, live, lora, openapi, page, props, responses, small
 from .errors import ApiError
 from .exchange import Endpoint, Exchange
 from .guard import Guard
@@ -30,6 +30,8 @@ POST = {
 GET = {
     "/v1/models": small.models,
     "/v1/models/{model:path}": small.model,
+    "/lora-adapters": lora.lora_adapters,
+    "/props": props.props,
     "/health": small.health,
     "/metrics": small.metrics,
     "/openapi.json": openapi.document,

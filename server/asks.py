@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from . import constraints as c
 from .answer import Ask
 from .constraints import Checked, Constraint
 from .errors import ApiError, refused
+from .lora import factors
 from .schema.chat import ChatBody, CompletionBody
 from .schema.output import (
     GrammarFormat,
@@ -25,6 +26,7 @@ from .schema.output import (
 if TYPE_CHECKING:
     from .config import ServerConfig
     from .manager import Loaded
+    from .thinking import Budget
 
 
 def make_ask(
@@ -38,6 +40,7 @@ def make_ask(
     logprobs: int | None,
     constraint: Checked | None,
     shown: frozenset[int] = frozenset(),
+    bound: Callable[[], Budget | None] = lambda: None,
 ) -> Ask:
     """What one sequence is asked for. Raises ApiError naming the field."""
     tokenizer, n_vocab = loaded.tokenizer, loaded.model.hp.n_vocab
@@ -54,8 +57,12 @@ def make_ask(
         stop=ends | frozenset(body.stop_token_ids or ()),
         logprobs=logprobs,
         logit_bias=_bias(body.logit_bias, n_vocab),
+        lora=factors(loaded, body.model, body.lora),
     )
-    return Ask(request, _stop(body.stop), shown, constraint, body.min_tokens or 0)
+    return Ask(
+        request, _stop(body.stop), shown, constraint, body.min_tokens or 0, bound,
+        ends_early=bool(body.stop_token_ids),
+    )  # fmt: skip
 
 
 def _limit(given: int | None, field: str, config: ServerConfig) -> int:

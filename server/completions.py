@@ -47,7 +47,8 @@ async def completions(exchange: Exchange) -> None:
             asks += choices(ask, n)
         answers = Answers(exchange, loaded, asks, line)
         readers = [Reader(loaded, body, a.request.ids) for a in asks]
-        head = f"cmpl-{exchange.id}", int(exchange.began), loaded.spec.name
+        name = exchange.service.manager.shown(body.model)
+        head = f"cmpl-{exchange.id}", int(exchange.began), name
         if body.stream:
             await _stream(exchange, body, answers, readers, head)
         else:
@@ -142,7 +143,7 @@ async def _whole(
                  "logprobs": r.offsets.of(r.entries) if wants else None}
                 for i, r in enumerate(readers)
             ],
-            "usage": answers.usage,
+            "usage": answers.usage(),
         }
     )  # fmt: skip
 
@@ -171,6 +172,6 @@ async def _stream(
             last = {"index": i, "text": "", "logprobs": None, "finish_reason": piece.finish}
             await exchange.event(chunks.choice(last))
     if usage:
-        await exchange.event(chunks.usage(answers.usage))
+        await exchange.event(chunks.usage(answers.usage()))
     await exchange.event(DONE)
     await exchange.end_events()

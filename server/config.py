@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from gguflow.engine.options import Options
 from gguflow.engine.sampling import SamplerSettings
+
+# llama-server's names: thoughts in `reasoning_content`, or left in the text with their marks.
+ReasoningFormat = Literal["auto", "deepseek", "none"]
 
 
 @dataclass(frozen=True)
@@ -14,13 +18,15 @@ class ModelSpec:
     """A model that may be asked for.
 
     name: as requests call it. path: its file. options: how it is run, its sequences and cache rows
-    among them. template: a chat template's name or text, None for the model's own.
+    among them. template: a chat template's name or text, None for the model's own. adapters: what
+    requests call those of the options, and the factor of one that is called so.
     """
 
     name: str
     path: Path
     options: Options
     template: str | None = None
+    adapters: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,9 @@ class ServerConfig:
     called by, none for any. origins: pages of other hosts that may call it. memory: bytes for
     models together, 0 for no limit. idle: seconds after which a model nobody asks for is put away,
     0 for never. drain: seconds that requests in work get when the server is told to end.
-    access_log: a JSON line a request. page: whether there is one at `/`.
+    reasoning_format: where a model's thoughts go; reasoning_budget: tokens of them, -1 for no
+    limit; both where a request does not say. access_log: a JSON line a request. page: whether there
+    is one at `/`.
     """
 
     host: str = "127.0.0.1"
@@ -54,6 +62,8 @@ class ServerConfig:
     memory: int = 0
     idle: float = 0.0
     drain: float = 30.0
+    reasoning_format: ReasoningFormat = "auto"
+    reasoning_budget: int = -1
     access_log: bool = True
     page: bool = True
     defaults: SamplerSettings = field(default_factory=SamplerSettings)

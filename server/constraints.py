@@ -15,6 +15,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
+from gguflow.models.tokenizer.vocab import TokenType
+
 from .errors import refused
 
 # What a constraint may cost a step, whatever it says: some tens of milliseconds.
@@ -22,7 +24,9 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000,
     max_items_in_row=2000, max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False,
 )  # fmt: skip
+_MARKERS = (TokenType.CONTROL, TokenType.USER_DEFINED)
 MAX_SOURCE = 500_000  # characters of a schema or grammar
+MARKER = 48  # characters of a control token's text
 MAX_DEPTH = 64  # levels of a schema
 # Space between JSON's tokens is bounded, as in llama.cpp: a model may well write line breaks until
 # its tokens are used up. What else a schema may say to llguidance here would weaken it.
@@ -84,6 +88,25 @@ class Vocabulary:
         """The id of a control token, None for what is none."""
         return self._special.get(text)
 
+    def marked(self, text: str) -> list[int]:
+        """A text's tokens, control tokens and those that the file's author defined as such."""
+        out, plain, at = list[int](), "", 0
+        while at < len(text):
+            mark = self._marker_at(text, at) if text[at] in "<[" else None
+            if mark is None:
+                plain, at = plain + text[at], at + 1
+                continue
+            out += [*(self(plain) if plain else ()), mark[1]]
+            plain, at = "", at + len(mark[0])
+        return out + (self(plain) if plain else [])
+
+    def _marker_at(self, text: str, at: int) -> tuple[str, int] | None:
+        for n in range(min(MARKER, len(text) - at), 2, -1):
+            token = self._tokenizer.id_of(text[at : at + n])
+            if token is not None and self._tokenizer.token_type(token) in _MARKERS:
+                return text[at : at + n], token
+        return None
+
     def check(self, constraint: Constraint) -> Checked:
         """Compile a constraint; takes up to a second, so not in the event loop. Raises ApiError 400
         that names the field."""
@@ -107,6 +130,12 @@ class Checked:
     def processor(self, n_prompt: int) -> Masker:
         """A processor of logits for one answer to a prompt of so many tokens."""
         return Masker(self._vocabulary, self._matcher.deep_copy(), n_prompt, self.field)
+
+    def accepts(self, text: str) -> bool:
+        """Whether a text is complete by it."""
+        matcher = self._matcher.deep_copy()
+        ids = self._vocabulary.marked(text)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 class Masker:

@@ -15,6 +15,7 @@ from gguflow.engine.serving.request import EmbedRequest
 from .admission import QueueFullError
 from .errors import ApiError, busy, refused, unavailable
 from .exchange import Exchange
+from .lora import factors
 from .prompting import check_ids, check_size
 from .schema.base import parse, unknown_fields
 from .schema.other import EmbeddingsBody
@@ -39,9 +40,10 @@ async def embeddings(exchange: Exchange) -> None:
             raise refused("input", f"at most {most} texts to a request")
         line.n_prompt = sum(map(len, texts))
         pooling = body.pooling or "mean"
+        lora = factors(loaded, body.model, None)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_embed(exchange, loaded, EmbedRequest(ids, pooling)))
+                group.create_task(_embed(exchange, loaded, EmbedRequest(ids, pooling, lora)))
                 for ids in texts
             ]
         vectors = [t.result() for t in tasks]
@@ -50,7 +52,7 @@ async def embeddings(exchange: Exchange) -> None:
         as_text = body.encoding_format == "base64"
         await exchange.json(
             {
-                "object": "list", "model": loaded.spec.name,
+                "object": "list", "model": exchange.service.manager.shown(body.model),
                 "data": [
                     {"object": "embedding", "index": i, "embedding": _written(v, as_text)}
                     for i, v in enumerate(vectors)

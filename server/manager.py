@@ -15,6 +15,7 @@ from typing import Any
 from gguflow.engine.model import Model
 from gguflow.engine.serving.aio import AsyncEngine
 from gguflow.models.chat import ChatTemplate
+from gguflow.models.chat_parts import ChatForm
 
 from .admission import Gate
 from .config import ModelSpec, ServerConfig
@@ -30,7 +31,8 @@ _AHEAD = 4  # requests let in beyond the engine's places, so that none is empty 
 class Loaded:
     """A model in memory with its engine.
 
-    nbytes: what it takes. n_users: requests that hold it. template, tools: of its conversations.
+    nbytes: what it takes. n_users: requests that hold it. template, tools, form: of its
+    conversations, how it writes calls, and of its answers.
     """
 
     def __init__(self, spec: ModelSpec, model: Model, n_queue: int) -> None:
@@ -40,6 +42,7 @@ class Loaded:
             model.source.metadata, model.tokenizer, spec.template
         )
         self.tools: ToolFormat = tool_format(self.template.source)
+        self.form = ChatForm.of(self.template.source)
         n_seqs = model.options.n_seqs
         self.watched = WatchedEngine(model)
         self.engine = AsyncEngine(self.watched, most=n_queue + n_seqs + _AHEAD)
@@ -105,6 +108,7 @@ class ModelManager:
         self.config = config
         self._open, self._finish = open, finish
         self._slots = {spec.name: _Slot(spec) for spec in specs}
+        self._adapters = {name: spec.name for spec in specs for name, _ in spec.adapters}
         self._room = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self.closing = False
@@ -131,10 +135,21 @@ class ModelManager:
         """A model's description."""
         return self._slots[name].spec
 
+    @property
+    def adapters(self) -> list[str]:
+        """Names of all adapters."""
+        return list(self._adapters)
+
+    def shown(self, name: str | None) -> str:
+        """What an answer calls the model that a request asks for: the adapter, if it named one."""
+        return name if name in self._adapters and name is not None else self.find(name)
+
     def find(self, name: str | None) -> str:
-        """The name of the model a request asks for. Raises ApiError 404."""
+        """The name of the model a request asks for, an adapter's too. Raises ApiError 404."""
         if name is None or name in ("", "default"):
             return self.default
+        if name in self._adapters:
+            return self._adapters[name]
         if name not in self._slots:
             raise ApiError(
                 404, f"model: there is no {name[:200]!r}; /v1/models lists those there are",

@@ -26,6 +26,8 @@ _BODIES: dict[str, tuple[type[Body], str]] = {
 _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _READ = {
     "/v1/models": ("The models", "application/json"),
+    "/props": ("The default model's sizes, template and settings", "application/json"),
+    "/lora-adapters": ("Its adapters", "application/json"),
     "/health": ("Whether requests are taken", "application/json"),
     "/metrics": ("Prometheus metrics", "text/plain"),
 }

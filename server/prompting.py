@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gguflow.models.chat import ChatTemplateError
+from gguflow.models.chat import ChatTemplate, ChatTemplateError
 
 from .errors import refused
 from .schema.chat import Message, Tool
@@ -108,8 +108,8 @@ def chat_ids(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """A conversation's tokens. Runs the model's template, so not in the event loop. Raises
+) -> tuple[list[int], str]:
+    """A conversation's tokens and text. Runs the model's template, so not in the event loop. Raises
     ApiError."""
     form, template = loaded.tools, loaded.template
     given = chat_messages(messages, form, tools)
@@ -121,30 +121,46 @@ def chat_ids(
     size = sum(len(m["content"]) for m in given)
     check_size(loaded, size, "messages")
     try:
+        prompts = add_generation_prompt and not continue_final_message
+        text = _rendered(template, given, prompts, tools=shown, **extra)
         if continue_final_message:
-            return _continued(loaded, given, shown, extra)
-        return template.encode(loaded.tokenizer, given, add_generation_prompt, tools=shown, **extra)
+            text = _continued(text, str(given[-1]["content"]))
+        return template.ids(loaded.tokenizer, text), text
     except ChatTemplateError as error:
         raise refused("messages", str(error), "template_error") from None
 
 
-def _continued(
-    loaded: Loaded,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    extra: Mapping[str, Any],
-) -> list[int]:
-    """The last message is the beginning of the answer: what the template writes after it is cut."""
-    last = str(messages[-1]["content"])
-    text = loaded.template.render(messages, False, tools=tools, **extra)
-    at = text.rfind(last.strip())
-    if not last.strip() or at < 0:
+def _rendered(
+    template: ChatTemplate, messages: list[dict[str, Any]], prompts: bool, **extra: Any
+) -> str:
+    """The template's text. Some want the arguments of calls as JSON, others as objects."""
+    try:
+        return template.render(messages, prompts, **extra)
+    except ChatTemplateError:
+        if not any(m.get("tool_calls") for m in messages):
+            raise
+        written = [
+            {**m, "tool_calls": [_with_text(c) for c in m["tool_calls"]]}
+            if m.get("tool_calls") else m
+            for m in messages
+        ]  # fmt: skip
+        return template.render(written, prompts, **extra)
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def _continued(text: str, last: str) -> str:
+    """A conversation whose last message is the beginning of the answer: what the template writes
+    after it is cut."""
+    last = last.strip()
+    at = text.rfind(last)
+    if not last or at < 0:
         raise refused("continue_final_message", "the last message has no text to continue")
-    text = text[: at + len(last.strip())]
-    bos = loaded.tokenizer.bos
-    has_bos = bos is not None and text.startswith(loaded.tokenizer.token_text(bos))
-    ids: list[int] = loaded.tokenizer.encode(text, add_special=not has_bos, parse_special=True)
-    return ids[:-1] if loaded.tokenizer.add_eos and not has_bos else ids
+    return text[: at + len(last)]
 
 
 def check_size(loaded: Loaded, n_chars: int, field: str) -> None:

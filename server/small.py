@@ -30,22 +30,24 @@ async def metrics(exchange: Exchange) -> None:
 async def models(exchange: Exchange) -> None:
     """The models there are."""
     manager = exchange.service.manager
-    listed = [_model(manager, name) for name in manager.names]
+    listed = [_model(manager, name) for name in [*manager.names, *manager.adapters]]
     await exchange.json({"object": "list", "data": listed})
 
 
 async def model(exchange: Exchange) -> None:
     """One of them."""
     manager = exchange.service.manager
-    name = manager.find(exchange.scope["path_params"]["model"] or "/")
+    name = manager.shown(exchange.scope["path_params"]["model"] or "/")
     await exchange.json(_model(manager, name))
 
 
 def _model(manager: ModelManager, name: str) -> dict[str, Any]:
-    loaded = next((m for m in manager.loaded() if m.spec.name == name), None)
+    """A model, or an adapter, which has a parent."""
+    base = manager.find(name)
+    loaded = next((m for m in manager.loaded() if m.spec.name == base), None)
     out: dict[str, Any] = {
-        "id": name, "object": "model", "created": manager.created(name), "owned_by": "gguflow",
-        "loaded": loaded is not None,
+        "id": name, "object": "model", "created": manager.created(base), "owned_by": "gguflow",
+        "loaded": loaded is not None, **({"parent": base} if base != name else {}),
     }  # fmt: skip
     if loaded is not None:
         out |= {"n_ctx": loaded.n_ctx, "n_seqs": loaded.model.options.n_seqs,
@@ -71,7 +73,7 @@ async def tokenize(exchange: Exchange) -> None:
                 return prompting.chat_ids(
                     loaded, body.messages, variables=body.chat_template_kwargs,
                     add_generation_prompt=body.add_generation_prompt is not False,
-                )  # fmt: skip
+                )[0]  # fmt: skip
             # llama-server adds no BOS unless asked, vLLM does unless told not to.
             special = body.add_special if body.content is not None else body.add_special_tokens
             default = body.content is None

@@ -39,6 +39,7 @@ class _Job:
     id: RequestId
     ids: Sequence[int]
     pooling: Pooling
+    salt: bytes = b""
     seq: int | None = None
     n_rows: int = 0
     total: np.ndarray | float = 0.0  # of the rows so far, float64
@@ -72,9 +73,9 @@ class Embedder:
         self._waiting: list[_Job] = []
         self._running: list[_Job] = []
 
-    def add(self, id: RequestId, ids: Sequence[int], pooling: Pooling) -> None:
-        """A request whose ids were checked."""
-        self._waiting.append(_Job(id, ids, pooling))
+    def add(self, id: RequestId, ids: Sequence[int], pooling: Pooling, salt: bytes = b"") -> None:
+        """A request whose ids were checked. salt: of its sequence, which names adapters."""
+        self._waiting.append(_Job(id, ids, pooling, salt))
 
     def cancel(self, id: RequestId) -> bool:
         """Forget a request; whether it was there."""
@@ -111,7 +112,7 @@ class Embedder:
         batch: list[tuple[_Job, int]] = []
         while self._waiting and self._kv.n_free_seqs and len(self._running) < self._most:
             job = self._waiting.pop(0)
-            job.seq = self._kv.create()
+            job.seq = self._kv.create((), job.salt)
             self._running.append(job)
         for job in self._running:
             assert job.seq is not None

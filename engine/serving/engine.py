@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gguflow.engine.adapters import salted
 from gguflow.engine.ahead import Ahead
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import token_ids
@@ -118,13 +119,13 @@ class Engine:
         also for options of a request that it cannot have."""
         ids = token_ids(request.ids)
         self.model.check_prompt(ids)
+        n_adapters = len(self.model.options.lora)
+        if request.lora is not None and len(request.lora) != n_adapters:
+            raise ValueError(f"lora: {len(request.lora)} factors for {n_adapters} adapters")
         if isinstance(request, EmbedRequest):
             return self._add_embed(replace(request, ids=ids))
         if request.max_tokens < -1:
             raise ValueError(f"max_tokens {request.max_tokens}: expected -1 or more")
-        n_adapters = len(self.model.options.lora)
-        if request.lora is not None and len(request.lora) != n_adapters:
-            raise ValueError(f"lora: {len(request.lora)} factors for {n_adapters} adapters")
         check_extras(request, self.model.hp.n_vocab)
         seed, n_ctx = seed_of(request.settings), self.model.options.n_ctx
         host = None if request.is_plain else self._host_sampler(request, seed)
@@ -258,14 +259,17 @@ class Engine:
         self, job: Job, token: int | None, index: int, finish: Finish | None,
         choice: Choice | None = None, error: Exception | None = None,
     ) -> Token:  # fmt: skip
+        n_cached = max(0, job.n_found) if index == 0 else 0
         if job.host is None:
-            return Token(job.id, token, index, finish, error=error)
+            return Token(job.id, token, index, finish, error=error, n_cached=n_cached)
         logprob, top = (None, ()) if choice is None else (choice.logprob, choice.top_logprobs)
         prompt: tuple = ()
         if index == 0 and token is not None and job.request.prompt_logprobs:
             known = job.prompt_logprobs
             prompt = ((None, ()), *(known[i] for i in range(1, job.n_prompt)))
-        return Token(job.id, token, index, finish, logprob, top, prompt, error)
+        return Token(
+            job.id, token, index, finish, logprob, top, prompt, error, n_cached=n_cached
+        )  # fmt: skip
 
     # -- embeddings ------------------------------------------------------------------------------
 
@@ -276,7 +280,7 @@ class Engine:
         while self._new_embeds:
             id = self._new_embeds.popleft()
             if (request := self._embeds.get(id)) is not None:
-                self._embedder.add(id, request.ids, request.pooling)
+                self._embedder.add(id, request.ids, request.pooling, salted(request.lora, b""))
         if self._ahead is not None:
             self._ahead.stop()
             return

@@ -74,12 +74,12 @@ class Request:
 class EmbedRequest:
     """A text to make one vector of, from the output of the final norm.
 
-    ids: its tokens. pooling: the mean of all rows, or the last one.
+    ids: its tokens. pooling: the mean of all rows, or the last one. lora: as in `Request`.
     """
 
     ids: Sequence[int]
     pooling: Pooling = POOLINGS[0]
-    salt: bytes = b""
+    lora: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Token:
     likely tokens, most likely first. prompt_logprobs: with the first token, for each of the
     prompt's its own (None for the first) and the most likely ones in its place.
     error: what a processor raised, or a LogitsError. embedding: f32 [n_embd], not normalized.
+    n_cached: with the first token, how many of the prompt's were in the cache already.
     """
 
     request: RequestId
@@ -104,6 +105,7 @@ class Token:
     prompt_logprobs: tuple[tuple[float | None, Ranked], ...] = ()
     error: Exception | None = field(default=None, compare=False)
     embedding: np.ndarray | None = field(default=None, compare=False)
+    n_cached: int = field(default=0, compare=False)
 
 
 class Job:
@@ -131,6 +133,7 @@ class Job:
         self.seed = seed
         self.seq: int | None = None
         self.n_rows = 0
+        self.n_found = -1  # rows that were there when it was let in for the first time
         self.hashes: list[bytes] | None = None  # of the tokens' pages, while it waits
         self.has_sampler = False  # settings and history lie in the engine's arrays
         self.is_over = False

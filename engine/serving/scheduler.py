@@ -122,6 +122,8 @@ class Scheduler:
             self.waiting.pop(0)
             job.seq, job.n_rows, job.hashes = seq, n_rows, None
             self.n_found += n_rows
+            if job.n_found < 0:
+                job.n_found = n_rows
             insort(self.running, job, key=lambda j: j.id)
             batch.chunks.append((job, n))
 

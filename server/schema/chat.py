@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from gguflow.server.config import ReasoningFormat
+
 from .base import Body
 from .output import Grammar, OutputFields
 from .sampling import Count, Penalty, SamplingFields, Stop, TokenId
@@ -13,6 +15,7 @@ from .sampling import Count, Penalty, SamplingFields, Stop, TokenId
 Texts = Annotated[list[str], Field(max_length=4096, fail_fast=True)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 Prompt = str | Ids | Texts | Annotated[list[Ids], Field(max_length=4096, fail_fast=True)]
+Budget = Annotated[int, Field(ge=-1, lt=1 << 31)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
 
 
@@ -108,6 +111,10 @@ class ChatBody(SamplingFields, OutputFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_format: ReasoningFormat | None = None
+    include_reasoning: bool | None = None
+    thinking_budget_tokens: Budget | None = None
+    thinking_token_budget: Budget | None = None
     modalities: list[str] | None = None
     user: Annotated[str, Field(max_length=1024)] | None = None
     store: bool | None = None

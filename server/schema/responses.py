@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .base import Body
-from .chat import Name, TextPart
+from .chat import Budget, Name, TextPart
 from .output import GrammarFormat, JsonObjectFormat, RegexFormat, TextFormat
 from .sampling import Count, SamplingFields
 
@@ -39,6 +39,24 @@ class FunctionCallOutput(Body):
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(max_length=256)]
     output: str | list[TextPart]
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningText(Body):
+    """A part of thoughts, or of their summary."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(Body):
+    """What the model thought before what follows, as an answer had it."""
+
+    type: Literal["reasoning"]
+    content: list[ReasoningText] | None = None
+    summary: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
     id: str | None = None
     status: str | None = None
 
@@ -96,7 +114,7 @@ class ResponsesBody(SamplingFields):
     input: (
         str
         | Annotated[
-            list[InputMessage | FunctionCall | FunctionCallOutput],
+            list[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem],
             Field(min_length=1, max_length=10_000, fail_fast=True),
         ]
     )
@@ -118,5 +136,8 @@ class ResponsesBody(SamplingFields):
     include: list[str] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tool_calls: Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    thinking_budget_tokens: Budget | None = None
+    thinking_token_budget: Budget | None = None
     user: Annotated[str, Field(max_length=1024)] | None = None
     service_tier: Annotated[str, Field(max_length=64)] | None = None

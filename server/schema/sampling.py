@@ -35,6 +35,13 @@ SETTINGS = {
 }  # fmt: skip
 
 
+class Adapter(Body):
+    """llama-server's way to ask for an adapter. id: its number, or its name."""
+
+    id: Annotated[int, Field(ge=0, lt=1 << 31)] | Annotated[str, Field(max_length=1024)]
+    scale: Annotated[float, Field(gt=-1e6, lt=1e6)]
+
+
 class SamplingFields(Body):
     """Fields that all bodies with generation have."""
 
@@ -65,6 +72,7 @@ class SamplingFields(Body):
     ) = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
+    lora: Annotated[list[Adapter], Field(max_length=1024)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
 
     @model_validator(mode="after")

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gguflow.server.constraints import Constraint, Vocabulary, json_schema, lark, with_options
+from gguflow.server.constraints import Constraint, Vocabulary, json_schema
 from gguflow.server.errors import ApiError, refused
+from gguflow.server.grammar import Specials, Writer, specials_in
 from gguflow.server.schema.chat import Tool
 
-from .formats import ToolFormat
+from .arguments import NotWritable, gemma, kinds_of, tagged
+from .formats import Tags, ToolFormat
+from .readers import QUOTE, Kinds
 
 FIELD = "tools"
-_MARK = re.compile(r"<\|?/?[A-Za-z_]+\|?>|\[[A-Z_]+\]")
+ANY: dict[str, Any] = {"type": "object"}
+# gpt-oss: thoughts, then what is said before a call, or the answer.
+THOUGHTS = "<|channel|>analysis<|message|>"
+PREAMBLE = "<|channel|>commentary<|message|>"
+FINAL = "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
 
 
 def schemas(
-    tools: Sequence[Tool], vocabulary: Vocabulary
+    tools: Sequence[Tool], vocabulary: Vocabulary, form: ToolFormat
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The schema of each tool's arguments, and the fields of those that are only hints.
 
@@ -33,95 +39,104 @@ def schemas(
             raise refused(field, "arguments are an object")
         try:
             vocabulary.check(json_schema(schema, field))
-        except ApiError:
+            w = Writer(vocabulary)
+            vocabulary.check(w.constraint(_arguments(w, form, schema), field))
+        except (ApiError, NotWritable) as error:
             if tool.function.strict:
-                raise
-            schema = {"type": "object"}
+                if isinstance(error, ApiError):
+                    raise
+                why = "the model's form of calls cannot be held to this schema"
+                raise refused(field, why, "constraint_refused") from None
+            schema = ANY
             hints.append(field)
         found.append(schema)
     return found, hints
+
+
+def kinds(
+    form: ToolFormat, names: Sequence[str], arguments: Sequence[dict[str, Any]]
+) -> Mapping[str, Kinds]:
+    """How the values of arguments stand, by function, where that does not show."""
+    if not isinstance(form.arguments, Tags):
+        return {}
+    return {name: kinds_of(schema) for name, schema in zip(names, arguments, strict=True)}
+
+
+def _arguments(w: Writer, form: ToolFormat, schema: dict[str, Any]) -> str:
+    """Raises NotWritable."""
+    if isinstance(form.arguments, Tags):
+        return tagged(w, form.arguments, schema)
+    return gemma(w, schema) if form.arguments == "gemma" else w.json(schema)
 
 
 def tool_grammar(
     form: ToolFormat,
     names: Sequence[str],
     arguments: Sequence[dict[str, Any]],
-    vocabulary: Vocabulary,
+    vocabulary: Specials,
     *,
     required: bool,
     parallel: bool,
     answer: dict[str, Any] | None = None,
+    before: Before | None = None,
 ) -> Constraint:
     """Text or calls, or calls alone where they are required.
 
-    answer: the JSON schema of an answer that is no call, in place of any text.
+    answer: the JSON schema of an answer that is no call, in place of any text. before: thoughts
+    that come first.
     """
-    calls = " | ".join(f"call_{i}" for i in range(len(names)))
-    more = f"({_text(form.separator, vocabulary)} ({calls}))*" if parallel else ""
-    tail = _text(form.last, vocabulary)
-    rules = [
-        f"call_{i}: {_text(name + form.mid, vocabulary)} %json {json.dumps(with_options(schema))}"
-        for i, (name, schema) in enumerate(zip(names, arguments, strict=True))
+    w = Writer(vocabulary)
+    calls = [
+        w.rule(f"{w.text(name + form.mid)} {_arguments(w, form, schema)}".rstrip())
+        for name, schema in zip(names, arguments, strict=True)
     ]
-    body = f"({calls}) {more} {tail}"
-    first = _text(form.first, vocabulary)
+    one = w.rule(" | ".join(calls))
+    more = w.rule(f"{w.text(form.separator)} {one}") + "*" if parallel and form.parallel else ""
+    body = f"{one} {more} {w.text(form.last)}".strip()
+    if form.channels:
+        return w.constraint(_channels(w, form, body, required, answer), FIELD)
+    rest = w.text(form.first[len(form.trigger) :])
+    thoughts = "" if before is None else before.written(w) + " "
     if required:
-        rules.append(f"start: {first} {body}")
+        start = f"{thoughts}{w.text(form.first)} {body}"
     elif answer is not None:
-        rules += [
-            f"start: answer | {first} {body}",
-            f"answer: %json {json.dumps(with_options(answer))}",
-        ]
+        start = f"{thoughts}({w.json(answer)} | {w.text(form.first)} {body})"
     else:
-        rules += _after_text(form.first, body, vocabulary)
-    return lark("%llguidance {}\n" + "\n".join(rules), FIELD)
+        # Thoughts that were not begun for the model are text as any other.
+        thoughts = thoughts if before is not None and before.opened else ""
+        start = f"{thoughts}(TEXT | {w.until(form.trigger)} {rest} {body})"
+    return w.constraint(start, FIELD)
 
 
-def _after_text(first: str, body: str, vocabulary: Vocabulary) -> list[str]:
-    """Any text, in which calls begin where `first` does."""
-    mark = _special(first, vocabulary)
-    if mark is not None:  # a token that text cannot hold
-        text, token = mark
-        rest = _text(first[len(text) :], vocabulary)
-        return [f"start: TEXT | TEXT <[{token}]> {rest} {body}", r"TEXT: /(.|\n)*/"]
-    # A lazy lexeme ends as soon as it can: no text goes on behind the mark.
-    trigger = first.partition("\n")[0]
-    rest = _text(first[len(trigger) :], vocabulary)
-    return [
-        f"start: TEXT | head {rest} {body}",
-        f"head[lazy]: TEXT {json.dumps(trigger)}",
-        r"TEXT: /(.|\n)*/",
-    ]
+def _channels(
+    w: Writer, form: ToolFormat, body: str, required: bool, answer: dict[str, Any] | None
+) -> str:
+    said = w.rule(f"({w.text(THOUGHTS)} | {w.text(PREAMBLE)}) {w.until(NEXT)}")
+    call = w.rule(f"{w.text(form.first)} {body}")
+    if required:
+        return f"{said}* {call}"
+    final = w.rule(f"{w.text(FINAL)} {'TEXT' if answer is None else w.json(answer)}")
+    return f"{said}* ({call} | {final})"
 
 
-def _special(text: str, vocabulary: Vocabulary) -> tuple[str, int] | None:
-    """The marker that a text begins with, where the vocabulary has it as a control token."""
-    match = _MARK.match(text)
-    if match is None:
-        return None
-    token = vocabulary.special_id(match[0])
-    return None if token is None else (match[0], token)
+class Before:
+    """Thoughts before an answer. open, close: their marks. opened: by the prompt already."""
+
+    def __init__(self, open: str, close: str, opened: bool) -> None:
+        self.open, self.close, self.opened = open, close, opened
+
+    def written(self, w: Writer) -> str:
+        """Their rule, and space behind them."""
+        if self.opened:
+            return f"{w.until(self.close)} WS"
+        return f"({w.rule(f'{w.text(self.open)} {w.until(self.close)}')} WS)?"
 
 
-def _text(text: str, vocabulary: Vocabulary) -> str:
-    """A literal, with control tokens by their number."""
-    parts, plain, at = [], "", 0
-    while at < len(text):
-        found = _special(text[at:], vocabulary)
-        if found is None:
-            plain, at = plain + text[at], at + 1
-            continue
-        if plain:
-            parts.append(json.dumps(plain))
-        parts.append(f"<[{found[1]}]>")
-        plain, at = "", at + len(found[0])
-    if plain:
-        parts.append(json.dumps(plain))
-    return " ".join(parts)
-
-
-def markers(form: ToolFormat, vocabulary: Vocabulary) -> frozenset[int]:
+def markers(form: ToolFormat, vocabulary: Specials) -> frozenset[int]:
     """Control tokens of a form, whose text has to show for calls to be read."""
-    texts = _MARK.findall(form.first + form.mid + form.separator + form.last)
-    ids = (vocabulary.special_id(text) for text in texts)
-    return frozenset(i for i in ids if i is not None)
+    text = form.first + form.mid + form.separator + form.last
+    if isinstance(form.arguments, Tags):
+        text += form.arguments.open + form.arguments.mid + form.arguments.close
+    elif form.arguments == "gemma":
+        text += QUOTE
+    return frozenset(specials_in(vocabulary, text))

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import secrets
+import string
+from collections.abc import Mapping
 from uuid import uuid4
 
-from .formats import ToolFormat
+from gguflow.models.chat_tools import CallDelta
 
+from .formats import COUNT, ToolFormat
+from .readers import Kinds, Reader, overlap, reader
 
-@dataclass
-class CallDelta:
-    """What is new of a call: its id and name once, when they are known, then its arguments."""
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
+_SHORT = string.ascii_letters + string.digits
+_NAME = re.compile(r"[\w.\-]*")
+_NOTHING: Mapping[str, Kinds] = {}
 
 
 class CallParser:
-    """Text in, text and parts of calls out. begins: the answer is calls from the start on."""
+    """Text in, text and parts of calls out. kinds: of arguments by function and name."""
 
-    def __init__(self, form: ToolFormat) -> None:
-        self._form = form
+    def __init__(self, form: ToolFormat, kinds: Mapping[str, Kinds] = _NOTHING) -> None:
+        self._form, self._kinds = form, kinds
+        self._rest = _literal(form.first[len(form.trigger) :])
+        self._mid, self._separator = _literal(form.mid), _literal(form.separator)
         self._state = "text"
         self._held = ""
-        self._depth = 0
-        self._string = self._escaped = False
+        self._number = ""
+        self._reader: Reader | None = None
         self.n_calls = 0
 
     @property
     def complete(self) -> bool:
         """Whether an answer that ends here ends with whole calls."""
         return self.n_calls > 0 and self._state in ("after", "end")
+
+    @property
+    def cut(self) -> bool:
+        """Whether an answer that ends here ends within a call."""
+        return self._state in ("head", "name", "arguments")
 
     def push(self, text: str) -> tuple[str, list[CallDelta]]:
         """The text and the parts of calls that this makes known."""
@@ -43,6 +50,8 @@ class CallParser:
             before = self._state, len(self._held)
             if self._state == "text":
                 shown += self._take_text()
+            elif self._state == "head":
+                shown += self._take_head()
             elif self._state == "name":
                 self._take_name(deltas)
             elif self._state == "arguments":
@@ -56,68 +65,92 @@ class CallParser:
     def flush(self) -> str:
         """Text that was held back because a call might have begun."""
         held, self._held = self._held, ""
+        if self._state == "head":
+            return self._form.trigger + held
         return held if self._state == "text" else ""
 
     def _take_text(self) -> str:
-        first = self._form.first
-        at = self._held.find(first)
-        if at >= 0:
-            shown, self._held = self._held[:at], self._held[at + len(first) :]
-            self._state = "name"
+        shown, trigger, rest = self._held.partition(self._form.trigger)
+        if trigger:
+            self._state, self._held = "head", rest
+            if not self._rest.pattern:
+                self._state = "name"
             return shown
-        n = _overlap(self._held, first)
+        n = overlap(self._held, self._form.trigger)
         shown, self._held = self._held[: len(self._held) - n], self._held[len(self._held) - n :]
         return shown
 
+    def _take_head(self) -> str:
+        """What stands between the first mark and the name; where it does not, this is text."""
+        if (found := self._rest.match(self._held)) is not None:
+            self._state, self._held = "name", self._held[found.end() :]
+            self._number = found[1] if found.re.groups else ""
+            return ""
+        if _may_become(self._form.first[len(self._form.trigger) :], self._held):
+            return ""
+        self._state = "text"
+        return self._form.trigger
+
     def _take_name(self, deltas: list[CallDelta]) -> None:
-        name, mid, rest = self._held.partition(self._form.mid)
-        if not mid:
-            return
-        deltas.append(CallDelta(self.n_calls, f"call_{uuid4().hex[:24]}", name))
+        if self._form.mid:
+            found = self._mid.search(self._held)
+            if found is None:
+                return
+            name, rest = self._held[: found.start()], self._held[found.end() :]
+            self._number = found[1] if found.re.groups else self._number
+        else:
+            end = _NAME.match(self._held).end()  # type: ignore[union-attr]
+            if end == len(self._held):
+                return
+            name, rest = self._held[:end], self._held[end:]
+        deltas.append(CallDelta(self.n_calls, self._id(name), name))
         self.n_calls += 1
-        self._held, self._state, self._depth = rest, "arguments", 0
-        self._string = self._escaped = False
+        self._held, self._state = rest, "arguments"
+        self._reader = reader(self._form, self._kinds.get(name, {}))
+
+    def _id(self, name: str) -> str:
+        ids = self._form.ids
+        if ids == "short":
+            return "".join(secrets.choice(_SHORT) for _ in range(9))
+        if ids == "long":
+            return f"call_{uuid4().hex[:24]}"
+        return ids.format(name=name, number=self._number)
 
     def _take_arguments(self, deltas: list[CallDelta]) -> None:
-        n = self._end_of_object()
-        part = self._held if n is None else self._held[:n]
-        self._held = self._held[len(part) :]
-        if part:
-            deltas.append(CallDelta(self.n_calls - 1, arguments=part))
-        if n is not None:
+        assert self._reader is not None
+        read = self._reader.feed(self._held)
+        self._held = read.rest
+        if read.json:
+            deltas.append(CallDelta(self.n_calls - 1, arguments=read.json))
+        if read.ended:
             self._state = "after"
 
-    def _end_of_object(self) -> int | None:
-        """Where the arguments end in what is held, None if not there."""
-        for i, char in enumerate(self._held):
-            if self._string:
-                if self._escaped:
-                    self._escaped = False
-                elif char == "\\":
-                    self._escaped = True
-                elif char == '"':
-                    self._string = False
-            elif char == '"':
-                self._string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    return i + 1
-        return None
-
     def _take_after(self) -> None:
-        separator = self._form.separator
-        if self._held.startswith(separator):
-            self._held, self._state = self._held[len(separator) :], "name"
-        elif not separator.startswith(self._held):
+        if (found := self._separator.match(self._held)) is not None and self._form.parallel:
+            self._number = found[1] if found.re.groups else ""
+            self._held, self._state = self._held[found.end() :], "name"
+        elif not _may_become(self._form.separator, self._held):
             self._state = "end"
 
 
-def _overlap(text: str, mark: str) -> int:
-    """How much of the end of a text may be the beginning of a mark."""
-    for n in range(min(len(text), len(mark) - 1), 0, -1):
-        if mark.startswith(text[-n:]):
-            return n
-    return 0
+def _literal(text: str) -> re.Pattern[str]:
+    """A form's text as a pattern, its number as a group."""
+    return re.compile(r"(\d+)".join(re.escape(part) for part in text.split(COUNT)))
+
+
+def _may_become(text: str, beginning: str) -> bool:
+    """Whether a text may begin so and go on."""
+    at = 0
+    for part in re.split(f"({COUNT})", text):
+        if part == COUNT:
+            n = len(beginning) - len(beginning[at:].lstrip("0123456789"))
+            if n == at and at < len(beginning):
+                return False
+            at = n
+        elif not beginning[at:].startswith(part):
+            return part.startswith(beginning[at:])
+        else:
+            at += len(part)
+        if at == len(beginning):
+            return True
+    return False

@@ -12,9 +12,11 @@ from gguflow.engine.limits import (
     AUTO_LAYERS,
     MAX_THREADS,
     SPARSE_MODES,
+    SPLIT_MODES,
 )
 
 from .errors import UsageError
+from .options_values import names, ratios
 from .options_values import real as real
 from .options_values import whole as whole
 from .sampling_options import add_sampling as add_sampling
@@ -240,10 +242,17 @@ def add_gpu_layers(p: ArgumentParser | _ArgumentGroup) -> None:
 
 
 def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
-    """--device and -ot."""
+    """--device, --devices with how a model is split over them, and -ot."""
     p.add_argument(
         "--device", type=whole(0, 255), default=0, metavar="N", help="which GPU (default 0)"
     )
+    p.add_argument("--devices", type=names, default=(), metavar="LIST",
+                   help="several to run on, such as cuda:0,cuda:1")  # fmt: skip
+    p.add_argument("-sm", "--split-mode", choices=SPLIT_MODES, default="layer",
+                   help="with --devices: whole layers on each in turn, or a part of every layer on "
+                   "each at once (default layer)")  # fmt: skip
+    p.add_argument("-ts", "--tensor-split", type=ratios, default=(), metavar="LIST",
+                   help="with --devices: their shares, such as 3,1 (default equal)")  # fmt: skip
     p.add_argument(
         "-ot",
         "--override-tensor",
@@ -328,7 +337,14 @@ def sparse(args: Namespace) -> dict[str, Any]:
 def placement(args: Namespace) -> dict[str, Any]:
     """The fields of `Options` from add_device's arguments."""
     pairs = tuple(pair for pairs in args.override_tensor for pair in pairs)
-    return {"device": args.device, "overrides": pairs}
+    if not args.devices:
+        for flag, given in (("-sm", args.split_mode != "layer"), ("-ts", args.tensor_split)):
+            if given:
+                raise UsageError(f"{flag} is for several devices: name them by --devices")
+    return {
+        "device": args.device, "overrides": pairs, "devices": args.devices,
+        "split_mode": args.split_mode, "tensor_split": args.tensor_split,
+    }  # fmt: skip
 
 
 def check_profile(args: Namespace) -> Path | None:

@@ -33,3 +33,19 @@ def real(text: str) -> float:
     if not math.isfinite(value):
         raise ArgumentTypeError(f"{text}: expected a finite number")
     return value
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Converter for names separated by commas."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
+        raise ArgumentTypeError(f"{text}: expected names separated by commas")
+    return found
+
+
+def ratios(text: str) -> tuple[float, ...]:
+    """Converter for positive numbers separated by commas."""
+    found = tuple(real(part) for part in text.split(","))
+    if min(found) <= 0:
+        raise ArgumentTypeError(f"{text}: expected numbers above 0")
+    return found

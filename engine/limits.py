@@ -7,3 +7,5 @@ MAX_SEQS = 4096  # sequences at once
 SPARSE_MODES = ("auto", "predict", "exact", "off")
 AUTO_LAYERS = -1  # as many layers on the device as fit
 ALL_LAYERS = -2
+SPLIT_MODES = ("none", "layer", "tensor")
+MAX_DEVICES = 16

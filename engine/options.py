@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypedDict
 
 from gguflow.engine.graph import F16, DType, dtype_by_name
-from gguflow.engine.limits import ALL_LAYERS, MAX_SEQS, MAX_THREADS, MAX_TOKENS, SPARSE_MODES
+from gguflow.engine.limits import (
+    ALL_LAYERS,
+    MAX_DEVICES,
+    MAX_SEQS,
+    MAX_THREADS,
+    MAX_TOKENS,
+    SPARSE_MODES,
+    SPLIT_MODES,
+)
 
 
 class OptionError(ValueError):
@@ -42,6 +50,9 @@ class OptionFields(TypedDict, total=False):
     isa: str | None
     n_gpu_layers: int
     device: int
+    devices: tuple[str, ...]
+    split_mode: Literal["none", "layer", "tensor"]
+    tensor_split: tuple[float, ...]
     overrides: tuple[tuple[str, str], ...]
     sparse: Literal["auto", "predict", "exact", "off"]
     sparse_threshold: float | tuple[float, ...] | None
@@ -62,6 +73,9 @@ class Options:
     n_threads, n_threads_batch: for single tokens and for prompts; 0 for all processors.
     n_gpu_layers: layers on the device, the output head counting as one; AUTO_LAYERS or
         ALL_LAYERS of `engine.limits` for what fits or everything. device: which one, by number.
+    devices: several to run on, as "cuda:0": whole layers on each in turn (split_mode="layer"), or a
+        part of every layer on each at once ("tensor"); "none": on the first. tensor_split: their
+        shares, in proportion; none for equal ones.
     overrides: (regular expression, backend) pairs that place weights, states, inputs and nodes,
         before n_gpu_layers does; the first that is found anywhere in a name wins.
     sparse: how a ReLU model's layers run: "predict" and "exact" as in `variants.relu`, "off" for
@@ -88,6 +102,9 @@ class Options:
     isa: str | None = None
     n_gpu_layers: int = 0
     device: int = 0
+    devices: tuple[str, ...] = ()
+    split_mode: Literal["none", "layer", "tensor"] = "layer"
+    tensor_split: tuple[float, ...] = ()
     overrides: tuple[tuple[str, str], ...] = ()
     sparse: Literal["auto", "predict", "exact", "off"] = "auto"
     sparse_threshold: float | tuple[float, ...] | None = None
@@ -132,6 +149,17 @@ class Options:
                 raise OptionError(f"{name} {getattr(self, name)!r}: expected {what}")
         if self.sparse not in SPARSE_MODES:
             raise OptionError(f"sparse {self.sparse!r}: expected one of {', '.join(SPARSE_MODES)}")
+        if self.split_mode not in SPLIT_MODES:
+            raise OptionError(
+                f"split_mode {self.split_mode!r}: expected one of {', '.join(SPLIT_MODES)}"
+            )
+        if len(set(self.devices)) != len(self.devices) or len(self.devices) > MAX_DEVICES:
+            raise OptionError(f"devices {self.devices!r}: expected up to {MAX_DEVICES}, each once")
+        shares = self.tensor_split
+        if not all(isinstance(x, (int, float)) and 0 < x < 1e6 for x in shares):
+            raise OptionError(f"tensor_split {shares!r}: expected numbers above 0")
+        if shares and len(shares) != len(self.devices):
+            raise OptionError(f"tensor_split: {len(shares)} shares for {len(self.devices)} devices")
         given = self.sparse_threshold
         thresholds = given if isinstance(given, tuple) else () if given is None else (given,)
         if not all(isinstance(t, (int, float)) and t == t for t in thresholds):

@@ -90,9 +90,11 @@ def open_devices(prepared: Prepared, devices: Devices) -> Prepared:
     if places:
         device = devices.open(DEVICE_KIND)
     overrides = devices.named(options.overrides)
+    several = tuple(devices.open(name) for name in options.devices)
 
     def renamed(setup: Setup) -> Setup:
-        return replace(setup, options=replace(setup.options, overrides=overrides))
+        named = replace(setup.options, overrides=overrides, devices=several)
+        return replace(setup, options=named)
 
     return replace(
         prepared, original=renamed(prepared.original), setup=renamed(prepared.setup), device=device

@@ -180,6 +180,11 @@ def _parts(
     """In the file's order: group, entry of the page table, state, and bytes of a row."""
     for i, layer in _layers(model):
         for name in (f"kv.{i}.{x}" for x, n in (("k", layer.n_k), ("v", layer.n_v)) if n):
+            if name not in states:
+                raise SessionFileError(
+                    "a session of a model whose layers are cut over devices (`split_mode=tensor`) "
+                    "cannot be saved or loaded"
+                )
             for p in header["pages"][layer.group]:
                 if p * PAGE < len(header["tokens"]):
                     yield layer.group, p, name, _row_bytes(kv, layer.group, states[name])

@@ -91,7 +91,8 @@ def copy_page(
             names = [f"ssm.{i}.{name}" for name in layer.sizes]
         else:
             names = [f"kv.{i}.{x}" for x, n in (("k", layer.n_k), ("v", layer.n_v)) if n]
-        for state in map(states.__getitem__, names):
+        # A part or a copy for device k is called `<name>@<k>`.
+        for state in (s for name, s in states.items() if name.partition("@")[0] in names):
             n = state.nbytes // n_pages[group]
             state.write(target * n, state.read(source * n, n))
 

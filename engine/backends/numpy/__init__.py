@@ -12,5 +12,5 @@ __all__ = ["NumpyBackend", "NumpyProgram", "buffers_of", "create", "evaluate", "
 
 
 def create(options: dict[str, Any]) -> NumpyBackend:
-    """There are no options."""
-    return NumpyBackend()
+    """device: its number; there are as many as are asked for."""
+    return NumpyBackend(int(options.get("device") or 0))

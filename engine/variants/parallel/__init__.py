@@ -1,0 +1,5 @@
+"""The parallel variant: one model over several devices."""
+
+from .variant import ParallelVariant
+
+VARIANT = ParallelVariant()

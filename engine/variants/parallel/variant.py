@@ -1,0 +1,133 @@
+"""The parallel variant: layers in turn on several devices, or each layer on all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gguflow.engine.backends.base import Backend
+from gguflow.engine.limits import ALL_LAYERS
+from gguflow.engine.load import ModelSource
+from gguflow.engine.load.offload import check_fits
+from gguflow.engine.options import OptionError, Options
+from gguflow.engine.plan_key import step_key
+from gguflow.engine.planning import Setup, record
+from gguflow.engine.variants.base import Decision, Tools
+from gguflow.models.relullama import ReluLlama
+
+from .cuts import Cuts, decide, shares, sizes
+from .rewrite import TensorSplit
+from .source import with_parts
+
+_TOKENS = 3  # of the graph that cuts are decided by: they are the same for any number
+Overrides = tuple[tuple[str, str], ...]
+
+
+class ParallelVariant:
+    """Models of any kind on `Options.devices`."""
+
+    name = "parallel"
+
+    def applies(self, source: ModelSource) -> bool:
+        return True
+
+    def refuse(self, source: ModelSource, options: Options) -> None:
+        """Nothing: it is there for all."""
+
+    def prepare(self, setup: Setup) -> Setup:
+        options = setup.options
+        if not options.devices:
+            return setup
+        if options.n_gpu_layers not in (0, ALL_LAYERS) or options.vram_budget or options.split:
+            raise OptionError(
+                "`devices` hold the whole model: `n_gpu_layers`, `vram_budget` and `split` have "
+                "nothing to choose"
+            )
+        if (
+            options.split_mode == "tensor"
+            and isinstance(setup.source.arch, ReluLlama)
+            and options.sparse != "off"
+        ):
+            raise OptionError(
+                "`split_mode=tensor`: what a ReLU model skips is known to one device only; use "
+                "`sparse=off` or `split_mode=layer`"
+            )
+        return replace(setup, options=replace(options, n_gpu_layers=0))
+
+    def place(self, original: Setup, setup: Setup, tools: Tools) -> Decision:
+        options = setup.options
+        names = options.devices[:1] if options.split_mode == "none" else options.devices
+        if not names:
+            return Decision(setup)
+        ratios = options.tensor_split[: len(names)] or (1.0,) * len(names)
+        notes: list[str] = []
+        if options.split_mode == "tensor" and len(names) > 1:
+            cuts = decide(record(setup, step_key(_TOKENS, "all", False)), ratios)
+            notes += _cut_notes(setup, cuts)
+            setup = replace(
+                setup,
+                source=with_parts(setup.source, cuts),
+                rewrites=(*setup.rewrites, TensorSplit(cuts)),
+            )
+            rules = device_rules(names)
+        else:
+            n_layer = setup.source.arch.hp.n_layer
+            if n_layer + 1 < len(names):
+                raise OptionError(f"`devices`: {len(names)} for {n_layer} layers and the output")
+            rules = layer_rules(n_layer, names, ratios)
+            notes.append(_layer_note(n_layer, names, ratios))
+        setup = replace(setup, options=replace(options, overrides=(*options.overrides, *rules)))
+        devices = [tools.planner.backends[name] for name in names]
+        _check(setup, tools, devices)
+        return Decision(setup, tuple(notes))
+
+    def again(self, setup: Setup, changed: frozenset[str]) -> Setup:
+        return setup
+
+
+def device_rules(names: Sequence[str]) -> Overrides:
+    """What is called `<name>@<k>` goes to device k, and the rest to the first."""
+    return (*((rf"@{k}$", name) for k, name in enumerate(names)), (".*", names[0]))
+
+
+def layer_rules(n_layer: int, names: Sequence[str], ratios: Sequence[float]) -> Overrides:
+    """Whole layers on each device in these proportions, the output head being one more."""
+    bounds = shares(n_layer + 1, ratios)
+    rules: list[tuple[str, str]] = []
+    for k, name in enumerate(names):
+        layers = range(bounds[k], min(bounds[k + 1], n_layer))
+        if layers:
+            numbers = "|".join(map(str, layers))
+            rules.append((rf"^(?:blk|kv|ssm)\.(?:{numbers})\.", name))
+    return (*rules, (r"^(?:output|logits|sample)", names[-1]), (".*", names[0]))
+
+
+def _check(setup: Setup, tools: Tools, devices: Sequence[Backend]) -> None:
+    plans = tools.planner.largest(setup)
+    for device in devices:
+        if device.memory is not None:
+            check_fits(plans, device)
+
+
+def _layer_note(n_layer: int, names: Sequence[str], ratios: Sequence[float]) -> str:
+    bounds = shares(n_layer + 1, ratios)
+    each = (f"{b - a} on {name}" for name, a, b in zip(names, bounds, bounds[1:], strict=False))
+    return f"layers: {', '.join(each)}"
+
+
+def _cut_notes(setup: Setup, cuts: Cuts) -> list[str]:
+    """What runs on all devices at once, and what could not be cut."""
+    weights = setup.source.weights
+    cut = sum(weights[n].nbytes for n in cuts.weights)
+    every = sum(w.nbytes for w in weights.values() if len(w.shape) > 1)
+    notes = [f"{cut / max(every, 1):.0%} of the weights are cut over {cuts.n} devices"]
+    kinds: dict[str, str] = {}
+    for name, why in cuts.whole.items():
+        kinds.setdefault(name.split(".")[-2], why)
+    if kinds:
+        found = ", ".join(f"{kind} ({why})" for kind, why in kinds.items())
+        notes.append(f"whole on every device, for want of pieces: {found}")
+    uneven = next((sizes(c) for c in cuts.weights.values() if len({*sizes(c)}) > 1), None)
+    if uneven:
+        notes.append(f"parts of unequal size, such as {uneven}")
+    return notes

@@ -1,0 +1,162 @@
+"""One model over several devices: simulated ones, each the reference with memory of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_model import write_tiny
+
+from gguflow.engine.load import open_model
+from gguflow.engine.model import Model
+from gguflow.engine.options import OptionError, Options
+from gguflow.engine.plan_key import step_key
+from gguflow.engine.planning import Setup, record
+from gguflow.engine.sampling import GREEDY
+from gguflow.engine.variants.parallel.cuts import decide, shares
+from gguflow.engine.variants.parallel.variant import layer_rules
+from gguflow.models.base import architectures
+
+IDS = [int(i) for i in np.random.default_rng(7).integers(3, 96, 12)]
+FEW = [("llama", 2), ("llama", 3), ("gemma2", 4), ("qwen3moe", 2), ("gpt-oss", 3),
+       ("deepseek2", 2), ("falcon", 2), ("qwen3next", 2), ("mamba2", 2)]  # fmt: skip
+
+
+def on(path: Path, n: int, mode: str = "tensor", **options: Any) -> Model:
+    names = tuple(f"numpy:{k}" for k in range(n))
+    return Model.load(path, backends=("numpy",), devices=names, split_mode=mode, **options)
+
+
+def nmse(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(((found - expected) ** 2).sum() / (expected**2).sum())
+
+
+def check(path: Path, n: int) -> Model:
+    expected = Model.load(path, backends=("numpy",)).logits(IDS)
+    model = on(path, n)
+    found = model.logits(IDS)
+    assert nmse(found, expected) < 1e-7
+    assert np.array_equal(on(path, n).logits(IDS), found)  # from run to run
+    return model
+
+
+@pytest.mark.parametrize(("arch", "n"), FEW)
+def test_parts_make_the_whole(arch: str, n: int, tmp_path: Path) -> None:
+    check(write_tiny(tmp_path / "m.gguf", arch, gain=2.0), n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", (2, 3, 4, 8))
+@pytest.mark.parametrize("arch", sorted(architectures()))
+def test_every_family(arch: str, n: int, tmp_path: Path) -> None:
+    check(write_tiny(tmp_path / "m.gguf", arch, gain=2.0), n)
+
+
+def test_heads_of_eight_devices(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", n_head=8, n_head_kv=8, n_ff=64)
+    model = check(path, 8)
+    widths = {t.shape[1] for name, t in states(model).items() if name.startswith("kv.0.k")}
+    assert len(states(model)) % 8 == 0 and len(widths) == 1
+
+
+def states(model: Model) -> dict[str, Any]:
+    g = record(model.resolved.setup, step_key(1, "last", False))
+    return {n: t for n, t in g.leaves.items() if t.role.name == "STATE"}
+
+
+def test_a_device_loads_its_part_alone(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", n_ff=96)
+    model = on(path, 2, tensor_split=(2.0, 1.0))
+    model.logits(IDS)
+    shape = {
+        name: source.shape for name, source in model.resolved.setup.source.weights.items()
+    }
+    assert shape["blk.0.ffn_up.weight@0"][0] == 64
+    assert shape["blk.0.ffn_down.weight@1"][1] == 32
+    loaded = set(model.weights.buffers)
+    assert "blk.0.ffn_up.weight@1" in loaded and "blk.0.ffn_up.weight" not in loaded
+    spaces = {p.placement.of[t] for p in [model.plan(step_key(1, "last", True))]
+              for t in p.placement.of if t.name == "blk.0.ffn_up.weight@1"}  # fmt: skip
+    assert spaces == {"numpy:1"}
+
+
+def test_blocks_of_quantized_columns_stay_whole(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", dtype="q4_K", n_embd=256, n_head=4, n_head_kv=4,
+                      head_dim=64, head_dim_v=64, n_ff=768)  # fmt: skip
+    setup = Setup(open_model(path), Options()).under(Options())
+    cuts = decide(record(setup, step_key(3, "all", False)), (1.0, 1.0))
+    assert cuts.weights["blk.0.ffn_down.weight"].bounds == (0, 512, 768)
+    assert cuts.weights["blk.0.ffn_gate.weight"].bounds == (0, 512, 768)
+    # All 4 heads of 64 lie in one block of columns of what follows them.
+    assert "blk.0.attn_q.weight" in cuts.whole
+    check(path, 2)
+
+
+def test_the_output_is_cut_where_it_is_large(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf")
+    setup = Setup(open_model(path), Options()).under(Options())
+    g = record(setup, step_key(3, "all", True))
+    assert "output.weight" not in decide(g, (1.0, 1.0)).weights
+    assert decide(g, (1.0, 1.0), least=0).weights["output.weight"].joined
+
+
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+def test_many_sequences_with_shared_pages(mode: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0)
+    head = [3 + i % 90 for i in range(70)]  # more than a page
+    prompts = [[*head, 5], [*head, 6], [*head, 5, 7]]
+    alone = Model.load(path, backends=("numpy",), n_ctx=128)
+    expected = [list(alone.new_session().generate(p, 6, GREEDY)) for p in prompts]
+    model = on(path, 2, mode, n_ctx=128, n_seqs=2)
+    found = [list(model.new_session().generate(p, 6, GREEDY)) for p in prompts]
+    assert found == expected
+    session = model.new_session()
+    list(session.generate(prompts[0], 3, GREEDY))
+    session.rewind(68)
+    assert list(session.generate(prompts[1], 6, GREEDY)) == expected[1]
+
+
+def test_layers_in_turn(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0, n_layer=3)
+    expected = Model.load(path, backends=("numpy",)).logits(IDS)
+    model = on(path, 2, "layer")
+    assert np.array_equal(model.logits(IDS), expected)
+    placed = model.plan(step_key(1, "last", True)).placement.of
+    at = {t.name: backend for t, backend in placed.items()}
+    assert at["blk.0.attn_q.weight"] == at["kv.1.k"] == "numpy"
+    assert at["blk.2.attn_q.weight"] == at["kv.2.v"] == at["output.weight"] == "numpy:1"
+    assert "layers: 2 on numpy, 2 on numpy:1" in model.notes
+
+
+def test_shares() -> None:
+    assert shares(8, (1, 1)) == (0, 4, 8)
+    assert shares(5, (3, 1)) == (0, 4, 5)
+    assert shares(3, (100, 1, 1)) == (0, 1, 2, 3)
+    assert layer_rules(2, ("a", "b"), (1, 1))[0] == (r"^(?:blk|kv|ssm)\.(?:0|1)\.", "a")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"devices": ("numpy:0", "numpy:0")}, "each once"),
+        ({"split_mode": "rows"}, "split_mode 'rows'"),
+        ({"devices": ("numpy:0", "numpy:1"), "tensor_split": (1.0,)}, "1 shares for 2 devices"),
+        ({"devices": ("numpy:0",), "tensor_split": (0.0,)}, "numbers above 0"),
+        ({"devices": ("numpy:0", "numpy:1"), "n_gpu_layers": 1}, "`n_gpu_layers`"),
+        ({"devices": tuple(f"numpy:{k}" for k in range(9)), "split_mode": "layer"}, "9 for"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=words):
+        Model.load(write_tiny(tmp_path / "m.gguf"), backends=("numpy",), **options)
+
+
+def test_relu_models_are_refused_in_parts(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "relullama")
+    with pytest.raises(OptionError, match="sparse=off"):
+        on(path, 2)
+    check_layers = on(path, 2, "layer", sparse="exact").logits(IDS)
+    expected = Model.load(path, backends=("numpy",), sparse="exact").logits(IDS)
+    assert np.array_equal(check_layers, expected)

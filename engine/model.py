@@ -201,7 +201,7 @@ class Model:
         `load` does, MemoryError for one that has no room beside this one, and SpeculationError for
         another vocabulary.
 
-        model.speculate(Speculation(draft=model.load_draft("bundled")))
+            model.speculate(Speculation(draft=model.load_draft("bundled")))
         """
         source = path if isinstance(path, ModelSource) else open_model(draft_path(path))
         options = draft_options(self.options, self.n_gpu_layers, changes)
@@ -388,9 +388,9 @@ class Model:
         `GenerateOptions`. Raises ContextError when the prompt does not fit, TypeError and
         ValueError for arguments that cannot be used, and what a processor raises.
 
-        for piece in model.generate("Once", max_tokens=20, stop=["\n"], logprobs=3, seed=1):
-            print(piece, piece.ids, piece.logprobs)
-        print(piece.finish_reason, piece.timings)
+            for piece in model.generate("Once", max_tokens=20, stop=["end"], logprobs=3, seed=1):
+                print(piece, piece.ids, piece.logprobs)
+            print(piece.finish_reason, piece.timings)
         """
         asked = self._ask(prompt, max_tokens, settings, stop_at_eog, options)
         return stream(session or self.session, asked)
@@ -406,8 +406,8 @@ class Model:
         """`generate` for asyncio. Streams at the same time are computed together, over a cache of
         their own; leaving one early ends it.
 
-        async for piece in model.astream("Once upon a time", max_tokens=20):
-            print(piece, end="")
+            async for piece in model.astream("Once upon a time", max_tokens=20):
+                print(piece, end="")
         """
         asked = self._ask(prompt, max_tokens, settings, stop_at_eog, options)
         if self._streams is None:

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h)
 
-.PHONY: demo test slow lint format types check docs clean
+.PHONY: demo test slow lint format types layout check docs site wheels clean
 
 demo: $(VENV)/installed
 	$(BIN)/gguflow generate -p "Once upon a time" -n 200 --repeat-penalty 1.1
@@ -29,13 +29,24 @@ format: $(VENV)/installed-dev
 		kernels/cuda/*.cu kernels/cuda/*.cuh
 
 # mypy follows imports by name; the sources lie at the top level, so give it the installed layout.
-types: $(VENV)/installed-dev
+types: $(VENV)/installed-dev layout
+	$(BIN)/mypy -p gguflow
+
+layout:
 	@rm -rf .types && mkdir -p .types/gguflow
 	@for f in src/gguflow/*; do ln -s ../../$$f .types/gguflow/; done
 	@for p in engine kernels models cli server; do ln -s ../../$$p .types/gguflow/$$p; done
-	$(BIN)/mypy -p gguflow
 
 check: lint types test
+
+# The documentation as a site, in build/site; a broken link or reference is an error.
+site: $(VENV)/installed-docs layout
+	$(BIN)/mkdocs build --quiet
+
+# Wheels for every platform, in dist/, with one compiler: see .ci/wheels.
+wheels: $(BIN)/pip
+	$(BIN)/python -m pip install -q ziglang auditwheel wheel scikit-build-core ninja cmake
+	$(BIN)/python .ci/wheels
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m gguflow.engine.ops --write docs/ops.md
@@ -52,6 +63,12 @@ $(VENV)/installed: $(BIN)/pip $(NATIVE)
 $(VENV)/installed-dev: $(BIN)/pip $(NATIVE)
 	$(BIN)/python -m pip install -q -e ".[dev]"
 	@touch $@ $(VENV)/installed
+
+# Not the project itself, whose kernels would be built again.
+$(VENV)/installed-docs: $(BIN)/pip pyproject.toml
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']\
+	['optional-dependencies']['docs'], sep='\n')" | xargs $(BIN)/python -m pip install -q
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build .types .pytest_cache .mypy_cache .ruff_cache .hypothesis

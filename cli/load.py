@@ -144,6 +144,8 @@ def load_weights(model: Model, quiet: bool = False) -> None:
     warn_of_context(model.source, model.options.n_ctx)
     with Bar(f"loading {Path(model.source.path).name}") as bar:
         model.load_weights(bar.update)
+    for line in model.weights.notes:
+        note(line)
 
 
 def gpu(model: Model) -> Backend | None:

@@ -181,6 +181,11 @@ def add_engine(p: ArgumentParser) -> None:
     )
     g.add_argument("--no-fuse", action="store_true", help="run every op by itself, to bisect")
     g.add_argument(
+        "--no-weight-cache",
+        action="store_true",
+        help="do not keep repacked weights on the disk for the next start, nor look for them",
+    )
+    g.add_argument(
         "--no-warmup", action="store_true", help="no effect here: generation has no warmup run"
     )
 
@@ -302,6 +307,7 @@ def engine_options(args: Namespace) -> Options:
         k_type=dtype_by_name(args.cache_type_k),
         v_type=dtype_by_name(args.cache_type_v),
         fuse=not args.no_fuse,
+        weight_cache=not args.no_weight_cache,
         n_gpu_layers=args.gpu_layers,
         lora=tuple(args.lora),
         **placement(args),

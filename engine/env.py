@@ -3,12 +3,13 @@
 | variable | values | meaning |
 |---|---|---|
 | GGUFLOW_API_KEY | text | a key of `gguflow serve`, besides those of its file |
-| GGUFLOW_CACHE_DIR | directory | GPU kernels, and what was measured of ReLU models |
+| GGUFLOW_CACHE_DIR | directory | repacked weights, GPU kernels, what was measured of ReLU models |
 | GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16 | use this CPU library, not the best one |
 | GGUFLOW_CPU_PIN | 0, 1 | pin worker threads (default 1); of several processes the first does |
 | GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 1000) |
 | GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |
 | GGUFLOW_LINK | 0, 1 | run the host's and the device's part of a plan side by side (default 1) |
+| GGUFLOW_WEIGHT_CACHE | GiB | most that repacked weights take on the disk (default 16); 0: none |
 | LLAMA_CACHE | directory | where llama.cpp keeps models (~/.cache/llama.cpp) |
 | OLLAMA_MODELS | directory | where ollama keeps models (~/.ollama/models) |
 | XDG_CACHE_HOME | directory | where caches are, gguflow's too unless told otherwise (~/.cache) |
@@ -43,7 +44,8 @@ def api_key() -> str:
 
 
 def cache_dir() -> Path:
-    """Where compiled GPU kernels and files of sparse models are kept; it need not exist."""
+    """Where repacked weights, compiled GPU kernels and files of sparse models are kept; it need not
+    exist."""
     if chosen := os.environ.get("GGUFLOW_CACHE_DIR", "").strip():
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()  # XDG base directory specification
@@ -79,9 +81,14 @@ def cpu_spin() -> int:
     return _int("GGUFLOW_CPU_SPIN", 1_000, 0, 1_000_000_000)
 
 
+def weight_cache_bytes() -> int:
+    """Most bytes that repacked weights may take on the disk; 0 to keep none."""
+    return _int("GGUFLOW_WEIGHT_CACHE", 16, 0, 1 << 20) << 30
+
+
 def check() -> None:
     """Raises EnvError for a variable that cannot be used, before work is done."""
-    cpu_pin(), cpu_spin(), debug(), link()
+    cpu_pin(), cpu_spin(), debug(), link(), weight_cache_bytes()
 
 
 def debug() -> bool:

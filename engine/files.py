@@ -10,21 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_SUFFIX = ".part"
+PART = ".part"  # how the names of unfinished files end
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str], durable: bool = True) -> Iterator[Path]:
+def whole_file(
+    path: str | os.PathLike[str], durable: bool = True, mode: int | None = None
+) -> Iterator[Path]:
     """The name of an empty file to write instead of `path`, which takes its place at the end.
 
     It lies beside the target, under a name that nobody can have prepared. At the end it is on the
     disk before it gets its name; a file that was there before gives it its mode. Should the body
     raise, or the process be killed, `path` is as it was; what a killed one left behind is removed
     when the same path is written again. A symbolic link is followed. durable: else it need not
-    outlive a power cut, which spares waiting for the disk. Raises OSError.
+    outlive a power cut, which spares waiting for the disk. mode: instead. Raises OSError.
     """
     target = Path(os.path.realpath(path))
-    mode = _mode(target)
+    mode = _mode(target) if mode is None else mode
     _remove_leftovers(target)
     part, fd = _new_part(target)
     try:
@@ -50,7 +52,7 @@ def whole_file(path: str | os.PathLike[str], durable: bool = True) -> Iterator[P
 def _new_part(target: Path) -> tuple[Path, int]:
     """A new file beside the target that is locked, and its descriptor."""
     while True:
-        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}{_SUFFIX}")
+        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}{PART}")
         fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o600)
         _lock(fd, wait=True)
         # Before that another writer may have taken it for a leftover.
@@ -75,10 +77,20 @@ def _remove_leftovers(target: Path) -> None:
     head = f".{target.name}."
     with suppress(OSError):
         for name in os.listdir(target.parent):
-            middle = name[len(head) : -len(_SUFFIX)]
-            if name.startswith(head) and name.endswith(_SUFFIX) and len(middle) == 16:
-                with suppress(OSError):
-                    _remove_if_free(target.with_name(name))
+            middle = name[len(head) : -len(PART)]
+            if name.startswith(head) and name.endswith(PART) and len(middle) == 16:
+                remove_part(target.with_name(name))
+
+
+def remove_part(part: Path) -> bool:
+    """Remove an unfinished file that no process is writing; whether it is gone."""
+    try:
+        _remove_if_free(part)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _remove_if_free(part: Path) -> None:

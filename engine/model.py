@@ -34,6 +34,7 @@ from gguflow.engine.load import (
     ModelSource,
     Progress,
     WeightStore,
+    keeper_of,
     open_model,
     weight_users,
 )
@@ -65,11 +66,11 @@ from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.serving.request import POOLINGS, Pooling
 from gguflow.engine.serving.speculation import Speculation, check_draft
 from gguflow.engine.session import Session
-from gguflow.engine.streams import Streams
 from gguflow.models.base import Architecture, HParams, ModelError
 from gguflow.models.batch import CacheSize
 
 if TYPE_CHECKING:
+    from gguflow.engine.streams import Streams
     from gguflow.models.chat import ChatTemplate
     from gguflow.models.tokenizer import Tokenizer
 
@@ -107,7 +108,7 @@ class Model:
     def _trial(self, setup: Setup, ids: Sequence[int]) -> Iterator[Sequence[np.ndarray]]:
         """Load a model that is set up and run a sequence of tokens: the outputs of every piece."""
         model = self._of(Resolved(setup))
-        model.load_weights()
+        model.load_weights(keep=False)
         yield from model.outputs(ids)
 
     def outputs(self, ids: Sequence[int]) -> Iterator[Sequence[np.ndarray]]:
@@ -178,7 +179,7 @@ class Model:
         other.weights = self.weights
         if self.weights.buffers and resolved.setup.source is not self.source:
             other.weights = self.weights.fork()
-            other.load_weights()
+            other.load_weights(keep=False)
         return other
 
     def speculate(self, speculation: Speculation | None) -> None:
@@ -200,7 +201,7 @@ class Model:
         `load` does, MemoryError for one that has no room beside this one, and SpeculationError for
         another vocabulary.
 
-        model.speculate(Speculation(draft=model.load_draft("bundled")))
+            model.speculate(Speculation(draft=model.load_draft("bundled")))
         """
         source = path if isinstance(path, ModelSource) else open_model(draft_path(path))
         options = draft_options(self.options, self.n_gpu_layers, changes)
@@ -260,16 +261,18 @@ class Model:
         """What a generation runs: a full piece of a prompt, then single tokens."""
         return self._planner.largest(self.setup)
 
-    def load_weights(self, progress: Progress | None = None) -> None:
-        """Bring the weights to their backends. Done once, by `load`."""
+    def load_weights(self, progress: Progress | None = None, keep: bool = True) -> None:
+        """Bring the weights to their backends. Done once, by `load`. keep: repacked ones are looked
+        for, and kept, on the disk, unless `Options.weight_cache` says otherwise."""
         for device in self.backends.values():
             if device.memory is not None and not self.weights.buffers:
                 b = needed(self.largest_plans(), device)
                 device.memory.reserve(b.total, b.scratch)
         plan = self.plan(token_key())
+        keeper = keeper_of(self.source) if keep and self.options.weight_cache else None
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
-            lambda t: self.backends[plan.placement.of[t]], progress,
+            lambda t: self.backends[plan.placement.of[t]], progress, keeper,
         )  # fmt: skip
 
     def repacked_bytes(self) -> dict[str, int]:
@@ -385,9 +388,9 @@ class Model:
         `GenerateOptions`. Raises ContextError when the prompt does not fit, TypeError and
         ValueError for arguments that cannot be used, and what a processor raises.
 
-        for piece in model.generate("Once", max_tokens=20, stop=["\n"], logprobs=3, seed=1):
-            print(piece, piece.ids, piece.logprobs)
-        print(piece.finish_reason, piece.timings)
+            for piece in model.generate("Once", max_tokens=20, stop=["end"], logprobs=3, seed=1):
+                print(piece, piece.ids, piece.logprobs)
+            print(piece.finish_reason, piece.timings)
         """
         asked = self._ask(prompt, max_tokens, settings, stop_at_eog, options)
         return stream(session or self.session, asked)
@@ -403,11 +406,13 @@ class Model:
         """`generate` for asyncio. Streams at the same time are computed together, over a cache of
         their own; leaving one early ends it.
 
-        async for piece in model.astream("Once upon a time", max_tokens=20):
-            print(piece, end="")
+            async for piece in model.astream("Once upon a time", max_tokens=20):
+                print(piece, end="")
         """
         asked = self._ask(prompt, max_tokens, settings, stop_at_eog, options)
         if self._streams is None:
+            from gguflow.engine.streams import Streams  # asyncio is a tenth of a start
+
             self._streams = Streams(self)
         return self._streams.generate(asked)
 

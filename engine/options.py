@@ -60,6 +60,7 @@ class OptionFields(TypedDict, total=False):
     vram_budget: int
     split: str
     lora: tuple[tuple[str, float], ...]
+    weight_cache: bool
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Options:
     vram_budget: bytes of device memory to use in all, 0 for no limit: a ReLU model's attention goes
         there, and as many of its neurons as fit. split: a file that says which neurons.
     lora: adapter files and the factor of each, for requests that give none of their own.
+    weight_cache: whether weights that are repacked for the processor are kept on the disk, where
+        the next start finds them.
     """
 
     n_ctx: int = 0
@@ -112,6 +115,7 @@ class Options:
     vram_budget: int = 0
     split: str = ""
     lora: tuple[tuple[str, float], ...] = ()
+    weight_cache: bool = True
 
     def with_fields(self, changes: OptionFields) -> Options:
         """The same with other values for some fields. Raises TypeError for names that are none."""
@@ -141,6 +145,7 @@ class Options:
             object.__setattr__(self, name, _cache_type(name, getattr(self, name)))
         for name, kind, what in (
             ("fuse", bool, "True or False"),
+            ("weight_cache", bool, "True or False"),
             ("predictor", str, "a file's name"),
             ("split", str, "a file's name"),
             ("isa", str | None, "a name or None"),
@@ -184,6 +189,7 @@ def draft_options(o: Options, n_gpu_layers: int, changes: OptionFields) -> Optio
         n_threads=o.n_threads,
         n_threads_batch=o.n_threads_batch,
         fuse=o.fuse,
+        weight_cache=o.weight_cache,
         device=o.device,
         n_gpu_layers=ALL_LAYERS if n_gpu_layers else 0,
     ).with_fields(changes)

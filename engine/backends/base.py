@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -254,6 +254,25 @@ class Converter(Protocol):
         """uint8 bytes of rows of n elements -> float32 [rows, n]."""
 
 
+class Packer(Protocol):
+    """Weights in a backend's own layout, in memory that somebody else keeps: of the host.
+
+    n_threads: that it works with.
+    """
+
+    n_threads: int
+
+    def layout(self, dtypes: Iterable[DType]) -> str:
+        """Names the layout of matrices of these types: another text where the bytes would be
+        others, or where kernels would read them otherwise."""
+
+    def pack(self, weight: Tensor, raw: np.ndarray, out: np.ndarray) -> None:
+        """A weight's bytes (uint8) in that layout to `out`, uint8 [packed bytes]."""
+
+    def buffer(self, data: np.ndarray) -> Buffer:
+        """Packed bytes, which stay where they are, as a buffer."""
+
+
 class Backend(ABC):
     """One device and the kernels for it.
 
@@ -276,6 +295,8 @@ class Backend(ABC):
     rival: Callable[[Tensor, Memory], Rival | None] | None = None
     # Seconds that a node is expected to take, without running anything.
     costs: Callable[[Tensor], float] | None = None
+    # Packs weights to where they can be kept.
+    packer: Packer | None = None
     # The native quantizers.
     converter: Callable[[], Converter] | None = None
 

@@ -27,6 +27,7 @@ def file_kind(mode: int) -> str | None:
 
 class MappedFile:
     """`bytes` is the whole file as a read-only uint8 array over the mapping; nothing is read yet.
+    `status` is what the system said of it when it was opened.
 
     Arrays sliced from it keep the mapping alive: `close` lets go of it, and the memory is unmapped
     when the last of them is gone. As with any mapping, a file that somebody else cuts short while
@@ -43,7 +44,7 @@ class MappedFile:
             found = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
             raise GgufError(path, "file", found[:1].lower() + found[1:], "a GGUF file") from None
         try:
-            status = os.fstat(fd)
+            status = self.status = os.fstat(fd)
             if kind := file_kind(status.st_mode):
                 raise GgufError(path, "file", kind, "a GGUF file")
             if not status.st_size:

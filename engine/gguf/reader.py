@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from .mapping import MappedFile
 from .shards import check_shards, shard_paths
 from .tensors import TensorInfo
 from .values import Typed, kind_matches, kind_name
+
+_SAMPLE, _SAMPLES = 4096, 16  # of a file's contents, for its identity
 
 
 class GgufFile:
@@ -177,6 +180,20 @@ class GgufFile:
         """
         info, file = self._tensor(name)
         file.advise(info.offset, info.nbytes, advice)
+
+    def identity(self) -> str:
+        """A text that changes with the files: sizes, times of change, inodes, and samples of the
+        contents for systems whose times say little. Reads no more than 64 KiB of each."""
+        digest = sha256()
+        for path, file in self._files.items():
+            s = file.status
+            digest.update(repr((path == self.path, s.st_size, s.st_mtime_ns, s.st_ino)).encode())
+            if os.name == "posix":  # elsewhere it is the time of creation
+                digest.update(repr(s.st_ctime_ns).encode())
+            step = max(1, (file.bytes.size - _SAMPLE) // (_SAMPLES - 1))
+            for at in range(0, file.bytes.size, step):
+                digest.update(file.bytes[at : at + _SAMPLE].tobytes())
+        return digest.hexdigest()
 
     # -- closing -------------------------------------------------------------------------------
 

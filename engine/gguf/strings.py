@@ -52,6 +52,12 @@ class StringArray(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.tolist())
 
+    def spans(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The bytes they are stored in, uint8, and where each string begins and ends, int64 [n];
+        between two of them are lengths."""
+        bounds = np.frombuffer(self._bounds, f"i{self._bounds.itemsize}").astype(np.int64)
+        return np.frombuffer(self._stored, np.uint8), bounds[:-1] + _PREFIX, bounds[1:]
+
     def tolist(self) -> list[str]:
         """All strings."""
         stored, bounds = self._stored, self._bounds

@@ -22,6 +22,18 @@ from . import powerinfer
 
 
 @dataclass(frozen=True, eq=False)
+class FileBytes:
+    """Reads a weight of a file. origin: what the bytes follow from, the file given: the same text
+    for the same bytes. A weight that is made in another way has another reader."""
+
+    origin: str
+    fn: Callable[[], np.ndarray]
+
+    def __call__(self) -> np.ndarray:
+        return self.fn()
+
+
+@dataclass(frozen=True, eq=False)
 class WeightSource:
     """One weight as the engine will hold it, and where its bytes come from.
 
@@ -46,7 +58,8 @@ class ModelSource:
     """A model before any memory is spent on it.
 
     notes: what the user should know: conversions, ignored tensors. activity: of random weights made
-    so, by layer how probable it is that each neuron fires, float64 [n_ff].
+    so, by layer how probable it is that each neuron fires, float64 [n_ff]. identity: of the file,
+    see `GgufFile.identity`.
     """
 
     path: str
@@ -56,6 +69,7 @@ class ModelSource:
     notes: tuple[str, ...]
     n_bytes: int
     activity: Callable[[], Sequence[np.ndarray]] | None = None
+    identity: Callable[[], str] | None = None
 
 
 def open_model(path: str | Path) -> ModelSource:
@@ -106,7 +120,9 @@ def open_model(path: str | Path) -> ModelSource:
     if unused := [n for n in f.tensors if n not in used]:
         shown = ", ".join(unused[:4]) + (" ..." if len(unused) > 4 else "")
         notes.append(f"{len(unused)} tensors are not used by {cls.name}: {shown}")
-    return ModelSource(str(path), f.metadata, arch, weights, tuple(notes), f.n_bytes)
+    return ModelSource(
+        str(path), f.metadata, arch, weights, tuple(notes), f.n_bytes, identity=f.identity
+    )
 
 
 def _arch_name(magic: str, metadata: Mapping[str, Any]) -> str:
@@ -161,7 +177,9 @@ def _rows(whole: WeightSource, spec: WeightSpec) -> WeightSource:
     def read() -> np.ndarray:
         return whole.read().reshape(whole.shape[0], -1)[start : start + n].reshape(-1)
 
-    return replace(whole, name=spec.name, shape=spec.shape, read=read)
+    assert isinstance(whole.read, FileBytes)
+    origin = f"{whole.read.origin} rows {start} {n}"
+    return replace(whole, name=spec.name, shape=spec.shape, read=FileBytes(origin, read))
 
 
 # Types with kernels; every other type is dequantized to one of these while loading.
@@ -189,9 +207,9 @@ def file_weight(f: Any, info: Any, plain: bool = False) -> WeightSource:
             values = to_f32(raw, shape)
             return np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
 
-        return WeightSource(name, F32, shape, read_f32, release)
+        return WeightSource(name, F32, shape, FileBytes(f"{name} f32", read_f32), release)
     if info.dtype.name in COMPUTE_TYPES:
-        return WeightSource(name, info.dtype, shape, lambda: raw, release)
+        return WeightSource(name, info.dtype, shape, FileBytes(name, lambda: raw), release)
 
     # Q8_0 keeps what a low-bit type holds (its own error is far below theirs) at half F16's size.
     target = dtype_by_name("q8_0") if shape[-1] % 32 == 0 else F16
@@ -211,7 +229,8 @@ def file_weight(f: Any, info: Any, plain: bool = False) -> WeightSource:
             out[r * row_out : (r + n) * row_out] = block.view(np.uint8).reshape(-1)
         return out
 
-    return WeightSource(name, target, shape, read_converted, release, convert=info.dtype.name)
+    read = FileBytes(f"{name} {target.name}", read_converted)
+    return WeightSource(name, target, shape, read, release, convert=info.dtype.name)
 
 
 def _dequantizer(info: Any) -> Callable[[np.ndarray, tuple[int, ...]], np.ndarray]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
+
+from gguflow.engine.backends.base import Backend, Buffer, Packer
 from gguflow.engine.compile import Plan
 from gguflow.engine.graph import Tensor
 
-from .source import WeightSource
+from .kept import LEAST, Item, Keeper
+from .source import FileBytes, WeightSource
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what
 
@@ -20,6 +25,7 @@ class WeightStore:
         self.buffers: dict[str, Any] = {}
         self.packed: set[str] = set()
         self.repacked_bytes: dict[str, int] = {}  # by memory space
+        self.notes: tuple[str, ...] = ()  # what the user should know of loading them
 
     def fork(self) -> WeightStore:
         """A store with the same weights, to which others can be added."""
@@ -33,32 +39,75 @@ class WeightStore:
         sources: Mapping[str, WeightSource],
         leaves: Iterable[Tensor],
         users: Mapping[Tensor, list[Tensor]],
-        backend_of: Callable[[Tensor], Any],
+        backend_of: Callable[[Tensor], Backend],
         progress: Progress | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         """Bring the weights `leaves` to their backends, repacked where the backend wants it;
-        those held in the form wanted stay."""
+        those held in the form wanted stay. keeper: finds repacked ones of an earlier start, and
+        keeps them for the next."""
         todo = []
         for t in leaves:
             packed_bytes = backend_of(t).packed_bytes(t, users.get(t, []))
             held = t.name in self.buffers and (t.name in self.packed) == (packed_bytes > 0)
             if not held:
                 todo.append((t, packed_bytes))
-        total, done = sum(t.nbytes for t, _ in todo), 0
-        for t, packed_bytes in todo:
-            backend, source = backend_of(t), sources[t.name]
-            self.packed.discard(t.name)
-            if progress:
-                progress(done, total, t.name)
-            self.buffers[t.name] = backend.load_weight(t, source.read(), packed_bytes > 0)
-            if packed_bytes:
-                self.packed.add(t.name)
-                space = backend.space
-                self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
-                source.release()
-            done += t.nbytes
+        with ExitStack() as stack:
+            kept, rooms = _kept(todo, sources, backend_of, keeper, stack) if keeper else ({}, {})
+            total, done = sum(t.nbytes for t, _ in todo), 0
+            for t, packed_bytes in todo:
+                backend, source = backend_of(t), sources[t.name]
+                self.packed.discard(t.name)
+                if progress:
+                    progress(done, total, t.name)
+                if t.name in kept:
+                    self.buffers[t.name] = kept[t.name]
+                elif t.name in rooms:
+                    self.buffers[t.name] = _pack(t, source, backend, rooms[t.name])
+                else:
+                    self.buffers[t.name] = backend.load_weight(t, source.read(), packed_bytes > 0)
+                if packed_bytes:
+                    self.packed.add(t.name)
+                    space = backend.space
+                    self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
+                    source.release()
+                done += t.nbytes
         if progress:
             progress(total, total, "")
+        self.notes = tuple(keeper.notes) if keeper else ()
+
+
+def _kept(
+    todo: Iterable[tuple[Tensor, int]],
+    sources: Mapping[str, WeightSource],
+    backend_of: Callable[[Tensor], Backend],
+    keeper: Keeper,
+    stack: ExitStack,
+) -> tuple[dict[str, Buffer], dict[str, np.ndarray]]:
+    """What is kept of repacked weights, as buffers, and rooms for those that will be."""
+    kept: dict[str, Buffer] = {}
+    rooms: dict[str, np.ndarray] = {}
+    items: dict[Packer, list[Item]] = {}
+    for t, packed_bytes in todo:
+        packer = backend_of(t).packer
+        from_file = isinstance(sources[t.name].read, FileBytes)
+        if packed_bytes and packer is not None and from_file and backend_of(t).memory is None:
+            items.setdefault(packer, []).append(Item(t, sources[t.name], packed_bytes))
+    for packer, of_packer in items.items():
+        if sum(i.n_bytes for i in of_packer) < LEAST:
+            continue
+        if found := keeper.find(of_packer, packer):
+            kept |= {name: packer.buffer(data) for name, data in found.items()}
+        elif making := keeper.keep(of_packer, packer):
+            stack.enter_context(making)
+            rooms |= {i.tensor.name: making.room(i.tensor.name) for i in of_packer}
+    return kept, rooms
+
+
+def _pack(t: Tensor, source: WeightSource, backend: Backend, room: np.ndarray) -> Buffer:
+    assert backend.packer is not None
+    backend.packer.pack(t, source.read(), room)
+    return backend.packer.buffer(room)
 
 
 def weight_users(plan: Plan) -> dict[Tensor, list[Tensor]]:

@@ -1,29 +1,32 @@
-"""BPE tokenizers (`tokenizer.ggml.model` = "gpt2" and kin), through the tokenizers library.
+"""BPE tokenizers (`tokenizer.ggml.model` = "gpt2" and kin).
 
-Merges are of bytes, or of characters where the family's rules say so (Gemma 4).
+Words are cut by the tokenizers library. It merges them too where there is much text; taking in the
+merges of a large vocabulary costs it half a second and 150 MB, so until then they are merged by
+`merges`, to the same tokens. Merges are of bytes, or of characters where the family's rules say so
+(Gemma 4).
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from operator import methodcaller
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from gguflow.engine.gguf import GgufError
-
+from .merges import MERGES, Merges
 from .metadata import Metadata
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .special import Defaults
 from .vocab import VERBATIM, Vocab
 
-MERGES = "tokenizer.ggml.merges"
 PRE = "tokenizer.ggml.pre"
 
 _SPACE = "\u2581"
 _LINE_BREAKS = re.compile("(\n+)")
+# Characters merged in Python, at ten microseconds or so, before the library is worth its start, and
+# of one text before it is cut into a list of words.
+_FEW, _SHORT = 40_000, 100_000
 
 _log = logging.getLogger(__name__)
 
@@ -47,20 +50,17 @@ class BpeModel:
     prefix_space = False
 
     def __init__(self, metadata: Metadata, vocab: Vocab) -> None:
-        self._vocab = vocab
-        rules = _pre_tokenizer(metadata)
-        merges = _read_merges(metadata)
-        try:
-            model = models.BPE(vocab.ids, merges, ignore_merges=rules.ignore_merges,
-                               byte_fallback=rules.raw)  # fmt: skip
-        except Exception as error:  # the library raises bare Exception
-            raise _merge_error(metadata, vocab, merges, error) from error
+        self._metadata, self._vocab = metadata, vocab
+        self._rules = rules = _pre_tokenizer(metadata)
         self._raw = rules.raw
-        self._tokenizer = tokenizers.Tokenizer(model)
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        self._cutter = pre_tokenizers.Sequence(
             [rules.splitter(), *([] if rules.raw else [byte_level])]
         )
+        self._merges = Merges(metadata, vocab)
+        self._library: tokenizers.Tokenizer | None = None
+        self._words: dict[str, list[int]] = {}
+        self._n_merged = 0  # characters
 
     @staticmethod
     def defaults(metadata: Metadata) -> Defaults:
@@ -70,13 +70,53 @@ class BpeModel:
     def encode(self, text: str, after_special: bool) -> list[int]:
         """Ids of one fragment of text."""
         if not self._raw:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return self._ids(text)
         ids: list[int] = []
         for part in filter(None, _LINE_BREAKS.split(text.replace(" ", _SPACE))):
             whole = self._vocab.ids.get(part) if part[0] == "\n" else None
-            ids += (self._tokenizer.encode(part, add_special_tokens=False).ids
-                    if whole is None else [whole])  # fmt: skip
+            ids += self._ids(part) if whole is None else [whole]
         return ids
+
+    def _ids(self, text: str) -> list[int]:
+        if self._library is None and len(text) <= _SHORT and self._n_merged <= _FEW:
+            words = self._cutter.pre_tokenize_str(text)
+            return [i for word, _ in words for i in (self._words.get(word) or self._word(word))]
+        if self._library is None:
+            self._library = self._take_in()
+            self._words = {}
+        return self._library.encode(text, add_special_tokens=False).ids
+
+    def _word(self, word: str) -> list[int]:
+        """Tokens of a word that was not seen before."""
+        known = self._vocab.ids
+        if self._rules.ignore_merges and word in known:
+            ids = [known[word]]
+        else:
+            self._n_merged += len(word)
+            ids = self._merges.merge([i for char in word for i in self._character(char)])
+        self._words[word] = ids
+        return ids
+
+    def _character(self, char: str) -> list[int]:
+        """Its token, or those of its bytes; a character without any is left out."""
+        token = self._vocab.ids.get(char)
+        if token is not None:
+            return [token]
+        found = [self._vocab.ids.get(f"<0x{b:02X}>") for b in char.encode()] if self._raw else []
+        ids = [i for i in found if i is not None]
+        return ids if len(ids) == len(found) else []
+
+    def _take_in(self) -> tokenizers.Tokenizer:
+        """The vocabulary in the library's form."""
+        merges = _read_merges(self._metadata)
+        try:
+            model = models.BPE(self._vocab.ids, merges, ignore_merges=self._rules.ignore_merges,
+                               byte_fallback=self._raw)  # fmt: skip
+        except Exception as error:  # the library raises bare Exception
+            raise self._metadata.error(MERGES, str(error), "what tokenizers takes") from error
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.pre_tokenizer = self._cutter
+        return tokenizer
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; markup tokens stand for their own text."""
@@ -110,25 +150,7 @@ def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
 
 
 def _read_merges(metadata: Metadata) -> list[tuple[str, str]]:
-    """Pairs in order of rank. A pair given twice keeps its first rank."""
-    lines = metadata.strings(MERGES)
+    """Pairs in order of rank, each with its first one."""
     # All lines at once is several times faster than line by line.
-    tokens = " ".join(lines).split(" ") if lines else []
-    if "" in tokens or set(map(methodcaller("count", " "), lines)) - {1}:
-        bad = next(i for i, line in enumerate(lines)
-                   if line.count(" ") != 1 or not all(line.split(" ")))  # fmt: skip
-        raise metadata.error(f"{MERGES}[{bad}]", repr(lines[bad]), "two tokens, a space between")
-    merges = list(zip(tokens[::2], tokens[1::2], strict=True))
-    return merges if len(set(lines)) == len(lines) else list(dict.fromkeys(merges))
-
-
-def _merge_error(
-    metadata: Metadata, vocab: Vocab, merges: list[tuple[str, str]], error: Exception
-) -> GgufError:
-    for left, right in merges:
-        for text in (left, right, left + right):
-            if text not in vocab.ids:
-                return metadata.error(
-                    MERGES, f"merge {f'{left} {right}'!r} without a token {text!r}", "its tokens"
-                )
-    return metadata.error(MERGES, str(error), "what the tokenizers library takes")
+    tokens = " ".join(metadata.strings(MERGES)).split(" ")
+    return list(dict.fromkeys(zip(tokens[::2], tokens[1::2], strict=False)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.gguf import GgufError
+from gguflow.engine.gguf import GgufError, StringArray
 
 _MISSING = object()
 
@@ -55,9 +55,16 @@ class Metadata:
             raise self.error(key, f"id {value}", f"one of the {n_vocab} tokens")
         return int(value)
 
+    def string_array(self, key: str) -> StringArray | list[str]:
+        """A required array of strings as the file stores it, where it comes from one."""
+        value = self._values.get(key)
+        return value if isinstance(value, StringArray) else self.strings(key)
+
     def strings(self, key: str) -> list[str]:
         """A required array of strings."""
         value = self._values.get(key, _MISSING)
+        if isinstance(value, StringArray):
+            return value.tolist()
         if value is _MISSING:
             raise self.error(key, "no such key", "an array of strings")
         if isinstance(value, str | bytes | np.ndarray) or not isinstance(value, Sequence):

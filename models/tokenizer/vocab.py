@@ -40,7 +40,8 @@ class Vocab:
     """Texts, types and scores by id, and ids by text.
 
     texts: list [n_vocab]; types: list [n_vocab] of TokenType values; scores: float32 [n_vocab] or
-    None; ids: text -> id; byte_values: id -> byte, of the BYTE tokens.
+    None; ids: text -> id; stored: the texts as the file has them; byte_values: id -> byte, of the
+    BYTE tokens.
     Raises GgufError naming the key for arrays of a wrong type or length, duplicate tokens,
     byte tokens that are not `<0xHH>`, and an empty vocabulary.
     """
@@ -49,8 +50,9 @@ class Vocab:
         texts = metadata.strings(TOKENS)
         if not texts:
             raise metadata.error(TOKENS, "no tokens", "at least one")
+        self.stored = metadata.string_array(TOKENS)
         if "" in texts:
-            texts = _name_empty_tokens(texts)
+            self.stored = texts = _name_empty_tokens(texts)
         _check_utf8(metadata, texts)
         self.texts = texts
         self.ids = dict(zip(texts, range(len(texts)), strict=True))

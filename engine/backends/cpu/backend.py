@@ -6,7 +6,6 @@ import ctypes
 import os
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
 import numpy as np
@@ -20,14 +19,13 @@ from gguflow.engine.graph import Tensor, op_spec
 from .abi import GF_PACKED, MAX_SRC, PARAM_BYTES, AbiError, GfOp, GfTensor, tensor_record
 from .convert import NativeConverter
 from .native import CpuLibrary, CpuLibraryError, load_library, runnable_isas
+from .packing import PACKED_ROWS, NativePacker
 from .peaks import measure
 from .pinning import may_pin
 from .program import CpuProgram
 
 # Below this many bytes moved, waking the other threads costs more than they save.
 SINGLE_THREAD_BYTES = 16 << 10
-PACKED_ROWS = 16  # rows of a group of the interleaved layout
-
 
 _ALIVE: weakref.WeakSet[CpuBackend] = weakref.WeakSet()
 
@@ -59,6 +57,7 @@ class CpuBackend(Backend):
         _ALIVE.add(self)
         self._supported: dict[tuple[object, ...], bool] = {}
         self._packed = HostSlab()
+        self.packer: NativePacker = NativePacker(self.lib, self.n_threads)
 
     def describe(self) -> str:
         isas = ", ".join(
@@ -139,23 +138,8 @@ class CpuBackend(Backend):
         if not packed:
             return HostBuffer(raw)
         n_rows, n_cols = prod(weight.shape[:-1]), weight.shape[-1]
-        ids = ctypes.c_int32(weight.dtype.ggml_id), ctypes.c_int64(n_rows), ctypes.c_int64(n_cols)
         out = self._packed.take(self.lib.packed_bytes(weight.dtype, n_rows, n_cols))
-        groups = -(-n_rows // PACKED_ROWS)
-        step = max(1, -(-groups // self.n_threads))
-
-        def pack(begin: int) -> int:
-            end = min(begin + step, groups)
-            return int(
-                self.lib.cdll.gf_pack_rows(
-                    ids[0], ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(out.address),
-                    ids[1], ids[2], ctypes.c_int64(begin), ctypes.c_int64(end),
-                )
-            )  # fmt: skip
-
-        with ThreadPoolExecutor(self.n_threads) as threads:
-            if any(threads.map(pack, range(0, groups, step))):
-                raise CpuLibraryError(f"{weight.name}: cannot repack {weight.dtype.name}")
+        self.packer.pack(weight, raw, out.array)
         return out
 
     # -- lowering --------------------------------------------------------------------------------

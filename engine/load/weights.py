@@ -20,12 +20,14 @@ class WeightStore:
         self.buffers: dict[str, Any] = {}
         self.packed: set[str] = set()
         self.repacked_bytes: dict[str, int] = {}  # by memory space
+        self.checks: list[Callable[[], None]] = []  # of files that kernels read as they are mapped
 
     def fork(self) -> WeightStore:
         """A store with the same weights, to which others can be added."""
         other = WeightStore()
         other.buffers = dict(self.buffers)
         other.packed, other.repacked_bytes = set(self.packed), dict(self.repacked_bytes)
+        other.checks = list(self.checks)
         return other
 
     def load(
@@ -35,9 +37,10 @@ class WeightStore:
         users: Mapping[Tensor, list[Tensor]],
         backend_of: Callable[[Tensor], Any],
         progress: Progress | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Bring the weights `leaves` to their backends, repacked where the backend wants it;
-        those held in the form wanted stay."""
+        those held in the form wanted stay. check: raises GgufError for files that changed."""
         todo = []
         for t in leaves:
             packed_bytes = backend_of(t).packed_bytes(t, users.get(t, []))
@@ -57,6 +60,9 @@ class WeightStore:
                 self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
                 source.release()
             done += t.nbytes
+        check()
+        if check not in self.checks:
+            self.checks.append(check)
         if progress:
             progress(total, total, "")
 

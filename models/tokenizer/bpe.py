@@ -13,7 +13,9 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from gguflow.engine.gguf import GgufError
+from gguflow.engine.room import check_room
 
+from .long_numbers import cut_numbers
 from .metadata import Metadata
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .special import Defaults
@@ -22,6 +24,8 @@ from .vocab import VERBATIM, Vocab
 MERGES = "tokenizer.ggml.merges"
 PRE = "tokenizer.ggml.pre"
 
+# What the library takes, measured with some room: of its own, for a token or a merge.
+_LIBRARY, _EACH = 48 << 20, 512
 _SPACE = "\u2581"
 _LINE_BREAKS = re.compile("(\n+)")
 
@@ -50,12 +54,13 @@ class BpeModel:
         self._vocab = vocab
         rules = _pre_tokenizer(metadata)
         merges = _read_merges(metadata)
+        check_room(_LIBRARY + _EACH * (len(vocab) + len(merges)), "the tokenizer")
         try:
             model = models.BPE(vocab.ids, merges, ignore_merges=rules.ignore_merges,
                                byte_fallback=rules.raw)  # fmt: skip
         except Exception as error:  # the library raises bare Exception
             raise _merge_error(metadata, vocab, merges, error) from error
-        self._raw = rules.raw
+        self._raw, self._grouping = rules.raw, rules.grouping
         self._tokenizer = tokenizers.Tokenizer(model)
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -70,7 +75,14 @@ class BpeModel:
     def encode(self, text: str, after_special: bool) -> list[int]:
         """Ids of one fragment of text."""
         if not self._raw:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            pieces = [text] if self._grouping is None else cut_numbers(text, self._grouping)
+            if len(pieces) == 1:
+                return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return [
+                token
+                for piece in pieces
+                for token in self._tokenizer.encode(piece, add_special_tokens=False).ids
+            ]
         ids: list[int] = []
         for part in filter(None, _LINE_BREAKS.split(text.replace(" ", _SPACE))):
             whole = self._vocab.ids.get(part) if part[0] == "\n" else None
@@ -95,8 +107,8 @@ class BpeModel:
 
 
 def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
-    name = metadata.string(PRE)
-    model = metadata.string("tokenizer.ggml.model")
+    name = metadata.text(PRE, None)
+    model = metadata.text("tokenizer.ggml.model", None)
     if model in PRE_TOKENIZERS:  # "gemma4" and "whitespace" say it all
         name = model
     if name is None:

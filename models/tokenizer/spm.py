@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sentencepiece
 
+from gguflow.engine.room import check_room
+
 from . import model_proto
 from .metadata import Metadata
 from .special import Defaults
 from .vocab import SCORES, TOKENS, VERBATIM, TokenType, Vocab
+
+# What the library takes, measured with some room: of its own, and for a token.
+_LIBRARY, _EACH = 16 << 20, 512
 
 
 class SpmModel:
@@ -25,6 +30,7 @@ class SpmModel:
         self.prefix_space = metadata.flag("tokenizer.ggml.add_space_prefix", True)
         self._unk = metadata.token_id("tokenizer.ggml.unknown_token_id", len(vocab)) or 0
         byte_fallback = len(vocab.byte_values) == 256
+        check_room(_LIBRARY + _EACH * len(vocab), "the tokenizer")
         pieces = spm_pieces(vocab, vocab.scores.tolist(), byte_fallback)
         proto = model_proto.serialize(pieces, byte_fallback)
         try:

@@ -155,6 +155,10 @@ def read_hparams(
         raise ModelError(f"{arch}.rope.freq_base: {hp.rope_base} is not positive")
     if hp.rope_base <= 1 and "ext_factor" in hp.rope_scaling:
         raise ModelError(f"{arch}.rope.freq_base: {hp.rope_base}, expected more than 1 for YaRN")
+    if not k.flag("attention.causal", True):
+        raise ModelError(
+            f"{arch}.attention.causal: false; attention in both directions is not supported"
+        )
     if routing is not None:
         hp = replace(hp, experts=read_experts(k, hp.n_ff, routing))
     elif k.integer("expert_count", 0):

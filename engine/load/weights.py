@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import Plan
+from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Tensor
 
 from .source import WeightSource
@@ -61,10 +63,15 @@ class WeightStore:
                 source.release()
             done += t.nbytes
         check()
-        if check not in self.checks:
+        if check not in self.checks and any(_stays(backend_of(t), packed) for t, packed in todo):
             self.checks.append(check)
         if progress:
             progress(total, total, "")
+
+
+def _stays(backend: Backend, packed_bytes: int) -> bool:
+    """Whether a weight is read where its file is mapped."""
+    return backend.space == HOST_SPACE and not packed_bytes
 
 
 def weight_users(plan: Plan) -> dict[Tensor, list[Tensor]]:

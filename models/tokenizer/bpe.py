@@ -26,6 +26,7 @@ PRE = "tokenizer.ggml.pre"
 
 # What the library takes, measured with some room: of its own, for a token or a merge.
 _LIBRARY, _EACH = 48 << 20, 512
+_TEXT = 170  # for a character of a text, while it is encoded
 _SPACE = "\u2581"
 _LINE_BREAKS = re.compile("(\n+)")
 
@@ -73,7 +74,8 @@ class BpeModel:
         return Defaults(add_bos=_pre_tokenizer(metadata).add_bos)
 
     def encode(self, text: str, after_special: bool) -> list[int]:
-        """Ids of one fragment of text."""
+        """Ids of one fragment of text. Raises MemoryError."""
+        check_room(_TEXT * len(text), "the tokens of a text")
         if not self._raw:
             pieces = [text] if self._grouping is None else cut_numbers(text, self._grouping)
             if len(pieces) == 1:

@@ -13,6 +13,7 @@ from .vocab import SCORES, TOKENS, VERBATIM, TokenType, Vocab
 
 # What the library takes, measured with some room: of its own, and for a token.
 _LIBRARY, _EACH = 16 << 20, 512
+_TEXT = 64  # for a character of a text, while it is encoded
 
 
 class SpmModel:
@@ -44,7 +45,9 @@ class SpmModel:
         return Defaults(bos=1, eos=2, unk=0, add_bos=True)
 
     def encode(self, text: str, after_special: bool) -> list[int]:
-        """Ids of one fragment of text; after_special: it starts the text or follows a special."""
+        """Ids of one fragment of text; after_special: it starts the text or follows a special.
+        Raises MemoryError."""
+        check_room(_TEXT * len(text), "the tokens of a text")
         if after_special and self.prefix_space:
             text = " " + text
         unknown = len(self._vocab)

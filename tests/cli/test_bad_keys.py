@@ -6,6 +6,7 @@ Every command that reads the key is held to that: exit code 3 and nothing else, 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,22 @@ def test_one_reader_of_keys(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf")
     with GgufFile.open(path) as f:
         assert f.keys.integer("llama.block_count") == 2
+
+
+# What may look a key up by itself: writers, what shows a file, what checks the type at once.
+BY_THEMSELVES = {"engine/quantize.py", "engine/variants/relu/tools/embed.py", "cli/inspect.py",
+                 "models/hparams.py", "models/chat.py", "engine/load/source.py",
+                 "engine/variants/lora/source.py"}  # fmt: skip
+
+
+def test_nobody_else_reads_keys() -> None:
+    root = Path(__file__).resolve().parents[2]
+    looks = re.compile(r"\bmetadata(\.get\(|\[)")
+    found = {
+        path.relative_to(root).as_posix()
+        for folder in ("engine", "models", "cli")
+        for path in (root / folder).rglob("*.py")
+        if looks.search(path.read_text(encoding="utf-8"))
+    }
+    beside = {p for p in found if p.startswith(("engine/gguf/", "engine/convert/"))}
+    assert found - beside == BY_THEMSELVES

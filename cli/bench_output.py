@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from gguflow.engine.harmless import cell, one_line
+
 from .bench_grid import BenchTest, test_name
 from .columns import human_count
 from .stream import write
@@ -75,7 +77,7 @@ class Csv(Output):
     def add(self, result: dict[str, Any]) -> None:
         if not self.n_rows:
             self._row(_flat(result))
-        self._row(_flat(result).values())
+        self._row(cell(v) if isinstance(v, str) else v for v in _flat(result).values())
         self.n_rows += 1
 
     def _row(self, cells: Any) -> None:
@@ -99,7 +101,7 @@ class Sql(Output):
 
 
 def _sql_text(value: Any) -> str:
-    text = str(int(value) if isinstance(value, bool) else value)
+    text = one_line(str(int(value) if isinstance(value, bool) else value))
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -161,7 +163,7 @@ class Markdown(Output):
     def _row(self, cells: Sequence[str]) -> None:
         padded = (
             c.ljust(self._width(n)) if n in ("model", "backend") else c.rjust(self._width(n))
-            for n, c in zip(self.names, cells, strict=True)
+            for n, c in zip(self.names, map(one_line, cells), strict=True)
         )
         write(f"| {' | '.join(padded)} |\n")
 

@@ -25,7 +25,7 @@ from .options import (
 from .profiling import new_profile, save_profile
 from .prompt import read_file, unescape
 from .speculation_options import add_speculation, set_speculation, speculation_settings
-from .stream import print_timings
+from .stream import add_raw, print_timings
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -45,8 +45,8 @@ def variables(text: str) -> dict[str, Any]:
     """Converter for a JSON object."""
     try:
         found = json.loads(text)
-    except ValueError as e:
-        raise ArgumentTypeError(f"{text}: not JSON: {e}") from None
+    except (ValueError, RecursionError) as e:
+        raise ArgumentTypeError(f"{text:.60}: not JSON: {e}") from None
     if not isinstance(found, dict):
         raise ArgumentTypeError(f"{text}: expected a JSON object")
     return found
@@ -103,6 +103,7 @@ def add_arguments(p: ArgumentParser) -> None:
     p.add_argument(
         "--context-shift", action="store_true", default=True, help="the opposite (default)"
     )
+    add_raw(p)
     p.add_argument("--plain", action="store_true", help="show answers as they are, no markdown")
     p.add_argument(
         "--no-escape",
@@ -225,16 +226,18 @@ def _converse(talk: Talk, source: Reader, args: Namespace) -> int:
             talk.conversation.say(talk.attached + message)
             talk.attached = ""
         has_template = bool(args.chat_template or args.chat_template_file)
-        finished = answer(talk, args.plain, source.is_terminal, has_template)
+        finished = answer(talk, args.plain, source.is_terminal, has_template, args.raw)
         if not finished and not source.is_terminal:
             return INTERRUPTED
         if args.single_turn:
             return OK if finished else INTERRUPTED
 
 
-def answer(talk: Talk, is_plain: bool, is_terminal: bool, has_template: bool = False) -> bool:
+def answer(
+    talk: Talk, is_plain: bool, is_terminal: bool, has_template: bool = False, raw: bool = False
+) -> bool:
     """Answer what was said on standard output. False if Ctrl-C cut it short. has_template: the
-    user's own.
+    user's own. raw: control characters as they are, which markdown has no place for.
 
     On a terminal, a conversation that does not fit is reported and stays as it was; elsewhere
     ContextError ends the program.
@@ -248,7 +251,7 @@ def answer(talk: Talk, is_plain: bool, is_terminal: bool, has_template: bool = F
     notes: list[str] = []
     finished = True
     try:
-        with interrupt.heeded(), display(is_plain, talk.shows_thoughts) as shown:
+        with interrupt.heeded(), display(is_plain or raw, talk.shows_thoughts, raw) as shown:
             for kind, text in talk.conversation.reply():
                 if kind == "note":
                     notes.append(text)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from gguflow.engine.harmless import one_line
+
 if TYPE_CHECKING:
     from gguflow.engine.profile import Peaks
 
 
 def columns(rows: Iterable[Sequence[object]], right: Iterable[int] = (), gap: str = "  ") -> str:
-    """Rows of cells as aligned lines. right: columns whose cells end in line."""
-    cells = [[str(c) for c in row] for row in rows]
+    """Rows of cells, a line each, aligned. right: columns whose cells end in line."""
+    cells = [[one_line(str(c)) for c in row] for row in rows]
     if not cells:
         return ""
     to_right = set(right)

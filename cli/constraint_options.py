@@ -43,7 +43,7 @@ def constraint(args: Namespace) -> tuple[str, str, Any] | None:
             return flag, kind, text
         try:
             schema = json.loads(text)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise UsageError(f"{flag}: no JSON: {e}") from None
         if not isinstance(schema, dict | bool):
             raise UsageError(f"{flag}: expected a JSON object")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
+
+from gguflow.engine.harmless import one_line
 
 OK = 0
 INTERNAL = 1
@@ -42,6 +45,7 @@ _CODES = (
     ("gguflow.engine.compile.place", "PlacementError", BAD_ARGUMENT),
     ("gguflow.engine.profile.errors", "ProfilePathError", BAD_ARGUMENT),
     ("gguflow.models.mixes", "MixError", BAD_ARGUMENT),
+    ("gguflow.engine.backends.cpu.native", "ThreadError", NO_RESOURCES),
     ("gguflow.engine.backends.cpu.native", "CpuLibraryError", BAD_ARGUMENT),
     ("gguflow.engine.gguf.errors", "GgufError", BAD_FILE),
     ("gguflow.engine.profile.errors", "ProfileFileError", BAD_FILE),
@@ -59,12 +63,12 @@ _CODES = (
 
 def exit_code(error: BaseException) -> int:
     """The exit code of an error; INTERNAL for those nobody foresaw."""
-    if isinstance(error, UsageError):
-        return BAD_ARGUMENT
-    if isinstance(error, PackageError):
-        return NO_RESOURCES
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
+    if isinstance(error, PackageError) or _is_lack(error):
+        return NO_RESOURCES
+    if isinstance(error, UsageError):
+        return BAD_ARGUMENT
     for module, name, code in _CODES:
         known = getattr(sys.modules.get(module), name, None)
         if known is not None and isinstance(error, known):
@@ -72,6 +76,26 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, (MemoryError, OSError)):
         return NO_RESOURCES
     return INTERNAL
+
+
+_LACKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+# What libraries say where the system refuses them memory or a thread.
+_SAID = ("can't start new thread", "cannot allocate memory", "failed to map segment")
+
+
+def _is_lack(error: BaseException | None) -> bool:
+    """Whether an error, or what it was raised for, is that the machine gives no more: of memory,
+    disk, files or threads. Whatever was being done then, and whoever says so."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno in _LACKS:
+            return True
+        said = str(error).lower()
+        if isinstance(error, ImportError | RuntimeError) and any(s in said for s in _SAID):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 # The engine's messages name fields of `Options` and `SamplerSettings` in backquotes; here they are
@@ -109,7 +133,7 @@ def with_flags(text: str) -> str:
 
 def message(error: BaseException) -> str:
     """What to print of an error: one line."""
-    text = with_flags(" ".join(str(error).split()))
+    text = one_line(with_flags(" ".join(str(error).split())))
     if exit_code(error) == INTERNAL:
         return f"{type(error).__name__}: {text} (this is a bug; --debug shows where)"
     return text or type(error).__name__

@@ -27,7 +27,7 @@ from .options import (
 from .profiling import new_profile, save_profile
 from .prompt import check_writable, prompt_text, unescape
 from .speculation_options import add_speculation, set_speculation, speculation_settings
-from .stream import print_timings, stream, write
+from .stream import add_raw, print_timings, stream, write, write_text
 
 if TYPE_CHECKING:
     from gguflow.engine.session import Session
@@ -62,6 +62,7 @@ def add_arguments(p: ArgumentParser) -> None:
         "--verbose-prompt", action="store_true", help="print the prompt's tokens on stderr first"
     )
     p.add_argument("-sp", "--special", action="store_true", help="show control tokens in the text")
+    add_raw(p)
     p.add_argument("--no-perf", action="store_true", help="no timings at the end")
     p.add_argument(
         "-no-cnv", "--no-conversation", action="store_true", help="what this command does anyway"
@@ -126,12 +127,12 @@ def run(args: Namespace) -> int:
         settings = replace(settings, seed=seed_of(settings))
         note(f"seed: {settings.seed}")
     if text and not args.no_display_prompt:
-        write(text)
+        write_text(text, args.raw)
     stop = frozenset() if args.ignore_eos else frozenset(tokenizer.eog_ids)
     most = max(-1, args.n_predict)
     request = Request(ids, most, settings, stop, logit_bias=dict(args.logit_bias), processor=within)
     stops = [t if args.no_escape else unescape(t) for t in args.reverse_prompt]
-    made, interrupted = stream(session, request, stops, args.special)
+    made, interrupted = stream(session, request, stops, args.special, args.raw)
     if not (made or text).endswith("\n"):
         write("\n")
     n_asked = most if most >= 0 else model.options.n_ctx

@@ -7,6 +7,7 @@ import math
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from gguflow.engine.harmless import json_text, many_lines
 from gguflow.engine.plan_key import step_key
 
 from .columns import columns, human_count
@@ -67,7 +68,7 @@ def run(args: Namespace) -> int:
             parts["file"] = _file(f)
             texts.append(_file_text(parts["file"]))
             if sparse := sparse_facts(f):
-                parts["sparse"] = sparse
+                parts["sparse"] = {k: _json(v) for k, v in sparse.items()}
                 texts.append(sparse_text(f, sparse))
             if "metadata" in wanted:
                 parts["metadata"] = {k: _value(k, f, args.full) for k in f.metadata}
@@ -88,7 +89,10 @@ def run(args: Namespace) -> int:
         if "memory" in wanted:
             parts["memory"] = memory_json(model)
             texts.append(memory_text(model))
-    print(json.dumps(parts, ensure_ascii=False) if args.json else "\n\n".join(texts))
+    if args.json:
+        print(_dumps(parts))
+    else:
+        print(many_lines("\n\n".join(texts)))
     return OK
 
 
@@ -100,7 +104,7 @@ def _file(f: Any) -> dict[str, Any]:
         "path": f.path,
         "magic": f.magic,
         "version": f.version,
-        "architecture": f.metadata.get("general.architecture"),
+        "architecture": _architecture(f),
         "shards": len(f.shards),
         "bytes": f.n_bytes,
         "alignment": f.alignment,
@@ -109,6 +113,12 @@ def _file(f: Any) -> dict[str, Any]:
         "n_tensors": len(f.tensors),
         "n_params": sum(math.prod(t.shape) for t in f.tensors.values()),
     }
+
+
+def _architecture(f: Any) -> str | None:
+    """None where the key is missing or anything else: the table of keys shows what it is."""
+    name = f.keys.find("general.architecture")
+    return name if isinstance(name, str) else None
 
 
 def _file_text(file: dict[str, Any]) -> str:
@@ -138,6 +148,13 @@ def _plain(values: Any) -> list[Any]:
     return [_scalar(x) if isinstance(x, (bool, int, float, str)) else _plain(x) for x in items]
 
 
+def _json(value: Any) -> Any:
+    """A fact or a list of them as JSON has it."""
+    if isinstance(value, list):
+        return [_json(x) for x in value]
+    return _scalar(value) if isinstance(value, float) else value
+
+
 def _scalar(value: bool | int | float | str) -> bool | int | float | str:
     """What JSON cannot hold becomes text: NaN and infinities, and bytes that are no UTF-8."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -151,17 +168,21 @@ def _metadata_text(f: Any, values: dict[str, Any]) -> str:
     rows = []
     for key, value in values.items():
         if isinstance(value, dict):
-            items = ", ".join(_short(json.dumps(x, ensure_ascii=False)) for x in value["first"])
+            items = ", ".join(_short(_dumps(x)) for x in value["first"])
             shown = f"[{items}, ...] ({value['length']} items)"
         elif isinstance(value, (str, list)):
-            text = json.dumps(value, ensure_ascii=False)
+            text = _dumps(value)
             shown = text if isinstance(value, list) else _short(text)
         elif f.types[key] == "f32" and isinstance(value, float):
             shown = f"{value:.7g}"  # the digits a float32 has
         else:
-            shown = json.dumps(value)
+            shown = _dumps(value)
         rows.append((key, f.types[key], shown))
     return columns([("key", "type", "value"), *rows])
+
+
+def _dumps(value: Any) -> str:
+    return json_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def _short(text: str) -> str:

@@ -14,6 +14,7 @@ _PREDICTOR = re.compile(r"blk\.(\d{1,9})\.(fc1|fc2)\.weight")
 def sparse_facts(f: GgufFile) -> dict[str, Any] | None:
     """Of a split: neurons on the device by layer. Of a model or a predictor: its rank by layer,
     bytes and threshold. None for a file without either."""
+    from gguflow.engine.variants.relu.predictor import read_threshold
     from gguflow.engine.variants.relu.split import is_split, open_split
 
     if is_split(f):
@@ -25,22 +26,21 @@ def sparse_facts(f: GgufFile) -> dict[str, Any] | None:
             "vram_bytes": stored.vram_bytes,
             "model_hash": stored.model_hash,
         }
-    name = f.metadata.get("general.architecture")
+    name = f.keys.text("general.architecture", None)
     found = {m: t for n, t in f.tensors.items() if (m := _PREDICTOR.fullmatch(n))}
     if not found and name != "relullama":
         return None
     ranks = {int(m[1]): t.shape[0] for m, t in found.items() if m[2] == "fc1"}
-    keys = (f"{name}.sparse_threshold", "powerinfer.sparse_threshold")
-    threshold = next((f.metadata[k] for k in keys if k in f.metadata), 0.0)
+    threshold = read_threshold(f.keys, str(name))
     down = {part: sum(f".{part}.weight" in n for n in f.tensors)
             for part in ("ffn_down", "ffn_down_t")}  # fmt: skip
     return {
-        "kind": "predictor" if f.metadata.get("general.type") == "predictor" else "model",
+        "kind": "predictor" if f.keys.text("general.type", None) == "predictor" else "model",
         "predictor_rank": [ranks[i] for i in sorted(ranks)],
         "predictor_layers": sorted(ranks),
         "predictor_types": sorted({t.dtype.name for t in found.values()}),
         "predictor_bytes": sum(t.nbytes for t in found.values()),
-        "threshold": threshold.tolist() if hasattr(threshold, "tolist") else threshold,
+        "threshold": list(threshold) if isinstance(threshold, tuple) else threshold,
         **{part: n for part, n in down.items() if n},
     }
 

@@ -7,6 +7,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguflow.engine.harmless import many_lines
+
 from .errors import PackageError, UsageError, with_flags
 from .progress import Bar
 
@@ -29,7 +31,7 @@ def be_quiet(quiet: bool) -> None:
 def note(text: str) -> None:
     """A line for the user that is not output."""
     if not _quiet:
-        print(text, file=sys.stderr)
+        print(many_lines(text), file=sys.stderr)
 
 
 def begin(args: Namespace) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -19,13 +19,15 @@ from gguflow import __version__
 from gguflow.engine import env
 
 from .errors import EXIT_CODES, OK, UsageError, exit_code, message
+from .limit import add_limit, set_limit
 from .parser import Parser, nearest
 
 _EPILOG = "exit codes:\n" + "\n".join(f"  {code:>3}  {what}" for code, what in EXIT_CODES.items())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, begin: Callable[[], object] | None = None) -> int:
+    """Run the command line; returns the exit code. begin: called once a command is found, before it
+    does anything."""
     words = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
     try:
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 # Text a terminal's encoding lacks must not end a generation.
                 stream.reconfigure(errors="replace")
         try:
-            code = _dispatch(words)
+            code = _dispatch(words, begin or (lambda: None))
         except SystemExit:  # argparse, after printing --help
             code = OK
         sys.stdout.flush()
@@ -75,7 +77,7 @@ def _debug_asked() -> bool:
 GLOBAL = ("--debug", "-q", "--quiet", "-v", "--verbose")  # which may stand before the command
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], begin: Callable[[], object]) -> int:
     first = next((i for i, word in enumerate(words) if word not in GLOBAL), len(words))
     if first and first < len(words):
         words = [words[first], *words[:first], *words[first + 1 :]]
@@ -84,10 +86,12 @@ def _dispatch(words: list[str]) -> int:
     if words and words[0] in ("-V", "--version", "version"):
         print(f"gguflow {__version__}")
         return OK
-    return _run_command(words, _root(), "gguflow")
+    return _run_command(words, _root(), "gguflow", begin)
 
 
-def _run_command(words: list[str], package: ModuleType, prog: str) -> int:
+def _run_command(
+    words: list[str], package: ModuleType, prog: str, begin: Callable[[], object]
+) -> int:
     """Run `words[0]` of a package of commands; prog: the words before it."""
     name = words[0] if words else "--help"
     if name in ("-h", "--help", "help"):
@@ -98,12 +102,15 @@ def _run_command(words: list[str], package: ModuleType, prog: str) -> int:
         hint = nearest(name, list(commands(package)))
         raise UsageError(f"unknown command {name!r}{hint}; `{prog} --help` lists them")
     if _is_family(module):
-        return _run_command(words[1:], module, f"{prog} {name}")
+        return _run_command(words[1:], module, f"{prog} {name}", begin)
     parser = Parser(f"{prog} {name}", module.SUMMARY, getattr(module, "EPILOG", None))
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    add_limit(parser)
     args = parser.parse_args(words[1:])
     env.check()
+    begin()
+    set_limit(args)
     return int(module.run(args))
 
 

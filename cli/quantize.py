@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.harmless import one_line
 from gguflow.engine.limits import MAX_THREADS
 
 from .errors import OK, UsageError
@@ -196,11 +197,11 @@ class Report:
         change, i = self.changes[self.n_said], self.n_said + 1
         self.n_said += 1
         if self.verbose:
-            info = change.info
+            info, name = change.info, one_line(change.info.name)
             after = f"-> {change.target.name}" if change.converts else "kept"
             kind = f"{info.dtype.name} {after}"
             note(
-                f"[{i:4d}/{len(self.changes):4d}] {info.name:<32} {list(info.shape)!s:>16} "
+                f"[{i:4d}/{len(self.changes):4d}] {name:<32} {list(info.shape)!s:>16} "
                 f"{kind:<14} {mib(info.nbytes)} -> {mib(change.nbytes)}"
             )
 

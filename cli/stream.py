@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from gguflow.engine.harmless import many_lines
 
 from .load import note
 from .progress import Bar
@@ -22,13 +25,28 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def add_raw(p: ArgumentParser) -> None:
+    """--raw."""
+    p.add_argument(
+        "--raw",
+        action="store_true",
+        help="write control characters of the text as they are, not as \\x1b and the like",
+    )
+
+
+def write_text(text: str, raw: bool = False) -> None:
+    """Text that a model or a stranger wrote, harmless to a terminal unless `raw`."""
+    write(text if raw else many_lines(text))
+
+
 def stream(
-    session: Session, request: Request, stops: Sequence[str] = (), special: bool = False
-) -> tuple[str, bool]:
+    session: Session, request: Request, stops: Sequence[str] = (), special: bool = False,
+    raw: bool = False,
+) -> tuple[str, bool]:  # fmt: skip
     """Generate what a request asks for, writing the text as it comes, up to a stop string.
 
-    special: show control tokens too. Returns the text and whether Ctrl-C ended it; what was
-    produced by then counts.
+    special: show control tokens too. raw: see `write_text`. Returns the text and whether Ctrl-C
+    ended it; what was produced by then counts.
     """
     from gguflow.engine import interrupt
     from gguflow.engine.text import StoppingText
@@ -39,7 +57,7 @@ def stream(
     def emit(piece: str) -> None:
         if piece:
             pieces.append(piece)
-            write(piece)
+            write_text(piece, raw)
 
     interrupted = False
     try:

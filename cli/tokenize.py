@@ -9,6 +9,7 @@ from .errors import OK, UsageError
 from .load import model_path
 from .options import add_model, add_prompt
 from .prompt import prompt_text, read_stdin
+from .stream import add_raw, write_text
 
 SUMMARY = "show the tokens of a text, or the text of tokens"
 EPILOG = "Works on any GGUF file that holds a vocabulary, whole models included."
@@ -32,6 +33,7 @@ def add_arguments(p: ArgumentParser) -> None:
         metavar="IDS",
         help="print the text of ids, e.g. 1,403,407; - reads them from standard input",
     )
+    add_raw(p)
 
 
 def run(args: Namespace) -> int:
@@ -48,7 +50,7 @@ def run(args: Namespace) -> int:
         for token in ids:
             if token >= tokenizer.n_vocab:
                 raise UsageError(f"--decode: {token} is no token of {tokenizer.n_vocab}")
-        print(tokenizer.decode(ids, skip_special=False, strip_space=True))
+        write_text(tokenizer.decode(ids, skip_special=False, strip_space=True) + "\n", args.raw)
         return OK
     ids = tokenizer.encode(text, add_special=not args.no_bos, parse_special=args.parse_special)
     if args.ids:

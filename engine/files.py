@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -23,7 +24,8 @@ def whole_file(
     disk before it gets its name; a file that was there before gives it its mode. Should the body
     raise, or the process be killed, `path` is as it was; what a killed one left behind is removed
     when the same path is written again. A symbolic link is followed. durable: else it need not
-    outlive a power cut, which spares waiting for the disk. mode: instead. Raises OSError.
+    outlive a power cut, which spares waiting for the disk. mode: instead. Raises OSError, also for
+    a target that is there and no regular file: a device or a pipe must not be replaced.
     """
     target = Path(os.path.realpath(path))
     mode = _mode(target) if mode is None else mode
@@ -63,9 +65,15 @@ def _new_part(target: Path) -> tuple[Path, int]:
 
 
 def _mode(target: Path) -> int:
-    """The mode of the file that is there, or what the process gives new ones."""
+    """The mode of the file that is there, or what the process gives new ones. Raises OSError for
+    what is there and no regular file."""
     try:
-        return stat.S_IMODE(os.stat(target).st_mode)
+        mode = os.stat(target).st_mode
+        if not stat.S_ISREG(mode):
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, "Is a directory", str(target))
+            raise OSError(errno.EINVAL, "not a regular file", str(target))
+        return stat.S_IMODE(mode)
     except FileNotFoundError:
         mask = os.umask(0)
         os.umask(mask)

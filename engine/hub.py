@@ -188,7 +188,7 @@ def _of_ollama() -> Iterator[Kept]:
             (digest,) = [x["digest"] for x in layers if x["mediaType"].endswith(".image.model")]
             path = root / "blobs" / digest.replace(":", "-")
             n = path.stat().st_size
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # not a manifest, or without its model
         user = manifest.parts[-3]
         prefix = "" if user == "library" else f"{user}/"

@@ -164,7 +164,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
 def _read_gguf(path: str | os.PathLike[str]) -> ImportanceMatrix:
     entries: dict[str, Importance] = {}
     with GgufFile.open(path) as f:
-        kind = f.metadata.get("general.type")
+        kind = f.keys.text("general.type", None)
         if kind != "imatrix":
             raise GgufError(str(path), "general.type", repr(kind), "'imatrix'")
         for name, info in f.tensors.items():
@@ -180,12 +180,11 @@ def _read_gguf(path: str | os.PathLike[str]) -> ImportanceMatrix:
                 raise GgufError(str(path), f"tensor {name}", f"{sums.size} sums", f"{n} matrices")
             each = f.data(base + _COUNTS).view(np.float32).astype(np.float64)
             entries[base] = Importance(sums.reshape(n, -1), each)
-        datasets = f.metadata.get("imatrix.datasets", ())
         return ImportanceMatrix(
             entries,
-            tuple(map(str, datasets)),
-            int(f.metadata.get("imatrix.chunk_count", 0)),
-            int(f.metadata.get("imatrix.chunk_size", 0)),
+            tuple(f.keys.strings("imatrix.datasets", ())),
+            f.keys.integer("imatrix.chunk_count", 0),
+            f.keys.integer("imatrix.chunk_size", 0),
         )
 
 

@@ -39,7 +39,7 @@ from gguflow.engine.load import (
     weight_users,
 )
 from gguflow.engine.load.bundled import bundled_model, draft_path
-from gguflow.engine.load.offload import needed
+from gguflow.engine.load.offload import check_limit, needed
 from gguflow.engine.options import OptionFields, Options, draft_options
 from gguflow.engine.piece import Piece
 from gguflow.engine.plan_key import PlanKey
@@ -264,6 +264,7 @@ class Model:
     def load_weights(self, progress: Progress | None = None, keep: bool = True) -> None:
         """Bring the weights to their backends. Done once, by `load`. keep: repacked ones are looked
         for, and kept, on the disk, unless `Options.weight_cache` says otherwise."""
+        check_limit(self.largest_plans, self.repacked_bytes)
         for device in self.backends.values():
             if device.memory is not None and not self.weights.buffers:
                 b = needed(self.largest_plans(), device)
@@ -272,7 +273,7 @@ class Model:
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None
         self.weights.load(
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
-            lambda t: self.backends[plan.placement.of[t]], progress, keeper,
+            lambda t: self.backends[plan.placement.of[t]], progress, keeper, self.source.check,
         )  # fmt: skip
 
     def repacked_bytes(self) -> dict[str, int]:
@@ -368,8 +369,14 @@ class Model:
     def session(self) -> Session:
         """The session that `generate`, `chat` and `logits` share."""
         if self._session is None:
-            self._session = self.new_session()
+            self._session = self._beside_itself().new_session()
         return self._session
+
+    def _beside_itself(self) -> Model:
+        """The same model, for what this one keeps: in a circle it would outlive its users."""
+        other = copy(self)
+        other._session = other._streams = None
+        return other
 
     def generate(
         self,
@@ -413,7 +420,7 @@ class Model:
         if self._streams is None:
             from gguflow.engine.streams import Streams  # asyncio is a tenth of a start
 
-            self._streams = Streams(self)
+            self._streams = Streams(self._beside_itself())
         return self._streams.generate(asked)
 
     def _ask(

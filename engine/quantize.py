@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from gguflow.engine.gguf import GgufError, GgufFile, TensorInfo, Typed, write_gguf
 from gguflow.engine.gguf.errors import show
+from gguflow.engine.gguf.keys import INT32_MAX
 from gguflow.engine.gguf.tensors import ElementType
 from gguflow.engine.graph import DType, dtype_by_name
 from gguflow.engine.imatrix import ImportanceMatrix
@@ -215,16 +215,18 @@ def _data(
         else:
             yield raw
         file.advise(info.name, "dontneed")
+        file.check()
 
     return pieces
 
 
 def _number(file: GgufFile, key: str) -> int:
     """An integer key of the architecture, 0 when it is absent; arrays give their first element."""
-    value: Any = file.metadata.get(f"{file.metadata.get('general.architecture')}.{key}", 0)
+    name = f"{file.keys.text('general.architecture', None)}.{key}"
+    value = file.keys.find(name)
     if isinstance(value, np.ndarray) and value.size:
-        value = value.flat[0].item()
-    return value if isinstance(value, int) else 0
+        return file.keys.whole(name, value.flat[0], 0, INT32_MAX)
+    return file.keys.integer(name, 0)
 
 
 def _layers(file: GgufFile) -> int:

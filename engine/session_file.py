@@ -167,7 +167,7 @@ def _header(path: Path, text: bytes, model: Model) -> dict[str, Any]:
         fits = fits and all(p[:n_pages] == sorted(set(p))[:n_pages] for p in pages.values())
         fits = fits and type(n_chunked) is int and 0 <= n_chunked <= len(tokens)
         fits = fits and all(isinstance(found[k], str) for k in ("model", "k_type", "v_type"))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         fits = False
     if not fits:
         raise SessionFileError(f"{path}: its header is damaged")

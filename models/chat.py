@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gguflow.engine.gguf.keys import described
+from gguflow.engine.harmless import one_line
+
 from .chat_sandbox import BoundedEnvironment
 from .chat_templates import ALIASES, MARKERS, NAMED
 from .tokenizer import Tokenizer
@@ -16,6 +19,9 @@ Message = Mapping[str, Any]
 
 class ChatTemplateError(ValueError):
     """A template that cannot be used, or that refused its messages: one line."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text))
 
 
 class ChatTemplate:
@@ -64,11 +70,12 @@ class ChatTemplate:
         key = KEY if choice is None else f"{KEY}.{choice}"
         if key in metadata:
             if not isinstance(metadata[key], str):
-                raise ChatTemplateError(f"{key} is not a string")
+                found = described(metadata[key])
+                raise ChatTemplateError(f"{key}: expected a string, found {found}")
             return cls(metadata[key], bos, eos, name=key)
         if choice is None:
-            found = (name for marker, name in MARKERS if tokenizer.id_of(marker) is not None)
-            choice = next(found, "plain")
+            names = (name for marker, name in MARKERS if tokenizer.id_of(marker) is not None)
+            choice = next(names, "plain")
         elif "{{" in choice or "{%" in choice:
             return cls(choice, bos, eos)
         return cls.named(choice, bos, eos)

@@ -49,11 +49,19 @@ def _of_object(value: Any) -> ToolCall:
         raise ValueError("a call has a name")
     arguments: Any = next((value[k] for k in _ARGUMENTS if k in value), {})
     if isinstance(arguments, str):
-        arguments = json.loads(arguments)
+        arguments = _loads(arguments)
     if not isinstance(arguments, dict):
         raise ValueError("arguments are an object")
     found = next((value[k] for k in _IDS if isinstance(value.get(k), str | int)), None)
     return ToolCall(name, _dumps(arguments), None if found is None else str(found))
+
+
+def _loads(text: str) -> Any:
+    """JSON that a model wrote. Raises ValueError, also for what is nested too deep to read."""
+    try:
+        return json.loads(text)
+    except RecursionError as e:
+        raise ValueError(str(e)) from None
 
 
 def _dumps(arguments: dict[str, Any]) -> str:
@@ -76,7 +84,7 @@ def json_calls(text: str) -> list[ToolCall]:
 def _value(text: str) -> Any:
     """A parameter written without quotes: JSON if it is, else the text itself."""
     try:
-        return json.loads(text)
+        return _loads(text)
     except ValueError:
         return text
 
@@ -123,7 +131,7 @@ def mistral_calls(text: str) -> list[ToolCall]:
 
 def named_call(name: str, arguments: str, call_id: str | None = None) -> ToolCall:
     """A call of a name and the text of its arguments. Raises ValueError if that is no object."""
-    value = json.loads(arguments.strip() or "{}")
+    value = _loads(arguments.strip() or "{}")
     if not isinstance(value, dict) or not name.strip():
         raise ValueError("a call is a name and an object")
     return ToolCall(name.strip(), _dumps(value), call_id)

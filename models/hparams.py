@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from gguflow.engine.gguf.keys import described
+
 from .keys import Keys, ModelError
 from .parts import (
     Experts,
@@ -33,6 +35,9 @@ FAMILY_KEYS = {
     "alibi_bias": "attention.max_alibi_bias",
     "clamp_kqv": "attention.clamp_kqv",
 }
+
+
+_MAX_STRETCH = 1e6  # of positions, and by how much a number about them may differ from 1
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,14 @@ class HParams:
         return replace(self, by_layer={}, **{name: v[i] for name, v in self.by_layer.items()})
 
 
+def architecture_name(metadata: Mapping[str, Any]) -> str:
+    """What a file says it is. Raises ModelError."""
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ModelError(f"general.architecture: expected a string, found {described(name)}")
+    return name
+
+
 def read_hparams(
     metadata: Mapping[str, Any],
     n_vocab: int,
@@ -97,9 +110,7 @@ def read_hparams(
     routing: of a family with experts, what it means by keys that are left out.
     Raises ModelError naming the key.
     """
-    arch = metadata.get("general.architecture")
-    if not isinstance(arch, str):
-        raise ModelError("general.architecture: missing or not text")
+    arch = architecture_name(metadata)
     k, reads = Keys(metadata, arch), reads or {}
     n_embd = k.integer("embedding_length", least=1, most=1 << 20)
     n_block = k.integer("block_count", least=1, most=1 << 12)
@@ -142,6 +153,12 @@ def read_hparams(
         )
     if hp.rope_base <= 0:
         raise ModelError(f"{arch}.rope.freq_base: {hp.rope_base} is not positive")
+    if hp.rope_base <= 1 and "ext_factor" in hp.rope_scaling:
+        raise ModelError(f"{arch}.rope.freq_base: {hp.rope_base}, expected more than 1 for YaRN")
+    if not k.flag("attention.causal", True):
+        raise ModelError(
+            f"{arch}.attention.causal: false; attention in both directions is not supported"
+        )
     if routing is not None:
         hp = replace(hp, experts=read_experts(k, hp.n_ff, routing))
     elif k.integer("expert_count", 0):
@@ -186,9 +203,10 @@ def _rope_scaling(k: Keys) -> dict[str, Any]:
     kind = k.text("rope.scaling.type", "linear")
     if kind not in ("none", "", "linear", "yarn", "llama3"):
         raise ModelError(f"{k.arch}.rope.scaling.type: {kind!r} is not supported")
-    factor = k.real("rope.scaling.factor", k.real("rope.scale_linear", 0.0)) or 1.0
-    if factor < 0:
-        raise ModelError(f"{k.arch}.rope.scaling.factor: {factor} is negative")
+    linear = k.real("rope.scale_linear", 0.0, least=0.0, most=_MAX_STRETCH)
+    factor = k.real("rope.scaling.factor", linear, least=0.0, most=_MAX_STRETCH) or 1.0
+    if factor < 1 / _MAX_STRETCH:
+        raise k.out_of_range("rope.scaling.factor", str(factor), 1 / _MAX_STRETCH, _MAX_STRETCH)
     attn_factor = k.real("rope.scaling.attn_factor", 1.0)
     scaling: dict[str, Any] = {} if attn_factor == 1.0 else {"attn_factor": attn_factor}
     if kind not in ("linear", "yarn") or factor == 1.0:
@@ -196,10 +214,12 @@ def _rope_scaling(k: Keys) -> dict[str, Any]:
     scaling["freq_scale"] = 1.0 / factor
     if kind == "yarn":
         scaling["ext_factor"] = 1.0
-        scaling["beta_fast"] = k.real("rope.scaling.yarn_beta_fast", 32.0)
-        scaling["beta_slow"] = k.real("rope.scaling.yarn_beta_slow", 1.0)
+        # Turns within the original context; the frequencies between the two are mixed.
+        bounds = {"least": 1 / _MAX_STRETCH, "most": _MAX_STRETCH}
+        scaling["beta_fast"] = k.real("rope.scaling.yarn_beta_fast", 32.0, **bounds)
+        scaling["beta_slow"] = k.real("rope.scaling.yarn_beta_slow", 1.0, **bounds)
         scaling["n_ctx_orig"] = k.integer(
-            "rope.scaling.original_context_length", k.integer("context_length")
+            "rope.scaling.original_context_length", k.integer("context_length"), least=1
         )
     return scaling
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.gguf.keys import INT32_MAX, NEEDED, KeyReader, described
+from gguflow.engine.harmless import one_line
+
 
 class ModelError(ValueError):
     """A file that is sound GGUF but not a model this project can run: names key or tensor."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text))
 
 
 # Keys that say nothing about the results of a file's text, or repeat what others say.
@@ -48,94 +53,66 @@ class Asked(Mapping[str, Any]):
             key = name.removeprefix(f"{arch}.")
             if key == name or name in self._asked or key.startswith(_SAYS_NOTHING):
                 continue
-            if np.any(np.asarray(value)):
+            if _says(value):
                 raise ModelError(
                     f"{name}: {value!r:.60} may change the results, and is not understood here"
                 )
 
 
-class Keys:
-    """The keys of one architecture. Errors name the key, what was found and what was expected."""
+def _says(value: Any) -> bool:
+    """Whether a value is other than 0, false or empty, or an array of such."""
+    if isinstance(value, np.ndarray):
+        return bool(value.any())
+    if isinstance(value, str) or not hasattr(value, "__len__"):
+        return bool(value)
+    return any(map(_says, value))
+
+
+class Keys(KeyReader):
+    """The keys of one architecture. Errors name the key, what was found and what was expected; who
+    knows the file puts its name before that."""
 
     def __init__(self, metadata: Mapping[str, Any], arch: str) -> None:
-        self.metadata = metadata
+        super().__init__(metadata, "")
         self.arch = arch
 
-    def _value(self, key: str, default: Any) -> Any:
-        value = self.metadata.get(f"{self.arch}.{key}", default)
-        if value is None:
-            raise ModelError(
+    def full_name(self, key: str) -> str:
+        return f"{self.arch}.{key}"
+
+    def error(self, key: str, found: str, expected: str) -> ModelError:
+        if found == "no such key":
+            return ModelError(
                 f"{self.arch}.{key}: missing, and the {self.arch} architecture needs it"
             )
-        return value
+        return ModelError(f"{self.arch}.{key}: expected {expected}, found {found}")
 
-    def _number(self, key: str, value: Any, kinds: tuple[type, ...]) -> Any:
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise ModelError(
-                f"{self.arch}.{key}: expected {kinds[0].__name__}, found {value!r:.60}"
-            )
-        return value
-
-    def integer(
-        self, key: str, default: int | None = None, least: int = 0, most: int = 1 << 31
-    ) -> int:
-        """One number, `least` to `most`. Without a default the key must be there."""
-        value = int(self._number(key, self._value(key, default), (int,)))
-        if not least <= value <= most:
-            raise ModelError(f"{self.arch}.{key}: {value} is out of range {least}..{most}")
-        return value
+    def out_of_range(self, key: str, found: str, least: float, most: float) -> ModelError:
+        return ModelError(f"{self.arch}.{key}: {found} is out of range {least:.10g}..{most:.10g}")
 
     def by_layer(
-        self, key: str, n_layer: int, default: int | tuple[int, ...] | None = None,
-        least: int = 0, most: int = 1 << 31,
+        self, key: str, n_layer: int, default: int | tuple[int, ...] = NEEDED,
+        least: int = 0, most: int = INT32_MAX,
     ) -> tuple[int, ...]:  # fmt: skip
         """A number for every layer, from an array of them or from one number for all."""
-        value = self._value(key, default)
-        listed = isinstance(value, np.ndarray | tuple)
-        values = np.asarray(value).tolist() if listed else [value] * n_layer
-        if not isinstance(values, list) or len(values) != n_layer:
-            raise ModelError(
-                f"{self.arch}.{key}: expected int, or {n_layer}, one a layer, found {value!r:.60}"
-            )
-        numbers = tuple(int(self._number(key, x, (int,))) for x in values)
-        for i, x in enumerate(numbers):
-            if not least <= x <= most:
-                where = f"[{i}]" if listed else ""
-                raise ModelError(f"{self.arch}.{key}{where}: {x} is out of range {least}..{most}")
-        return numbers
-
-    def find(self, key: str) -> Any:
-        """The value as the file has it, None where it has none."""
-        return self.metadata.get(f"{self.arch}.{key}")
+        is_there, value = self._read(key, default, "int")
+        if not isinstance(value, np.ndarray | list | tuple):
+            return (self.whole(key, value, least, most),) * n_layer
+        values = value.tolist() if isinstance(value, np.ndarray) else list(value)
+        if len(values) != n_layer:
+            raise self.error(key, f"{len(values)} values", f"int, or {n_layer}, one a layer")
+        return tuple(
+            self.whole(f"{key}[{i}]" if is_there else key, x, least, most)
+            for i, x in enumerate(values)
+        )
 
     def flags(self, key: str, n: int) -> tuple[bool, ...]:
         """An array of `n` truth values."""
-        value = self._value(key, None)
-        values = np.asarray(value)
-        if values.shape != (n,) or values.dtype.kind not in "biu" or (values > 1).any():
-            raise ModelError(f"{self.arch}.{key}: expected {n} of 0 or 1, found {value!r:.60}")
+        value = self.find(key)
+        if isinstance(value, list | tuple) and all(isinstance(x, bool | int) for x in value):
+            value = np.asarray(value)
+        if value is None:
+            raise self.error(key, "no such key", f"{n} of 0 or 1")
+        values = value if isinstance(value, np.ndarray) else np.empty(0)
+        if values.shape != (n,) or values.dtype.kind not in "biu" or values.max(initial=0) > 1:
+            raise self.error(key, described(value), f"{n} of 0 or 1")
         return tuple(bool(x) for x in values)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise ModelError(f"{self.arch}.{key}: expected true or false, found {value!r:.60}")
-        return value
-
-    def real(
-        self, key: str, default: float | None = None, least: float = -math.inf,
-        most: float = math.inf,
-    ) -> float:  # fmt: skip
-        """One finite number, `least` to `most`."""
-        value = float(self._number(key, self._value(key, default), (float, int)))
-        if not math.isfinite(value):
-            raise ModelError(f"{self.arch}.{key}: {value} is not a finite number")
-        if not least <= value <= most:
-            raise ModelError(f"{self.arch}.{key}: {value} is out of range {least}..{most}")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        value = self.metadata.get(f"{self.arch}.{key}", default)
-        if not isinstance(value, str):
-            raise ModelError(f"{self.arch}.{key}: expected text, found {value!r:.60}")
-        return value

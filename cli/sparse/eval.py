@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguflow.engine.files import whole_file
 from gguflow.engine.limits import MAX_THREADS
 
 from ..errors import CHECK_FAILED, OK, UsageError
@@ -91,7 +92,8 @@ def run(args: Namespace) -> int:
     print(markdown(results) if args.output == "md" else as_json(results))
     if args.curve:
         title = f"{Path(source.path).name}: what skipping neurons costs"
-        Path(args.curve).write_text(curve_svg(results, title), encoding="utf-8")
+        with whole_file(args.curve) as part:
+            part.write_text(curve_svg(results, title), encoding="utf-8")
         note(f"wrote {args.curve}")
     return verdict(results, args.tolerance)
 

@@ -32,7 +32,7 @@ def run(args: Namespace) -> int:
     from .stats import report
 
     with GgufFile.open(args.file, empty_tensors=True) as f:
-        kind = f.get("general.architecture")
+        kind = f.keys.text("general.architecture", None)
     if kind == FORMAT:
         stats = read_stats(args.file)
         print(report(stats))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gguflow.engine.files import whole_file
 from gguflow.engine.piece import Timings
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.request import Request
@@ -96,9 +97,10 @@ class Conversation:
         return None
 
     def save(self, path: str) -> None:
-        """Write the conversation as JSON. Raises OSError."""
+        """Write the conversation as JSON, whole or not at all. Raises OSError."""
         text = json.dumps({"system": self.system, "messages": self.messages}, indent=2)
-        Path(path).expanduser().write_text(text + "\n", encoding="utf-8")
+        with whole_file(Path(path).expanduser()) as part:
+            part.write_text(text + "\n", encoding="utf-8")
 
     def load(self, path: str) -> None:
         """Take up a conversation that `save` wrote. Raises OSError and UsageError."""
@@ -108,7 +110,7 @@ class Conversation:
             system = found["system"]
             texts = [system, *(m[k] for m in messages for k in ("role", "content"))]
             fits = all(isinstance(t, str) for t in texts)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             fits = False
         if not fits:
             raise UsageError(f"{path}: no conversation that /save wrote")

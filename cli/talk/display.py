@@ -7,8 +7,10 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from gguflow.engine.harmless import many_lines
+
 from ..load import note
-from ..stream import write
+from ..stream import write, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +40,8 @@ class Display(Protocol):
 class Plain:
     """Text as it is. Thoughts are dim on a terminal, and left out of a pipe."""
 
-    def __init__(self, shows_thoughts: bool) -> None:
+    def __init__(self, shows_thoughts: bool, raw: bool = False) -> None:
+        self._raw = raw
         self._is_terminal = sys.stdout.isatty()
         self._shows = shows_thoughts and self._is_terminal
         self._is_dim = False
@@ -48,11 +51,11 @@ class Plain:
             if not self._is_dim:
                 write("\x1b[2m")
                 self._is_dim = True
-            write(text)
+            write_text(text, self._raw)
 
     def text(self, text: str) -> None:
         self._end_thoughts("\n")
-        write(text)
+        write_text(text, self._raw)
 
     def _end_thoughts(self, gap: str) -> None:
         if self._is_dim:
@@ -85,14 +88,14 @@ class Rendered:
 
     def thought(self, text: str) -> None:
         if self._shows:
-            self._thoughts += text
+            self._thoughts += many_lines(text)
             *lines, self._thoughts = self._thoughts.split("\n")
             for line in lines:
                 self._console.print(line, style="dim", markup=False)
 
     def text(self, text: str) -> None:
         self._end_thoughts()
-        self._block += text
+        self._block += many_lines(text)
         while (end := self._end_of_block()) is not None:
             block, self._block = self._block[:end], self._block[end:].lstrip("\n")
             self._stop()
@@ -162,10 +165,10 @@ class Rendered:
         self._block = ""
 
 
-def display(is_plain: bool, shows_thoughts: bool) -> Display:
-    """What suits standard output."""
+def display(is_plain: bool, shows_thoughts: bool, raw: bool = False) -> Display:
+    """What suits standard output. raw: control characters as they are, which is for plain text."""
     if is_plain or not sys.stdout.isatty():
-        return Plain(shows_thoughts)
+        return Plain(shows_thoughts, raw)
     try:
         return Rendered(shows_thoughts)
     except ImportError:

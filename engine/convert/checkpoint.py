@@ -109,6 +109,12 @@ class Checkpoint:
             raise ConvertError(f"{path}: no JSON object")
         return value
 
+    def check(self) -> None:
+        """Raises ConvertError for a file of tensors that another program has changed since."""
+        for tensor in self.tensors.values():
+            if fault := tensor.fault():
+                raise ConvertError(fault)
+
     def _tensors(self) -> dict[str, Stored]:
         """By name, in the order of the files."""
         index = self.json(INDEX, needed=False).get("weight_map")

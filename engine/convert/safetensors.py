@@ -4,8 +4,8 @@ file's size before anything is read."""
 from __future__ import annotations
 
 import json
-import mmap
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.graph import BF16, F16, F32, DType
+from gguflow.engine.mapped import MappedBytes
 
 MAX_HEADER = 100 << 20  # bytes, the format's own limit
 MAX_DIMS = 8
@@ -25,11 +26,15 @@ class ConvertError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A tensor in a file: numbers of `dtype`, shape in numpy order, read when asked for."""
+    """A tensor in a file: numbers of `dtype`, shape in numpy order, read when asked for.
+
+    fault: what became of the file since it was opened, None while it is what it was.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
     raw: np.ndarray  # uint8, mapped
+    fault: Callable[[], str | None] = lambda: None
 
     def values(self) -> np.ndarray:
         """The numbers in the type's storage, of `shape`; a view of the file."""
@@ -45,11 +50,17 @@ def read_header(path: Path) -> dict[str, Stored]:
     try:
         with path.open("rb") as f:
             size = path.stat().st_size
-            data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+            file = MappedBytes(f.fileno()) if size else None
     except OSError as e:
         raise wrong(e.strerror or str(e)) from None
-    if size < 8:
+    if file is None or size < 8:
         raise wrong(f"{size} bytes: no safetensors file")
+    data = file.data
+
+    def fault() -> str | None:
+        found = file.fault()
+        return found and f"{path}: found {found}"
+
     n = int.from_bytes(data[:8], "little")
     if n > min(MAX_HEADER, size - 8):
         raise wrong(f"a header of {n} bytes in a file of {size}")
@@ -63,7 +74,8 @@ def read_header(path: Path) -> dict[str, Stored]:
     found = {}
     for name, entry in header.items():
         if name != "__metadata__":
-            found[name] = _stored(entry, whole, lambda text, name=name: wrong(f"{name}: {text}"))
+            stored = _stored(entry, whole, lambda text, name=name: wrong(f"{name}: {text}"))
+            found[name] = replace(stored, fault=fault)
     return found
 
 

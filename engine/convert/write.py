@@ -53,7 +53,14 @@ def convert(
     tensors = dict(_tensors(source, family, matrices))
     metadata = _metadata(source, family, matrices) | vocabulary(source, pre)
     _check(family, metadata, {name: shape for name, (_, shape, _) in tensors.items()}, source)
-    write_gguf(out, metadata, tensors, progress=progress)
+
+    def written(done: int, total: int, name: str) -> None:
+        if done == total:
+            source.check()  # before the file gets its name
+        if progress:
+            progress(done, total, name)
+
+    write_gguf(out, metadata, tensors, progress=written)
     return len(tensors), sum(t.array_bytes(shape) for t, shape, _ in tensors.values())
 
 

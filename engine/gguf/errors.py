@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from gguflow.engine.harmless import one_line
+
 _SHOWN = 120  # characters of a name or value that fit in a message
 
 
@@ -38,4 +40,5 @@ class GgufError(ValueError):
         # File names come from outside too: a line break in one must not split the message.
         name = self.path if self.path.isprintable() and self.path else show(self.path)
         where = "" if offset is None else f"byte {offset}: "
-        super().__init__(f"{name}: {where}{field}: found {found}, expected {expected}")
+        text = f"{name}: {where}{field}: found {found}, expected {expected}"
+        super().__init__(one_line(text))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from contextlib import suppress
 
 import numpy as np
+
+from gguflow.engine.mapped import MappedBytes
 
 from .errors import GgufError
 
@@ -30,8 +31,8 @@ class MappedFile:
     `status` is what the system said of it when it was opened.
 
     Arrays sliced from it keep the mapping alive: `close` lets go of it, and the memory is unmapped
-    when the last of them is gone. As with any mapping, a file that somebody else cuts short while
-    it is open kills the process that then touches the missing part.
+    when the last of them is gone. What somebody else cuts off while the file is open reads as
+    zeros; `check` says so.
     """
 
     def __init__(self, path: str) -> None:
@@ -50,12 +51,17 @@ class MappedFile:
             if not status.st_size:
                 raise GgufError(path, "file", "an empty file", "a GGUF file")
             try:
-                self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+                self._mapped = MappedBytes(fd)
             except (OSError, ValueError) as e:
                 raise GgufError(path, "file", str(e), "a file that can be mapped") from None
         finally:
             os.close(fd)
-        self.bytes = np.frombuffer(self._map, np.uint8)
+        self.bytes = np.frombuffer(self._mapped.data, np.uint8)
+
+    def check(self) -> None:
+        """Raises GgufError for a file that another program has changed since it was opened."""
+        if fault := self._mapped.fault():
+            raise GgufError(self.path, "file", fault, "the file that was opened")
 
     def advise(self, offset: int, nbytes: int, advice: str) -> None:
         """Tell the system how bytes `offset` to `offset + nbytes` will be used.
@@ -72,11 +78,10 @@ class MappedFile:
             begin, end = -(-begin // page) * page, end // page * page
         else:
             raise ValueError(f"advice {advice!r}, expected 'willneed' or 'dontneed'")
-        if begin < end and hasattr(self._map, "madvise"):
-            self._map.madvise(getattr(mmap, f"MADV_{advice.upper()}"), begin, end - begin)
+        if begin < end and hasattr(self._mapped.data, "madvise"):
+            self._mapped.data.madvise(getattr(mmap, f"MADV_{advice.upper()}"), begin, end - begin)
 
     def close(self) -> None:
         """Unmap, now or when the last array over the mapping goes."""
         del self.bytes
-        with suppress(BufferError):  # arrays still look at it
-            self._map.close()
+        self._mapped.close()

@@ -14,7 +14,7 @@ MAX_KEYS = 1 << 16
 MAX_KEY_BYTES = (1 << 16) - 1  # from the specification
 MAX_DEPTH = 4  # arrays inside arrays
 # In one file. What is beyond them takes long to walk, and no vocabulary comes near.
-MAX_STRINGS = 1 << 24
+MAX_STRINGS = 1 << 22
 MAX_NESTED_ARRAYS = 1 << 16
 LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, one letter, type, the smallest value
 _ARRAY_HEAD_BYTES = 4 + 8  # element type, count

@@ -13,6 +13,7 @@ from gguflow.engine.graph import DType
 
 from .errors import GgufError, show
 from .header import Header, read_header
+from .keys import KeyReader
 from .mapping import MappedFile
 from .shards import check_shards, shard_paths
 from .tensors import TensorInfo
@@ -35,6 +36,7 @@ class GgufFile:
     magic: "GGUF", or "PWRI" for PowerInfer's files; version, alignment, big_endian: of the first.
     metadata: values by key: int, float, bool, str; read-only numpy arrays for arrays of numbers,
         StringArray for strings, lists for arrays of arrays.
+    keys: the same values, read with the type and the bounds that somebody needs.
     types: the kind each value has in the file (`u32`, `arr[str]`, see `values`), by key.
     tensors: TensorInfo by name, in file order.
     """
@@ -52,6 +54,7 @@ class GgufFile:
         self.big_endian = first.big_endian
         self.metadata: Mapping[str, Any] = first.metadata
         self.types: Mapping[str, str] = first.types
+        self.keys = KeyReader(self.metadata, self.path)
         self.tensors: dict[str, TensorInfo] = {}
         for h in headers:
             for t in h.tensors:
@@ -88,6 +91,8 @@ class GgufFile:
                     raise GgufError(p, "file", "no such file", f"shard {i + 1} of {len(paths)}")
                 load(p)
             check_shards(paths, [headers[p] for p in paths])
+            for p in paths:
+                files[p].check()
             return cls([files[p] for p in paths], [headers[p] for p in paths])
         except BaseException:
             for f in files.values():
@@ -194,6 +199,12 @@ class GgufFile:
             for at in range(0, file.bytes.size, step):
                 digest.update(file.bytes[at : at + _SAMPLE].tobytes())
         return digest.hexdigest()
+
+    def check(self) -> None:
+        """Raises GgufError naming a file that another program has changed since it was opened: what
+        was read or computed from it is of no use. Cheap; asked after every run of a model."""
+        for file in self._files.values():
+            file.check()
 
     # -- closing -------------------------------------------------------------------------------
 

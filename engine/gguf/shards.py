@@ -7,17 +7,19 @@ import re
 
 from .errors import GgufError
 from .header import Header
+from .keys import INT32_MAX, KeyReader
 from .values import kind_matches
 
 _NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+MOST = 99_999  # shards; a name has five digits
 _COUNT, _NO, _TENSORS = "split.count", "split.no", "split.tensors.count"
 
 
-def _split_key(path: str, header: Header, key: str) -> int:
+def _split_key(path: str, header: Header, key: str, most: int = MOST) -> int:
     kind = header.types.get(key)
     if kind is None or not kind_matches(kind, "int"):
         raise GgufError(path, f"key {key!r}", kind or "no such key", "int")
-    return int(header.metadata[key])
+    return KeyReader(header.metadata, path).integer(key, most=most)
 
 
 def shard_paths(path: str, header: Header) -> list[str]:
@@ -28,7 +30,7 @@ def shard_paths(path: str, header: Header) -> list[str]:
     if _COUNT not in header.metadata or (count := _split_key(path, header, _COUNT)) == 1:
         return [path]
     match = _NAME.fullmatch(path)
-    if match is None or int(match["count"]) != count:
+    if match is None or int(match["count"]) != count or not count:
         name = os.path.basename(path)
         raise GgufError(
             path,
@@ -47,7 +49,7 @@ def check_shards(paths: list[str], headers: list[Header]) -> None:
         for key, expected in ((_COUNT, len(paths)), (_NO, i)):
             if (found := _split_key(path, header, key)) != expected:
                 raise GgufError(path, f"key {key!r}", found, expected)
-    expected = _split_key(paths[0], headers[0], _TENSORS)
+    expected = _split_key(paths[0], headers[0], _TENSORS, most=INT32_MAX)
     n_tensors = sum(len(h.tensors) for h in headers)
     if n_tensors != expected:
         raise GgufError(

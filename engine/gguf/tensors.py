@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from gguflow.engine.graph import DType, dtype_by_id
 from .cursor import Cursor
 from .errors import show
 
-MAX_TENSORS = 1 << 20
+MAX_TENSORS = 1 << 17  # a model of 4,096 layers has half of it; a million take seconds to read
 MAX_NAME_BYTES = 64  # from the specification
 MAX_DIMS = 4
 _INT64_MAX = (1 << 63) - 1
@@ -148,7 +148,9 @@ def locate(cur: Cursor, infos: Sequence[TensorInfo], start: int, n_bytes: int) -
 
     Raises GgufError when a tensor's data ends after the file or overlaps another's.
     """
-    located = [replace(t, offset=start + t.offset) for t in infos]
+    located = [
+        TensorInfo(t.name, t.dtype, t.shape, start + t.offset, t.nbytes, t.path) for t in infos
+    ]
     last: TensorInfo | None = None
     for t in sorted(located, key=lambda t: t.offset):
         field = f"tensor {show(t.name)} data"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import Plan, SpaceBytes, human_bytes, layer_overrides
+from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
+from gguflow.engine.room import memory_limit, own_memory
 
 RESERVE = 256 << 20  # left free for the driver, the kernels and what else the device shows
 
@@ -63,4 +65,25 @@ def check_fits(plans: Sequence[Plan], device: Backend) -> None:
             f"KV cache {human_bytes(b.states)}, intermediate values {human_bytes(b.working)}) and "
             f"{human_bytes(RESERVE)} kept free, but only {human_bytes(free)} of "
             f"{human_bytes(total)} are; lower `n_gpu_layers` or `n_ctx`, or use `n_gpu_layers=auto`"
+        )
+
+
+def check_limit(
+    plans: Callable[[], Sequence[Plan]], repacked: Callable[[], Mapping[str, int]]
+) -> None:
+    """Raises MemoryError with the figures when the process may not take what a model will need of
+    the host's memory, before any of it is loaded. repacked: bytes of weights by memory space that
+    are copied; others stay in the file."""
+    limit = memory_limit()
+    if limit is None:
+        return
+    b = SpaceBytes.together([p.bytes_by_space().get(HOST_SPACE, SpaceBytes()) for p in plans()])
+    weights, taken = repacked().get(HOST_SPACE, 0), own_memory()
+    needs = weights + b.states + b.working
+    if taken + needs > limit:
+        raise MemoryError(
+            f"{human_bytes(needs)} of the host's memory are needed (weights "
+            f"{human_bytes(weights)}, "
+            f"KV cache {human_bytes(b.states)}, intermediate values {human_bytes(b.working)}), "
+            f"{human_bytes(taken)} are taken, and the limit is {human_bytes(limit)}; lower `n_ctx`"
         )

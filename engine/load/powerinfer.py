@@ -6,10 +6,10 @@ They keep the name of the model that they were made from, which in GGUF means an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gguflow.engine.gguf import Typed
 from gguflow.models.base import ModelError
+from gguflow.models.hparams import architecture_name
 
 MAGIC = "PWRI"
 ARCHITECTURES = {"llama": "relullama", "bamboo": "relullama"}  # their name -> GGUF's
@@ -27,7 +27,8 @@ def plain_architecture(name: str) -> str:
 
 def plain_metadata(metadata: Mapping[str, Typed]) -> dict[str, Typed]:
     """A file's metadata as a plain GGUF file has it."""
-    old: Any = metadata["general.architecture"].value
+    plain = {k: v.value for k, v in metadata.items()}
+    old = architecture_name(plain)
     new = ARCHITECTURES.get(old, old)
     renamed = {
         f"{new}{k.removeprefix(old)}" if k.startswith(f"{old}.") else k: v

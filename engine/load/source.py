@@ -14,8 +14,10 @@ import numpy as np
 import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
 from gguflow.engine.gguf import GgufFile
 from gguflow.engine.graph import F16, F32, DType, dtype_by_name
+from gguflow.engine.harmless import one_line
 from gguflow.engine.quants import decode, dequantize_any, encode
 from gguflow.models.base import Architecture, ModelError, WeightSpec, architecture
+from gguflow.models.hparams import architecture_name
 from gguflow.models.keys import Asked
 
 from . import powerinfer
@@ -59,7 +61,7 @@ class ModelSource:
 
     notes: what the user should know: conversions, ignored tensors. activity: of random weights made
     so, by layer how probable it is that each neuron fires, float64 [n_ff]. identity: of the file,
-    see `GgufFile.identity`.
+    see `GgufFile.identity`. check: raises GgufError when its files are no longer what was opened.
     """
 
     path: str
@@ -70,6 +72,7 @@ class ModelSource:
     n_bytes: int
     activity: Callable[[], Sequence[np.ndarray]] | None = None
     identity: Callable[[], str] | None = None
+    check: Callable[[], None] = lambda: None
 
 
 def open_model(path: str | Path) -> ModelSource:
@@ -118,17 +121,16 @@ def open_model(path: str | Path) -> ModelSource:
         for (a, b), n in sorted(converted.items())
     ]
     if unused := [n for n in f.tensors if n not in used]:
-        shown = ", ".join(unused[:4]) + (" ..." if len(unused) > 4 else "")
+        shown = ", ".join(map(one_line, unused[:4])) + (" ..." if len(unused) > 4 else "")
         notes.append(f"{len(unused)} tensors are not used by {cls.name}: {shown}")
     return ModelSource(
-        str(path), f.metadata, arch, weights, tuple(notes), f.n_bytes, identity=f.identity
-    )
+        str(path), f.metadata, arch, weights, tuple(notes), f.n_bytes, identity=f.identity,
+        check=f.check,
+    )  # fmt: skip
 
 
 def _arch_name(magic: str, metadata: Mapping[str, Any]) -> str:
-    name = metadata.get("general.architecture")
-    if not isinstance(name, str):
-        raise ModelError("general.architecture is missing or not text")
+    name = architecture_name(metadata)
     return powerinfer.plain_architecture(name) if magic == powerinfer.MAGIC else name
 
 

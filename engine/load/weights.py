@@ -10,6 +10,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import Backend, Buffer, Packer
 from gguflow.engine.compile import Plan
+from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Tensor
 
 from .kept import LEAST, Item, Keeper
@@ -26,12 +27,14 @@ class WeightStore:
         self.packed: set[str] = set()
         self.repacked_bytes: dict[str, int] = {}  # by memory space
         self.notes: tuple[str, ...] = ()  # what the user should know of loading them
+        self.checks: list[Callable[[], None]] = []  # of files that kernels read as they are mapped
 
     def fork(self) -> WeightStore:
         """A store with the same weights, to which others can be added."""
         other = WeightStore()
         other.buffers = dict(self.buffers)
         other.packed, other.repacked_bytes = set(self.packed), dict(self.repacked_bytes)
+        other.checks = list(self.checks)
         return other
 
     def load(
@@ -42,10 +45,11 @@ class WeightStore:
         backend_of: Callable[[Tensor], Backend],
         progress: Progress | None = None,
         keeper: Keeper | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Bring the weights `leaves` to their backends, repacked where the backend wants it;
         those held in the form wanted stay. keeper: finds repacked ones of an earlier start, and
-        keeps them for the next."""
+        keeps them for the next. check: raises GgufError for files that changed."""
         todo = []
         for t in leaves:
             packed_bytes = backend_of(t).packed_bytes(t, users.get(t, []))
@@ -72,6 +76,9 @@ class WeightStore:
                     self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
                     source.release()
                 done += t.nbytes
+        check()
+        if check not in self.checks and any(_stays(backend_of(t), packed) for t, packed in todo):
+            self.checks.append(check)
         if progress:
             progress(total, total, "")
         self.notes = tuple(keeper.notes) if keeper else ()
@@ -108,6 +115,11 @@ def _pack(t: Tensor, source: WeightSource, backend: Backend, room: np.ndarray) -
     assert backend.packer is not None
     backend.packer.pack(t, source.read(), room)
     return backend.packer.buffer(room)
+
+
+def _stays(backend: Backend, packed_bytes: int) -> bool:
+    """Whether a weight is read where its file is mapped."""
+    return backend.space == HOST_SPACE and not packed_bytes
 
 
 def weight_users(plan: Plan) -> dict[Tensor, list[Tensor]]:

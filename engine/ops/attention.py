@@ -152,7 +152,12 @@ class Attention(OpSpec):
         window, n_single = out.params["window"] or n_kv, out.params["n_single"]
         n_rest = n_tok - n_single
         each = min(max(n_kv - max(n_rest, 1) + 1, 1), window)  # keys of a token that is alone
-        pairs = n_single * each + sum(min(max(n_kv - back, 0), window) for back in range(n_rest))
+        # Of the rest each sees one key less than the next: n_kv, n_kv - 1, ... while there are any.
+        m = min(n_rest, n_kv)
+        least = n_kv - m + 1
+        inside = max(min(n_kv, window) - least + 1, 0)  # tokens that see less than the window
+        seen = inside * (2 * least + inside - 1) // 2 + (m - inside) * window
+        pairs = n_single * each + seen
         rows = n_single * each + (min(n_kv, window + n_rest - 1) if n_rest else 0)
         kv = rows * (k.nbytes + v.nbytes) // max(k.shape[0], 1)
         flops = pairs * n_head * (2 * hd + 2 * v.shape[2] + _SCORE)

@@ -71,7 +71,7 @@ def print_diff(before: Recording, after: Recording, console: Console, limit: int
         console.print("Both profiles are empty.")
     for phase in dict.fromkeys(r.phase for r in rows):
         of_phase = [r for r in rows if r.phase == phase]
-        table = Table(title=f"{phase}: time a step", title_justify="left", title_style="bold")
+        table = Table(title=Text(f"{phase}: time a step", "bold"), title_justify="left")
         table.add_column("name", overflow="fold")
         table.add_column("op", style="dim")
         for column in ("before ms", "after ms", "change ms", "change"):

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
+from gguflow.engine.harmless import many_lines
+
 from .page_data import page_data
 from .record import Recording
 
@@ -20,7 +22,9 @@ def write_html(recording: Recording, out: TextIO) -> None:
     script = "\n".join(_read(name) for name in _SCRIPTS)
     model = recording.header.model
     parts = {
-        "title": html.escape(f"{model} · gguflow profile" if model else "gguflow profile"),
+        "title": html.escape(
+            f"{many_lines(model)} · gguflow profile" if model else "gguflow profile"
+        ),
         "style": _read("page.css"),
         "data": embed_json(page_data(recording)),
         "script": f'(() => {{\n"use strict";\n{script}}})();',

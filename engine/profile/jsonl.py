@@ -9,6 +9,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TextIO, get_args, get_origin, get_type_hints
 
+from gguflow.engine.harmless import json_text, one_line
+
 from .errors import ProfileFileError
 from .peaks import Peaks
 from .record import ActivityRow, Header, OpRow, Recording, StepRow
@@ -22,7 +24,11 @@ _DIGITS = {
 
 def write_jsonl(recording: Recording, out: TextIO) -> None:
     """One JSON object a line: the header, the activity, the steps, the ops."""
-    dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+    encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+    def dump(value: Any) -> str:
+        return json_text(encode(value))
+
     header = {"kind": "header", "format": FORMAT, **asdict(recording.header)}
     out.write(dump(header) + "\n")
     for layer in recording.activity:
@@ -98,7 +104,7 @@ def load_jsonl(path: str | Path) -> Dump:
 def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         obj = json.loads(line, parse_constant=_refuse)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ProfileFileError(f"{where}: not a line of JSON ({e})") from None
     if not isinstance(obj, dict):
         raise ProfileFileError(f"{where}: {type(obj).__name__}, expected a JSON object")
@@ -160,5 +166,16 @@ def _checked(obj: dict[str, Any], cls: type, where: str) -> dict[str, Any]:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             wanted = " or ".join("null" if t is NoneType else t.__name__ for t in types)
             raise ProfileFileError(f"{where}: field {name!r} is {value!r}, expected {wanted}")
-        values[name] = value
+        values[name] = _harmless(value)
     return values
+
+
+def _harmless(value: Any) -> Any:
+    """Names in a dump are a stranger's: one line each, wherever they are shown."""
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, list):
+        return [_harmless(x) for x in value]
+    if isinstance(value, dict):
+        return {_harmless(k): _harmless(x) for k, x in value.items()}
+    return value

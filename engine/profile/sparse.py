@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .record import PHASES, ActivityRow, OpRow, Recording
 
@@ -116,7 +117,7 @@ def _table(times: list[LayerTime], activity: dict[str, ActivityRow], phase: str)
                    "overlap ms"):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
     for t in times:
-        table.add_row(t.layer, *_shares(activity.get(t.layer)), *_times(t))
+        table.add_row(Text(t.layer), *_shares(activity.get(t.layer)), *_times(t))
     whole = LayerTime("total")
     for t in times:
         whole.add(t)

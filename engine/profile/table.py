@@ -52,10 +52,12 @@ def _phase_table(
     wall = sum(s.wall_us for s in steps)
     rate = f", {tokens / wall * 1e6:,.1f} tokens/s" if wall else ""
     table = Table(
-        title=f"{phase}: {len(steps):,} step{'s' * (len(steps) != 1)}, {tokens:,} tokens, "
-        f"{wall / 1e3:,.1f} ms{rate}",
+        title=Text(
+            f"{phase}: {len(steps):,} step{'s' * (len(steps) != 1)}, {tokens:,} tokens, "
+            f"{wall / 1e3:,.1f} ms{rate}",
+            "bold",
+        ),
         title_justify="left",
-        title_style="bold",
     )
     table.add_column(by, overflow="fold", min_width=LEAST_NAME - NUMBER)
     kept = [c for c in COLUMNS if WANTED.index(c) < n_numbers]

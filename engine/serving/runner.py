@@ -19,6 +19,7 @@ from gguflow.engine.compile import Plan
 from gguflow.engine.compile.batch_rows import OUTPUTS, TOKENS
 from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Role
+from gguflow.engine.mapped import n_lost
 from gguflow.engine.plan_key import PAGE, STATES, PlanKey
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
@@ -32,6 +33,7 @@ from .rows import Rows
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
+LOOK_NS = 20_000_000  # between two looks at whether files were written to
 PLAN_CACHE = 32  # lowered plans that a runner keeps
 # Of one generated token, by whether it has an output and whether the next one is chosen: made once,
 # for checking a key takes longer than looking a plan up.
@@ -109,6 +111,7 @@ class Runner:
         self.buckets = replace(model.buckets, n_verify=n_verify)
         self.is_host = all(b.space == HOST_SPACE for b in model.backends.values())
         self._pid = os.getpid()
+        self._n_lost, self._looks_at = n_lost(), 0
         size = model.cache_size()
         layers = [model.arch.cache(i) for i in range(model.hp.n_layer)]
         windows = {layer.group: layer.window for layer in layers if isinstance(layer, CacheLayer)}
@@ -243,10 +246,20 @@ class Runner:
     ) -> None:
         if self.profile is None:
             bound.run(live)
+            self._check_files(began)
             return
         ops, spans = bound.run_timed(live)
         wall = time.perf_counter_ns() - began
+        self._check_files(began)
         self.profile.add_step(kind, n, ops, spans, wall, n_past)
+
+    def _check_files(self, now: int) -> None:
+        """Raises GgufError where the model's file is no longer what was loaded. Missing bytes are
+        noticed after the run that read them, others' writes within a moment."""
+        if n_lost() != self._n_lost or now > self._looks_at:
+            self._n_lost, self._looks_at = n_lost(), now + LOOK_NS
+            for check in self.model.weights.checks:
+                check()
 
     def _key(self, rows: Rows, sample: bool, every: bool) -> PlanKey:
         n_chunk = rows.n_tokens - rows.n_single

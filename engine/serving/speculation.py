@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from gguflow.engine.gguf.keys import KeyReader
 from gguflow.engine.plan_key import STATES
 
 if TYPE_CHECKING:
@@ -149,7 +150,9 @@ def check_draft(model: Model, draft: Model) -> None:
             f"{draft.source.path}: layers with a recurrent state cannot take guesses back: no draft"
         )
     key = "tokenizer.ggml.tokens"
-    ours, theirs = (m.source.metadata.get(key) for m in (model, draft))
+    ours, theirs = (
+        KeyReader(m.source.metadata, m.source.path).strings(key, None) for m in (model, draft)
+    )
     if ours is None or theirs is None:  # random weights
         n, n_draft = model.hp.n_vocab, draft.hp.n_vocab
         if n != n_draft:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gguflow.engine.files import whole_file
+from gguflow.engine.gguf.keys import KeyReader
 
 from .speculation import Line, SpeculationError
 
@@ -60,7 +61,8 @@ class NGramCache:
     """
 
     def __init__(self, model: Model) -> None:
-        tokens = model.source.metadata.get("tokenizer.ggml.tokens")
+        source = model.source
+        tokens = KeyReader(source.metadata, source.path).strings("tokenizer.ggml.tokens", None)
         names = range(model.hp.n_vocab) if tokens is None else tokens
         text = "\0".join(map(str, names)).encode("utf-8", "surrogateescape")
         self._vocabulary = hashlib.sha256(text).digest()

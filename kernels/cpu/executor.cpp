@@ -3,6 +3,7 @@
 // Workers spin briefly between ops, because the next op is usually microseconds away, and park on a
 // condition variable when it is not. The caller is thread 0. A program linked with another device
 // (link.cpp) waits for it in the middle, so its workers spin longer, and it can be ended early.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -12,13 +13,17 @@
 #include <thread>
 #include <vector>
 
-#if defined(__linux__)
+#if !defined(_WIN32)
 #include <pthread.h>
+#endif
+#if defined(__linux__)
 #include <sched.h>
 #endif
 
 #include "cpu/abi.h"
 #include "cpu/relax.h"
+
+struct gf_pool;
 
 namespace {
 
@@ -90,11 +95,25 @@ struct Job {
   bool heeds = false;                          // whether gf_interrupt ends it
 };
 
-std::atomic<int32_t> interrupted{0};  // since the last program that heeds it began
+std::mutex interrupting;        // held to begin a program and to interrupt it
+std::vector<gf_pool*> running;  // pools whose programs heed it
+
+#if !defined(_WIN32)
+// A process made by fork has none of the threads that may hold the lock, nor their programs.
+[[maybe_unused]] const int at_fork =
+    pthread_atfork([] { interrupting.lock(); }, [] { interrupting.unlock(); },
+                   [] {
+                     interrupting.unlock();
+                     running.clear();
+                   });
+#endif
 
 struct alignas(64) Counter {
-  int64_t value = 0;
+  std::atomic<int64_t> value{0};
 };
+
+// What an interrupted op's counter of work is set to: every thread that asks finds nothing left.
+constexpr int64_t kNothingLeft = int64_t{1} << 62;
 
 struct alignas(64) Meeting {
   gf_barrier at = {0, 0};
@@ -161,7 +180,8 @@ struct gf_pool {
     for (int64_t i = 0; i < j.n_ops; ++i) {
       const gf_op& op = j.ops[i];
       const int nth = threads_for(op);
-      gf_thread th{ith, nth, j.scratch, j.scratch_bytes, &counters[i % 3].value, &meeting.at};
+      auto* const next = reinterpret_cast<int64_t*>(&counters[i % 3].value);
+      gf_thread th{ith, nth, j.scratch, j.scratch_bytes, next, &meeting.at};
       if (op.init) {
         if (ith < nth && !stopped(j)) op.init(&op, &th);
         if (nth > 1) barrier.wait(j.spins);
@@ -172,8 +192,11 @@ struct gf_pool {
       // Two single-threaded ops in a row need no meeting: thread 0 runs both.
       const bool alone = nth == 1 && i + 1 < j.n_ops && threads_for(j.ops[i + 1]) == 1;
       // One thread looks; after the barrier the others read the same, or of a later op, at whose
-      // barrier all then leave.
-      if (ith == 0 && j.heeds && interrupted.load(std::memory_order_relaxed)) left.store(i);
+      // barrier all then leave. Whoever was told that nothing is left also sees why.
+      if (ith == 0 && j.heeds) {
+        std::atomic_thread_fence(std::memory_order_acquire);
+        if (interrupted.load(std::memory_order_relaxed)) left.store(i);
+      }
       if (!alone) barrier.wait(j.spins);
       if (ith == 0 && j.ends_ns) j.ends_ns[i + 1] = now_ns();
       // Only ops that run alone stop a program, so after a barrier all threads see the same. They
@@ -186,6 +209,12 @@ struct gf_pool {
     return j.spins;
   }
 
+  // `interrupting` is held.
+  void leave_work() {
+    interrupted.store(1);
+    for (Counter& c : counters) c.value.store(kNothingLeft, std::memory_order_release);
+  }
+
   static bool stopped(const Job& j) {
     return j.stop && j.stop->load(std::memory_order_relaxed) != 0;
   }
@@ -193,12 +222,22 @@ struct gf_pool {
   // Whether all of it ran, for all that gf_interrupt has to do with it.
   bool run(const Job& program) {
     std::lock_guard<std::mutex> turn(callers);
-    job = program;
-    counters[0].value = 0;
-    left.store(-1);
-    if (job.heeds) interrupted.store(0);
+    {
+      std::lock_guard<std::mutex> lock(interrupting);
+      job = program;
+      counters[0].value = 0;
+      left.store(-1);
+      if (job.heeds) {
+        interrupted.store(0);
+        running.push_back(this);
+      }
+    }
     start.advance();
     execute(0);
+    if (program.heeds) {
+      std::lock_guard<std::mutex> lock(interrupting);
+      running.erase(std::find(running.begin(), running.end(), this));
+    }
     return left.load() < 0;
   }
 
@@ -206,7 +245,8 @@ struct gf_pool {
   const int spins;
   Job job;
   Counter counters[3];
-  std::atomic<int64_t> left{-1};  // the op after which an interrupted program was left
+  std::atomic<int32_t> interrupted{0};  // since the program began
+  std::atomic<int64_t> left{-1};        // the op after which an interrupted program was left
   Meeting meeting;
   Barrier barrier;
   Gate start;
@@ -241,8 +281,12 @@ GF_EXPORT int32_t gf_pool_run(gf_pool* pool, const gf_op* ops, int64_t n_ops,
                                                                                               : 1;
 }
 
-// Ends what gf_pool_run runs at the moment, from any thread.
-GF_EXPORT void gf_interrupt() { interrupted.store(1); }
+// Ends what gf_pool_run runs at the moment, from any thread, in the middle of an op too: of those
+// that share out their work by gf_steal, which are all that take long, nothing is left to take.
+GF_EXPORT void gf_interrupt() {
+  std::lock_guard<std::mutex> lock(interrupting);
+  for (gf_pool* pool : running) pool->leave_work();
+}
 
 // The same for a program with waits for another device. spins: turns of the wait loop before a
 // thread parks between ops. stop: set to 0 at first; an op that one thread runs sets it to end the

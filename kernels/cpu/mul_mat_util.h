@@ -39,4 +39,22 @@ GF_INLINE int32_t load_i32(const void* p) {
 GF_INLINE float step(float amax) { return amax > 1e-36f ? amax / 127.0f : 0.0f; }
 GF_INLINE float inverse_step(float amax) { return amax > 1e-36f ? 127.0f / amax : 0.0f; }
 
+// Magnitudes are compared by their bits, so that NaN is the greatest of all and no maximum loses
+// it.
+constexpr uint32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
+
+// A block of 32 in which some value is NaN or infinite: no integers stand for it, and its step
+// makes NaN of whatever it is multiplied by.
+GF_INLINE float not_finite(int8_t* q, int32_t sums[2]) {
+  std::memset(q, 0, 32);
+  sums[0] = sums[1] = 0;
+  return NAN;
+}
+
+GF_INLINE float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
 }  // namespace gf

@@ -136,10 +136,10 @@ GF_INLINE void dot_columns(const VecW (&w)[8], const int8_t* a, const int32_t* i
   static_for<T>([&](auto c) GF_LAMBDA_INLINE { emit(c, sums[c][0], sums[c][L::kHalves - 1]); });
 }
 
-GF_INLINE float max_of(__m256 v) {
-  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+GF_INLINE uint32_t max_of(__m256i v) {
+  __m128i m = _mm_max_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4E));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(m, _mm_shuffle_epi32(m, 0xB1))));
 }
 GF_INLINE int32_t sum_of(__m256i v) {
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -149,13 +149,16 @@ GF_INLINE int32_t sum_of(__m256i v) {
 
 // q = round(x / d) of 32 floats to nearest even; sums of q over the two halves. Returns d.
 GF_INLINE float quantize_32(const float* x, int8_t* q, int32_t sums[2]) {
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  __m256 v[4], m = _mm256_setzero_ps();
+  const __m256i magnitude = _mm256_set1_epi32(static_cast<int>(kMagnitude));
+  __m256 v[4];
+  __m256i m = _mm256_setzero_si256();
   for (int i = 0; i < 4; ++i) {
     v[i] = _mm256_loadu_ps(x + 8 * i);
-    m = _mm256_max_ps(m, _mm256_andnot_ps(sign, v[i]));
+    m = _mm256_max_epu32(m, _mm256_and_si256(magnitude, _mm256_castps_si256(v[i])));
   }
-  const float amax = max_of(m);
+  const uint32_t greatest = max_of(m);
+  if (greatest >= kInfinity) return not_finite(q, sums);
+  const float amax = float_of(greatest);
   const __m256 id = _mm256_set1_ps(inverse_step(amax));
   __m256i r[4];
   for (int i = 0; i < 4; ++i) r[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], id));

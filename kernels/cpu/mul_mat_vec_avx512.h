@@ -91,7 +91,11 @@ GF_INLINE void dot_columns(const VecW (&w)[8], const int8_t* a, const int32_t* i
 // q = round(x / d) of 32 floats to nearest even; sums of q over the two halves.
 GF_INLINE float quantize_32(const float* x, int8_t* q, int32_t sums[2]) {
   const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
-  const float amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x0), _mm512_abs_ps(x1)));
+  const __m512i b0 = _mm512_castps_si512(_mm512_abs_ps(x0));
+  const __m512i b1 = _mm512_castps_si512(_mm512_abs_ps(x1));
+  const uint32_t greatest = _mm512_reduce_max_epu32(_mm512_max_epu32(b0, b1));
+  if (greatest >= kInfinity) return not_finite(q, sums);
+  const float amax = float_of(greatest);
   const __m512 id = _mm512_set1_ps(inverse_step(amax));
   const __m512i q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, id));
   const __m512i q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, id));

@@ -127,9 +127,15 @@ GF_INLINE void dot_columns(const VecW (&w)[8], const int8_t* a, const int32_t* i
 
 // q = round(x / d) of 32 floats to nearest even; sums of q over the two halves. Returns d.
 GF_INLINE float quantize_32(const float* x, int8_t* q, int32_t sums[2]) {
-  vf m = vf_zero();
-  for (int i = 0; i < 32; i += VL) m = vf_max(m, vf_abs(vf_load(x + i)));
-  const float amax = vf_greatest(m);
+  uint32_t greatest = 0;
+  for (int i = 0; i < 32; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    bits &= kMagnitude;
+    greatest = bits > greatest ? bits : greatest;
+  }
+  if (greatest >= kInfinity) return not_finite(q, sums);
+  const float amax = float_of(greatest);
   const vf id = vf_set(inverse_step(amax));
   for (int h = 0; h < 2; ++h) {
     vf sum = vf_zero();

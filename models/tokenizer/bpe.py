@@ -14,6 +14,9 @@ import re
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from gguflow.engine.room import check_room
+
+from .long_numbers import cut_numbers
 from .merges import MERGES, Merges
 from .metadata import Metadata
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -22,6 +25,9 @@ from .vocab import VERBATIM, Vocab
 
 PRE = "tokenizer.ggml.pre"
 
+# What the library takes, measured with some room: of its own, for a token or a merge.
+_LIBRARY, _EACH = 48 << 20, 512
+_TEXT = 170  # for a character of a text, while it is encoded
 _SPACE = "\u2581"
 _LINE_BREAKS = re.compile("(\n+)")
 # Characters merged in Python, at ten microseconds or so, before the library is worth its start, and
@@ -68,9 +74,12 @@ class BpeModel:
         return Defaults(add_bos=_pre_tokenizer(metadata).add_bos)
 
     def encode(self, text: str, after_special: bool) -> list[int]:
-        """Ids of one fragment of text."""
+        """Ids of one fragment of text. Raises MemoryError."""
+        check_room(_TEXT * len(text), "the tokens of a text")
         if not self._raw:
-            return self._ids(text)
+            grouping = self._rules.grouping
+            pieces = [text] if grouping is None else cut_numbers(text, grouping)
+            return [i for piece in pieces for i in self._ids(piece)]
         ids: list[int] = []
         for part in filter(None, _LINE_BREAKS.split(text.replace(" ", _SPACE))):
             whole = self._vocab.ids.get(part) if part[0] == "\n" else None
@@ -109,6 +118,7 @@ class BpeModel:
     def _take_in(self) -> tokenizers.Tokenizer:
         """The vocabulary in the library's form."""
         merges = _read_merges(self._metadata)
+        check_room(_LIBRARY + _EACH * (len(self._vocab) + len(merges)), "the tokenizer")
         try:
             model = models.BPE(self._vocab.ids, merges, ignore_merges=self._rules.ignore_merges,
                                byte_fallback=self._raw)  # fmt: skip
@@ -135,8 +145,8 @@ class BpeModel:
 
 
 def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
-    name = metadata.string(PRE)
-    model = metadata.string("tokenizer.ggml.model")
+    name = metadata.text(PRE, None)
+    model = metadata.text("tokenizer.ggml.model", None)
     if model in PRE_TOKENIZERS:  # "gemma4" and "whitespace" say it all
         name = model
     if name is None:

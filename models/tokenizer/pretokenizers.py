@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, pre_tokenizers
 
+from .long_numbers import Grouping
+
 # Contractions in any case, ASCII only: (?i:'s) would also match U+017F, the long s.
 _CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
 _NEWLINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -79,12 +81,14 @@ class PreTokenizer:
     patterns: applied in order. ignore_merges: a word that is a token is taken whole, whatever the
     merges say. add_bos: default of `tokenizer.ggml.add_bos_token`. raw: merges are of characters
     and not of bytes, spaces are written as U+2581, and what has no token becomes byte tokens.
+    grouping: of digits from the right, where the patterns group them so.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
     raw: bool = False
+    grouping: Grouping | None = None
 
     def splitter(self) -> pre_tokenizers.PreTokenizer:
         """The patterns as a splitter of text into words."""
@@ -207,11 +211,14 @@ _FAMILIES: list[tuple[tuple[str, ...], PreTokenizer]] = [
     (("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), PreTokenizer((_O200K,))),
     (
         ("tiny_aya", "cohere2moe"),
-        PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K)),
+        PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K), grouping=Grouping("Nd", bounded=True)),
     ),
     (("poro-chat", "bloom", "gpt3-finnish"), PreTokenizer((_BLOOM,))),
     (("viking",), PreTokenizer((_BLOOM, r"\p{N}"))),
-    (("superbpe",), PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))),
+    (
+        ("superbpe",),
+        PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"), grouping=Grouping("Nd")),
+    ),
     (
         ("bailingmoe", "bailingmoe2", "llada-moe"),
         PreTokenizer((_QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]"),)),
@@ -230,7 +237,10 @@ _FAMILIES: list[tuple[tuple[str, ...], PreTokenizer]] = [
     ),
     (
         ("afmoe",),
-        PreTokenizer((_FROM_THE_RIGHT, _ASIAN, rf"{_SYMBOLS}[\r\n]*|{_NEWLINES_AND_SPACES}")),
+        PreTokenizer(
+            (_FROM_THE_RIGHT, _ASIAN, rf"{_SYMBOLS}[\r\n]*|{_NEWLINES_AND_SPACES}"),
+            grouping=Grouping("N"),
+        ),
     ),
     (
         ("youtu",),

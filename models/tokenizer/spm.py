@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import sentencepiece
 
+from gguflow.engine.room import check_room
+
 from . import model_proto
 from .metadata import Metadata
 from .special import Defaults
 from .vocab import SCORES, TOKENS, VERBATIM, TokenType, Vocab
+
+# What the library takes, measured with some room: of its own, and for a token.
+_LIBRARY, _EACH = 16 << 20, 512
+_TEXT = 64  # for a character of a text, while it is encoded
 
 
 class SpmModel:
@@ -25,6 +31,7 @@ class SpmModel:
         self.prefix_space = metadata.flag("tokenizer.ggml.add_space_prefix", True)
         self._unk = metadata.token_id("tokenizer.ggml.unknown_token_id", len(vocab)) or 0
         byte_fallback = len(vocab.byte_values) == 256
+        check_room(_LIBRARY + _EACH * len(vocab), "the tokenizer")
         pieces = spm_pieces(vocab, vocab.scores.tolist(), byte_fallback)
         proto = model_proto.serialize(pieces, byte_fallback)
         try:
@@ -38,7 +45,9 @@ class SpmModel:
         return Defaults(bos=1, eos=2, unk=0, add_bos=True)
 
     def encode(self, text: str, after_special: bool) -> list[int]:
-        """Ids of one fragment of text; after_special: it starts the text or follows a special."""
+        """Ids of one fragment of text; after_special: it starts the text or follows a special.
+        Raises MemoryError."""
+        check_room(_TEXT * len(text), "the tokens of a text")
         if after_special and self.prefix_space:
             text = " " + text
         unknown = len(self._vocab)

@@ -47,7 +47,7 @@ class Tokenizer:
     """
 
     def __init__(self, metadata: Metadata) -> None:
-        model = metadata.string(MODEL)
+        model = metadata.text(MODEL, None)
         if model is None:
             raise metadata.error(MODEL, "no such key", "a vocabulary")
         if model not in _MODELS:

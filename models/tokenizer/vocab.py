@@ -14,6 +14,11 @@ TOKENS = "tokenizer.ggml.tokens"
 SCORES = "tokenizer.ggml.scores"
 TOKEN_TYPE = "tokenizer.ggml.token_type"
 
+# A vocabulary costs some hundred bytes a token, however short: many empty ones would cost a file of
+# nothing gigabytes. The largest there are have a million tokens and a few thousand unused ones.
+MOST_TOKENS = 1 << 20
+MOST_EMPTY = 1 << 16
+
 _BYTE_TEXT = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 _log = logging.getLogger(__name__)
@@ -47,12 +52,12 @@ class Vocab:
     """
 
     def __init__(self, metadata: Metadata) -> None:
-        texts = metadata.strings(TOKENS)
+        texts = metadata.strings(TOKENS, most=MOST_TOKENS)
         if not texts:
             raise metadata.error(TOKENS, "no tokens", "at least one")
         self.stored = metadata.string_array(TOKENS)
         if "" in texts:
-            self.stored = texts = _name_empty_tokens(texts)
+            self.stored = texts = _name_empty_tokens(metadata, texts)
         _check_utf8(metadata, texts)
         self.texts = texts
         self.ids = dict(zip(texts, range(len(texts)), strict=True))
@@ -96,9 +101,11 @@ class Vocab:
         return values
 
 
-def _name_empty_tokens(texts: list[str]) -> list[str]:
+def _name_empty_tokens(metadata: Metadata, texts: list[str]) -> list[str]:
     """Empty texts renamed `[EMPTY_<id>]`, the field's convention: no text may match them."""
     count = texts.count("")
+    if count > MOST_EMPTY:
+        raise metadata.error(TOKENS, f"{count} empty tokens", f"at most {MOST_EMPTY}")
     _log.warning("%s: %d empty tokens, the first at index %d", TOKENS, count, texts.index(""))
     return [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gguflow.cli.talk.conversation import Conversation
 from gguflow.engine.files import whole_file
 
 
@@ -107,3 +108,35 @@ def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
     with whole_file(target) as part:
         part.write_bytes(b"new")
     assert target.read_bytes() == b"new" and parts(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="devices and pipes are POSIX's")
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/null")
+    for target in (pipe, link, Path("/dev/null")):
+        with pytest.raises(OSError, match="not a regular file"), whole_file(target) as part:
+            part.write_bytes(b"x")
+    with pytest.raises(IsADirectoryError), whole_file(tmp_path):
+        pass
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    assert parts(tmp_path) == []
+
+
+def test_conversations_are_saved_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/save` of a chat: what was there stays where the disk is full."""
+    path = tmp_path / "talk.json"
+    talk = object.__new__(Conversation)
+    talk.system, talk.messages = "s", [{"role": "user", "content": "a"}]
+    talk.save(str(path))
+    before = path.read_bytes()
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gguflow.engine.files.os.fsync", full)
+    talk.messages = []
+    with pytest.raises(OSError, match="No space"):
+        talk.save(str(path))
+    assert path.read_bytes() == before and parts(tmp_path) == []

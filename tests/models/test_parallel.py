@@ -70,9 +70,7 @@ def test_a_device_loads_its_part_alone(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", n_ff=96)
     model = on(path, 2, tensor_split=(2.0, 1.0))
     model.logits(IDS)
-    shape = {
-        name: source.shape for name, source in model.resolved.setup.source.weights.items()
-    }
+    shape = {name: source.shape for name, source in model.resolved.setup.source.weights.items()}
     assert shape["blk.0.ffn_up.weight@0"][0] == 64
     assert shape["blk.0.ffn_down.weight@1"][1] == 32
     loaded = set(model.weights.buffers)

@@ -217,3 +217,18 @@ def test_swiglu_of_two_types_packed(backend: CpuBackend) -> None:
         g, u = (as_kernels_round(x) @ decoded(w).astype(np.float64).T for w in (gate, up))
         exact = g / (1 + np.exp(-g)) * u
         assert nmse(run_on(backend, case, packed=True), exact) < 1e-11
+
+
+@pytest.mark.parametrize("dtype", QUANTS + GRIDS[:1])
+def test_columns_that_are_not_finite(backend: CpuBackend, dtype: str) -> None:
+    """NaN and infinities reach every product of their column, whatever stands beside them in it,
+    and no other column."""
+    w, x = weight(dtype, 37, 512), columns(9, 512)
+    for packed in (False, True) if dtype in QUANTS else (False,):
+        whole = run(backend, "mul_mat", w, f32(x), packed=packed)
+        bad = x.copy()
+        bad[1, 3], bad[4, 500], bad[5, 64], bad[7, 17:19] = np.nan, np.inf, -np.inf, (np.nan, 1e38)
+        got = run(backend, "mul_mat", w, f32(bad), packed=packed)
+        rows = [1, 4, 5, 7]
+        assert not np.isfinite(got[rows]).any()
+        assert np.delete(got, rows, 0).tobytes() == np.delete(whole, rows, 0).tobytes()

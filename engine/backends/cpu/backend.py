@@ -18,7 +18,7 @@ from gguflow.engine.graph import Tensor, op_spec
 
 from .abi import GF_PACKED, MAX_SRC, PARAM_BYTES, AbiError, GfOp, GfTensor, tensor_record
 from .convert import NativeConverter
-from .native import CpuLibrary, CpuLibraryError, load_library, runnable_isas
+from .native import CpuLibrary, ThreadError, load_library, runnable_isas
 from .packing import PACKED_ROWS, NativePacker
 from .peaks import measure
 from .pinning import may_pin
@@ -72,7 +72,7 @@ class CpuBackend(Backend):
             pin = env.cpu_pin() and may_pin()
             handle = self.lib.cdll.gf_pool_create(n, env.cpu_spin(), int(pin))
             if not handle:
-                raise CpuLibraryError(f"cannot start {n} threads")
+                raise ThreadError(f"cannot start {n} threads")
             self._pools[n] = handle
             self._ends.append(weakref.finalize(self, self.lib.cdll.gf_pool_destroy, handle))
         return self._pools[n]

@@ -20,6 +20,10 @@ class CpuLibraryError(RuntimeError):
     """The native kernels are missing, stale, or not for this machine."""
 
 
+class ThreadError(CpuLibraryError):
+    """The system does not give the threads that are asked for."""
+
+
 class CpuLibrary:
     """One loaded library. Exports are looked up by name: `gf_op_<op>`, `gf_init_<op>`, ..."""
 

@@ -1,5 +1,10 @@
 // Elements, colours and the tooltip. Names of a profile only ever become text, never markup.
 
+// A name on one line: control characters and those that turn the order of letters are spelled out.
+const shown = (text) =>
+  text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]/g, (c) =>
+    `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
 

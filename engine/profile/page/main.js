@@ -1,6 +1,6 @@
 // Puts the page together: header, phase switch, summary tiles, and redrawing.
 
-const data = JSON.parse(byId("data").textContent);
+const data = JSON.parse(byId("data").textContent, (_, value) => (typeof value === "string" ? shown(value) : value));
 const state = { phase: data.phases.at(-1), grouping: "module" };
 let redrawTimeline = () => {};
 

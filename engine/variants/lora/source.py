@@ -48,13 +48,13 @@ def read_adapter(path: str, index: int, source: ModelSource) -> Adapter:
         ("adapter.type", "lora"),
         ("general.architecture", source.metadata.get("general.architecture")),
     ):
-        if f.metadata.get(key) != expected:
-            raise wrong(f"{key} is {f.metadata.get(key)!r}, expected {expected!r}")
+        if (found := f.keys.text(key, None)) != expected:
+            raise wrong(f"{key} is {found!r}, expected {expected!r}")
     if "adapter.alora.invocation_tokens" in f.metadata:
         raise wrong(
             "adapter.alora.invocation_tokens: adapters that tokens invoke are not supported"
         )
-    alpha = float(f.metadata.get("adapter.lora.alpha", 0.0))
+    alpha = f.keys.real("adapter.lora.alpha", 0.0)
 
     changes: dict[str, Change] = {}
     weights: dict[str, WeightSource] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +39,7 @@ MODES = frozenset(("predict", "exact", "off"))
 MARGIN = 0.05  # by which predicting has to be faster than what computes exactly the dense result
 N_TOKENS = 64  # of the prompt that says how many neurons fire when nobody counted
 VERSION = 2  # of what is kept
+LARGEST = 1e30  # milliseconds or shares; more is no measurement, nor is NaN
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _kept(path: Path) -> Form | None:
     """What an earlier run measured; None where there is no such file, or it holds anything else."""
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or found.keys() != {"mode", "ms", "active"}:
         return None
@@ -158,7 +158,9 @@ def _kept(path: Path) -> Form | None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) < LARGEST  # of an integer that no float holds too
 
 
 def _counts(source: ModelSource) -> Activations | None:

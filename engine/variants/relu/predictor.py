@@ -10,13 +10,14 @@ layer) below which score a neuron is skipped. Each layer has `blk.N.fc1.weight` 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gguflow.engine.gguf import GgufError, GgufFile
+from gguflow.engine.gguf.keys import KeyReader, described
 from gguflow.engine.graph import F16, DType
 from gguflow.engine.load import ModelSource, file_weight
 from gguflow.engine.quants import encode
@@ -95,12 +96,13 @@ def with_predictor(
         )
     hp = source.arch.hp
     f = GgufFile.open(path)
-    name = f.get("general.architecture", "", str)
+    name = f.keys.text("general.architecture", "")
     for key, expected in predictor_sizes(hp).items():
         here = f"{name}.{key.partition('.')[2]}"
-        if (found := f.get(here)) is not None and found != expected:
+        found = f.keys.integer(here, None)
+        if found is not None and found != expected:
             raise GgufError(f.path, f"key {here!r}", found, f"{expected} as in {source.path}")
-    owner = f.get(_HASH_KEY, None, str)
+    owner = f.keys.text(_HASH_KEY, None)
     if owner is not None and model_hash is not None and owner != model_hash:
         raise GgufError(
             f.path,
@@ -125,34 +127,34 @@ def with_predictor(
         weights[spec.name] = file_weight(f, info)
     try:
         source.arch.check(shapes)
-        threshold = _threshold(f.metadata, name, hp.n_layer)
     except ModelError as e:
         raise ModelError(f"{f.path}: {e}") from None
+    threshold = read_threshold(f.keys, name, hp.n_layer)
     return replace(source, weights=weights), threshold
 
 
 def file_threshold(source: ModelSource) -> float | tuple[float, ...]:
     """The threshold in a model's file: a number, or one a layer; 0 where it says nothing. Raises
-    ModelError naming the key."""
+    GgufError naming the key."""
     hp = source.arch.hp
-    try:
-        return _threshold(source.metadata, hp.arch, hp.n_layer)
-    except ModelError as e:
-        raise ModelError(f"{source.path}: {e}") from None
+    return read_threshold(KeyReader(source.metadata, source.path), hp.arch, hp.n_layer)
 
 
-def _threshold(metadata: Mapping[str, Any], arch: str, n_layer: int) -> float | tuple[float, ...]:
-    """`<arch>.sparse_threshold` or PowerInfer's key."""
+def read_threshold(
+    keys: KeyReader, arch: str, n_layer: int | None = None
+) -> float | tuple[float, ...]:
+    """`<arch>.sparse_threshold` or PowerInfer's key: a number that may be infinite, or one a layer,
+    of which there are `n_layer`. Raises GgufError naming the key."""
     for key in (f"{arch}.sparse_threshold", "powerinfer.sparse_threshold"):
-        value = metadata.get(key)
+        value = keys.find(key)
         if value is None:
             continue
-        values = np.asarray(value)
-        if values.dtype.kind not in "fiu" or values.ndim > 1 or np.isnan(values).any():
-            raise ModelError(f"{key}: expected a number, or one a layer, found {value!r:.60}")
-        if values.ndim == 0:
-            return float(values)
-        if values.size != n_layer:
-            raise ModelError(f"{key}: {values.size} values for {n_layer} layers")
-        return tuple(float(x) for x in values)
+        if hasattr(value, "__len__") and not isinstance(value, str):
+            values = keys.array(key, n_layer or len(value), "fiu", ", one a layer")
+            assert values is not None
+        else:
+            values = np.asarray(value)
+        if values.dtype.kind not in "fiu" or np.isnan(values).any():
+            raise keys.error(key, described(value), "a number, or one a layer")
+        return tuple(map(float, values)) if values.ndim else float(values)
     return 0.0

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.gguf import GgufError, GgufFile, Typed
+from gguflow.engine.gguf.keys import INT64_MAX
 from gguflow.engine.graph import I32
 
 SPLIT_ARCH = "generic.gpu_index"
 _COUNT_KEY = f"{SPLIT_ARCH}.block_count"
 _BYTES_KEY = "split.vram_capacity"
 _HASH_KEY = "split.model_hash"
+MOST_LAYERS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class StoredSplit:
 
 def is_split(file: GgufFile) -> bool:
     """Whether a GGUF file is a split, by its architecture."""
-    return file.metadata.get("general.architecture") == SPLIT_ARCH
+    return file.keys.text("general.architecture", None) == SPLIT_ARCH
 
 
 def open_split(path: str | os.PathLike[str]) -> StoredSplit:
@@ -93,12 +95,10 @@ def open_split(path: str | os.PathLike[str]) -> StoredSplit:
     # PowerInfer writes an empty bucket as a tensor without elements.
     with GgufFile.open(path, empty_tensors=True) as f:
         if not is_split(f):
-            arch = f.metadata.get("general.architecture")
+            arch = f.keys.text("general.architecture", None)
             raise GgufError(f.path, "key 'general.architecture'", repr(arch), repr(SPLIT_ARCH))
-        n_layer = f.require(_COUNT_KEY, int)
+        n_layer = f.keys.integer(_COUNT_KEY, least=1, most=MOST_LAYERS)
         idx = [_flags(f, i) for i in range(n_layer)]
-        if not idx:
-            raise GgufError(f.path, f"key {_COUNT_KEY!r}", 0, "1 or more")
         n_ff = idx[0].size
         buckets = []
         for i, flags in enumerate(idx):
@@ -112,7 +112,8 @@ def open_split(path: str | os.PathLike[str]) -> StoredSplit:
             buckets.append(_bucket(f, i, flags))
         if extra := [n for n in f.tensors if _layer_of(n) >= n_layer]:
             raise GgufError(f.path, f"tensor {extra[0]!r}", "it", f"{n_layer} layers at most")
-        vram, owner = f.get(_BYTES_KEY, 0, int), f.get(_HASH_KEY, None, str)
+        vram = f.keys.integer(_BYTES_KEY, 0, most=INT64_MAX)
+        owner = f.keys.text(_HASH_KEY, None)
         return StoredSplit(f.path, NeuronSplit(n_ff, tuple(buckets)), vram, owner)
 
 

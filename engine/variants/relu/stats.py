@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.gguf import GgufError, GgufFile
+from gguflow.engine.gguf.keys import INT64_MAX
 from gguflow.engine.graph import I64
 
 FORMAT = "activations"
@@ -88,9 +89,9 @@ def write_stats(path: str | Path, stats: Activations) -> None:
 def read_stats(path: str | Path) -> Activations:
     """Read a file back. Raises GgufError naming file and field for what is no such file."""
     f = GgufFile.open(path)
-    if (found := f.get("general.architecture")) != FORMAT:
+    if (found := f.keys.text("general.architecture", None)) != FORMAT:
         raise GgufError(str(path), "key general.architecture", repr(found), repr(FORMAT))
-    n_tokens = f.require(f"{FORMAT}.n_tokens", int)
+    n_tokens = f.keys.integer(f"{FORMAT}.n_tokens", least=1, most=INT64_MAX)
     names = [f"blk.{i}.{FORMAT}" for i in range(len(f.tensors))]
     counts = []
     for name in names:
@@ -100,9 +101,9 @@ def read_stats(path: str | Path) -> Activations:
         where = f"tensor {name}"
         if c.dtype != np.int64 or c.ndim != 1 or c.shape != f.array(names[0]).shape:
             raise GgufError(str(path), where, f"{c.dtype} {list(c.shape)}", "i64 [n_ff] each")
-        if n_tokens < 1 or c.min(initial=0) < 0 or c.max(initial=0) > n_tokens:
+        if c.min(initial=0) < 0 or c.max(initial=0) > n_tokens:
             raise GgufError(str(path), where, "counts", f"0 to {n_tokens}, the number of tokens")
         counts.append(c)
     if not counts:
         raise GgufError(str(path), "tensors", "none", f"blk.0.{FORMAT} and so on")
-    return Activations(tuple(counts), n_tokens, f.require(f"{FORMAT}.model_hash", str))
+    return Activations(tuple(counts), n_tokens, f.keys.text(f"{FORMAT}.model_hash"))

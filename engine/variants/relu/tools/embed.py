@@ -31,8 +31,8 @@ def embed_predictor(
     for a file that is no `relullama` GGUF: PowerInfer's say `llama`, which in GGUF means SiLU.
     """
     with GgufFile.open(path) as f:
-        if f.magic != "GGUF" or f.get("general.architecture") != ReluLlama.name:
-            found = f"{f.magic} file of architecture {f.get('general.architecture')}"
+        if f.magic != "GGUF" or f.keys.text("general.architecture", None) != ReluLlama.name:
+            found = f"{f.magic} file of architecture {f.keys.text('general.architecture', None)}"
             raise GgufError(
                 f.path, "file", found, f"a {ReluLlama.name} GGUF file to put predictors in"
             )

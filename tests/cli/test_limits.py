@@ -66,6 +66,15 @@ def test_a_full_disk(call, tiny_model: str, tmp_path: Path, monkeypatch, command
     assert not list(tmp_path.iterdir())
 
 
+def test_no_room_for_a_mapping(call, tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **more: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("gguflow.engine.mapped.mmap.mmap", refuse)
+    code, out, err = call("tokenize", "-m", tiny_model, "A")
+    assert (code, out) == (NO_RESOURCES, "") and tiny_model in err
+
+
 @linux
 def test_max_memory(run, tmp_path: Path) -> None:
     """Refused before anything is loaded, with the figures; enough is enough."""

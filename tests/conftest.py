@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 from reference_families import unpack
 
+from gguflow.engine.backends.cpu import native
+
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-lib", metavar="DIR", help="other builds of the CPU kernels to test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = config.getoption("--cpu-lib")
+    if folder:
+        native._library_path = lambda isa: Path(folder) / f"libgguflow_cpu_{isa}.so"
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# tests/sanitize.sh address|undefined|thread [pytest arguments]: builds the CPU kernels with a
-# sanitizer and runs tests on them, by default the op suite and whole tiny models. Whatever the
+# tests/sanitize.sh address,undefined|thread [pytest arguments]: builds the CPU kernels with a
+# sanitizer, or the first two in one, and runs tests on them, by default the op suite and whole tiny models. Whatever the
 # sanitizer finds ends the process with its report.
 #
 # Environment: ISAS: instruction sets to build, those that this machine runs by default; PYTHON; CXX
 # with the runtime libraries of the sanitizers (GCC's are preloaded into Python).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-kind=${1:?"usage: tests/sanitize.sh address|undefined|thread [pytest arguments]"}
+kind=${1:?"usage: tests/sanitize.sh address|undefined|address,undefined|thread [pytest arguments]"}
 shift
 python=${PYTHON:-python}
 cxx=${CXX:-g++}
@@ -25,7 +25,7 @@ done
 suite=(tests/ops tests/serving/test_equal_bits.py tests/models/test_architectures.py
 	tests/verify tests/models/test_random_models.py)
 case $kind in
-address) runtime=libasan.so ;;
+address*) runtime=libasan.so ;;
 undefined) runtime=libubsan.so ;;
 # Races are between threads: what runs on one needs no look.
 thread) runtime=libtsan.so suite=(tests/ops/test_cpu_pool.py tests/ops/test_cpu_mul_mat.py

@@ -80,11 +80,9 @@ def _has_piece(t: Tokenizer, token: int) -> bool:
 
 
 def _has_all_bytes(t: Tokenizer) -> bool:
-    """Whether any text can be spelled: all bytes have tokens, as `<0x0A>` or in GPT-2's way."""
-    if t.model == "gpt2":
-        singles = {t.piece(i) for i in range(t.n_vocab)}
-        return all(bytes([b]) in singles for b in range(256))
-    return all(t.id_of(f"<0x{b:02X}>") is not None for b in range(256))
+    """Whether any text can be spelled: every byte is a token's text."""
+    singles = {t.piece(i) for i in range(t.n_vocab)}
+    return all(bytes([b]) in singles for b in range(256))
 
 
 def _template(metadata: Mapping[str, Any], t: Tokenizer, template: ChatTemplate) -> Iterator[Check]:

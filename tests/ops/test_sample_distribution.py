@@ -70,15 +70,20 @@ def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     if rare.any():
         found = np.append(found, counts[rare].sum())
         wanted = np.append(wanted, expected[rare].sum())
+    assert len(found) > 3, "too few cells to say anything"
     statistic = float(((found - wanted) ** 2 / wanted).sum())
     return float(chi2.sf(statistic, len(found) - 1))
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(s, id=n, marks=[] if n == "all" else [pytest.mark.slow])
+     for n, s in SETTINGS.items()],
+)  # fmt: skip
 def test_draws_follow_what_is_stated(settings: tuple[float, ...]) -> None:
     """The steps of one seed, as a generation takes them, and for plain settings also the first step
     of every seed, as requests do."""
-    logits = (np.random.default_rng(3).standard_normal(N_VOCAB) * 2).astype(np.float32)
+    logits = (np.random.default_rng(3).standard_normal(N_VOCAB) * 1.2).astype(np.float32)
     expected = DRAWS * stated(logits, *settings)
     one, zero = np.full(DRAWS, 4711), np.zeros(DRAWS, int)
     ways = [np.stack([one, np.arange(DRAWS)], axis=1)]

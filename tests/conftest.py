@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from reference_families import unpack
 
+from gguflow.engine.backends import cpu
 from gguflow.engine.backends.cpu import native
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -19,7 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("--cpu-lib")
     if folder:
-        native._library_path = lambda isa: Path(folder) / f"libgguflow_cpu_{isa}.so"
+        # Sets that were built there, of those that this machine runs.
+        at = {isa: Path(folder) / f"libgguflow_cpu_{isa}.so" for isa in native.runnable_isas()}
+        built = [isa for isa, path in at.items() if path.is_file()]
+        native.runnable_isas = cpu.runnable_isas = lambda: built
+        native._library_path = at.__getitem__
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ print(*runnable_isas())")}
 
 cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DGGUFLOW_SANITIZE="$kind" \
 	-DCMAKE_CXX_COMPILER="$cxx" >/dev/null
-for isa in baseline $isas; do # the baseline is asked what the machine runs
+for isa in $isas; do
 	cmake --build "$build" --target "gguflow_cpu_$isa" -j "$(nproc)" >/dev/null
 done
 

@@ -90,6 +90,8 @@ class OpSpec:
     across: other sources that any row may read anywhere: tables, keys and values.
     by_column: sources of which column j of the result needs row j alone, of matrices, or entry j of
         the last axis, so that some columns can be computed at a time; none where they cannot.
+    looks_up: the source of ids that say which entries of the first one, along its first axis, are
+        needed at all; what follows it has an entry for each as well.
     optional: backends need no kernel; fusion makes the op only where there is one.
     """
 
@@ -108,6 +110,7 @@ class OpSpec:
     weights: ClassVar[tuple[int, ...]] = ()
     across: ClassVar[tuple[int, ...]] = ()
     by_column: ClassVar[tuple[int, ...]] = ()
+    looks_up: ClassVar[int | None] = None
     optional: ClassVar[bool] = False
 
     def infer(self, *srcs: Tensor | None, **params: Any) -> tuple[DType, Shape]:

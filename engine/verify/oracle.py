@@ -14,8 +14,6 @@ from gguflow.engine.compile.batch_rows import fewer_rows
 from gguflow.engine.graph import I32, Role, Tensor, op_spec
 
 PART_BYTES = 64 << 20  # of matrices' values as float32 at a time; the reference takes twice more
-# Ops that look entries of their first source up, and the source that says which.
-_LOOK_UP = {"get_rows": 1, "mul_mat_id": 2}
 
 
 @dataclass
@@ -56,8 +54,9 @@ class Oracle:
         live: rows that count, of those that `rows` names; the result has no others."""
         if live is not None:
             node = fewer_rows(node, rows, live)
-        if node.op in _LOOK_UP:
-            node, held = _looked_up(node, held, _LOOK_UP[node.op])
+        ids = op_spec(node.op or "").looks_up
+        if ids is not None:
+            node, held = _looked_up(node, held, ids)
         n = self._columns(node)
         if node.shape and n < node.shape[-1]:
             parts = [self._whole(part, held).value for part in _parts(node, n)]

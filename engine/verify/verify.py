@@ -13,6 +13,7 @@ from gguflow.engine.limits import ALL_LAYERS
 from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
+from gguflow.engine.resolve import DEVICE_KIND
 from gguflow.engine.sampling import SamplerSettings, SamplerState
 from gguflow.engine.session import Session
 from gguflow.models.chat import ChatTemplate
@@ -129,7 +130,7 @@ def _tokens(model: Model, text: str, n: int) -> list[int]:
 def _on(options: Options, device: DeviceId) -> Options:
     """The same on another device, all of it."""
     plain = replace(options, n_gpu_layers=0, overrides=())
-    if device.kind == "cuda":
+    if device.kind == DEVICE_KIND:
         return replace(plain, n_gpu_layers=ALL_LAYERS, device=device.index)
     return replace(plain, overrides=((".*", str(device)),))
 

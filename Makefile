@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h)
 
-.PHONY: demo test slow lint format types layout check docs site wheels clean
+.PHONY: demo test slow lint format types layout check docs site wheels sanitize fuzz kills pins audit sbom clean
 
 demo: $(VENV)/installed
 	$(BIN)/gguflow generate -p "Once upon a time" -n 200 --repeat-penalty 1.1
@@ -51,6 +51,41 @@ wheels: $(BIN)/pip
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m gguflow.engine.ops --write docs/ops.md
 
+# The CPU kernels under the sanitizers, over the op suite and whole models; minutes to an hour.
+sanitize: $(VENV)/installed-dev
+	PYTHON=$(abspath $(BIN)/python) tests/sanitize.sh address,undefined
+	PYTHON=$(abspath $(BIN)/python) tests/sanitize.sh thread
+
+# SECONDS of mutants of every target; see docs/verify.md.
+SECONDS ?= 600
+FUZZED := reader consumers inspect whole tokenizers templates side-files sessions checkpoints logits requests
+fuzz: $(VENV)/installed-dev
+	@for t in $(FUZZED); do \
+		$(BIN)/python tests/fuzz/fuzz_drive.py $$t --seconds $(SECONDS) --seed $${SEED:-0} --keep build/fuzz || exit 1; \
+	done
+
+kills: $(VENV)/installed-dev
+	$(BIN)/python tests/fuzz/kill_moments.py --kills 500
+
+# -- what is installed -----------------------------------------------------------------------------
+
+# The versions that CI installs, by hash (PINNED=1), what is known to be wrong with them, and a list
+# of what is in them (CycloneDX).
+pins: $(BIN)/pip
+	$(BIN)/python -m pip install -q uv
+	{ echo "# What CI installs, every file by its hash. Made by: make pins"; \
+	  $(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate -q; } > .ci/requirements.txt
+
+audit: $(BIN)/pip
+	$(BIN)/python -m pip install -q pip-audit
+	$(BIN)/pip-audit --disable-pip --require-hashes -r .ci/requirements.txt
+
+sbom: $(BIN)/pip
+	$(BIN)/python -m pip install -q cyclonedx-bom
+	mkdir -p build && $(BIN)/cyclonedx-py requirements .ci/requirements.txt --pyproject pyproject.toml \
+		--of JSON -o build/gguflow.cdx.json
+
 $(VENV)/bin/pip:
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'gguflow needs Python 3.11 or later')"
 	$(PYTHON) -m venv $(VENV)
@@ -61,6 +96,7 @@ $(VENV)/installed: $(BIN)/pip $(NATIVE)
 	@touch $@
 
 $(VENV)/installed-dev: $(BIN)/pip $(NATIVE)
+	$(if $(PINNED),$(BIN)/python -m pip install -q --require-hashes -r .ci/requirements.txt)
 	$(BIN)/python -m pip install -q -e ".[dev]"
 	@touch $@ $(VENV)/installed
 

@@ -131,3 +131,23 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def private_folder(path: str | os.PathLike[str]) -> Path:
+    """A folder for what this user keeps and later takes for its own: made with mode 0700, or given
+    it. Raises PermissionError for one that another user may have put things into: it belongs to
+    one, or lies where others may replace it."""
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if sys.platform == "win32":  # users' folders are their own there
+        return folder
+    me, real = os.getuid(), folder.resolve()
+    if (owner := os.stat(real).st_uid) != me:
+        raise PermissionError(f"{real}: belongs to user {owner}, not to {me}")
+    above = os.stat(real.parent)
+    open_to_all = above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX
+    if above.st_uid not in (me, 0) or open_to_all:
+        raise PermissionError(f"{real.parent}: other users may replace what is in it")
+    if stat.S_IMODE(os.stat(real).st_mode) != 0o700:
+        os.chmod(real, 0o700)
+    return folder

@@ -7,7 +7,24 @@ from pathlib import Path
 import pytest
 from reference_families import unpack
 
+from gguflow.engine.backends import cpu
+from gguflow.engine.backends.cpu import native
+
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-lib", metavar="DIR", help="other builds of the CPU kernels to test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = config.getoption("--cpu-lib")
+    if folder:
+        # Sets that were built there, of those that this machine runs.
+        at = {isa: Path(folder) / f"libgguflow_cpu_{isa}.so" for isa in native.runnable_isas()}
+        built = [isa for isa, path in at.items() if path.is_file()]
+        native.runnable_isas = cpu.runnable_isas = lambda: built
+        native._library_path = at.__getitem__
 
 
 @pytest.fixture(scope="session")

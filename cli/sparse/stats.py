@@ -41,6 +41,7 @@ def add_arguments(p: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    from gguflow.engine.files import private_folder
     from gguflow.engine.model import Model
     from gguflow.engine.options import Options
     from gguflow.engine.variants.relu.stats import write_stats
@@ -57,7 +58,7 @@ def run(args: Namespace) -> int:
     stats = count_activations(model, chunks, progress(n_tokens))
     path = Path(args.output) if args.output else stats_path(stats.model_hash)
     if not args.output:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
     print(report(stats))
     write_stats(path, stats)
     note(f"counts: {path}")

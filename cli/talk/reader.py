@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -89,8 +90,8 @@ def _history(path: Path | None) -> Any:
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "ab"):
-                return FileHistory(str(path))
+            os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+            return FileHistory(str(path))
         except OSError:  # a home that cannot be written to: this talk's own will do
             pass
     return InMemoryHistory()

@@ -7,6 +7,7 @@ batch's, those behind the batch's need not be computed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from gguflow.engine.graph import Graph, Role, Tensor, op_spec
 
@@ -66,6 +67,23 @@ def row_operands(node: Tensor, found: Mapping[Tensor, str]) -> list[int | None]:
         if i == spec.rows_of or (found.get(s) == found[node] and like):
             srcs.append(i)
     return [None, *srcs]
+
+
+def fewer_rows(node: Tensor, rows: Mapping[Tensor, str], live: Mapping[str, int]) -> Tensor:
+    """The node over the first rows alone, in the same memory."""
+    operands: list[Tensor | None] = [node, *node.srcs]
+    followed = row_operands(node, rows)
+    if not followed:
+        return node
+    for k in followed:
+        at = 0 if k is None else k + 1
+        t = operands[at]
+        assert t is not None
+        n = min(live.get(rows[t], t.shape[0]), t.shape[0])
+        operands[at] = replace(t, shape=(n, *t.shape[1:]), view_of=t.owner)
+    out, *srcs = operands
+    assert out is not None
+    return replace(out, srcs=tuple(srcs))
 
 
 def _name_of_input(leaf: Tensor, has_outputs: bool) -> str | None:

@@ -88,6 +88,10 @@ class OpSpec:
         source follows its rows where it has more axes than that one.
     weights: sources that are matrices its rows are multiplied with.
     across: other sources that any row may read anywhere: tables, keys and values.
+    by_column: sources of which column j of the result needs row j alone, of matrices, or entry j of
+        the last axis, so that some columns can be computed at a time; none where they cannot.
+    looks_up: the source of ids that say which entries of the first one, along its first axis, are
+        needed at all; what follows it has an entry for each as well.
     optional: backends need no kernel; fusion makes the op only where there is one.
     """
 
@@ -105,6 +109,8 @@ class OpSpec:
     rows_of: ClassVar[int | None] = None
     weights: ClassVar[tuple[int, ...]] = ()
     across: ClassVar[tuple[int, ...]] = ()
+    by_column: ClassVar[tuple[int, ...]] = ()
+    looks_up: ClassVar[int | None] = None
     optional: ClassVar[bool] = False
 
     def infer(self, *srcs: Tensor | None, **params: Any) -> tuple[DType, Shape]:
@@ -170,8 +176,11 @@ class OpSpec:
             else:
                 try:
                     value = float(value) if p.fmt == "f" else operator.index(value)
-                except (TypeError, ValueError):
+                    struct.pack(p.fmt, value)
+                except (TypeError, ValueError, OverflowError, struct.error) as e:
                     kind = "a number" if p.fmt == "f" else "an integer"
+                    if isinstance(e, (OverflowError, struct.error)):
+                        kind += f" of {8 * struct.calcsize(p.fmt)} bits"
                     raise TypeError(f"{self.name}: {p.name}={value!r}, expected {kind}") from None
             bound[p.name] = value
         return bound

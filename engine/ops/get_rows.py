@@ -17,6 +17,7 @@ class GetRows(OpSpec):
     operands = ("table any float or quantized [n, d]", "ids i32 [m]")
     rows_of = 1
     across = (0,)
+    looks_up = 1
     cost = "0 (1 an element for a quantized table)"
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:

@@ -48,6 +48,7 @@ class MulMat(OpSpec):
     )
     rows_of = 1
     weights = (0,)
+    by_column = (0,)
     cost = "2 m n k a batch"
     tolerance = 5e-4
 

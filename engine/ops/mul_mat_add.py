@@ -22,6 +22,7 @@ class MulMatAdd(OpSpec):
     )
     rows_of = 1
     weights = (0,)
+    by_column = (0, 2)
     cost = "2 m n k + m n a batch"
     tolerance = 5e-4
     fused_from = ("mul_mat", "add")

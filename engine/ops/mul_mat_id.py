@@ -26,6 +26,7 @@ class MulMatId(OpSpec):
     rows_of = 1
     weights = (0,)
     across = (0, 3)
+    looks_up = 2
     cost = "2 m u n k"
     tolerance = 5e-4
 

@@ -18,6 +18,7 @@ class MulMatRelu(OpSpec):
     operands: ClassVar[tuple[str, ...]] = ("w any float or quantized [n, k]", "x f32 [m, k]")
     rows_of = 1
     weights = (0,)
+    by_column: ClassVar[tuple[int, ...]] = (0,)
     cost = "2 m n k + m n"
     tolerance = 5e-4
     fused_from: ClassVar[tuple[str, ...]] = ("mul_mat", "relu")

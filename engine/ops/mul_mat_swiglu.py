@@ -22,6 +22,7 @@ class MulMatSwiglu(OpSpec):
     )
     rows_of = 2
     weights = (0, 1)
+    by_column = (0, 1)
     cost = "4 m n k + 5 m n"
     tolerance = 5e-4
     fused_from = ("mul_mat", "swiglu")

@@ -30,6 +30,7 @@ class NormMulMat(OpSpec):
     )
     rows_of = 0
     weights: ClassVar[tuple[int, ...]] = (2,)
+    by_column: ClassVar[tuple[int, ...]] = (2,)
     params: ClassVar[tuple[Param, ...]] = RmsNorm.params
     cost = "2 m n k + 5 m k"
     tolerance = 5e-4
@@ -64,6 +65,7 @@ class NormMulMatSwiglu(NormMulMat):
         "w_up any float or quantized [n, k]",
     )
     weights = (2, 3)
+    by_column = (2, 3)
     cost = "4 m n k + 5 m k"
     fused_from = ("rms_norm_mul", "mul_mat_swiglu")
 

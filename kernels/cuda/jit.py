@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gguflow.engine.files import whole_file
+from gguflow.engine.files import private_folder, whole_file
 
 from .launch import Kernel
 
@@ -129,10 +129,11 @@ def compile_source(
 
 
 def load(kernel: Kernel, arch: str, cache_dir: Path) -> Compiled:
-    """A kernel's machine code, from the cache when it is there."""
+    """A kernel's machine code, from the cache when it is there and nobody else can have put it
+    there."""
     path = cache_dir / f"{cache_key(kernel, arch)}.cubin"
     with suppress(OSError, ValueError):
-        return _decode(path.read_bytes())
+        return _decode((private_folder(cache_dir) / path.name).read_bytes())
     compiled = compile_source(kernel.source, (kernel.entry,), arch, kernel.options)
     # A cache that cannot be written to costs time, not correctness.
     with suppress(OSError):
@@ -156,6 +157,6 @@ def _decode(data: bytes) -> Compiled:
 
 
 def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     with whole_file(path, durable=False) as part:
         part.write_bytes(data)

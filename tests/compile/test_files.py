@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -69,3 +70,21 @@ def test_a_device_is_known_by_its_directory() -> None:
     found = files_that_say("cuda", "engine", "models")
     elsewhere = {f for f in found if not f.startswith("engine/backends/cuda/")}
     assert elsewhere <= {"engine/resolve.py"}  # what -ngl means without a name
+
+
+def test_nothing_unpickles() -> None:
+    """Files come from strangers, and a pickle is a program."""
+    for package in (*PARTS, "src"):
+        for path in (ROOT / package).rglob("*.py"):
+            names = {n for node in ast.walk(ast.parse(path.read_text("utf-8")))
+                     for n in _named(node)}  # fmt: skip
+            assert not names & {"pickle", "marshal", "shelve", "dill", "joblib"}, path
+            assert "allow_pickle=" + "True" not in path.read_text("utf-8"), path
+
+
+def _named(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [a.name.split(".")[0] for a in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [(node.module or "").split(".")[0]]
+    return []

@@ -116,6 +116,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.streams",
     ),
     "engine/evaluate.py": ENGINE,
+    "engine/verify": (*ENGINE, "engine.backends.host"),
     "engine/kernel_bench": LOADED,
     "engine/convert": (
         "engine.graph",

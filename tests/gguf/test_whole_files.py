@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gguflow.cli.talk.conversation import Conversation
-from gguflow.engine.files import whole_file
+from gguflow.engine.files import private_folder, whole_file
 
 
 def parts(folder: Path) -> list[str]:
@@ -92,7 +92,7 @@ def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     target.write_bytes(b"old")
     code = (
-        "import sys, time; from gguflow.engine.files import whole_file\n"
+        "import sys, time; from gguflow.engine.files import private_folder, whole_file\n"
         f"with whole_file({str(target)!r}) as part:\n"
         "    part.write_bytes(b'half'); print('ready', flush=True); time.sleep(60)"
     )
@@ -140,3 +140,21 @@ def test_conversations_are_saved_whole(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="No space"):
         talk.save(str(path))
     assert path.read_bytes() == before and parts(tmp_path) == []
+
+
+def test_a_private_folder_is_the_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a" / "cache"
+    assert private_folder(folder) == folder and folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    private_folder(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.parent.chmod(0o777)  # anyone may put another folder in its place
+    with pytest.raises(PermissionError, match="other users may replace"):
+        private_folder(folder)
+    folder.parent.chmod(0o1777)  # as /tmp has it: nobody else may
+    private_folder(folder)
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(PermissionError, match="belongs to user"):
+        private_folder(folder)

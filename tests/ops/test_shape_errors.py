@@ -267,6 +267,8 @@ def test_too_few_or_missing_operands() -> None:
         ("scale", {"s": 1.0, "bias": 2.0}, "scale: unknown parameter bias"),
         ("scale", {"s": "two"}, "scale: s='two', expected a number"),
         ("top_k", {"k": 1.5}, "top_k: k=1.5, expected an integer"),
+        ("top_k", {"k": 1 << 31}, "top_k: k=2147483648, expected an integer of 32 bits"),
+        ("scale", {"s": 1e39}, "scale: s=1e.39, expected a number of 32 bits"),
     ],
 )
 def test_wrong_parameters(op: str, params: dict[str, Any], message: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend, DeviceId, Flags, Links, Memory
+from gguflow.engine.backends.descriptors import DescriptorError, check_step
 from gguflow.engine.backends.host import HostBuffer, HostSlab
 from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor, op_spec
@@ -145,14 +146,19 @@ class CpuBackend(Backend):
     # -- lowering --------------------------------------------------------------------------------
 
     def record(self, node: Tensor, memory: Memory | None) -> GfOp:
-        """The op record of a node; without memory, all addresses are null.
+        """The op record of a node; without memory, all addresses are null and nothing is checked
+        but what a record carries.
 
-        Raises AbiError for more operands or parameters than a record carries.
+        Raises AbiError for more operands or parameters than it does, DescriptorError for what a
+        kernel may not be given.
         """
         assert node.op is not None
         if len(node.srcs) > MAX_SRC:
             raise AbiError(f"{node.name}: {node.op} has {len(node.srcs)} operands, GF_MAX_SRC of "
                            f"kernels/cpu/abi.h is {MAX_SRC}")  # fmt: skip
+
+        if memory is not None:
+            check_step(node, memory)
 
         def operand(t: Tensor | None) -> GfTensor:
             if t is None:
@@ -163,6 +169,12 @@ class CpuBackend(Backend):
             assert isinstance(buffer, HostBuffer)
             record = tensor_record(t, buffer.address + offset + t.view_offset)
             if memory.is_packed(t.owner):
+                n = self.lib.packed_bytes(t.dtype, prod(t.shape[:-1]), t.shape[-1])
+                if not 0 < n <= buffer.nbytes:
+                    raise DescriptorError(
+                        f"{node.name}: operand {t.name} takes {n} bytes repacked, it has "
+                        f"{buffer.nbytes}"
+                    )
                 record.flags |= GF_PACKED
             return record
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.backends.base import Live
-from gguflow.engine.compile.batch_rows import row_operands
+from gguflow.engine.compile.batch_rows import check_live, row_operands
 from gguflow.engine.graph import Tensor
 
 from .abi import GfOp, GfTensor
@@ -59,7 +59,10 @@ class LiveRows:
         self._kept: dict[tuple[int, ...], tuple[np.ndarray, int]] = {}
 
     def set(self, live: Live | None) -> int:
-        """Make the records those of so many rows; returns the bytes of scratch they need."""
+        """Make the records those of so many rows; returns the bytes of scratch they need. Raises
+        RowsError for rows that the program was not made for."""
+        if live is not None:
+            check_live(live, self.most)
         wanted = {name: n if live is None else live.get(name, n) for name, n in self.most.items()}
         for name, n in wanted.items():
             if self._now[name] != n:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.backends.base import Backend, DeviceId, Flags, Links, Memory, Program, Rival
+from gguflow.engine.backends.descriptors import check_step
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor
@@ -75,6 +76,9 @@ class CudaBackend(Backend):
         n_threads: int | None = None,
         flags: Flags | None = None,
     ) -> CudaProgram:
+        for step in steps:
+            if isinstance(step, Tensor):
+                check_step(step, memory)
         return CudaProgram(self, steps, memory, flags or {})
 
     def rival(self, node: Tensor, memory: Memory) -> Rival | None:

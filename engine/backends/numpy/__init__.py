@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gguflow.engine.backends.host import read, window, write
+
 from .backend import NumpyBackend, NumpyProgram, buffers_of
-from .evaluate import evaluate, read, run_node, window, write
+from .evaluate import evaluate, run_node
 
 __all__ = ["NumpyBackend", "NumpyProgram", "buffers_of", "create", "evaluate", "read", "run_node",
            "window", "write"]  # fmt: skip

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from gguflow.engine.backends.base import (
 )
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step
-from gguflow.engine.compile.batch_rows import row_operands
+from gguflow.engine.compile.batch_rows import fewer_rows
 from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Tensor
 
@@ -90,23 +89,6 @@ class NumpyProgram(Program):
     def finish(self) -> Ticks | None:
         ticks, self._ticks = self._ticks, None
         return None if ticks is None else Ticks(np.array(ticks, np.int64), of_host=True)
-
-
-def fewer_rows(node: Tensor, rows: Mapping[Tensor, str], live: Live) -> Tensor:
-    """The node over the first rows alone, in the same memory."""
-    operands: list[Tensor | None] = [node, *node.srcs]
-    followed = row_operands(node, rows)
-    if not followed:
-        return node
-    for k in followed:
-        at = 0 if k is None else k + 1
-        t = operands[at]
-        assert t is not None
-        n = min(live.get(rows[t], t.shape[0]), t.shape[0])
-        operands[at] = replace(t, shape=(n, *t.shape[1:]), view_of=t.owner)
-    out, *srcs = operands
-    assert out is not None
-    return replace(out, srcs=tuple(srcs))
 
 
 def buffers_of(nodes: Sequence[Tensor], memory: Memory) -> dict[Tensor, np.ndarray]:

@@ -11,46 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gguflow.engine.backends.host import Buffers, read, write
 from gguflow.engine.graph import Graph, Role, Tensor, op_spec
-from gguflow.engine.quants import decode, encode
-
-Buffers = Mapping[Tensor, np.ndarray]  # owner -> its bytes, uint8 and flat
-
-
-def window(t: Tensor, buffers: Buffers) -> np.ndarray:
-    """`t`'s memory as an array of its storage type, for quantized types of whole blocks.
-
-    Raises ValueError when `t` reaches outside its owner's buffer.
-    """
-    block = t.dtype.block
-    shape = (*t.shape[:-1], t.shape[-1] // block) if block > 1 else t.shape
-    unit = np.dtype((np.void, t.dtype.nbytes)) if block > 1 else t.dtype.storage
-    if t.size == 0:  # its strides reach nowhere, whatever numpy thinks of them
-        return np.empty(shape, unit)
-    try:
-        return np.ndarray(shape, unit, buffers[t.owner], t.view_offset, t.strides)
-    except (TypeError, ValueError) as e:
-        size = buffers[t.owner].nbytes
-        raise ValueError(f"{t.name}: outside the {size} bytes of {t.owner.name}: {e}") from None
-
-
-def read(t: Tensor, buffers: Buffers) -> np.ndarray:
-    """`t`'s values: float32 for float and quantized types, integers as they are."""
-    return decode(t.dtype, window(t, buffers), t.shape)
-
-
-def write(t: Tensor, buffers: Buffers, values: np.ndarray, rows: np.ndarray | None = None) -> None:
-    """Encode `values` into `t`'s memory, or only these rows of its first axis."""
-    target = window(t, buffers)
-    if rows is not None:
-        if not len(rows):
-            return
-        values = values[rows]
-    raw = encode(t.dtype, values).reshape(-1).view(target.dtype)
-    if rows is None:
-        target[...] = raw.reshape(target.shape)
-    else:
-        target[rows] = raw.reshape(len(rows), *target.shape[1:])
+from gguflow.engine.quants import encode
 
 
 def run_node(node: Tensor, buffers: Buffers) -> None:

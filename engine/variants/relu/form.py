@@ -19,7 +19,7 @@ from typing import cast
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
-from gguflow.engine.files import whole_file
+from gguflow.engine.files import private_folder, whole_file
 from gguflow.engine.gguf import GgufError
 from gguflow.engine.load import ModelSource
 from gguflow.engine.planning import Setup, token_key
@@ -86,7 +86,7 @@ def choose_form(placed: Setup, in_mode: Callable[[Mode], Setup], tools: Tools) -
         finally:
             _release(backend)
         with suppress(OSError):  # then the next run measures again
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(path.parent)
             with whole_file(path) as part:
                 part.write_text(json.dumps(asdict(form)), "utf-8")
     chosen = placed if form.mode == _mode_of(placed) else forms[form.mode]

@@ -9,6 +9,7 @@ from typing import Any
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import SpaceBytes
+from gguflow.engine.files import private_folder
 from gguflow.engine.load import ModelSource
 
 from .budget import PlanFor, fit, no_neurons
@@ -85,7 +86,7 @@ def place_neurons(
     speeds = speeds or measure(device, host, shapes[0], n_threads)
     choose = partial(_choose, stats, neurons, speeds, exact)
     choice, used = fit(budget, device.space, hp.n_layer, hp.n_ff, plan_for, choose)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     write_split(path, choice.split, stats.model_hash, budget)
     return Placed(choice.split, path, used, choice, speeds)
 

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from gguflow.engine import env
+from gguflow.engine.files import private_folder
 from gguflow.engine.load import ModelSource
 from gguflow.models.base import ModelError
 
@@ -18,8 +19,10 @@ class NoStatsError(ModelError):
 
 
 def folder() -> Path:
-    """The directory; it need not exist."""
-    return env.cache_dir() / "sparse"
+    """The directory; it need not exist. Raises PermissionError for one that another user may have
+    put things into: what is found there decides what runs where."""
+    path = env.cache_dir() / "sparse"
+    return private_folder(path) if path.is_dir() else path
 
 
 def stats_path(model: str) -> Path:

@@ -1,0 +1,157 @@
+"""What native code may be given: the one check that every op of a plan passes before it is lowered.
+
+Shape inference has said before that operands fit; but graphs are rewritten, placed and laid out
+after that, and kernels believe what a descriptor says. Here the whole of a step is held against the
+memory it will run on, once, when a program is made. Numbers that come with a run (rows to write,
+ids, page tables, positions) are the kernels' own to check: see each op's sentence on what lies
+outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from gguflow.engine.graph import Role, ShapeError, Tensor, op_spec
+from gguflow.engine.graph.tensor import MAX_DIMS, contiguous_strides
+
+from .base import Memory
+
+MOST = 1 << 62  # of an extent, a stride or an offset: sums of a few fit 64 bits
+
+
+class DescriptorError(ValueError):
+    """A step that no native code may be given: names the op, the operand and what is wrong with it.
+    Whatever made the plan is at fault."""
+
+
+def check_step(node: Tensor, memory: Memory) -> None:
+    """Raises DescriptorError unless the op is what its operands make it, every operand lies within
+    its buffer, aligned, and the result shares memory with no operand but as the op allows."""
+    try:
+        for t in (node, *node.live_srcs()):
+            check_layout(t)
+        _check_op(node)
+        spans = [None if t is None else _span(t, memory) for t in (node, *node.srcs)]
+        _check_sharing(node, spans)
+    except DescriptorError as e:
+        raise DescriptorError(f"{node.name}: {node.op}: {e}") from None
+
+
+def _check_op(node: Tensor) -> None:
+    """Number of operands, parameters, type and shape are those of the op."""
+    if node.op is None:
+        raise DescriptorError("is no op")
+    spec = op_spec(node.op)
+    least, most = spec.n_srcs
+    if not least <= len(node.srcs) <= most or None in node.srcs[:least]:
+        raise DescriptorError(f"{len(node.live_srcs())} operands, takes {least} to {most}")
+    try:
+        params = spec.bind_params(node.params)
+        dtype, shape = spec.infer(*node.srcs, **params)
+    except (ShapeError, TypeError) as e:
+        raise DescriptorError(str(e)) from None
+    if (dtype, tuple(shape)) != (node.dtype, node.shape):
+        raise DescriptorError(
+            f"a result of {node.dtype.name}{list(node.shape)}, its operands give "
+            f"{dtype.name}{list(shape)}"
+        )
+    if spec.writes_into is None:
+        if node.owner is not node:
+            raise DescriptorError(f"lies in {node.owner.name}, which it does not write into")
+        if node.strides != contiguous_strides(node.shape, node.dtype):
+            raise DescriptorError(f"a result with strides {list(node.strides)}")
+        return
+    target = node.srcs[spec.writes_into]
+    assert target is not None
+    same = (target.owner, target.view_offset, target.strides)
+    if (node.owner, node.view_offset, node.strides) != same:
+        raise DescriptorError(f"writes into {target.name}, but lies elsewhere")
+
+
+def check_layout(t: Tensor) -> None:
+    """Raises DescriptorError unless a tensor's elements lie within its owner's, whole blocks and
+    no dimension backwards."""
+    if len(t.shape) > MAX_DIMS or len(t.strides) != len(t.shape):
+        raise DescriptorError(
+            f"operand {t.name}: {len(t.shape)} dimensions with {len(t.strides)} strides, "
+            f"at most {MAX_DIMS}"
+        )
+    owner = t.owner
+    if owner.owner is not owner or owner.dtype is not t.dtype:
+        raise DescriptorError(
+            f"operand {t.name}: {t.dtype.name} in {owner.name}, which is {owner.dtype.name}"
+        )
+    if not all(0 <= n < MOST for n in (*t.shape, *t.strides, t.view_offset)):
+        raise DescriptorError(
+            f"operand {t.name}: shape {list(t.shape)}, strides {list(t.strides)}, offset "
+            f"{t.view_offset}"
+        )
+    block, nbytes = t.dtype.block, t.dtype.nbytes
+    if t.shape and (t.shape[-1] % block or (t.shape[-1] > block > 1 and t.strides[-1] != nbytes)):
+        raise DescriptorError(
+            f"operand {t.name}: rows of {t.shape[-1]} with a stride of {t.strides[-1]} are no "
+            f"whole blocks of {t.dtype.name}"
+        )
+    unit = 1 if t.dtype.is_quantized else t.dtype.storage.itemsize
+    if any(s % unit for s, n in zip(t.strides, t.shape, strict=True) if n > 1):
+        raise DescriptorError(f"operand {t.name}: strides {list(t.strides)} split an element")
+    if (end := _end(t)) > owner.nbytes:
+        raise DescriptorError(
+            f"operand {t.name}: ends at byte {end} of {owner.name}, which has {owner.nbytes}"
+        )
+
+
+def _end(t: Tensor) -> int:
+    """The byte after the last one, counted from the owner's first; 0 where there are none."""
+    if not prod(t.shape):
+        return 0
+    blocks = (*t.shape[:-1], t.shape[-1] // t.dtype.block) if t.shape else ()
+    far = sum((n - 1) * s for n, s in zip(blocks, t.strides, strict=True))
+    return t.view_offset + far + t.dtype.nbytes
+
+
+def _span(t: Tensor, memory: Memory) -> tuple[int, int]:
+    """The addresses from the first byte to the end."""
+    owner = t.owner
+    buffer, offset = memory.locate(owner)
+    if memory.is_packed(owner):
+        if t is not owner or owner.role is not Role.WEIGHT:
+            raise DescriptorError(f"operand {t.name}: a part of {owner.name}, which is repacked")
+        return buffer.address, buffer.address + buffer.nbytes
+    if offset < 0 or offset + owner.nbytes > buffer.nbytes:
+        raise DescriptorError(
+            f"operand {t.name}: {owner.name} has {owner.nbytes} bytes from {offset} on in a buffer "
+            f"of {buffer.nbytes}"
+        )
+    address, end = buffer.address + offset + t.view_offset, _end(t)
+    if t.dtype.is_quantized and (buffer.address + offset) % 2:
+        raise DescriptorError(f"operand {t.name}: blocks at an odd address")
+    if not t.dtype.is_quantized and end and address % t.dtype.storage.itemsize:
+        raise DescriptorError(
+            f"operand {t.name}: {t.dtype.name} at an address that is no multiple of "
+            f"{t.dtype.storage.itemsize}"
+        )
+    return address, buffer.address + offset + end if end else address
+
+
+def _check_sharing(node: Tensor, spans: Sequence[tuple[int, int] | None]) -> None:
+    """What the op writes lies apart from its operands, but for what it writes into and for a
+    result that takes an operand's place."""
+    spec = op_spec(node.op or "")
+    result, *operands = spans
+    written = [(None, result), *((i, operands[i]) for i in spec.also_writes if i < len(operands))]
+    for k, target in written:
+        for i, span in enumerate(operands):
+            source = node.srcs[i]
+            if i == k or source is None or span is None or target is None:
+                continue
+            if not (span[0] < target[1] and target[0] < span[1]):
+                continue
+            if k is None and i == spec.writes_into:
+                continue
+            alike = (source.dtype, source.shape) == (node.dtype, node.shape)
+            in_place = k is None and i in spec.in_place and span == target and alike
+            if not (in_place and source.is_contiguous):
+                what = "its result" if k is None else f"operand {k}, which it writes,"
+                raise DescriptorError(f"{what} shares memory with operand {i}, {source.name}")

@@ -1,0 +1,106 @@
+"""A million draws of the native `sample` op follow the distribution that its settings state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import GuardedMemory, build_case
+from scipy.stats import chi2
+
+from gguflow.engine.backends.cpu.backend import CpuBackend
+from gguflow.engine.graph import Case, Operand, op_spec
+
+DRAWS, ROWS, N_VOCAB = 1_000_000, 20_000, 24
+LEAST_EXPECTED = 10.0  # draws of a cell; rarer tokens share one
+
+SETTINGS = {
+    "plain": (1.0, 0, 1.0, 0.0),
+    "hot": (1.7, 0, 1.0, 0.0),
+    "top_k": (0.8, 9, 1.0, 0.0),
+    "top_p": (0.9, 0, 0.85, 0.0),
+    "min_p": (1.0, 0, 1.0, 0.05),
+    "all": (0.8, 20, 0.95, 0.02),
+}
+
+
+def stated(logits: np.ndarray, temp: float, k: float, top_p: float, min_p: float) -> np.ndarray:
+    """The probabilities in float64: top_k, top_p and min_p of the plain softmax, then the
+    temperature."""
+    x = logits.astype(np.float64)
+    order = np.argsort(-x, kind="stable")
+    if k:
+        order = order[: int(k)]
+    p = np.exp(x[order] - x[order[0]])
+    if top_p < 1:
+        order = order[: np.argmax(np.cumsum(p) >= top_p * p.sum()) + 1]
+    if min_p > 0:
+        order = order[np.exp(x[order] - x[order[0]]) >= min_p]
+    out = np.zeros(len(x))
+    out[order] = np.exp((x[order] - x[order[0]]) / temp)
+    return out / out.sum()
+
+
+def draw(logits: np.ndarray, settings: tuple[float, ...], numbers: np.ndarray) -> np.ndarray:
+    """How often each token is drawn. numbers: i64 [DRAWS, 2], seeds and steps."""
+    spec, backend = op_spec("sample"), CpuBackend(2)
+    full = (*settings, 1.0, 0, 0, 0)
+    operands = (
+        Operand((ROWS, N_VOCAB), data=logits), Operand((ROWS, 8), data=full),
+        Operand((ROWS, 2), "i64", numbers[:ROWS]), Operand((ROWS, 1), "i32", -1),
+    )  # fmt: skip
+    spec_case = Case(operands)
+    built = build_case(spec, spec_case, np.random.default_rng(0))
+    memory = GuardedMemory(backend, built)
+    program = backend.lower([built.node], memory)
+    buffer, offset = memory.locate(built.graph.leaves["src2"])
+    counts = np.zeros(N_VOCAB, np.int64)
+    for i in range(0, DRAWS, ROWS):
+        buffer.write(offset, numbers[i : i + ROWS])
+        program.run()
+        counts += np.bincount(memory.bytes_of(built.node).view(np.int32), minlength=N_VOCAB)
+    return counts
+
+
+def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Of Pearson's statistic, rare tokens taken together."""
+    assert not counts[expected == 0].any(), "a token was drawn that the filters leave out"
+    often = expected >= LEAST_EXPECTED
+    rare = (expected > 0) & ~often
+    found, wanted = counts[often].astype(float), expected[often]
+    if rare.any():
+        found = np.append(found, counts[rare].sum())
+        wanted = np.append(wanted, expected[rare].sum())
+    assert len(found) > 3, "too few cells to say anything"
+    statistic = float(((found - wanted) ** 2 / wanted).sum())
+    return float(chi2.sf(statistic, len(found) - 1))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(s, id=n, marks=[] if n == "all" else [pytest.mark.slow])
+     for n, s in SETTINGS.items()],
+)  # fmt: skip
+def test_draws_follow_what_is_stated(settings: tuple[float, ...]) -> None:
+    """The steps of one seed, as a generation takes them, and for plain settings also the first step
+    of every seed, as requests do."""
+    logits = (np.random.default_rng(3).standard_normal(N_VOCAB) * 1.2).astype(np.float32)
+    expected = DRAWS * stated(logits, *settings)
+    one, zero = np.full(DRAWS, 4711), np.zeros(DRAWS, int)
+    ways = [np.stack([one, np.arange(DRAWS)], axis=1)]
+    if settings == SETTINGS["plain"]:
+        ways.append(np.stack([np.arange(DRAWS), zero], axis=1))
+    for numbers in ways:
+        counts = draw(logits, settings, numbers.astype(np.int64))
+        assert counts.sum() == DRAWS
+        assert p_value(counts, expected) > 1e-3
+
+
+def test_the_statistic_sees_a_small_bias() -> None:
+    """A hundredth of one token's probability given to another is far outside."""
+    p = stated(np.linspace(0, 3, N_VOCAB), 1.0, 0, 1.0, 0.0)
+    off = p.copy()
+    off[5] += 0.01 * p[-1]
+    off[-1] -= 0.01 * p[-1]
+    rng = np.random.default_rng(0)
+    assert p_value(rng.multinomial(DRAWS, p), DRAWS * p) > 1e-3
+    assert p_value(rng.multinomial(DRAWS, off), DRAWS * p) < 1e-3

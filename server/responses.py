@@ -63,7 +63,11 @@ def _check(body: ResponsesBody, exchange: Exchange) -> None:
     unused(body.conversation, (None,), "conversation", "nothing is kept")
     unused(body.background, (None, False), "background", "answers are given at once")
     unused(body.truncation, (None, "disabled"), "truncation", "prompts are not cut")
-    unused(body.include or None, (None,), "include", "there is nothing else to include")
+    for i, name in enumerate(body.include or ()):
+        # Thoughts are given as they are; nothing would be hidden by encrypting them.
+        if name != "reasoning.encrypted_content":
+            raise refused(f"include.{i}", "there is nothing else to include")
+        exchange.warnings.append(f"include.{i}")
     unused(body.top_logprobs, (None, 0), "top_logprobs", "given by /v1/chat/completions alone")
     unused(body.max_tool_calls, (None,), "max_tool_calls", "calls are the client's to make")
     if body.reasoning is not None and body.reasoning.summary is not None:

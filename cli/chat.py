@@ -8,6 +8,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .constraint_options import add_constraints, answers_within, constraint
 from .errors import INTERRUPTED, OK, UsageError
 from .llama_options import TEXT, add_others
 from .load import begin, load_weights, note, open_source, prepare
@@ -112,6 +113,7 @@ def add_arguments(p: ArgumentParser) -> None:
     p.add_argument("--no-perf", action="store_true", help="no timings at the end")
     add_engine(p)
     add_sampling(p)
+    add_constraints(p)
     add_speculation(p)
     add_profile(p)
     add_verbosity(p)
@@ -132,12 +134,14 @@ def add_arguments(p: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     begin(args)
     settings = sampler_settings(args)
+    asked = constraint(args)
     speculation = speculation_settings(args)
     profile_path = check_profile(args)
     choice = _template_text(args)
     began = time.perf_counter()
     model = prepare(open_source(args), engine_options(args))
     template = _template(model, choice)
+    within = answers_within(asked, model, template)
     load_weights(model, quiet=not args.verbose)
     set_speculation(model, args, speculation)
     profile = new_profile(model) if profile_path else None
@@ -152,6 +156,7 @@ def run(args: Namespace) -> int:
         settings, args.n_predict, args.ignore_eos, keep=args.keep, shifts=args.context_shift,
         budget=args.reasoning_budget, variables=args.chat_template_kwargs,
         stops=[_argument(t, args) for t in args.reverse_prompt], logit_bias=dict(args.logit_bias),
+        within=within,
     )  # fmt: skip
     system = _argument(args.system_prompt or "", args)
     session = model.new_session(profile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .answer import Ask
@@ -74,6 +74,8 @@ class Turn:
             shown=shown | (markers(loaded.tools, loaded.vocabulary) if tools else frozenset()),
             bound=lambda: thinking.bound(loaded, len(ids), bool(tools)),
         )  # fmt: skip
+        if loaded.form.thinks or loaded.tools.channels:
+            ask = replace(ask, by_token=True)  # to count those of thoughts
         return cls(ask, thinking, bool(tools), body.include_reasoning is not False, found)
 
     def reader(self, loaded: Loaded) -> Reader:

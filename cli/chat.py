@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .constraint_options import add_constraints, answers_within, constraint
 from .errors import INTERRUPTED, OK, UsageError
@@ -23,6 +22,7 @@ from .options import (
     sampler_settings,
     whole,
 )
+from .options_values import json_object
 from .profiling import new_profile, save_profile
 from .prompt import read_file, unescape
 from .speculation_options import add_speculation, set_speculation, speculation_settings
@@ -40,17 +40,6 @@ EPILOG = (
     "/help lists the commands; /bye ends the conversation, as end of input (Ctrl-D) does.\n"
     "Ctrl-C stops an answer or clears a half-typed line; on an empty one it ends the program."
 )
-
-
-def variables(text: str) -> dict[str, Any]:
-    """Converter for a JSON object."""
-    try:
-        found = json.loads(text)
-    except ValueError as e:
-        raise ArgumentTypeError(f"{text}: not JSON: {e}") from None
-    if not isinstance(found, dict):
-        raise ArgumentTypeError(f"{text}: expected a JSON object")
-    return found
 
 
 def add_arguments(p: ArgumentParser) -> None:
@@ -75,7 +64,7 @@ def add_arguments(p: ArgumentParser) -> None:
     p.add_argument("--chat-template-file", metavar="FILE", help="the same, always a file")
     p.add_argument(
         "--chat-template-kwargs",
-        type=variables,
+        type=json_object,
         default={},
         metavar="JSON",
         help="more for the template to see, e.g. '{\"enable_thinking\": false}'",

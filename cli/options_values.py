@@ -1,10 +1,12 @@
-"""Converters of numbers that several groups of options share."""
+"""Converters of values that several groups of options share."""
 
 from __future__ import annotations
 
+import json
 import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from typing import Any
 
 from gguflow.engine.limits import MAX_TOKENS
 
@@ -33,3 +35,14 @@ def real(text: str) -> float:
     if not math.isfinite(value):
         raise ArgumentTypeError(f"{text}: expected a finite number")
     return value
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Converter for a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError as e:
+        raise ArgumentTypeError(f"{text}: not JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise ArgumentTypeError(f"{text}: expected a JSON object")
+    return found

@@ -107,20 +107,21 @@ def _variables(
     loaded: Loaded, body: ChatBody, exchange: Exchange, budget: int
 ) -> dict[str, Any]:  # fmt: skip
     """What the template is told besides the messages."""
-    source, variables = loaded.template.source, dict(body.chat_template_kwargs or {})
-    for name in variables:
+    source, given = loaded.template.source, body.chat_template_kwargs or {}
+    for name in given:
         if name not in source:
             exchange.warnings.append(f"chat_template_kwargs.{name}")
+    variables = {**exchange.service.config.template_kwargs, **given}
     effort = body.reasoning_effort
     if effort is not None:
         if "reasoning_effort" in source:
             variables["reasoning_effort"] = effort
         elif effort == "none" and "enable_thinking" in source:
-            variables.setdefault("enable_thinking", False)
+            variables["enable_thinking"] = given.get("enable_thinking", False)
         else:
             exchange.warnings.append("reasoning_effort")
     if budget == 0 and "enable_thinking" in source:
-        variables.setdefault("enable_thinking", False)
+        variables["enable_thinking"] = given.get("enable_thinking", False)
     return variables
 
 

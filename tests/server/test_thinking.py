@@ -162,6 +162,19 @@ def test_limits_of_the_server_itself() -> None:
         server.stop()
 
 
+def test_what_the_server_tells_the_template() -> None:
+    spec = ModelSpec("m", Path(bundled_model()), OPTIONS, CLOSED)
+    server = Running([spec], template_kwargs={"enable_thinking": False})
+    try:
+        told, not_told = (
+            server.post(PATH, CHAT | {"max_tokens": 1} | more)[2]["usage"]["prompt_tokens"]
+            for more in ({}, {"chat_template_kwargs": {"enable_thinking": True}})
+        )
+        assert told > not_told
+    finally:
+        server.stop()
+
+
 def test_responses_have_them_as_items(thinker: Running) -> None:
     client = openai.OpenAI(base_url=thinker.url + "/v1", api_key="none")
     asked: dict[str, Any] = {

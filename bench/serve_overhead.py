@@ -26,6 +26,7 @@ from gguflow.cli.load import bundled_model
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
+from gguflow.engine.serving import aio
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
 from gguflow.server.config import ModelSpec, ServerConfig
@@ -137,11 +138,14 @@ def main() -> None:
     p.add_argument("--step-ms", type=float, default=8.0, help="of each run of the engine")
     p.add_argument("-n", type=int, default=128, help="tokens of an answer")
     p.add_argument("--rounds", type=int, default=3, help="answers of each client")
+    p.add_argument("--each", action="store_true", help="tell readers of every token by itself")
     p.add_argument("--url", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.url:
         clients(args.url, args)
         return
+    if args.each:
+        aio.HOLD_FROM = args.clients + 1
     options = Options(n_ctx=512, n_seqs=args.clients, n_cache=512 * args.clients, n_threads=1)
     by_itself = alone(args, options)
     behind, loop, steps = served(args, options)

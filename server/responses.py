@@ -15,6 +15,7 @@ from .reply import Reply
 from .schema.base import parse, unknown_fields
 from .schema.chat import ChatBody
 from .schema.responses import (
+    FlatAllowedTools,
     FlatSchemaFormat,
     FlatToolChoice,
     FunctionCall,
@@ -109,6 +110,14 @@ def to_chat(body: ResponsesBody) -> ChatBody:
     if isinstance(body.tool_choice, FlatToolChoice):
         name = {"name": body.tool_choice.name}
         fields["tool_choice"] = {"type": "function", "function": name}
+    elif isinstance(body.tool_choice, FlatAllowedTools):
+        allowed = [
+            {"type": "function", "function": {"name": t.name}} for t in body.tool_choice.tools
+        ]
+        fields["tool_choice"] = {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": body.tool_choice.mode, "tools": allowed},
+        }
     elif body.tool_choice is not None and (body.tools or body.tool_choice == "required"):
         fields["tool_choice"] = body.tool_choice
     form = body.text.format if body.text is not None else None

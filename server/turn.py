@@ -14,7 +14,7 @@ from .errors import refused
 from .exchange import Exchange
 from .prompting import chat_ids, check_ids
 from .reading import Reader, call_reader
-from .schema.chat import ChatBody, NamedTool
+from .schema.chat import AllowedToolsChoice, ChatBody, NamedTool
 from .thinking import Thinking
 from .tools.grammar import kinds, markers, schemas, tool_grammar
 from .tools.readers import Kinds
@@ -146,16 +146,12 @@ async def _tool_constraint(
             loaded.vocabulary.check(form)
         arguments, hints = schemas(tools, loaded.vocabulary, loaded.tools)
         exchange.warnings += hints
-        choice, listed = body.tool_choice, names
-        if isinstance(choice, NamedTool):
-            if choice.function.name not in names:
-                raise refused("tool_choice", f"there is no tool {choice.function.name!r}")
-            at = names.index(choice.function.name)
-            listed, arguments = names[at : at + 1], arguments[at : at + 1]
-        required = choice == "required" or isinstance(choice, NamedTool)
+        listed, required = _allowed(body, names)
+        arguments = [arguments[names.index(name)] for name in listed]
         if required and answer is not None:
             raise refused("response_format", "the answer is a call: tool_choice says so")
-        parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+        one = isinstance(body.tool_choice, NamedTool)
+        parallel = body.parallel_tool_calls is not False and not one
         grammar = tool_grammar(
             loaded.tools, listed, arguments, loaded.vocabulary,
             required=required, parallel=parallel, answer=answer, before=thinking.before,
@@ -163,3 +159,17 @@ async def _tool_constraint(
         return loaded.vocabulary.check(grammar), kinds(loaded.tools, listed, arguments)
 
     return await asyncio.to_thread(build)
+
+
+def _allowed(body: ChatBody, names: list[str]) -> tuple[list[str], bool]:
+    """Which tools may be called, and whether one must. Raises ApiError."""
+    choice, chosen, required = body.tool_choice, names, body.tool_choice == "required"
+    if isinstance(choice, NamedTool):
+        chosen, required = [choice.function.name], True
+    elif isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        chosen, required = [t.function.name for t in allowed.tools], allowed.mode == "required"
+    for name in chosen:
+        if name not in names:
+            raise refused("tool_choice", f"there is no tool {name!r}")
+    return list(dict.fromkeys(chosen)), required

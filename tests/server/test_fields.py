@@ -66,6 +66,12 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
      "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}}},
+     "tool_choice"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}}},
+     "tool_choice"),
     ({"tools": [TOOL], "response_format": {"type": "regex", "pattern": "a"}},
      "response_format.pattern"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
@@ -292,3 +298,18 @@ def test_cached_tokens_are_counted(server: Running) -> None:
     first, second = (server.post("/v1/completions", body)[2]["usage"] for _ in range(2))
     assert first["prompt_tokens_details"] == {"cached_tokens": 0}
     assert 64 <= second["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens"]
+
+
+def test_some_of_the_tools(server: Running) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "h")]
+    choice = {"mode": "required", "tools": tools[1:2]}
+    body = CHAT | {"tools": tools, "max_tokens": 60, "parallel_tool_calls": False, "seed": 3,
+                   "tool_choice": {"type": "allowed_tools", "allowed_tools": choice}}  # fmt: skip
+    answer = server.post("/v1/chat/completions", body)[2]
+    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "g"
+    flat = [{"type": "function", "name": name, "parameters": None} for name in ("f", "g", "h")]
+    body = {"input": "Hi", "tools": flat, "max_output_tokens": 60, "parallel_tool_calls": False,
+            "tool_choice": {"type": "allowed_tools", "mode": "required",
+                            "tools": [{"type": "function", "name": "h"}]}}  # fmt: skip
+    answer = server.post("/v1/responses", body)[2]
+    assert [i["name"] for i in answer["output"] if i["type"] == "function_call"] == ["h"]

@@ -149,28 +149,21 @@ def test_fields_that_have_no_effect_are_named(server: Running) -> None:
         assert status == 400 and answer["error"]["param"] == name
 
 
-def test_limits_of_the_server_itself() -> None:
+def test_what_the_server_itself_says() -> None:
     path = Path(bundled_model())
-    server = Running([ModelSpec("m", path, OPTIONS, OPENED)], reasoning_budget=4,
-                     reasoning_format="none")  # fmt: skip
+    specs = [ModelSpec("m", path, OPTIONS, OPENED), ModelSpec("closed", path, OPTIONS, CLOSED)]
+    server = Running(specs, reasoning_budget=4, reasoning_format="none",
+                     template_kwargs={"enable_thinking": False})  # fmt: skip
     try:
         said = message(server.post(PATH, CHAT)[2])
         assert "</think>" in said["content"] and "reasoning_content" not in said
         said = message(server.post(PATH, CHAT | {"reasoning_format": "deepseek"})[2])
         assert said["reasoning_content"] and said["content"]
-    finally:
-        server.stop()
-
-
-def test_what_the_server_tells_the_template() -> None:
-    spec = ModelSpec("m", Path(bundled_model()), OPTIONS, CLOSED)
-    server = Running([spec], template_kwargs={"enable_thinking": False})
-    try:
         told, not_told = (
-            server.post(PATH, CHAT | {"max_tokens": 1} | more)[2]["usage"]["prompt_tokens"]
+            server.post(PATH, CHAT | {"model": "closed", "max_tokens": 1} | more)[2]["usage"]
             for more in ({}, {"chat_template_kwargs": {"enable_thinking": True}})
         )
-        assert told > not_told
+        assert told["prompt_tokens"] > not_told["prompt_tokens"]
     finally:
         server.stop()
 

@@ -132,6 +132,14 @@ def test_ctrl_c_ends_it_too(processes: list[Process]) -> None:
     (["--chat-template", "nope"], "nope"),
     (["--draft-max", "3"], "--draft-max"),
     (["-m", "a.gguf", "-m", "b.gguf", "-md", "c.gguf"], "-md"),
+    (["-m", "a.gguf", "-m", "b.gguf", "--lora", "c.gguf"], "--lora: for one model"),
+    (["--lora-alias", "x"], "--lora-alias: there is no --lora"),
+    (["-m", "a.gguf", "--lora", "x.gguf", "--lora-alias", "a"], "two models are called 'a'"),
+    (["--lora", "/nowhere.gguf"], "/nowhere.gguf"),
+    (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),
+    (["--chat-template-kwargs", '{"tools": 1}'], "tools is what requests say"),
+    (["--reasoning-format", "raw"], "--reasoning-format"),
+    (["--reasoning-budget", "-2"], "--reasoning-budget"),
 ])  # fmt: skip
 def test_arguments(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *args]) in (2, 3, 4)

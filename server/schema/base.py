@@ -69,7 +69,8 @@ _FOREIGN = {
     "response_format": _TEXT_FORM, "structured_outputs": _TEXT_FORM, "grammar": _TEXT_FORM,
     "json_schema": _TEXT_FORM, "bad_words": "logit_bias does that",
     "allowed_token_ids": "structured_outputs does that", "max_new_tokens": "max_tokens does that",
-    "n_predict": "max_tokens does that", "min_new_tokens": "min_tokens does that",
+    "lora": "the model's name does that here", "n_predict": "max_tokens does that",
+    "min_new_tokens": "min_tokens does that",
     **dict.fromkeys(
         ("tools", "tool_choice", "stop", "n", "best_of", "echo", "suffix", "max_tokens",
          "max_completion_tokens", "logit_bias", "logprobs", "presence_penalty",

@@ -51,6 +51,8 @@ class Turn:
             continue_final_message=continued,
         )  # fmt: skip
         check_ids(loaded, ids, "messages")
+        if budget >= 0 and loaded.form.thinks:
+            await asyncio.to_thread(lambda: loaded.vocabulary)  # made once, which takes its time
         split = (body.reasoning_format or exchange.service.config.reasoning_format) != "none"
         thinking = Thinking(loaded.form, text, split, budget)
         found: Mapping[str, Kinds] = {}

@@ -32,6 +32,7 @@ class Outcome:
     n_prompt: int = 0
     n_generated: int = 0
     text: str = ""
+    texts: dict[int, str] = field(default_factory=dict)  # of each answer, and why it ended
     error: str = ""
 
     @property
@@ -140,6 +141,10 @@ def _read(event: bytes, out: Outcome, now: float) -> None:
         if choice.get("text"):
             out.pieces.append(now)
             out.text += choice["text"]
+        n = choice.get("index", 0)
+        out.texts[n] = out.texts.get(n, "") + (choice.get("text") or "")
+        if choice.get("finish_reason"):
+            out.texts[n] += f"\0{choice['finish_reason']}"
     usage = value.get("usage")
     if usage:
         out.n_prompt, out.n_generated = usage["prompt_tokens"], usage["completion_tokens"]

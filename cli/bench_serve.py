@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
+from . import bench_soak
 from .bench_grid import Extend, numbers
 from .bench_http import Endpoint, HttpError, Outcome
 from .errors import CHECK_FAILED, OK, UsageError
@@ -56,6 +57,9 @@ def add_serve(p: ArgumentParser) -> None:
                    help="of the lengths of prompts and answers about -npp and -ntg")  # fmt: skip
     g.add_argument("--shared-prefix", type=whole(0), default=0, metavar="N",
                    help="tokens at the beginning of all prompts that are the same")  # fmt: skip
+    g.add_argument("--soak", type=real, metavar="S",
+                   help="the same requests for so many seconds, each with the text it gets alone, "
+                   "and no growth of the server's memory (256 clients)")  # fmt: skip
     g.add_argument("--api-key", metavar="FILE", help="a file with the server's key")
     g.add_argument("--served-model", metavar="NAME", help="which model (default: the first)")
 
@@ -87,6 +91,8 @@ def run_serve(args: Namespace) -> int:
         raise UsageError(f"-o {args.output}: with --serve, md, json or jsonl")
     tests = grid(args)
     try:
+        if args.soak is not None:
+            return asyncio.run(_soak(endpoint, args))
         rows = asyncio.run(_run(endpoint, tests, args))
     except (OSError, HttpError) as e:
         raise UsageError(f"--serve {args.serve}: {e}") from None
@@ -108,16 +114,17 @@ def grid(args: Namespace) -> list[Load]:
     ]  # fmt: skip
 
 
+async def _soak(endpoint: Endpoint, args: Namespace) -> int:
+    if args.soak <= 0 or args.rate:
+        raise UsageError("--soak: expected more than 0 seconds, of clients and not of a rate")
+    model, per_word = await _begin(endpoint, args)
+    prompts = Prompts(per_word, args.shared_prefix, "exponential", 0)
+    texts = [prompts.text(prompts.length(args.n_prompts[0])) for _ in range(bench_soak.N_REQUESTS)]
+    return await bench_soak.run(endpoint, model, texts, args.n_gens[0], args)
+
+
 async def _run(endpoint: Endpoint, tests: Sequence[Load], args: Namespace) -> list[dict[str, Any]]:
-    listed = await endpoint.get("/v1/models")
-    model = args.served_model or listed["data"][0]["id"]
-    # What a word costs of this server's tokens; the second request finds everything warm.
-    sample, n_words = Prompts(1.0, 0, "fixed", 0), max(1, min(200, *args.n_prompts, 200) // 2)
-    for _ in range(2):
-        tried = await endpoint.complete(_body(model, sample.text(n_words), 2))
-        if not tried.ok:
-            raise HttpError(tried.error or f"status {tried.status}")
-    per_word = (tried.n_prompt or n_words) / n_words
+    model, per_word = await _begin(endpoint, args)
     rows = []
     for i, test in enumerate(tests):
         row = await measure(endpoint, model, test, per_word, i)
@@ -127,6 +134,19 @@ async def _run(endpoint: Endpoint, tests: Sequence[Load], args: Namespace) -> li
         elif args.output == "jsonl":
             write(json.dumps(row) + "\n")
     return rows
+
+
+async def _begin(endpoint: Endpoint, args: Namespace) -> tuple[str, float]:
+    """The model's name, and what a word costs of its tokens."""
+    listed = await endpoint.get("/v1/models")
+    model = args.served_model or listed["data"][0]["id"]
+    # What a word costs of this server's tokens; the second request finds everything warm.
+    sample, n_words = Prompts(1.0, 0, "fixed", 0), max(1, min(200, *args.n_prompts, 200) // 2)
+    for _ in range(2):
+        tried = await endpoint.complete(_body(model, sample.text(n_words), 2))
+        if not tried.ok:
+            raise HttpError(tried.error or f"status {tried.status}")
+    return model, (tried.n_prompt or n_words) / n_words
 
 
 def _body(model: str, prompt: str, n_gen: int) -> dict[str, Any]:

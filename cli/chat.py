@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .constraint_options import add_constraints, answers_within, constraint
 from .errors import INTERRUPTED, OK, UsageError
 from .llama_options import TEXT, add_others
 from .load import begin, load_weights, note, open_source, prepare
@@ -22,6 +22,7 @@ from .options import (
     sampler_settings,
     whole,
 )
+from .options_values import json_object
 from .profiling import new_profile, save_profile
 from .prompt import read_file, unescape
 from .speculation_options import add_speculation, set_speculation, speculation_settings
@@ -39,17 +40,6 @@ EPILOG = (
     "/help lists the commands; /bye ends the conversation, as end of input (Ctrl-D) does.\n"
     "Ctrl-C stops an answer or clears a half-typed line; on an empty one it ends the program."
 )
-
-
-def variables(text: str) -> dict[str, Any]:
-    """Converter for a JSON object."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise ArgumentTypeError(f"{text:.60}: not JSON: {e}") from None
-    if not isinstance(found, dict):
-        raise ArgumentTypeError(f"{text}: expected a JSON object")
-    return found
 
 
 def add_arguments(p: ArgumentParser) -> None:
@@ -74,7 +64,7 @@ def add_arguments(p: ArgumentParser) -> None:
     p.add_argument("--chat-template-file", metavar="FILE", help="the same, always a file")
     p.add_argument(
         "--chat-template-kwargs",
-        type=variables,
+        type=json_object,
         default={},
         metavar="JSON",
         help="more for the template to see, e.g. '{\"enable_thinking\": false}'",
@@ -113,6 +103,7 @@ def add_arguments(p: ArgumentParser) -> None:
     p.add_argument("--no-perf", action="store_true", help="no timings at the end")
     add_engine(p)
     add_sampling(p)
+    add_constraints(p)
     add_speculation(p)
     add_profile(p)
     add_verbosity(p)
@@ -133,12 +124,14 @@ def add_arguments(p: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     begin(args)
     settings = sampler_settings(args)
+    asked = constraint(args)
     speculation = speculation_settings(args)
     profile_path = check_profile(args)
     choice = _template_text(args)
     began = time.perf_counter()
     model = prepare(open_source(args), engine_options(args))
     template = _template(model, choice)
+    within = answers_within(asked, model, template)
     load_weights(model, quiet=not args.verbose)
     set_speculation(model, args, speculation)
     profile = new_profile(model) if profile_path else None
@@ -153,6 +146,7 @@ def run(args: Namespace) -> int:
         settings, args.n_predict, args.ignore_eos, keep=args.keep, shifts=args.context_shift,
         budget=args.reasoning_budget, variables=args.chat_template_kwargs,
         stops=[_argument(t, args) for t in args.reverse_prompt], logit_bias=dict(args.logit_bias),
+        within=within,
     )  # fmt: skip
     system = _argument(args.system_prompt or "", args)
     session = model.new_session(profile)

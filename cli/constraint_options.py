@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .errors import PackageError, UsageError
@@ -12,6 +13,8 @@ from .prompt import read_file
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
     from gguflow.engine.serving.request import LogitsProcessor
+    from gguflow.models.chat import ChatTemplate
+    from gguflow.server.constraints import Constraint, Vocabulary
 
 
 def add_constraints(p: ArgumentParser) -> None:
@@ -37,6 +40,10 @@ def constraint(args: Namespace) -> tuple[str, str, Any] | None:
         text = getattr(args, name)
         if text is None:
             continue
+        if args.ignore_eos:
+            raise UsageError(
+                f"{flag}: an answer of a form ends when the form does: no --ignore-eos"
+            )
         if name.endswith("_file"):
             text = read_file(text, flag)
         if kind == "gbnf":
@@ -51,6 +58,10 @@ def constraint(args: Namespace) -> tuple[str, str, Any] | None:
     return None
 
 
+# A prompt's number of tokens to what keeps the answer within a constraint.
+Within = Callable[[int], "LogitsProcessor"]
+
+
 def processor(
     asked: tuple[str, str, Any] | None, model: Model, n_prompt: int
 ) -> LogitsProcessor | None:
@@ -58,6 +69,42 @@ def processor(
     cannot be obeyed, PackageError without llguidance."""
     if asked is None:
         return None
+    vocabulary, made = _made(asked, model)
+    return _checked(vocabulary, made)(n_prompt)
+
+
+def answers_within(
+    asked: tuple[str, str, Any] | None, model: Model, template: ChatTemplate
+) -> Callable[[str, int], Within] | None:
+    """The same for answers of a conversation, which may have thoughts first: of a prompt's text and
+    the budget of thoughts."""
+    if asked is None:
+        return None
+    from gguflow.models.chat_parts import ChatForm
+
+    vocabulary, made = _made(asked, model)
+    _checked(vocabulary, made)
+    form = ChatForm.of(template.source)
+
+    def within(prompt: str, budget: int) -> Within:
+        from gguflow.server.thinking import Thinking
+
+        thinking = Thinking(form, prompt, True, budget)
+        return _checked(vocabulary, thinking.around(made, vocabulary))
+
+    return within
+
+
+def _checked(vocabulary: Vocabulary, made: Constraint) -> Within:
+    from gguflow.server.errors import ApiError
+
+    try:
+        return vocabulary.check(made).processor
+    except ApiError as e:
+        raise UsageError(str(e)) from None
+
+
+def _made(asked: tuple[str, str, Any], model: Model) -> tuple[Vocabulary, Constraint]:
     flag, kind, source = asked
     try:
         from gguflow.server import constraints
@@ -66,7 +113,6 @@ def processor(
         raise PackageError(f"{flag} needs llguidance: pip install 'gguflow[serve]'") from None
     try:
         made = (constraints.gbnf if kind == "gbnf" else constraints.json_schema)(source, flag)
-        vocabulary = constraints.Vocabulary(model.tokenizer, model.hp.n_vocab)
-        return vocabulary.check(made).processor(n_prompt)
+        return constraints.Vocabulary(model.tokenizer, model.hp.n_vocab), made
     except ApiError as e:
         raise UsageError(str(e)) from None

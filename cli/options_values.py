@@ -1,10 +1,12 @@
-"""Converters of numbers that several groups of options share."""
+"""Converters of values that several groups of options share."""
 
 from __future__ import annotations
 
+import json
 import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from typing import Any
 
 from gguflow.engine.limits import MAX_TOKENS
 
@@ -48,4 +50,15 @@ def ratios(text: str) -> tuple[float, ...]:
     found = tuple(real(part) for part in text.split(","))
     if min(found) <= 0:
         raise ArgumentTypeError(f"{text}: expected numbers above 0")
+    return found
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Converter for a JSON object."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise ArgumentTypeError(f"{text:.60}: not JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise ArgumentTypeError(f"{text}: expected a JSON object")
     return found

@@ -8,13 +8,14 @@ import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.limits import MAX_SEQS, MAX_TOKENS
 
 from .errors import NO_RESOURCES, OK, PackageError, UsageError
 from .load import bundled_model, check_context, note, warn_of_context
 from .options import add_engine, add_sampling, engine_options, gib, real, sampler_settings, whole
+from .options_values import json_object
 from .prompt import read_file
 from .speculation_options import add_speculation, set_speculation, speculation_settings
 
@@ -110,6 +111,14 @@ def _add_answers(p: ArgumentParser) -> None:
         default=-1,
         metavar="N",
         help="most tokens of thoughts; 0: none, -1: no limit (default); a request may say",
+    )
+    g.add_argument(
+        "--chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="more for chat templates to see, e.g. '{\"enable_thinking\": false}'; a request may "
+        "change it",
     )
     g.add_argument(
         "--lora-alias",
@@ -321,10 +330,21 @@ def server_config(args: Namespace) -> ServerConfig:
         drain=args.drain,
         reasoning_format=args.reasoning_format,
         reasoning_budget=args.reasoning_budget,
+        template_kwargs=_template_kwargs(args),
         access_log=not args.no_access_log,
         page=not args.no_webui,
         defaults=sampler_settings(args),
     )
+
+
+def _template_kwargs(args: Namespace) -> dict[str, Any]:
+    from gguflow.server.prompting import OWN
+
+    for name in OWN:
+        if name in args.chat_template_kwargs:
+            raise UsageError(f"--chat-template-kwargs: {name} is what requests say")
+    found: dict[str, Any] = args.chat_template_kwargs
+    return found
 
 
 def model_specs(args: Namespace) -> list[ModelSpec]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 
@@ -11,6 +11,8 @@ class Decoder(Protocol):
     """Token ids to text, as `Tokenizer.stream` gives it."""
 
     def push(self, token: int, /) -> str: ...
+
+    def push_all(self, tokens: Iterable[int], /) -> str: ...
 
     def flush(self) -> str: ...
 
@@ -94,6 +96,11 @@ class StoppingText:
     def push(self, token: int) -> str:
         """Text that a token completes; "" once a stop string was found."""
         return self._take(self._decoder.push(token)) if self.found is None else ""
+
+    def push_all(self, tokens: Iterable[int]) -> str | None:
+        """Text that some tokens complete, where there is nothing to stop at; None where there is,
+        and each token has to be looked at."""
+        return self._decoder.push_all(tokens) if self._stops.is_empty else None
 
     def flush(self) -> str:
         """What was held back, at the end of the tokens."""

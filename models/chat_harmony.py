@@ -42,7 +42,7 @@ class HarmonyParser:
 
     @property
     def thinking(self) -> bool:
-        return "analysis" in self._header
+        return self._in_text and "analysis" in self._header
 
     def push(self, text: str) -> list[HarmonyPart]:
         self._waiting += text

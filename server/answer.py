@@ -41,6 +41,7 @@ class Ask:
     min_tokens: int = 0
     bound: Callable[[], Budget | None] = lambda: None
     ends_early: bool = False  # by tokens of the request's own
+    by_token: bool = False  # whether the text of each token is asked for
 
     @property
     def may_be_cut(self) -> bool:
@@ -156,7 +157,7 @@ class Answers:
             self.metrics.queued.labels(name).observe(time.perf_counter() - came)
             self.line.admitted = self.line.admitted or time.time()
             yield Piece("")
-            text = StoppingText(_decoder(tokenizer, ask.shown), ask.stop)
+            text = StoppingText(_decoder(self.loaded, ask.shown), ask.stop)
             between, last = self.metrics.between, 0.0
             async for tokens in batches:
                 now = time.perf_counter()
@@ -215,7 +216,18 @@ class Answers:
     def _read_all(
         self, i: int, tokens: Sequence[Token], text: StoppingText, piece: Piece
     ) -> None:  # fmt: skip
-        self.line.tokens(sum(token.id is not None for token in tokens))
+        ids = [token.id for token in tokens if token.id is not None]
+        self.line.tokens(len(ids))
+        if len(ids) == len(tokens) and tokens[-1].finish != "stop" and not self.asks[i].by_token:
+            whole = text.push_all(ids)  # finish: of the last one alone
+            if whole is not None:
+                self.n_generated[i] += len(ids)
+                piece.texts.append(whole)
+                piece.tokens.extend(tokens)
+                if (finish := tokens[-1].finish) is not None:
+                    piece.texts.append(text.flush())
+                    piece.finish = finish
+                return
         for token in tokens:
             if token.finish == "error":
                 raise self._error(token)
@@ -255,17 +267,14 @@ def _with_processor(ask: Ask, tokenizer: Any) -> Request:
     return replace(ask.request, processor=processor) if processor is not None else ask.request
 
 
-def _decoder(tokenizer: Any, shown: frozenset[int]) -> TextStream:
+def _decoder(loaded: Loaded, shown: frozenset[int]) -> TextStream:
     """The tokenizer's stream, in which some control tokens show."""
+    pieces, tokenizer = loaded.pieces, loaded.tokenizer
     if not shown:
-        stream: TextStream = tokenizer.stream()
-        return stream
-    hidden = tokenizer.is_special
+        return TextStream(pieces.__getitem__)
 
     def piece(token: int) -> bytes:
-        if token >= tokenizer.n_vocab or (hidden(token) and token not in shown):
-            return b""
-        data: bytes = tokenizer.piece(token)
+        data: bytes = tokenizer.piece(token) if token in shown else pieces[token]
         return data
 
     return TextStream(piece)

@@ -47,6 +47,8 @@ def make_ask(
     ends = frozenset() if body.ignore_eos else frozenset(tokenizer.eog_ids)
     if body.ignore_eos and constraint is not None:
         raise refused("ignore_eos", "an answer of a form ends when the form does")
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise refused("min_tokens", f"more than {max_field}")
     for i, token in enumerate(body.stop_token_ids or ()):
         if token >= n_vocab:
             raise refused(f"stop_token_ids.{i}", f"{token} is outside the vocabulary of {n_vocab}")

@@ -54,6 +54,8 @@ def _check(body: ChatBody, exchange: Exchange) -> None:
         raise refused("continue_final_message", "not with add_generation_prompt")
     if body.continue_final_message and body.messages[-1].role != "assistant":
         raise refused("continue_final_message", "the last message is not the assistant's")
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        exchange.warnings.append("stream_options.include_obfuscation")
     for name in ("user", "service_tier"):
         if name in body.model_fields_set and getattr(body, name) not in (None, "auto", "default"):
             exchange.warnings.append(name)

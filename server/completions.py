@@ -66,6 +66,8 @@ def _check(body: CompletionBody, exchange: Exchange) -> None:
         raise refused("stream_options", "needs stream")
     if body.echo and body.logprobs is not None and body.max_tokens == 0:
         raise refused("max_tokens", "with echo and logprobs, at least 1")
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        exchange.warnings.append("stream_options.include_obfuscation")
     if body.user is not None:
         exchange.warnings.append("user")
 
@@ -106,7 +108,7 @@ class Reader:
         self._ids, self._wants = ids, body.logprobs is not None
         self._echo = bool(body.echo)
         self._tokenizer = loaded.tokenizer
-        self.offsets = TextLogprobs(loaded.tokenizer)
+        self.offsets = TextLogprobs(loaded.tokenizer, begins=self._echo)
 
     def take(self, piece: Piece) -> tuple[str, list[Any]]:
         """The text of a piece and what is known of its tokens."""

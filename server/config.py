@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gguflow.engine.options import Options
 from gguflow.engine.sampling import SamplerSettings
@@ -42,8 +43,9 @@ class ServerConfig:
     models together, 0 for no limit. idle: seconds after which a model nobody asks for is put away,
     0 for never. drain: seconds that requests in work get when the server is told to end.
     reasoning_format: where a model's thoughts go; reasoning_budget: tokens of them, -1 for no
-    limit; both where a request does not say. access_log: a JSON line a request. page: whether there
-    is one at `/`.
+    limit; both where a request does not say. template_kwargs: more for chat templates to
+    see, which requests may change. access_log: a JSON line a request. page: whether there is one at
+    `/`.
     """
 
     host: str = "127.0.0.1"
@@ -64,6 +66,7 @@ class ServerConfig:
     drain: float = 30.0
     reasoning_format: ReasoningFormat = "auto"
     reasoning_budget: int = -1
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     access_log: bool = True
     page: bool = True
     defaults: SamplerSettings = field(default_factory=SamplerSettings)

@@ -7,6 +7,7 @@ refused; while tokens are chosen, every logit it forbids is -inf.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ _LIMITS = LLParserLimits(
 )  # fmt: skip
 _MARKERS = (TokenType.CONTROL, TokenType.USER_DEFINED)
 MAX_SOURCE = 500_000  # characters of a schema or grammar
+KEPT, KEPT_SOURCE = 256, 1_000_000  # compiled grammars that are kept, and characters of them all
 MARKER = 48  # characters of a control token's text
 MAX_DEPTH = 64  # levels of a schema
 # Space between JSON's tokens is bounded, as in llama.cpp: a model may well write line breaks until
@@ -54,6 +56,9 @@ class Vocabulary:
     def __init__(self, tokenizer: Any, n_vocab: int) -> None:
         self.n_vocab = n_vocab
         self._tokenizer = tokenizer
+        # Compiled grammars by their text: programs ask for the same forms and tools time and again.
+        self._known: dict[str, LLMatcher] = {}
+        self._lock = threading.Lock()
         self.eog_ids: tuple[int, ...] = tuple(sorted(tokenizer.eog_ids))
         eos = tokenizer.eos if tokenizer.eos is not None else (self.eog_ids or (0,))[0]
         self.eos_token_id = eos
@@ -110,14 +115,24 @@ class Vocabulary:
     def check(self, constraint: Constraint) -> Checked:
         """Compile a constraint; takes up to a second, so not in the event loop. Raises ApiError 400
         that names the field."""
-        if len(constraint.grammar) > 4 * MAX_SOURCE:
+        source = constraint.grammar
+        if len(source) > 4 * MAX_SOURCE:
             raise refused(constraint.field, "the constraint is too large")
+        with self._lock:
+            known = self._known.pop(source, None)
+            if known is not None:
+                self._known[source] = known  # the latest is the last
+                return Checked(self, known, constraint.field)
         matcher = LLMatcher(self.llg, constraint.grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some limits are only met here
         if matcher.is_error():
             raise refused(constraint.field, _reason(matcher.get_error()), "constraint_refused")
         matcher.reset()
+        with self._lock:
+            self._known[source] = matcher
+            while sum(map(len, self._known)) > KEPT_SOURCE or len(self._known) > KEPT:
+                del self._known[next(iter(self._known))]
         return Checked(self, matcher, constraint.field)
 
 

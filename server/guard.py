@@ -6,12 +6,14 @@ import base64
 import binascii
 import hmac
 import json
+import re
 import sys
 import time
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .config import ServerConfig
@@ -29,6 +31,7 @@ _ASK = [
     (b"www-authenticate", b'Basic realm="gguflow", charset="UTF-8"'),
     (b"www-authenticate", b'Bearer realm="gguflow"'),
 ]
+_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,1024}")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -65,7 +68,10 @@ class Guard:
         scope["gguflow.send"] = send
         try:
             await self._admit(scope, headers)
-            await self.app(scope, receive, marked)
+            if scope["method"] == "OPTIONS" and self._origin(headers):
+                await Response(status_code=204)(scope, receive, marked)  # a browser asks first
+            else:
+                await self.app(scope, receive, marked)
         except ApiError as error:
             await error.response()(scope, receive, marked)
         finally:
@@ -102,13 +108,20 @@ class Guard:
         origin = headers.get(b"origin", b"").decode("latin-1")
         return origin if origin and origin in self.config.origins else None
 
+    @staticmethod
+    def _asked(headers: dict[bytes, bytes]) -> bytes:
+        """The headers that a page of an allowed origin may send: those it says it will."""
+        asked = headers.get(b"access-control-request-headers", b"")
+        return asked if _NAMES.fullmatch(asked) else b"authorization, content-type"
+
     def _headers(self, scope: Scope, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         out = [(b"x-request-id", scope["gguflow.id"].encode()), *_SECURITY]
         origin = self._origin(headers)
         if origin:
             out += [
                 (b"access-control-allow-origin", origin.encode("latin-1")),
-                (b"access-control-allow-headers", b"authorization, content-type"),
+                (b"access-control-allow-headers", self._asked(headers)),
+                (b"access-control-max-age", b"600"),
                 (b"access-control-allow-methods", b"GET, POST"),
                 (b"access-control-expose-headers", b"warning, x-request-id, retry-after"),
                 (b"vary", b"origin"),

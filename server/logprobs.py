@@ -37,10 +37,13 @@ def _entry(tokenizer: Any, id: int, logprob: float) -> dict[str, Any]:
 
 
 class TextLogprobs:
-    """`logprobs` of a completion, whose offsets count from the text's beginning."""
+    """`logprobs` of a completion, whose offsets count from the text's beginning: control tokens,
+    which are no part of it, take no room. begins: whether the text is the prompt's, to begin with.
+    """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, begins: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._shown = tokenizer.stream(strip_space=begins)
         self._at = 0
 
     def of(
@@ -57,7 +60,7 @@ class TextLogprobs:
             ranked = None if logprob is None else {self._text(i): max(p, LEAST) for i, p in top}
             out["top_logprobs"].append(ranked)
             out["text_offset"].append(self._at)
-            self._at += len(text)
+            self._at += len(self._shown.push(id))
         return out
 
     def _text(self, id: int) -> str:

@@ -64,10 +64,30 @@ class Loaded:
         return Vocabulary(self.tokenizer, self.model.hp.n_vocab)
 
     @cached_property
+    def pieces(self) -> Pieces:
+        """What each token shows, made when it first comes."""
+        return Pieces(self.tokenizer)
+
+    @cached_property
     def longest_piece(self) -> int:
         """Bytes of the longest token: a text of so many times the context's cannot fit."""
         tokenizer = self.tokenizer
         return max(len(tokenizer.piece(i)) for i in range(tokenizer.n_vocab))
+
+
+class Pieces(dict[int, bytes]):
+    """Tokens to the bytes that show of them: a stream of text looks one up for every token."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> bytes:
+        tokenizer = self._tokenizer
+        hidden = token >= tokenizer.n_vocab or tokenizer.is_special(token)
+        data: bytes = b"" if hidden else tokenizer.piece(token)
+        self[token] = data
+        return data
 
 
 def _let_go(task: asyncio.Task[Loaded]) -> None:

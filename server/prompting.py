@@ -15,6 +15,8 @@ from .tools.formats import ToolFormat
 if TYPE_CHECKING:
     from .manager import Loaded
 
+# What templates see and `chat_template_kwargs` cannot set.
+OWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 _TOLD = """You can call functions. These are their JSON signatures:
 <tools>
 {tools}
@@ -114,7 +116,7 @@ def chat_ids(
     form, template = loaded.tools, loaded.template
     given = chat_messages(messages, form, tools)
     extra = dict(variables or {})
-    for name in ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"):
+    for name in OWN:
         if name in extra:
             raise refused(f"chat_template_kwargs.{name}", "has a field of its own")
     shown = [tool_object(t) for t in tools] if tools and form.native else None

@@ -15,6 +15,7 @@ from .reply import Reply
 from .schema.base import parse, unknown_fields
 from .schema.chat import ChatBody
 from .schema.responses import (
+    FlatAllowedTools,
     FlatSchemaFormat,
     FlatToolChoice,
     FunctionCall,
@@ -63,7 +64,11 @@ def _check(body: ResponsesBody, exchange: Exchange) -> None:
     unused(body.conversation, (None,), "conversation", "nothing is kept")
     unused(body.background, (None, False), "background", "answers are given at once")
     unused(body.truncation, (None, "disabled"), "truncation", "prompts are not cut")
-    unused(body.include or None, (None,), "include", "there is nothing else to include")
+    for i, name in enumerate(body.include or ()):
+        # Thoughts are given as they are; nothing would be hidden by encrypting them.
+        if name != "reasoning.encrypted_content":
+            raise refused(f"include.{i}", "there is nothing else to include")
+        exchange.warnings.append(f"include.{i}")
     unused(body.top_logprobs, (None, 0), "top_logprobs", "given by /v1/chat/completions alone")
     unused(body.max_tool_calls, (None,), "max_tool_calls", "calls are the client's to make")
     if body.reasoning is not None and body.reasoning.summary is not None:
@@ -105,6 +110,14 @@ def to_chat(body: ResponsesBody) -> ChatBody:
     if isinstance(body.tool_choice, FlatToolChoice):
         name = {"name": body.tool_choice.name}
         fields["tool_choice"] = {"type": "function", "function": name}
+    elif isinstance(body.tool_choice, FlatAllowedTools):
+        allowed = [
+            {"type": "function", "function": {"name": t.name}} for t in body.tool_choice.tools
+        ]
+        fields["tool_choice"] = {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": body.tool_choice.mode, "tools": allowed},
+        }
     elif body.tool_choice is not None and (body.tools or body.tool_choice == "required"):
         fields["tool_choice"] = body.tool_choice
     form = body.text.format if body.text is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .answer import Ask
@@ -14,7 +14,7 @@ from .errors import refused
 from .exchange import Exchange
 from .prompting import chat_ids, check_ids
 from .reading import Reader, call_reader
-from .schema.chat import ChatBody, NamedTool
+from .schema.chat import AllowedToolsChoice, ChatBody, NamedTool
 from .thinking import Thinking
 from .tools.grammar import kinds, markers, schemas, tool_grammar
 from .tools.readers import Kinds
@@ -51,6 +51,8 @@ class Turn:
             continue_final_message=continued,
         )  # fmt: skip
         check_ids(loaded, ids, "messages")
+        if budget >= 0 and loaded.form.thinks:
+            await asyncio.to_thread(lambda: loaded.vocabulary)  # made once, which takes its time
         split = (body.reasoning_format or exchange.service.config.reasoning_format) != "none"
         thinking = Thinking(loaded.form, text, split, budget)
         found: Mapping[str, Kinds] = {}
@@ -74,6 +76,8 @@ class Turn:
             shown=shown | (markers(loaded.tools, loaded.vocabulary) if tools else frozenset()),
             bound=lambda: thinking.bound(loaded, len(ids), bool(tools)),
         )  # fmt: skip
+        if loaded.form.thinks or loaded.tools.channels:
+            ask = replace(ask, by_token=True)  # to count those of thoughts
         return cls(ask, thinking, bool(tools), body.include_reasoning is not False, found)
 
     def reader(self, loaded: Loaded) -> Reader:
@@ -105,20 +109,21 @@ def _variables(
     loaded: Loaded, body: ChatBody, exchange: Exchange, budget: int
 ) -> dict[str, Any]:  # fmt: skip
     """What the template is told besides the messages."""
-    source, variables = loaded.template.source, dict(body.chat_template_kwargs or {})
-    for name in variables:
+    source, given = loaded.template.source, body.chat_template_kwargs or {}
+    for name in given:
         if name not in source:
             exchange.warnings.append(f"chat_template_kwargs.{name}")
+    variables = {**exchange.service.config.template_kwargs, **given}
     effort = body.reasoning_effort
     if effort is not None:
         if "reasoning_effort" in source:
             variables["reasoning_effort"] = effort
         elif effort == "none" and "enable_thinking" in source:
-            variables.setdefault("enable_thinking", False)
+            variables["enable_thinking"] = given.get("enable_thinking", False)
         else:
             exchange.warnings.append("reasoning_effort")
     if budget == 0 and "enable_thinking" in source:
-        variables.setdefault("enable_thinking", False)
+        variables["enable_thinking"] = given.get("enable_thinking", False)
     return variables
 
 
@@ -143,16 +148,12 @@ async def _tool_constraint(
             loaded.vocabulary.check(form)
         arguments, hints = schemas(tools, loaded.vocabulary, loaded.tools)
         exchange.warnings += hints
-        choice, listed = body.tool_choice, names
-        if isinstance(choice, NamedTool):
-            if choice.function.name not in names:
-                raise refused("tool_choice", f"there is no tool {choice.function.name!r}")
-            at = names.index(choice.function.name)
-            listed, arguments = names[at : at + 1], arguments[at : at + 1]
-        required = choice == "required" or isinstance(choice, NamedTool)
+        listed, required = _allowed(body, names)
+        arguments = [arguments[names.index(name)] for name in listed]
         if required and answer is not None:
             raise refused("response_format", "the answer is a call: tool_choice says so")
-        parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+        one = isinstance(body.tool_choice, NamedTool)
+        parallel = body.parallel_tool_calls is not False and not one
         grammar = tool_grammar(
             loaded.tools, listed, arguments, loaded.vocabulary,
             required=required, parallel=parallel, answer=answer, before=thinking.before,
@@ -160,3 +161,17 @@ async def _tool_constraint(
         return loaded.vocabulary.check(grammar), kinds(loaded.tools, listed, arguments)
 
     return await asyncio.to_thread(build)
+
+
+def _allowed(body: ChatBody, names: list[str]) -> tuple[list[str], bool]:
+    """Which tools may be called, and whether one must. Raises ApiError."""
+    choice, chosen, required = body.tool_choice, names, body.tool_choice == "required"
+    if isinstance(choice, NamedTool):
+        chosen, required = [choice.function.name], True
+    elif isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        chosen, required = [t.function.name for t in allowed.tools], allowed.mode == "required"
+    for name in chosen:
+        if name not in names:
+            raise refused("tool_choice", f"there is no tool {name!r}")
+    return list(dict.fromkeys(chosen)), required

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +19,7 @@ from .thinking import MARKS, ThoughtSplitter, open_mark
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
+    from gguflow.engine.serving.request import LogitsProcessor
     from gguflow.engine.session import Session
     from gguflow.models.chat import ChatTemplate
 
@@ -41,7 +42,8 @@ class TalkOptions:
     n_predict: most tokens of an answer, -1 for no limit. keep: how many of the first tokens stay
     when the conversation rolls, in whole messages; -1 for all. shifts: whether it rolls.
     budget: tokens of thoughts, 0 for none, -1 for no limit. thinks: what the template is told.
-    variables: more for the template.
+    variables: more for the template. within: of a prompt's text and the budget, what keeps answers
+    within a constraint, by the prompt's number of tokens.
     """
 
     settings: SamplerSettings = field(default_factory=SamplerSettings)
@@ -54,6 +56,7 @@ class TalkOptions:
     budget: int = -1
     thinks: bool | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    within: Callable[[str, int], Callable[[int], LogitsProcessor]] | None = None
 
 
 class Conversation:
@@ -166,8 +169,12 @@ class Conversation:
             stops += PLAIN_STOPS
         text = StoppingText(self.model.tokenizer.stream(), stops)
         made: list[int] = []
+        o = self.options
+        within = None if o.within is None else o.within(end, o.budget)
         while True:
-            n_thought = yield from self._run([*ids, *made], made, text, thoughts)
+            n_thought = yield from self._run(
+                [*ids, *made], made, text, thoughts, None if within is None else within(len(ids))
+            )
             if n_thought:
                 # The budget is spent: the thoughts are ended for it.
                 mark = MARKS[thoughts.mark or "<think>"]
@@ -187,7 +194,12 @@ class Conversation:
         yield from self._parts(thoughts.push(text.flush()) + thoughts.flush())
 
     def _run(
-        self, ids: list[int], made: list[int], text: StoppingText, thoughts: ThoughtSplitter
+        self,
+        ids: list[int],
+        made: list[int],
+        text: StoppingText,
+        thoughts: ThoughtSplitter,
+        within: LogitsProcessor | None = None,
     ) -> Generator[Part, None, bool]:
         """Go on after `ids`; returns whether the budget of thoughts was spent."""
         o, tokenizer = self.options, self.model.tokenizer
@@ -196,7 +208,9 @@ class Conversation:
         settings = o.settings
         if made and settings.seed is not None:
             settings = replace(settings, seed=settings.seed + len(made))
-        request = Request(ids, most, settings, eog, logit_bias=o.logit_bias)
+        request = Request(
+            ids, most, settings, eog, logit_bias=o.logit_bias, processor=within
+        )  # fmt: skip
         timings = Timings()
         n_thought = 0
         choices = self.session.choices(request, timings)

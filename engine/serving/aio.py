@@ -15,6 +15,10 @@ from typing import Any
 from .engine import Engine
 from .request import EmbedRequest, Request, RequestId, Token
 
+# Tokens between a request's first and last are told together: seconds for each sequence of a step,
+# at most so many, and only from so many sequences on.
+HOLD_EACH, HOLD_MOST, HOLD_FROM = 2e-4, 0.03, 16
+
 
 class EngineBusyError(RuntimeError):
     """As many requests are in work as were to be accepted."""
@@ -34,13 +38,13 @@ class Mailbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, token: Token) -> None:
+        """Keep a token; `notify` tells the reader."""
         self._tokens.append(token)
-        self._notify()
 
     def fail(self, error: Exception) -> None:
         """The reader raises this once it has taken what there is."""
         self._error = error
-        self._notify()
+        self.notify()
 
     async def take(self) -> list[Token]:
         """All there are, at least one."""
@@ -55,7 +59,8 @@ class Mailbox:
         tokens, self._tokens = self._tokens, []
         return tokens
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Wake the reader, if it waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -77,6 +82,9 @@ class AsyncEngine:
         self._failed: Exception | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._held: dict[RequestId, Mailbox] = {}  # with tokens that nobody was told of,
+        self._timer: asyncio.TimerHandle | None = None  # until this
+        self._told = 0.0  # when that was done last
 
     async def __aenter__(self) -> AsyncEngine:
         self._loop = asyncio.get_running_loop()
@@ -158,10 +166,33 @@ class AsyncEngine:
     def _hand_out(self, tokens: list[Token]) -> None:
         for token in tokens:
             box = self._boxes.get(token.request)
-            if box is not None:  # else its reader has left
-                box.put(token)
+            if box is None:  # its reader has left
+                continue
+            box.put(token)
+            if token.index == 0 or token.finish is not None:
+                box.notify()
+            else:
+                self._held[token.request] = box
+        # Waking a reader costs more than a token's share of a step on a fast device: with many of
+        # them, several tokens are told at a time.
+        if self._held and self._timer is None:
+            assert self._loop is not None
+            wait = self._told + min(HOLD_MOST, HOLD_EACH * len(tokens)) - self._loop.time()
+            if wait <= 0 or len(tokens) < HOLD_FROM:
+                self._tell()
+            else:
+                self._timer = self._loop.call_later(wait, self._tell)
+
+    def _tell(self) -> None:
+        """Wake those whose tokens were held."""
+        assert self._loop is not None
+        held, self._held, self._timer = self._held, {}, None
+        self._told = self._loop.time()
+        for box in held.values():
+            box.notify()
 
     def _fail(self, error: Exception) -> None:
         self._failed = self._failed or error
+        self._held.clear()
         for box in self._boxes.values():
             box.fail(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class TextStream:
@@ -25,6 +25,12 @@ class TextStream:
             self._strip_space = False
             data = data.removeprefix(b" ")
         return self._decoder.decode(data)
+
+    def push_all(self, tokens: Iterable[int]) -> str:
+        """Text completed by some tokens; the same as a push of each."""
+        if self._strip_space:
+            return "".join(map(self.push, tokens))
+        return self._decoder.decode(b"".join(map(self._piece, tokens)))
 
     def flush(self) -> str:
         """What is left of an unfinished character, as U+FFFD; the stream starts afresh."""

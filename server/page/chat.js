@@ -44,7 +44,7 @@ function drawMessage(message, i) {
 
 function fill(body, message, live) {
   if (message.role === "user") body.replaceChildren(message.content);
-  else body.replaceChildren(...markdown(message.content));
+  else body.replaceChildren(...thoughts(message, body), ...markdown(message.content));
   body.classList.toggle("cursor", Boolean(live) && !message.content);
 }
 
@@ -90,13 +90,23 @@ function say(text) {
   answer();
 }
 
+// What the model thought before it answered: open while it does, unless somebody closed it.
+function thoughts(message, body) {
+  if (!message.thought) return [];
+  const before = body.querySelector(".thought");
+  const open = before && before.dataset.done === String(Boolean(message.content)) ? before.open : !message.content;
+  return [h("details", { class: "thought", open, "data-done": String(Boolean(message.content)) },
+    h("summary", {}, "thoughts"), h("div", {}, message.thought))];
+}
+
 function halt() {
   if (running) running.abort.abort();
 }
 
 async function answer() {
   const conversation = store.current, model = $("model").value;
-  const sent = conversation.messages.filter((m) => !m.failed).map(({ role, content }) => ({ role, content }));
+  const sent = conversation.messages.filter((m) => !m.failed)
+    .map(({ role, content, thought }) => ({ role, content, ...(thought && { reasoning_content: thought }) }));
   if (settings.system) sent.unshift({ role: "system", content: settings.system });
   const message = { role: "assistant", content: "", model };
   conversation.messages.push(message);
@@ -122,9 +132,11 @@ async function answer() {
       const choice = event.choices[0];
       if (!choice) continue;
       finish = choice.finish_reason || finish;
-      if (choice.delta.content) {
+      const { content, reasoning_content: thought } = choice.delta;
+      if (content || thought) {
         first = first || performance.now();
-        message.content += choice.delta.content;
+        message.content += content || "";
+        if (thought) message.thought = (message.thought || "") + thought;
         if (!drawn) { drawn = true; requestAnimationFrame(draw); }
       }
     }
@@ -136,7 +148,7 @@ async function answer() {
     }
   }
   message.note = note(began, first, usage, finish);
-  if (!message.content && finish === "stopped") conversation.messages.pop();
+  if (!message.content && !message.thought && finish === "stopped") conversation.messages.pop();
   if (running === mine) running = null;
   store.save();
   showRunning();

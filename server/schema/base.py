@@ -58,9 +58,41 @@ def _is_field(name: str) -> bool:
 _MEMBERS = {"str", "int", "float", "bool", "constrained", "dict", "none"}
 
 
+# Fields that other servers, or other paths of this one, know and that say what an answer has to
+# be: a request that has one is not answered as if it had not. With what to use instead.
+_FORM = "structured_outputs or response_format does that"
+_TEXT_FORM = "text.format does that"
+_FOREIGN = {
+    "functions": "tools does that", "function_call": "tool_choice does that",
+    "guided_json": _FORM, "guided_regex": _FORM, "guided_choice": _FORM, "guided_grammar": _FORM,
+    "regex": _FORM, "ebnf": _FORM, "structural_tag": _FORM, "choice": _FORM,
+    "response_format": _TEXT_FORM, "structured_outputs": _TEXT_FORM, "grammar": _TEXT_FORM,
+    "json_schema": _TEXT_FORM, "bad_words": "logit_bias does that",
+    "allowed_token_ids": "structured_outputs does that", "max_new_tokens": "max_tokens does that",
+    "lora": "the model's name does that here", "n_predict": "max_tokens does that",
+    "min_new_tokens": "min_tokens does that",
+    **dict.fromkeys(
+        ("tools", "tool_choice", "stop", "n", "best_of", "echo", "suffix", "max_tokens",
+         "max_completion_tokens", "logit_bias", "logprobs", "presence_penalty",
+         "frequency_penalty", "prompt"),
+        "this path has no such field",
+    ),
+    **dict.fromkeys(
+        ("audio", "web_search_options", "use_beam_search", "length_penalty", "prompt_logprobs",
+         "n_probs", "truncate_prompt_tokens", "include_stop_str_in_output", "logits_processors",
+         "negative_prompt", "return_token_ids", "return_tokens_as_token_ids"),
+        "not supported",
+    ),
+}  # fmt: skip
+
+
 def unknown_fields(body: BaseModel, at: str = "") -> Iterator[str]:
-    """Paths of fields that no class knows."""
-    for name in body.model_extra or {}:
+    """Paths of fields that no class knows. Raises ApiError for those that must not be dropped."""
+    for name, value in (body.model_extra or {}).items():
+        if not at and name in _FOREIGN and value not in (None, False, [], {}, ""):
+            raise refused(name, _FOREIGN[name])
+        if not at and name == "skip_special_tokens" and value is False:
+            raise refused(name, "not supported")
         yield at + name
     for name in type(body).model_fields:
         yield from _unknown_in(getattr(body, name), at + name)

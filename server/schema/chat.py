@@ -81,6 +81,20 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+class AllowedTools(Body):
+    """Some of the tools, of which one may or must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=1024)]
+
+
+class AllowedToolsChoice(Body):
+    """A choice among some of the tools; the model is shown all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class StreamOptions(Body):
     """include_usage: end the stream with the tokens counted."""
 
@@ -105,7 +119,7 @@ class ChatBody(SamplingFields, OutputFields):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     add_generation_prompt: bool | None = None

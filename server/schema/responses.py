@@ -78,6 +78,14 @@ class FlatToolChoice(Body):
     name: Name
 
 
+class FlatAllowedTools(Body):
+    """A choice among some of the tools; the model is shown all."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatToolChoice], Field(min_length=1, max_length=1024)]
+
+
 class FlatSchemaFormat(Body):
     """JSON of a schema, as this endpoint writes it."""
 
@@ -124,7 +132,9 @@ class ResponsesBody(SamplingFields):
     max_output_tokens: Count | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FlatTool], Field(max_length=1024)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FlatToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatToolChoice | FlatAllowedTools | None = (
+        None
+    )
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     metadata: dict[str, str] | None = None

@@ -13,7 +13,7 @@ from .readers import QUOTE, Kind
 
 _NOTES = {"title", "description", "default", "examples", "$schema", "$comment", "deprecated"}
 _OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_KEY = "/[A-Za-z_][A-Za-z0-9_.-]*/"
+_KEY = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
 
 
 class NotWritable(Exception):

@@ -39,8 +39,9 @@ def schemas(
             raise refused(field, "arguments are an object")
         try:
             vocabulary.check(json_schema(schema, field))
-            w = Writer(vocabulary)
-            vocabulary.check(w.constraint(_arguments(w, form, schema), field))
+            if form.arguments != "json":
+                w = Writer(vocabulary)
+                vocabulary.check(w.constraint(_arguments(w, form, schema), field))
         except (ApiError, NotWritable) as error:
             if tool.function.strict:
                 if isinstance(error, ApiError):

@@ -212,5 +212,15 @@ def test_grammars_and_schemas(call, run, tiny_model: str) -> None:
     assert done.returncode == 0 and re.fullmatch(r"x\d\d\n", done.stdout), done.stderr
     done = run("generate", *flags, "-j", '{"enum": ["aa", "bb"]}')
     assert done.stdout.strip() in ('"aa"', '"bb"')
+    done = run("chat", *flags[:2], *flags[4:-1], "--grammar", 'root ::= "x" [0-9]', input="A\nB\n")
+    assert re.fullmatch(r"(x\d\n){2}", done.stdout), done.stderr
+    # A prompt that opens the thoughts: what follows them has the form.
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    thinks = ("--chat-template", template, "--reasoning-budget", "3", "-n", "60")
+    done = run("chat", *thinks, *flags[6:-1], "-j", '{"enum": [7]}', input="A\n")
+    assert done.stdout.endswith("7\n") and done.returncode == 0, done.stderr
     code, out, err = call("generate", *flags, "--grammar", "root ::= (")
     assert (code, out) == (2, "") and "--grammar: no GBNF grammar" in err
+    for command in ("generate", "chat"):
+        code, out, err = call(command, *flags[:2], "-p", "A", "-j", "true", "--ignore-eos")
+        assert (code, out) == (2, "") and "no --ignore-eos" in err

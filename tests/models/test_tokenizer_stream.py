@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tokenizer_vocabs import bpe_metadata, spm_metadata
 
 from gguflow.models.tokenizer import Tokenizer
+from gguflow.models.tokenizer.stream import TextStream
 
 BPE = Tokenizer.from_metadata(bpe_metadata())
 SPM = Tokenizer.from_metadata(spm_metadata())
@@ -47,6 +48,14 @@ def test_any_bytes_stream_to_their_decoding(data: bytes) -> None:
     stream = BPE.stream()
     pieces = [stream.push(byte) for byte in data] + [stream.flush()]
     assert "".join(pieces) == data.decode("utf-8", "replace") == BPE.decode(data)
+
+
+@given(st.binary(max_size=40), st.integers(0, 40))
+def test_many_at_once_are_each_by_itself(data: bytes, cut: int) -> None:
+    for strip in (False, True):
+        one, all = (TextStream(lambda i: bytes([i]), strip_space=strip) for _ in range(2))
+        parts = [all.push_all(data[:cut]), all.push_all(data[cut:]), all.flush()]
+        assert "".join(parts) == "".join([*map(one.push, data), one.flush()])
 
 
 @given(st.text(max_size=30))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from serving import Running
 
 from gguflow.cli.bench_http import Endpoint, Outcome
 from gguflow.cli.bench_serve import percentile, summary
+from gguflow.cli.bench_soak import soak
 from gguflow.cli.main import main
 
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("GGUFLOW_")}
@@ -130,6 +132,14 @@ def test_ctrl_c_ends_it_too(processes: list[Process]) -> None:
     (["--chat-template", "nope"], "nope"),
     (["--draft-max", "3"], "--draft-max"),
     (["-m", "a.gguf", "-m", "b.gguf", "-md", "c.gguf"], "-md"),
+    (["-m", "a.gguf", "-m", "b.gguf", "--lora", "c.gguf"], "--lora: for one model"),
+    (["--lora-alias", "x"], "--lora-alias: there is no --lora"),
+    (["-m", "a.gguf", "--lora", "x.gguf", "--lora-alias", "a"], "two models are called 'a'"),
+    (["--lora", "/nowhere.gguf"], "/nowhere.gguf"),
+    (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),
+    (["--chat-template-kwargs", '{"tools": 1}'], "tools is what requests say"),
+    (["--reasoning-format", "raw"], "--reasoning-format"),
+    (["--reasoning-budget", "-2"], "--reasoning-budget"),
 ])  # fmt: skip
 def test_arguments(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *args]) in (2, 3, 4)
@@ -163,6 +173,35 @@ def test_load_on_a_server(server: Running, capsys: pytest.CaptureFixture[str]) -
         [*args[1:], "-o", "sql"],
     ):
         assert main(["bench", *bad]) == 2
+
+
+def test_a_soak(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["bench", "--serve", server.url, "--soak", "1", "--clients", "6", "-npp", "12"]
+    code = main([*args, "-ntg", "3"])
+    rows = capsys.readouterr().out.splitlines()
+    cells = [cell.strip() for cell in rows[-1].strip("|").split("|")]
+    assert code == 0 and cells[0] == "6" and int(cells[2]) > 6 and cells[5:7] == ["0", "0"], rows
+    assert main([*args, "--rate", "3"]) == 2 and "--soak" in capsys.readouterr().err
+
+
+def test_a_soak_sees_texts_that_differ_and_memory_that_grows() -> None:
+    class Unsteady:
+        n = 0
+
+        async def complete(self, body: Any) -> Outcome:
+            self.n += 1
+            await asyncio.sleep(0.001)
+            return Outcome(200, [0.1], 0.1, 1, 2, texts={0: "a" if self.n % 5 else "b"})
+
+        async def get(self, path: str) -> Any:
+            return {"rss": self.n << 20}
+
+    unsteady: Any = Unsteady()
+    found = asyncio.run(soak(unsteady, [{}] * 2, 2, 0.7))
+    assert 0 < found.n_other < found.n_requests and not found.errors
+    assert found.n_tokens == 2 * found.n_requests
+    found.memory = [(1.0, 100), (59.0, 200), (61.0, 150), (300.0, 260)]
+    assert found.grown(600) == 60 and found.grown(100) == 160
 
 
 def test_figures() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+from argparse import ArgumentParser
 from pathlib import Path
 
+import pytest
 from serving import Running
 
+from gguflow.cli.serve import add_arguments
 from gguflow.server.app import GET, POST
 from gguflow.server.openapi import openapi
 
@@ -55,3 +60,18 @@ def test_paths_of_the_document_exist() -> None:
     document = (DOCS / "server.md").read_text(encoding="utf-8")
     for path in [*POST, "/health", "/metrics", "/openapi.json"]:
         assert f"{path.removeprefix('/v1') if path not in document else path}" in document, path
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_the_unit_is_one(tmp_path: Path) -> None:
+    text = (DOCS / "gguflow.service").read_text(encoding="utf-8")
+    command = re.search(r"^ExecStart=(\S+) serve (.*)$", text, re.M)
+    assert command
+    unit = tmp_path / "gguflow.service"
+    unit.write_text(text.replace(command[1], "/bin/true"), encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert done.returncode == 0 and "gguflow.service" not in done.stderr, done.stderr
+    # Its flags are the command's.
+    parser = ArgumentParser()
+    add_arguments(parser)
+    parser.parse_args(command[2].split())

@@ -66,6 +66,12 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
      "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}}},
+     "tool_choice"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}}},
+     "tool_choice"),
     ({"tools": [TOOL], "response_format": {"type": "regex", "pattern": "a"}},
      "response_format.pattern"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
@@ -83,6 +89,16 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"continue_final_message": True}, "continue_final_message"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
     ({"repeat_penalty": 1.1, "repetition_penalty": 1.1}, "body"),
+    ({"min_tokens": 4}, "min_tokens"),
+    # What other servers know and this one does not is no 200 without it.
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"guided_json": {"type": "object"}}, "guided_json"),
+    ({"ebnf": "root ::= 'a'"}, "ebnf"),
+    ({"bad_words": ["king"]}, "bad_words"),
+    ({"n_predict": 2}, "n_predict"),
+    ({"echo": True}, "echo"),
+    ({"skip_special_tokens": False}, "skip_special_tokens"),
 ]  # fmt: skip
 
 REFUSED_TEXT: list[tuple[dict[str, Any], str]] = [
@@ -98,6 +114,26 @@ REFUSED_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 21}, "logprobs"),
     ({"echo": True, "logprobs": 1, "max_tokens": 0}, "max_tokens"),
     ({"prompt": "", "add_special_tokens": False}, "prompt"),
+    ({"tools": [TOOL]}, "tools"),
+    ({"guided_choice": ["a"]}, "guided_choice"),
+    ({"min_tokens": 4}, "min_tokens"),
+    ({"structured_outputs": {"choice": ["yes"]}, "max_tokens": 30, "min_tokens": 20}, "min_tokens"),
+]
+
+REFUSED_RESPONSE: list[tuple[dict[str, Any], str]] = [
+    ({"stop": ["a"]}, "stop"),
+    ({"n": 2}, "n"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"grammar": 'root ::= "a"'}, "grammar"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"store": True}, "store"),
+    ({"include": ["reasoning.encrypted_content", "file_search_call.results"]}, "include.1"),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
+        "text.format.schema",
+    ),
+    ({"min_tokens": 4}, "min_tokens"),
 ]
 
 
@@ -116,6 +152,16 @@ def test_a_completion_that_cannot_be_obeyed_is_refused(
     server: Running, change: dict[str, Any], field: str
 ) -> None:
     status, _, answer = server.post("/v1/completions", TEXT | change)
+    assert status == 400, answer
+    assert answer["error"]["param"] == field, answer
+
+
+@pytest.mark.parametrize(("change", "field"), REFUSED_RESPONSE, ids=lambda x: str(x)[:50])
+def test_a_response_that_cannot_be_obeyed_is_refused(
+    server: Running, change: dict[str, Any], field: str
+) -> None:
+    body = {"input": "Hi", "max_output_tokens": 3} | change
+    status, _, answer = server.post("/v1/responses", body)
     assert status == 400, answer
     assert answer["error"]["param"] == field, answer
 
@@ -215,3 +261,55 @@ def test_tokens_and_back(server: Running) -> None:
     for body, field in (({}, "content"), ({"content": "a", "prompt": "b"}, "prompt")):
         assert server.post("/tokenize", body)[2]["error"]["param"] == field
     assert server.post("/detokenize", {"tokens": [4096]})[2]["error"]["param"] == "tokens.0"
+
+
+def test_texts_that_cut_a_form_say_so(server: Running) -> None:
+    form = {"structured_outputs": {"choice": ["abc", "abcd"]}, "max_tokens": 9}
+    for stop, text, finish in (
+        (["bc"], "a", "length"), (["x"], None, "stop"), (["d"], "abc", "stop"),
+    ):  # fmt: skip
+        body = TEXT | form | {"stop": stop, "logit_bias": {"2": -100}}
+        choice = server.post("/v1/completions", body)[2]["choices"][0]
+        assert choice["finish_reason"] == finish and text in (None, choice["text"]), choice
+    call = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"enum": ["king"]}},
+            "required": ["a"]}}  # fmt: skip
+    tools = {"tools": [{"type": "function", "function": call}], "tool_choice": "required"}
+    body = CHAT | tools | {"max_tokens": 90, "stop": ["ing"]}
+    choice = server.post("/v1/chat/completions", body)[2]["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"].endswith("k")
+
+
+def test_offsets_are_those_of_the_text(server: Running) -> None:
+    body = TEXT | {"echo": True, "logprobs": 0}
+    for more in ({}, {"prompt": [1, 278, 5]}, {"echo": False}):
+        choice = server.post("/v1/completions", body | more)[2]["choices"][0]
+        found, text = choice["logprobs"], choice["text"]
+        ends = [*found["text_offset"][1:], len(text)]
+        for token, begin, end in zip(found["tokens"], found["text_offset"], ends, strict=True):
+            part = text[begin:end]
+            assert part in (token, token.removeprefix(" ")) or token == "<s>", (token, part)
+            assert token != "<s>" or not part
+
+
+def test_cached_tokens_are_counted(server: Running) -> None:
+    prompt = "The fox and the bear went to the fair. " * 20
+    body = {"prompt": prompt, "max_tokens": 1, "n": 2}
+    first, second = (server.post("/v1/completions", body)[2]["usage"] for _ in range(2))
+    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert 64 <= second["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens"]
+
+
+def test_some_of_the_tools(server: Running) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "h")]
+    choice = {"mode": "required", "tools": tools[1:2]}
+    body = CHAT | {"tools": tools, "max_tokens": 60, "parallel_tool_calls": False, "seed": 3,
+                   "tool_choice": {"type": "allowed_tools", "allowed_tools": choice}}  # fmt: skip
+    answer = server.post("/v1/chat/completions", body)[2]
+    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "g"
+    flat = [{"type": "function", "name": name, "parameters": None} for name in ("f", "g", "h")]
+    body = {"input": "Hi", "tools": flat, "max_output_tokens": 60, "parallel_tool_calls": False,
+            "tool_choice": {"type": "allowed_tools", "mode": "required",
+                            "tools": [{"type": "function", "name": "h"}]}}  # fmt: skip
+    answer = server.post("/v1/responses", body)[2]
+    assert [i["name"] for i in answer["output"] if i["type"] == "function_call"] == ["h"]

@@ -206,6 +206,15 @@ def test_names_a_server_is_not_called_by() -> None:
         ours = {"origin": "https://ours.example", "sec-fetch-site": "cross-site"}
         status, headers, _ = server.post(TEXT, GOOD, ours)
         assert status == 200 and headers["access-control-allow-origin"] == "https://ours.example"
+        # A browser asks before it sends what a form could not.
+        asks = {"access-control-request-method": "POST",
+                "access-control-request-headers": "authorization,x-stainless-os"}  # fmt: skip
+        status, headers, _ = server.request("OPTIONS", TEXT, None, asks | ours)
+        assert status == 204
+        assert headers["access-control-allow-headers"] == "authorization,x-stainless-os"
+        theirs = {"origin": "https://theirs.example", "sec-fetch-site": "cross-site"}
+        status, headers, _ = server.request("OPTIONS", TEXT, None, asks | theirs)
+        assert status == 405 and "access-control-allow-origin" not in headers
     finally:
         server.stop()
 

@@ -75,6 +75,8 @@ def test_other_endpoints_know_them(adapted: Running) -> None:
         for model in ("tales", "one", "two")
     ]
     assert len({tuple(v["embedding"]) for v in vectors}) == 3
+    named = {"input": "A king", "lora": [{"id": 0, "scale": 1.0}]}
+    assert adapted.post("/v1/embeddings", named)[2]["error"]["param"] == "lora"
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "model": "one"}
     assert adapted.post("/v1/chat/completions", chat)[2]["model"] == "one"
     answer = {"input": "Hi", "max_output_tokens": 3, "model": "two", "temperature": 0}

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from serving import OPTIONS, Running
 
+from gguflow.cli.load import bundled_model
+from gguflow.server.config import ModelSpec
 from gguflow.server.page import document
 
 selenium = pytest.importorskip("selenium", reason="selenium is missing: pip install 'gguflow[dev]'")
@@ -310,3 +312,24 @@ def test_errors_are_shown(browser: Browser) -> None:
     browser.until(lambda: browser.all(".message.failed"), "the error")
     assert "context" in browser.one(".message.failed .body").text
     browser.driver.get_log("browser")  # the 400 is in the console
+
+
+@real
+def test_thoughts_stand_apart(browser: Browser) -> None:
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ '<think>' }}"
+    spec = ModelSpec("thinker", Path(bundled_model()), OPTIONS, template)
+    server = Running([spec], reasoning_budget=5)
+    try:
+        thinker = Browser(browser.driver, server)
+        thinker.open()
+        thinker.say("Once upon a time")
+        text = thinker.answered(2)[1]
+        thought = thinker.one(".message .thought")
+        assert not thought.get_attribute("open") and "think>" not in text
+        thinker.one(".message .thought summary").click()
+        assert thinker.one(".message .thought div").text and thinker.one(".message p").text
+        thinker.picture("thoughts")
+        assert not thinker.errors()
+    finally:
+        browser.driver.get("about:blank")
+        server.stop()

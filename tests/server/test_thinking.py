@@ -20,6 +20,10 @@ _HEAD = """{%- for m in messages -%}{{- m.role + ': ' -}}
 {{- m.content + '\n' -}}{%- endfor -%}{%- if tools -%}{{- tools | tojson -}}<tool_call>{%- endif -%}
 {{- 'assistant: ' -}}"""
 CLOSED = _HEAD + "{%- if enable_thinking is false -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}"
+HEADERS = (
+    "{%- for m in messages -%}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{%- endfor -%}"
+    "{%- if tools -%}functions{%- endif -%}<|start|>assistant{#- <|channel|> -#}"
+)  # as gpt-oss
 OPENED = _HEAD + "{{- '<think>\n' -}}"
 CHAT = {"messages": [{"role": "user", "content": "Tell me of the king."}], "max_tokens": 48,
         "temperature": 0.8, "seed": 4}  # fmt: skip
@@ -34,7 +38,8 @@ PATH = "/v1/chat/completions"
 def thinker() -> Iterator[Running]:
     path = Path(bundled_model())
     running = Running([ModelSpec("opened", path, OPTIONS, OPENED),
-                       ModelSpec("closed", path, OPTIONS, CLOSED)])  # fmt: skip
+                       ModelSpec("closed", path, OPTIONS, CLOSED),
+                       ModelSpec("headers", path, OPTIONS, HEADERS)])  # fmt: skip
     yield running
     running.stop()
 
@@ -84,8 +89,9 @@ def test_thoughts_may_use_all_tokens(thinker: Running) -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("model", ["opened", "closed"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("model", "stream"), [
+    ("opened", False), ("opened", True), ("closed", False), ("headers", True),
+])  # fmt: skip
 def test_a_form_is_the_answers(thinker: Running, model: str, stream: bool) -> None:
     budget = {"model": model, "thinking_budget_tokens": 8, "stream": stream, "max_tokens": 120}
 
@@ -111,13 +117,13 @@ def test_a_form_is_the_answers(thinker: Running, model: str, stream: bool) -> No
         )
     ):
         thought, text, _, finish = ask(more)
-        assert finish == "stop" and (thought or model == "closed")
+        assert finish == "stop" and (thought or model != "opened")
         assert isinstance(json.loads(text)["a"], int)
     named = {"type": "function", "function": {"name": "f"}}
     for choice in ("required",) if stream else (named,):
         tools = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
         thought, text, calls, finish = ask(tools)
-        assert finish == "tool_calls" and (thought or model == "closed") and not text.strip()
+        assert finish == "tool_calls" and (thought or model != "opened") and not text.strip()
         assert isinstance(json.loads(calls)["a"], int)
 
 
@@ -149,15 +155,21 @@ def test_fields_that_have_no_effect_are_named(server: Running) -> None:
         assert status == 400 and answer["error"]["param"] == name
 
 
-def test_limits_of_the_server_itself() -> None:
+def test_what_the_server_itself_says() -> None:
     path = Path(bundled_model())
-    server = Running([ModelSpec("m", path, OPTIONS, OPENED)], reasoning_budget=4,
-                     reasoning_format="none")  # fmt: skip
+    specs = [ModelSpec("m", path, OPTIONS, OPENED), ModelSpec("closed", path, OPTIONS, CLOSED)]
+    server = Running(specs, reasoning_budget=4, reasoning_format="none",
+                     template_kwargs={"enable_thinking": False})  # fmt: skip
     try:
         said = message(server.post(PATH, CHAT)[2])
         assert "</think>" in said["content"] and "reasoning_content" not in said
         said = message(server.post(PATH, CHAT | {"reasoning_format": "deepseek"})[2])
         assert said["reasoning_content"] and said["content"]
+        told, not_told = (
+            server.post(PATH, CHAT | {"model": "closed", "max_tokens": 1} | more)[2]["usage"]
+            for more in ({}, {"chat_template_kwargs": {"enable_thinking": True}})
+        )
+        assert told["prompt_tokens"] > not_told["prompt_tokens"]
     finally:
         server.stop()
 

@@ -13,7 +13,7 @@ from gguflow.cli.load import bundled_model
 from gguflow.models.chat_harmony import HarmonyParser
 from gguflow.models.chat_templates import NAMED
 from gguflow.models.chat_text import Text
-from gguflow.server.constraints import Vocabulary
+from gguflow.server.constraints import Constraint, Vocabulary
 from gguflow.server.errors import ApiError
 from gguflow.server.prompting import chat_messages
 from gguflow.server.schema.chat import Message, Tool
@@ -289,3 +289,20 @@ def test_tools_are_told_where_a_template_knows_none() -> None:
     native = chat_messages(messages, formats.HERMES, [tool])
     assert native[2]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert native[3]["role"] == "tool" and len(native) == 4
+
+
+def test_grammars_are_compiled_once(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    first = vocabulary.check(Constraint('start: "once"', "grammar"))
+    again = vocabulary.check(Constraint('start: "once"', "tools"))
+    assert again._matcher is first._matcher and (first.field, again.field) == ("grammar", "tools")
+    first.processor(0)._matcher.try_consume_tokens(vocabulary("on"))
+    assert again.accepts("once") and not again.accepts("on")  # nobody moves the one that is kept
+    monkeypatch.setattr("gguflow.server.constraints.KEPT", 3)
+    for i in range(8):
+        vocabulary.check(Constraint(f'start: "{i}"', "grammar"))
+    assert len(vocabulary._known) == 3 and 'start: "7"' in vocabulary._known
+    with pytest.raises(ApiError):
+        vocabulary.check(Constraint("start: (", "grammar"))
+    assert "start: (" not in vocabulary._known

@@ -11,6 +11,7 @@ from tiny_model import write_tiny
 from gguflow.engine.model import Model
 from gguflow.engine.prompt import ContextError
 from gguflow.engine.sampling import GREEDY, SamplerSettings
+from gguflow.engine.serving import aio
 from gguflow.engine.serving.aio import AsyncEngine, EngineBusyError, EngineClosedError
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
@@ -43,6 +44,20 @@ def test_requests_of_many_tasks(model: Model) -> None:
     for i, tokens in enumerate(found):
         r = request(i)
         assert tokens == list(model.new_session().generate(r.ids, r.max_tokens, r.settings))
+
+
+def test_tokens_of_many_are_told_together(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+    """The first and the last at once, those between a few at a time, and none is lost."""
+    monkeypatch.setattr(aio, "HOLD_FROM", 1)
+    monkeypatch.setattr(aio, "HOLD_EACH", 1.0)
+    monkeypatch.setattr(aio, "HOLD_MOST", 0.1)
+
+    async def main() -> list[int]:
+        async with AsyncEngine(Engine(model)) as engine:
+            return [len(tokens) async for tokens in engine.batches(request(0, 60))]
+
+    sizes = asyncio.run(main())
+    assert sum(sizes) == 60 and len(sizes) < 30, sizes
 
 
 def test_a_reader_that_leaves_cancels_its_request(model: Model) -> None:

@@ -165,9 +165,9 @@ def _supported_where_used(graph: Graph, rules: PlacementRules) -> Callable[[Tens
 
     def supported(node: Tensor) -> bool:
         weights = [s.owner for s in node.live_srcs() if s.owner.role is Role.WEIGHT]
-        if host is not None and node.name in on_host and weights:
-            if all(placed.of[w] == host.name for w in weights):
-                return host.supports(node)
+        mine = host is not None and all(placed.of[w] == host.name for w in weights)
+        if host is not None and mine and weights and node.name in on_host:
+            return host.supports(node)
         return all(b.supports(node) for b in used)
 
     return supported

@@ -14,7 +14,6 @@ from .family import (
     Family,
     Weight,
     base_keys,
-    expert_keys,
     fused_experts,
     partial_dims,
     text_only,
@@ -47,11 +46,12 @@ def _gpt_oss_tensors(c: Config, w: Weight) -> Iterable[Weight]:
         return [w.changed(lambda x: x, name=f"{base}.down_proj.{kind}")]
     axis = len(w.shape) - (1 if kind == "bias" else 2)
     shape = tuple(n // 2 if i == axis else n for i, n in enumerate(w.shape))
-    return [
-        w.changed(lambda x, at=at: x[(slice(None),) * axis + (slice(at, None, 2),)], shape,
-                  f"{base}.{part}_proj.{kind}")
-        for at, part in enumerate(("gate", "up"))
-    ]  # fmt: skip
+
+    def part(at: int, name: str) -> Weight:
+        every_second = (slice(None),) * axis + (slice(at, None, 2),)
+        return w.changed(lambda x: x[every_second], shape, f"{base}.{name}_proj.{kind}")
+
+    return [part(0, "gate"), part(1, "up")]
 
 
 def _routed(c: Config) -> dict[str, Any]:
@@ -144,16 +144,39 @@ def _glm4_moe_tensors(c: Config, w: Weight) -> Iterable[Weight]:
     return [_correction(n) for n in fused_experts(c, w)]
 
 
-def _gemma4(c: Config) -> dict[str, Any]:
-    types = c.get("layer_types", default=[])
-    windows = [t == "sliding_attention" for t in types]
+def _gemma4_windows(c: Config) -> list[bool]:
+    """Of every layer, whether it has a window."""
+    windows = [t == "sliding_attention" for t in c.get("layer_types", default=[])]
     if len(windows) != c.layers:
         raise ConvertError(f"{c.path}: layer_types: {len(windows)} for {c.layers} layers")
+    return windows
+
+
+def _gemma4_whole(c: Config) -> tuple[int, int]:
+    """Values of a head, and heads of keys, of layers without a window."""
+    per_layer = c.get("per_layer_config", default={})
+    dim = int(c.number("global_head_dim", default=c.head_dim if per_layer else 512))
+    same = c.get("attention_k_eq_v", default=False)
+    kv = int(c.get("num_global_key_value_heads", default=c.kv_heads)) if same else c.kv_heads
+    found = set()
+    for i, window in enumerate(_gemma4_windows(c)):
+        own = per_layer.get(str(i), {}) if isinstance(per_layer, dict) else {}
+        if window and own:
+            raise ConvertError(f"{c.path}: per_layer_config: {i} has a window and sizes of its own")
+        if not window:
+            found.add((int(own.get("head_dim", dim)), int(own.get("num_key_value_heads", kv))))
+    if len(found) > 1:
+        raise ConvertError(f"{c.path}: per_layer_config: layers without a window differ")
+    return found.pop() if found else (c.head_dim, c.kv_heads)
+
+
+def _gemma4(c: Config) -> dict[str, Any]:
+    if c.get("use_bidirectional_attention") == "all":
+        raise ConvertError(f"{c.path}: use_bidirectional_attention: only causal models convert")
+    windows, (wide, wide_kv) = _gemma4_windows(c), _gemma4_whole(c)
     whole, local = (c.rope.get(t) or {} for t in ("full_attention", "sliding_attention"))
-    head_dim, wide = c.head_dim, int(c.number("global_head_dim", default=c.head_dim))
+    head_dim, kv, n_ff = c.head_dim, c.kv_heads, c.number("intermediate_size")
     n_shared = int(c.get("num_kv_shared_layers", default=0))
-    n_ff, kv = c.number("intermediate_size"), c.kv_heads
-    wide_kv = int(c.get("num_global_key_value_heads", default=kv))
     keys = base_keys(c) | {
         "attention.key_length": wide, "attention.value_length": wide,
         "attention.key_length_swa": head_dim, "attention.value_length_swa": head_dim,
@@ -172,21 +195,19 @@ def _gemma4(c: Config) -> dict[str, Any]:
         keys["feed_forward_length"] = [n_ff * (1 if i < first else 2) for i in range(c.layers)]
     if c.get("final_logit_softcapping"):
         keys["final_logit_softcapping"] = float(c.get("final_logit_softcapping"))
-    if c.get("enable_moe_block"):
-        keys |= expert_keys(c) | {
-            "expert_used_count": c.number("top_k_experts", "num_experts_per_tok"),
-            "expert_feed_forward_length": c.number(
-                "moe_intermediate_size", "expert_intermediate_size"
-            ),
-        }
-    return keys
+    if not c.get("enable_moe_block"):
+        return {k: v for k, v in keys.items() if not k.startswith("expert_")}
+    return keys | {
+        "expert_count": c.number("num_experts"),
+        "expert_used_count": c.number("top_k_experts"),
+        "expert_feed_forward_length": c.number("moe_intermediate_size"),
+    }
 
 
 def _gemma4_factors(c: Config) -> Mapping[str, np.ndarray]:
     """Of the layers without a window, only some pairs are turned: the others by a frequency that is
     none."""
-    whole = c.rope.get("full_attention") or {}
-    wide = int(c.number("global_head_dim", default=c.head_dim))
+    whole, (wide, _) = c.rope.get("full_attention") or {}, _gemma4_whole(c)
     n = int(wide * float(whole.get("partial_rotary_factor", 1.0)) / 2)
     factors = np.full(wide // 2, 1e30, np.float32)
     factors[:n] = 1.0
@@ -195,18 +216,17 @@ def _gemma4_factors(c: Config) -> Mapping[str, np.ndarray]:
 
 def _gemma4_tensors(c: Config, w: Weight) -> Iterable[Weight]:
     for kept in text_only(c, w):
-        stem = kept.name.rpartition(".")[0]
         layer = kept.name.split(".")[2] if ".layers." in kept.name else ""
         renamed = {
-            "layer_scalar": f"{kept.name}.weight",
+            "layer_scalar": f"blk.{layer}.layer_output_scale.weight",
             "router.scale": f"blk.{layer}.ffn_gate_inp.scale",
             "router.per_expert_scale": f"blk.{layer}.ffn_down_exps.scale",
+            "experts.gate_up_proj": f"blk.{layer}.ffn_gate_up_exps.weight",
+            "experts.down_proj": f"blk.{layer}.ffn_down_exps.weight",
         }
-        new = next((to for end, to in renamed.items() if kept.name.endswith(f".{end}")), None)
-        if new is not None:
-            yield kept.changed(lambda x: x, name=new)
-        elif not stem.endswith(("k_norm", "v_norm")) or kept.shape:
-            yield from fused_experts(c, kept)
+        name = kept.name.removesuffix(".weight")
+        new = next((to for end, to in renamed.items() if name.endswith(f".{end}")), kept.name)
+        yield kept.changed(lambda x: x, name=new)
 
 
 EXPERTS = (

@@ -90,8 +90,8 @@ def as_it_is(config: Config, w: Weight) -> Iterable[Weight]:
 class Family:
     """arch: GGUF's name of it. classes: transformers' names. keys: of the configuration, by their
     names after `<arch>.`. change: what a tensor becomes; nothing for one to leave out. extra:
-    float32 tensors that no file has, by their GGUF names. shift: added to norms' weights. drop: what
-    is left out. ahead: so are layers behind the last, which guess further tokens."""
+    float32 tensors that no file has, by their GGUF names. shift: added to norms' weights. drop:
+    what is left out. ahead: so are layers behind the last, which guess further tokens."""
 
     arch: str
     classes: tuple[str, ...]
@@ -147,7 +147,7 @@ def expert_keys(c: Config) -> dict[str, Any]:
         raise ConvertError(f"{c.path}: mlp_only_layers: layers without experts are not supported")
     keys: dict[str, Any] = {
         "expert_count": c.number("num_local_experts", "num_experts"),
-        "expert_used_count": c.number("num_experts_per_tok"),
+        "expert_used_count": c.number("num_experts_per_tok", "top_k_experts"),
     }
     for ours, theirs in (("feed", "moe_intermediate_size"),
                          ("shared_feed", "shared_expert_intermediate_size"),
@@ -184,7 +184,7 @@ def rope_keys(c: Config) -> dict[str, Any]:
                 keys[f"rope.scaling.yarn_{ours}"] = float(rope[theirs])
     elif kind in ("su", "longrope"):
         keys["rope.scaling.type"] = "longrope"
-    elif kind not in ("default", "llama3", "none"):
+    elif kind not in ("default", "llama3", "none", "proportional"):
         raise ConvertError(f"{c.path}: rope_type {kind!r} is not supported")
     return keys
 

@@ -96,7 +96,8 @@ def _tensors(source: Checkpoint, family: Family, matrices: DType) -> Iterator[tu
         if family.ahead and _predicts_ahead(name, config.layers):
             continue
         for w in family.change(config, given):
-            new = names.get_name(w.name, try_suffixes=(".weight", ".bias"))
+            known = w.name.startswith("blk.")  # by its GGUF name already
+            new = w.name if known else names.get_name(w.name, try_suffixes=(".weight", ".bias"))
             if new is None:
                 raise ConvertError(
                     f"{source.path}: tensor {name}: {family.arch} has no such weight"

@@ -75,7 +75,7 @@ class MulMatIdGlu(OpSpec):
             own: bool = False,
             bias: bool = False,
             data: Any = None,
-            **params: Any,
+            params: dict[str, float] | None = None,
         ) -> Case:
             """sizes: E, n, m, u. own: a row of x for each id."""
             e, n, m, u = sizes
@@ -92,7 +92,7 @@ class MulMatIdGlu(OpSpec):
                 srcs += [Operand((e, n), role="weight") for _ in range(2)]
             note = f"{t} {act} {e} experts {n}x{k}, {m} rows of {u}"
             tolerance = 1e-6 if t == "f32" else None
-            return Case(tuple(srcs), {"act": act, **params}, note, tolerance)
+            return Case(tuple(srcs), {"act": act, **(params or {})}, note, tolerance)
 
         for t in FLOATS + QUANTS:
             k = 172 if block_of(t) == 1 else 2 * block_of(t)
@@ -108,7 +108,9 @@ class MulMatIdGlu(OpSpec):
         yield case("q4_0", (3, 16, 1, 3), 64, "swiglu", data=[[1, 1, 0]])
         outside = [[0, -1], [9, 2], [-1, -1]]
         clamped = {"alpha": 1.5, "limit": 1.0}
-        yield case("f16", (3, 16, 3, 2), 32, "swiglu_clamped", data=outside, bias=True, **clamped)
+        yield case(
+            "f16", (3, 16, 3, 2), 32, "swiglu_clamped", data=outside, bias=True, params=clamped
+        )
         srcs = (
             *(Operand((4, 24, 64), "q8_0", scaled, role="weight") for _ in range(2)),
             Operand((5, 64), pad=(1, 9)),

@@ -287,7 +287,5 @@ GF_KERNEL_SCRATCH(mul_mat_geglu) { return gf::scratch_bytes(op, 2, op->src[2], n
 GF_EXPORT int32_t gf_needs_init_mul_mat_geglu(const gf_op* op) {
   return gf::needs_init(op, 2, op->src[2]);
 }
-GF_KERNEL_INIT(mul_mat_geglu) {
-  gf::convert_x(gf::MulMatPlan(op, 2, op->src[2]), th->scratch, th);
-}
+GF_KERNEL_INIT(mul_mat_geglu) { gf::convert_x(gf::MulMatPlan(op, 2, op->src[2]), th->scratch, th); }
 GF_KERNEL(mul_mat_geglu) { gf::run<gf::Glu<vf_gelu>>(gf::MulMatPlan(op, 2, op->src[2]), th); }

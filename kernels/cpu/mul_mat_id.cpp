@@ -57,8 +57,7 @@ Rows rows_of(const IdPlan& p, int i, int64_t expert, int64_t group) {
   const int64_t row = group * kRows;
   const int n_rows = static_cast<int>(std::min<int64_t>(kRows, p.n - row));
   if (w.packed) {
-    const int64_t group_bytes =
-        kRows * (p.k / 32 / w.packed->blocks_of_32) * w.packed->block_bytes;
+    const int64_t group_bytes = kRows * (p.k / 32 / w.packed->blocks_of_32) * w.packed->block_bytes;
     const auto* const all = static_cast<const char*>(w.t->data);
     return {all + (expert * p.n_groups + group) * group_bytes, 0, n_rows};
   }

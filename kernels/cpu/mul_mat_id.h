@@ -21,9 +21,9 @@ struct IdPlan {
   Weight w[2];
   const gf_tensor* bias[2] = {nullptr, nullptr};
   int64_t k, n, n_experts, used, n_pairs, n_groups;
-  bool own_rows;            // x has a row for each id
-  bool one_row;             // one row for all ids: each thread converts it for itself
-  int64_t acts_bytes = 0;   // converted columns of x for all weights
+  bool own_rows;                   // x has a row for each id
+  bool one_row;                    // one row for all ids: each thread converts it for itself
+  int64_t acts_bytes = 0;          // converted columns of x for all weights
   int64_t copy_bytes[2] = {0, 0};  // sixteen converted rows of each weight
   int32_t* starts = nullptr;       // [n_experts + 1] where an expert's pairs begin
   int32_t* pairs = nullptr;        // [n_pairs] by expert; pair = row * used + j
@@ -67,9 +67,7 @@ struct IdPlan {
   // Scratch: converted x, once or once a thread, then each thread's sorted pairs and copied rows.
   int64_t own_offset(int n_threads) const { return acts_bytes * (one_row ? n_threads : 1); }
   int64_t own_bytes() const { return sort_bytes() + copy_bytes[0] + copy_bytes[1]; }
-  int64_t scratch(int n_threads) const {
-    return own_offset(n_threads) + own_bytes() * n_threads;
-  }
+  int64_t scratch(int n_threads) const { return own_offset(n_threads) + own_bytes() * n_threads; }
   uint8_t* acts(const gf_thread* th) const {
     return th->scratch + (one_row ? acts_bytes * th->ith : 0);
   }
@@ -94,8 +92,7 @@ struct IdPlan {
   }
 
   void sort(const gf_thread* th) {
-    starts =
-        reinterpret_cast<int32_t*>(th->scratch + own_offset(th->nth) + own_bytes() * th->ith);
+    starts = reinterpret_cast<int32_t*>(th->scratch + own_offset(th->nth) + own_bytes() * th->ith);
     pairs = starts + n_experts + 1;
     std::fill(starts, starts + n_experts + 1, 0);
     for (int64_t p = 0; p < n_pairs; ++p) {

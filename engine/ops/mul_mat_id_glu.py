@@ -9,6 +9,7 @@ import numpy as np
 
 from ..graph import Case, DType, Operand, OpSpec, Param, Shape, Tensor, op_spec
 from ._common import FLOATS, GRID_QUANTS, QUANTS, TABLE_QUANTS, block_of, scaled
+from .mul_mat_id import infer_mul_mat_id
 
 ACTS = ("swiglu", "geglu", "swiglu_clamped")
 
@@ -46,9 +47,8 @@ class MulMatIdGlu(OpSpec):
             raise self.fail("w_gate and w_up must have one type and shape", *srcs)
         if (b_gate is None) != (b_up is None):
             raise self.fail("both have a bias, or none", *srcs)
-        product = op_spec("mul_mat_id")
-        product.infer(up, x, ids, b_up)
-        return product.infer(gate, x, ids, b_gate)
+        infer_mul_mat_id(self, srcs, up, x, ids, b_up)
+        return F32, infer_mul_mat_id(self, srcs, gate, x, ids, b_gate)
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         gate, up, x, ids, b_gate, b_up = (*srcs, None, None)[:6]

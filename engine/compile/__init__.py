@@ -1,6 +1,5 @@
 """From graph to plan: fuse, place, split, memory. Pure functions; no device needed."""
 
-from . import fuse_gated as fuse_gated
 from .describe import fallbacks, human_bytes, listing, summary
 from .fuse import RULES, fuse, fuse_graph
 from .memory import ALIGN, ArenaPlan, plan_memory, round_up

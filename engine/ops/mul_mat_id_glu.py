@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Case, DType, Operand, OpSpec, Param, Shape, Tensor, op_spec
+from ..graph import F32, Case, DType, Operand, OpSpec, Param, Shape, Tensor, op_spec
 from ._common import FLOATS, GRID_QUANTS, QUANTS, TABLE_QUANTS, block_of, scaled
 from .mul_mat_id import infer_mul_mat_id
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from gguflow.engine.compile.rules.base import Rewrite, Rule
 from gguflow.engine.graph import Tensor
-
-from .fuse import Rewrite, rule
 
 OF_EXPERTS = ("swiglu", "geglu", "swiglu_clamped")  # what mul_mat_id_glu knows
 
@@ -20,7 +19,6 @@ def _pair(node: Tensor, op: str) -> tuple[Tensor, Tensor] | None:
     return gate, up
 
 
-@rule
 def gelu_gate_and_up(node: Tensor) -> Rewrite | None:
     """geglu(mul_mat(wg, x), mul_mat(wu, x)) -> mul_mat_geglu(wg, wu, x)"""
     pair = _pair(node, "mul_mat") if node.op == "geglu" else None
@@ -30,7 +28,6 @@ def gelu_gate_and_up(node: Tensor) -> Rewrite | None:
     return Rewrite("mul_mat_geglu", (gate.srcs[0], up.srcs[0], gate.srcs[1]), pair)
 
 
-@rule
 def experts_gate_and_up(node: Tensor) -> Rewrite | None:
     """swiglu(mul_mat_id(wg, x, ids), mul_mat_id(wu, x, ids)), or another gated activation ->
     mul_mat_id_glu(wg, wu, x, ids)"""
@@ -41,3 +38,6 @@ def experts_gate_and_up(node: Tensor) -> Rewrite | None:
     biases = [(*t.srcs, None)[3] for t in pair]
     srcs = (gate.srcs[0], up.srcs[0], *gate.srcs[1:3], *(biases if any(biases) else ()))
     return Rewrite("mul_mat_id_glu", srcs, pair, {"act": node.op, **node.params})
+
+
+RULES: tuple[Rule, ...] = (gelu_gate_and_up, experts_gate_and_up)

@@ -22,6 +22,7 @@ from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.planning import token_key
 from gguflow.engine.resolve import Resolved
+from gguflow.engine.runtime.exchange import cut
 from gguflow.engine.variants.experts.place import hottest
 from gguflow.engine.variants.experts.run import HotExperts, with_hot_experts
 
@@ -92,7 +93,16 @@ def test_experts_stay_on_the_host(folder: Path, card: type[Card], arch: str) -> 
     model = Model.load(path, n_threads=1, n_gpu_layers=ALL_LAYERS, cpu_experts=ALL_LAYERS)
     assert nmse(model.logits(IDS), whole) < 1e-6
     there = on_device(model)
+    plan = model.plan(token_key())
     assert not any("_exps" in name for name in there)
+    of_experts = [n for n in plan.nodes if (n.op or "").startswith(("mul_mat_id", "moe_sum"))]
+    assert len(of_experts) >= 2 * model.hp.n_layer
+    assert not there & {n.name for n in of_experts}
+    # A layer's input and its experts' shares go over together, their sum comes back.
+    assert len(cut(plan, model.backends).meetings) <= 3 * model.hp.n_layer
+    by_name = (("_exps", "cpu"),)
+    same = Model.load(path, n_threads=1, n_gpu_layers=ALL_LAYERS, overrides=by_name)
+    assert on_device(same) == there
     assert {"blk.0.attn_q.weight", "blk.1.ffn_gate_inp.weight", "output.weight"} - there <= {
         "output.weight"
     }
@@ -126,6 +136,8 @@ def test_the_most_used_go_to_the_device(
     assert "blk.0.ffn_up_exps.hot" in on_device(model)
     assert "blk.0.ffn_up_exps.weight" not in on_device(model)
     assert "6 of 16 experts, 100 % of what tokens choose" in model.notes[-1]
+    meetings = cut(model.plan(token_key()), model.backends).meetings  # host and device side by side
+    assert len(meetings) >= 2 * model.hp.n_layer
 
     plain = Model.load(path, cpu_experts=ALL_LAYERS, **{**asked, "expert_use": ""})
     least = sum(b.total for s, b in plain.plan(token_key()).bytes_by_space().items() if s != "host")

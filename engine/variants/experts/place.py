@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,9 +10,9 @@ import numpy as np
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import human_bytes, round_up
 from gguflow.engine.load.offload import RESERVE, Overrides, needed
-from gguflow.engine.planning import Planner, Setup, token_key
+from gguflow.engine.planning import Planner, Setup, record, token_key
 
-from .run import HotExperts, expert_weights, with_hot_experts
+from .run import HotExperts, expert_layers, expert_weights, with_hot_experts
 from .use import Counts
 
 HOST = "cpu"
@@ -24,6 +25,19 @@ def host_rules(n_layer: int, cpu_experts: int) -> Overrides:
     if cpu_experts >= 0:
         layers = "|".join(str(i) for i in range(min(cpu_experts, n_layer)))
     return ((rf"^blk\.(?:{layers})\.ffn_\w+_exps\.(?!hot)\w+$", HOST),) if layers else ()
+
+
+def with_their_nodes(setup: Setup, rules: Overrides) -> Overrides:
+    """`rules`, and more that let what is computed with a layer's experts run where these put their
+    weights: rules that come later, of whole layers, name nodes too."""
+    found = list[tuple[str, str]]()
+    for layer in expert_layers(record(setup, token_key())):
+        weight = layer.weights[0].name
+        target = next((to for pattern, to in rules if re.search(pattern, weight)), None)
+        if target is not None:
+            names = "|".join(re.escape(n.name) for n in layer.nodes)
+            found.append((rf"^(?:{names})$", target))
+    return (*rules, *found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +74,17 @@ class Room:
     def with_hot(self, hot: dict[int, np.ndarray]) -> Setup:
         """The model with these experts on the device."""
         setup = self.setup
+        if not hot:
+            return setup
         rest = tuple(r for r in setup.rewrites if not isinstance(r, HotExperts))
         source = with_hot_experts(setup.source, hot)
+        layers = "|".join(map(str, hot))
+        # Before the rules of whole layers. Which ids are cold is looked up on the device.
+        cold = (rf"^blk\.(?:{layers})\.ffn\.cold_(?!ids$)\w+$", HOST)
+        options = replace(setup.options, overrides=(cold, *setup.options.overrides))
         # Before all others: they see the layers as they are run.
-        return replace(setup, source=source, rewrites=(HotExperts(hot), *rest))
+        rewrites = HotExperts(hot), *rest
+        return replace(setup, source=source, options=options, rewrites=rewrites)
 
 
 def hottest(counts: Counts, cost: dict[int, int], budget: int) -> dict[int, np.ndarray]:

@@ -11,7 +11,7 @@ from gguflow.engine.options import OptionError, Options
 from gguflow.engine.planning import Setup
 from gguflow.engine.variants.base import Decision, Tools
 
-from .place import Room, host_rules, place_hottest
+from .place import Room, host_rules, place_hottest, with_their_nodes
 from .use import expert_use
 
 
@@ -44,10 +44,11 @@ class ExpertsVariant:
             raise OptionError(
                 "`expert_use` says which experts `cpu_experts=auto` places: give both"
             )
-        if not options.cpu_experts:
-            return setup
-        rules = host_rules(setup.source.arch.hp.n_layer, options.cpu_experts)
-        return replace(setup, options=replace(options, overrides=(*options.overrides, *rules)))
+        rules = options.overrides
+        if options.cpu_experts:
+            rules = (*rules, *host_rules(setup.source.arch.hp.n_layer, options.cpu_experts))
+        overrides = with_their_nodes(setup, rules) if rules else rules
+        return replace(setup, options=replace(options, overrides=overrides))
 
     def place(self, original: Setup, setup: Setup, tools: Tools) -> Decision:
         if setup.options.cpu_experts != AUTO_LAYERS:

@@ -105,6 +105,7 @@ FLAGS = {
     "n_ctx": "-c", "n_batch": "-b", "n_ubatch": "-ub", "n_threads": "-t", "n_threads_batch": "-tb",
     "k_type": "-ctk", "v_type": "-ctv", "n_gpu_layers": "-ngl", "device": "--device",
     "devices": "--devices", "split_mode": "-sm", "tensor_split": "-ts",
+    "cpu_experts": "--n-cpu-moe", "expert_use": "--expert-use",
     "overrides": "-ot", "sparse": "--sparse", "sparse_threshold": "--sparse-threshold",
     "predictor": "--predictor", "vram_budget": "--vram-budget", "split": "--split",
     "lora": "--lora", "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p",

@@ -75,6 +75,11 @@ def gpu_layers(text: str) -> int:
     return LAYER_WORDS[text] if text in LAYER_WORDS else whole(0, MAX_LAYERS)(text)
 
 
+def cpu_experts(text: str) -> int:
+    """--n-cpu-moe: a number of layers, or `auto`."""
+    return AUTO_LAYERS if text == "auto" else whole(0, MAX_LAYERS)(text)
+
+
 # -- groups ----------------------------------------------------------------------------------------
 
 
@@ -267,6 +272,35 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
         metavar="RE=BACKEND",
         help="place the tensors and ops in whose name RE is found on a backend; comma-separated",
     )
+    add_experts(p)
+
+
+def add_experts(p: ArgumentParser | _ArgumentGroup) -> None:
+    """Where a mixture's experts lie."""
+    g = p.add_mutually_exclusive_group()
+    g.add_argument(
+        "-cmoe",
+        "--cpu-moe",
+        dest="cpu_experts",
+        action="store_const",
+        const=ALL_LAYERS,
+        default=0,
+        help="mixtures of experts: all experts stay on the processor, whatever -ngl says",
+    )
+    g.add_argument(
+        "-ncmoe",
+        "--n-cpu-moe",
+        dest="cpu_experts",
+        type=cpu_experts,
+        metavar="N",
+        help="the same for those of the first N layers; auto: for all but the most used ones, as "
+        "many as the GPU holds",
+    )
+    p.add_argument(
+        "--expert-use",
+        metavar="FILE",
+        help="an importance matrix that says which experts are used most (default: counted once)",
+    )
 
 
 def add_prompt(p: ArgumentParser) -> None:
@@ -350,6 +384,7 @@ def placement(args: Namespace) -> dict[str, Any]:
     return {
         "device": args.device, "overrides": pairs, "devices": args.devices,
         "split_mode": args.split_mode, "tensor_split": args.tensor_split,
+        "cpu_experts": args.cpu_experts, "expert_use": args.expert_use or "",
     }  # fmt: skip
 
 

@@ -54,6 +54,8 @@ class OptionFields(TypedDict, total=False):
     split_mode: Literal["none", "layer", "tensor"]
     tensor_split: tuple[float, ...]
     overrides: tuple[tuple[str, str], ...]
+    cpu_experts: int
+    expert_use: str
     sparse: Literal["auto", "predict", "exact", "off"]
     sparse_threshold: float | tuple[float, ...] | None
     predictor: str
@@ -79,6 +81,10 @@ class Options:
         shares, in proportion; none for equal ones.
     overrides: (regular expression, backend) pairs that place weights, states, inputs and nodes,
         before n_gpu_layers does; the first that is found anywhere in a name wins.
+    cpu_experts: of a mixture of experts, the first layers so many whose experts stay on the host
+        whatever n_gpu_layers says; ALL_LAYERS for all of them, AUTO_LAYERS for all but the most
+        used ones, as many as the device holds. expert_use: an importance matrix that says which
+        those are; else they are counted once, and the counts kept.
     sparse: how a ReLU model's layers run: "predict" and "exact" as in `variants.relu`, "off" for
         densely, "auto" for the fastest, by measurement, where one backend runs all layers
         (`variants.relu.form`); else for predicting when every layer has a predictor, else exactly.
@@ -109,6 +115,8 @@ class Options:
     split_mode: Literal["none", "layer", "tensor"] = "layer"
     tensor_split: tuple[float, ...] = ()
     overrides: tuple[tuple[str, str], ...] = ()
+    cpu_experts: int = 0
+    expert_use: str = ""
     sparse: Literal["auto", "predict", "exact", "off"] = "auto"
     sparse_threshold: float | tuple[float, ...] | None = None
     predictor: str = ""
@@ -137,6 +145,7 @@ class Options:
             ("vram_budget", 0, 1 << 50),
             ("device", 0, 255),
             ("n_gpu_layers", ALL_LAYERS, MAX_TOKENS),
+            ("cpu_experts", ALL_LAYERS, MAX_TOKENS),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -146,6 +155,7 @@ class Options:
         for name, kind, what in (
             ("fuse", bool, "True or False"),
             ("weight_cache", bool, "True or False"),
+            ("expert_use", str, "a file's name"),
             ("predictor", str, "a file's name"),
             ("split", str, "a file's name"),
             ("isa", str | None, "a name or None"),

@@ -21,11 +21,25 @@ from .keys import ModelError
 
 @dataclass(frozen=True)
 class Part:
-    """Rows from `start` on of a tensor of n_rows, in which a file may hold several weights."""
+    """Rows from `start` on of a tensor of n_rows, in which a file may hold several weights; of a
+    stack of matrices, those rows of each."""
 
     of: str
     start: int
     n_rows: int
+
+    @staticmethod
+    def _axis(shape: tuple[int, ...]) -> int:
+        return max(len(shape) - 2, 0)
+
+    def rows_of(self, shape: tuple[int, ...]) -> int:
+        """How many rows a part of this shape has."""
+        return shape[self._axis(shape)]
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the tensor that a part of this shape is of."""
+        axis = self._axis(shape)
+        return (*shape[:axis], self.n_rows, *shape[axis + 1 :])
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,15 @@ Source: Qwen team 2026, "Qwen3.5".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .hparams import HParams
 from .parts import Experts
 from .qwen3next import Qwen3Next
+
+SECTIONS = [11, 11, 10, 0]  # of rope, for images
 
 
 class Qwen35(Qwen3Next):
@@ -19,6 +22,10 @@ class Qwen35(Qwen3Next):
     routing: ClassVar[Experts | None] = None
     joined = False
     tiled = True
+
+    def keys(self) -> Iterator[tuple[str, Any]]:
+        yield from super().keys()
+        yield f"{self.hp.arch}.rope.dimension_sections", SECTIONS  # other programs ask for them
 
     @classmethod
     def tiny(cls) -> HParams:

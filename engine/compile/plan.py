@@ -155,11 +155,22 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
 
 
 def _supported_where_used(graph: Graph, rules: PlacementRules) -> Callable[[Tensor], bool]:
-    """Whether every backend that the unfused graph runs on has a kernel for a node."""
+    """Whether every backend that the unfused graph runs on has a kernel for a node. For what the
+    host computes with weights of its own, the host's kernel is enough."""
     placed = place(graph.nodes, graph.leaves, rules)
     names = {placed.of[n] for n in graph.nodes}
     used = [b for b in rules.order if b.name in names]
-    return lambda node: all(b.supports(node) for b in used)
+    host = next((b for b in used if b.space == HOST_SPACE), None)
+    on_host = {n.name for n in graph.nodes if host is not None and placed.of[n] == host.name}
+
+    def supported(node: Tensor) -> bool:
+        weights = [s.owner for s in node.live_srcs() if s.owner.role is Role.WEIGHT]
+        mine = host is not None and all(placed.of[w] == host.name for w in weights)
+        if host is not None and mine and weights and node.name in on_host:
+            return host.supports(node)
+        return all(b.supports(node) for b in used)
+
+    return supported
 
 
 def _plan_space(

@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 
 from .checkpoint import Config, ConvertError
+from .families_experts import EXPERTS
+from .families_recurrent import RECURRENT
 from .family import (
+    HEAD,
     Family,
     Weight,
     base_keys,
+    fused_experts,
+    halves,
     llama3_factors,
     pairs_of_neighbours,
+    partial_dims,
     rope_keys,
     split_rows,
+    text_only,
 )
 
 
@@ -78,17 +85,12 @@ def _gemma3(c: Config) -> dict[str, Any]:
     return keys
 
 
-def _partial(c: Config, default: float) -> int:
-    """Rotated numbers of a head."""
-    return int(float(c.rope.get("partial_rotary_factor") or default) * c.head_dim)
-
-
 def _phi2(c: Config) -> dict[str, Any]:
-    return base_keys(c) | {"rope.dimension_count": _partial(c, 0.5)}
+    return base_keys(c) | {"rope.dimension_count": partial_dims(c, 0.5)}
 
 
 def _phi3(c: Config) -> dict[str, Any]:
-    keys = base_keys(c) | {"rope.dimension_count": _partial(c, 1.0)}
+    keys = base_keys(c) | {"rope.dimension_count": partial_dims(c, 1.0)}
     keys["rope.scaling.original_context_length"] = c.rope["original_max_position_embeddings"]
     keys["attention.sliding_window"] = int(c.get("sliding_window", default=0))
     if c.rope.get("long_factor"):
@@ -102,7 +104,7 @@ def _phi3_factors(c: Config) -> Mapping[str, np.ndarray]:
     found = {}
     for kind in ("long", "short"):
         if values := c.rope.get(f"{kind}_factor"):
-            if len(values) != _partial(c, 1.0) // 2:
+            if len(values) != partial_dims(c, 1.0) // 2:
                 raise ConvertError(f"{c.path}: {kind}_factor has {len(values)} numbers")
             found[f"rope_factors_{kind}.weight"] = np.array(values, np.float32)
     return found
@@ -110,7 +112,7 @@ def _phi3_factors(c: Config) -> Mapping[str, np.ndarray]:
 
 def _stablelm(c: Config) -> dict[str, Any]:
     return base_keys(c) | {
-        "rope.dimension_count": _partial(c, 0.25),
+        "rope.dimension_count": partial_dims(c, 0.25),
         "use_parallel_residual": bool(c.get("use_parallel_residual", default=True)),
     }
 
@@ -138,7 +140,7 @@ def _cohere2(c: Config) -> dict[str, Any]:
 
 
 def _glm4(c: Config) -> dict[str, Any]:
-    return base_keys(c) | {"rope.dimension_count": _partial(c, 0.5)}
+    return base_keys(c) | {"rope.dimension_count": partial_dims(c, 0.5)}
 
 
 def _gpt2(c: Config) -> dict[str, Any]:
@@ -256,34 +258,6 @@ def _cohere2_tensors(c: Config, w: Weight) -> Iterable[Weight]:
     return []
 
 
-def _text_only(c: Config, w: Weight) -> Iterable[Weight]:
-    """Of a model that also sees: the text model."""
-    if w.name.startswith(("vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-                          "model.multi_modal_projector.")):  # fmt: skip
-        return []
-    name = w.name.removeprefix("language_model.").replace("model.language_model.", "model.")
-    return [w.changed(lambda x: x, name=name) if name != w.name else w]
-
-
-def _halves(w: Weight, stem: str) -> list[Weight]:
-    """Gate and up of one tensor, gate first."""
-    n, shape = w.shape[-2] // 2, (*w.shape[:-2], w.shape[-2] // 2, w.shape[-1])
-    return [
-        w.changed(lambda x: x[..., :n, :], shape, f"{stem}.gate_proj.weight"),
-        w.changed(lambda x: x[..., n:, :], shape, f"{stem}.up_proj.weight"),
-    ]
-
-
-def _fused_experts(c: Config, w: Weight) -> Iterable[Weight]:
-    """Those of all experts in one tensor."""
-    base, _, last = w.name.removesuffix(".weight").rpartition(".")
-    if base.endswith("experts") and last == "gate_up_proj":
-        return _halves(w, base)
-    if base.endswith("experts") and last == "down_proj":
-        return [w.changed(lambda x: x, name=f"{base}.down_proj.weight")] if not w.parts else [w]
-    return [w]
-
-
 def _granite_moe_tensors(c: Config, w: Weight) -> Iterable[Weight]:
     """Its experts are one tensor a layer, and so is the shared one, with gate and up in one."""
     for block, new in (("block_sparse_moe", "mlp.experts"), ("shared_mlp", "mlp.shared_experts")):
@@ -291,7 +265,7 @@ def _granite_moe_tensors(c: Config, w: Weight) -> Iterable[Weight]:
         if w.name.endswith(f"{block}.output_linear.weight"):
             return [w.changed(lambda x: x, name=f"{stem}.down_proj.weight")]
         if w.name.endswith(f"{block}.input_linear.weight"):
-            return _halves(w, stem)
+            return halves(w, stem)
     return pairs_of_neighbours(c, w)
 
 
@@ -300,28 +274,26 @@ def _granite_moe(c: Config) -> dict[str, Any]:
 
 
 def _mixtral_tensors(c: Config, w: Weight) -> Iterable[Weight]:
-    return [n for f in _fused_experts(c, w) for n in pairs_of_neighbours(c, f)]
+    return [n for f in fused_experts(c, w) for n in pairs_of_neighbours(c, f)]
 
-
-_HEAD = ("lm_head.weight",)
 
 FAMILIES = (
     Family("llama", ("LlamaForCausalLM", "MistralForCausalLM", "LLaMAForCausalLM"), _llama,
            pairs_of_neighbours, llama3_factors),
     Family("llama", ("MixtralForCausalLM",), _llama, _mixtral_tensors, llama3_factors),
-    Family("qwen2moe", ("Qwen2MoeForCausalLM",), base_keys, _fused_experts),
-    Family("qwen3moe", ("Qwen3MoeForCausalLM",), base_keys, _fused_experts),
-    Family("olmoe", ("OlmoeForCausalLM",), base_keys, _fused_experts),
+    Family("qwen2moe", ("Qwen2MoeForCausalLM",), base_keys, fused_experts),
+    Family("qwen3moe", ("Qwen3MoeForCausalLM",), base_keys, fused_experts),
+    Family("olmoe", ("OlmoeForCausalLM",), base_keys, fused_experts),
     Family("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _granite_moe,
            _granite_moe_tensors, llama3_factors),
     Family("smollm3", ("SmolLM3ForCausalLM",), _llama, pairs_of_neighbours, llama3_factors),
     Family("granite", ("GraniteForCausalLM",), _granite, pairs_of_neighbours, llama3_factors),
     Family("qwen2", ("Qwen2ForCausalLM",), base_keys),
     Family("qwen3", ("Qwen3ForCausalLM",), base_keys),
-    Family("gemma", ("GemmaForCausalLM",), _gemma, shift=1.0, drop=_HEAD),
-    Family("gemma2", ("Gemma2ForCausalLM",), _gemma2, shift=1.0, drop=_HEAD),
-    Family("gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _gemma3, _text_only,
-           shift=1.0, drop=_HEAD),
+    Family("gemma", ("GemmaForCausalLM",), _gemma, shift=1.0, drop=HEAD),
+    Family("gemma2", ("Gemma2ForCausalLM",), _gemma2, shift=1.0, drop=HEAD),
+    Family("gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _gemma3, text_only,
+           shift=1.0, drop=HEAD),
     Family("phi2", ("PhiForCausalLM",), _phi2),
     Family("phi3", ("Phi3ForCausalLM",), _phi3, extra=_phi3_factors),
     Family("stablelm", ("StableLmForCausalLM",), _stablelm),
@@ -334,6 +306,7 @@ FAMILIES = (
     Family("bloom", ("BloomForCausalLM", "BloomModel"), _bloom, _bloom_tensors),
     Family("mpt", ("MptForCausalLM", "MPTForCausalLM"), _mpt),
     Family("falcon", ("FalconForCausalLM", "RWForCausalLM"), _falcon, _falcon_tensors),
+    *EXPERTS, *RECURRENT,
 )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.graph import DType
+from gguflow.engine.graph import F32, DType
+from gguflow.engine.quants import decode
 
 from .checkpoint import Config, ConvertError
 from .safetensors import Stored
@@ -52,13 +53,30 @@ class Weight:
         """The same with its numbers in another order, or some of them."""
         make = self.make
         new = self.shape if shape is None else tuple(shape)
-        return Weight(name or self.name, self.dtype, new, lambda: change(make()).reshape(new))
+        # Of quantized rows there are bytes.
+        stored = (*new[:-1], -1) if self.dtype.is_quantized else new
+        return Weight(name or self.name, self.dtype, new, lambda: change(make()).reshape(stored))
 
     def rows(self, start: int, n: int, name: str) -> Weight:
         """Some of its rows."""
         if self.shape[0] < start + n:
             raise ConvertError(f"{self.name}: {self.shape[0]} rows, expected {start + n}")
         return self.changed(lambda x: x[start : start + n], (n, *self.shape[1:]), name)
+
+    def computed(
+        self,
+        change: Callable[[np.ndarray], np.ndarray],
+        shape: Iterable[int] | None = None,
+        name: str | None = None,
+    ) -> Weight:
+        """What is computed of its numbers, as float32."""
+        new = self.shape if shape is None else tuple(shape)
+
+        def make() -> np.ndarray:
+            values = np.asarray(change(decode(self.dtype, self.make(), self.shape)), np.float32)
+            return np.ascontiguousarray(values).reshape(new)
+
+        return Weight(name or self.name, F32, new, make)
 
 
 Change = Callable[[Config, Weight], Iterable[Weight]]
@@ -72,7 +90,8 @@ def as_it_is(config: Config, w: Weight) -> Iterable[Weight]:
 class Family:
     """arch: GGUF's name of it. classes: transformers' names. keys: of the configuration, by their
     names after `<arch>.`. change: what a tensor becomes; nothing for one to leave out. extra:
-    float32 tensors that no file has, by their GGUF names. shift: added to norms' weights."""
+    float32 tensors that no file has, by their GGUF names. shift: added to norms' weights. drop:
+    what is left out. ahead: so are layers behind the last, which guess further tokens."""
 
     arch: str
     classes: tuple[str, ...]
@@ -81,6 +100,7 @@ class Family:
     extra: Callable[[Config], Mapping[str, np.ndarray]] = lambda config: {}
     shift: float = 0.0
     drop: tuple[str, ...] = ()
+    ahead: bool = False
 
 
 def pairs_of_neighbours(config: Config, w: Weight) -> Iterable[Weight]:
@@ -127,7 +147,7 @@ def expert_keys(c: Config) -> dict[str, Any]:
         raise ConvertError(f"{c.path}: mlp_only_layers: layers without experts are not supported")
     keys: dict[str, Any] = {
         "expert_count": c.number("num_local_experts", "num_experts"),
-        "expert_used_count": c.number("num_experts_per_tok"),
+        "expert_used_count": c.number("num_experts_per_tok", "top_k_experts"),
     }
     for ours, theirs in (("feed", "moe_intermediate_size"),
                          ("shared_feed", "shared_expert_intermediate_size"),
@@ -164,7 +184,7 @@ def rope_keys(c: Config) -> dict[str, Any]:
                 keys[f"rope.scaling.yarn_{ours}"] = float(rope[theirs])
     elif kind in ("su", "longrope"):
         keys["rope.scaling.type"] = "longrope"
-    elif kind not in ("default", "llama3", "none"):
+    elif kind not in ("default", "llama3", "none", "proportional"):
         raise ConvertError(f"{c.path}: rope_type {kind!r} is not supported")
     return keys
 
@@ -194,3 +214,40 @@ def split_rows(w: Weight, parts: Mapping[str, int]) -> list[Weight]:
         found.append(w.rows(start, n, name))
         start += n
     return found
+
+
+HEAD = ("lm_head.weight",)  # of models whose head is their embeddings
+
+
+def partial_dims(c: Config, default: float) -> int:
+    """Rotated numbers of a head."""
+    return int(float(c.rope.get("partial_rotary_factor") or default) * c.head_dim)
+
+
+def text_only(c: Config, w: Weight) -> Iterable[Weight]:
+    """Of a model that also sees or hears: the text model."""
+    name = w.name.removeprefix("model.")
+    if name.startswith(("vision_tower.", "multi_modal_projector.", "visual.", "audio_tower.",
+                        "embed_vision.", "embed_audio.")):  # fmt: skip
+        return []
+    name = w.name.removeprefix("language_model.").replace("model.language_model.", "model.")
+    return [w.changed(lambda x: x, name=name) if name != w.name else w]
+
+
+def halves(w: Weight, stem: str) -> list[Weight]:
+    """Gate and up of one tensor, gate first."""
+    n, shape = w.shape[-2] // 2, (*w.shape[:-2], w.shape[-2] // 2, w.shape[-1])
+    return [
+        w.changed(lambda x: x[..., :n, :], shape, f"{stem}.gate_proj.weight"),
+        w.changed(lambda x: x[..., n:, :], shape, f"{stem}.up_proj.weight"),
+    ]
+
+
+def fused_experts(c: Config, w: Weight) -> Iterable[Weight]:
+    """Those of all experts in one tensor."""
+    base, _, last = w.name.removesuffix(".weight").rpartition(".")
+    if base.endswith("experts") and last == "gate_up_proj":
+        return halves(w, base)
+    if base.endswith("experts") and last == "down_proj":
+        return [w.changed(lambda x: x, name=f"{base}.down_proj.weight")] if not w.parts else [w]
+    return [w]

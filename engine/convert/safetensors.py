@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.graph import BF16, F16, F32, DType
+from gguflow.engine.graph import BF16, F16, F32, I8, DType
 from gguflow.engine.mapped import MappedBytes
 
 MAX_HEADER = 100 << 20  # bytes, the format's own limit
 MAX_DIMS = 8
 _TYPES = {"F32": F32, "F16": F16, "BF16": BF16}
+_BYTES = {"U8": I8}  # of packed numbers, taken as they are by who knows what they mean
 
 
 class ConvertError(ValueError):
@@ -90,10 +91,11 @@ def _stored(entry: Any, whole: np.ndarray, wrong: Any) -> Stored:
     if not isinstance(kind, str):
         raise wrong(f"element type {kind!r}")
     if kind not in _TYPES:
-        if kind in ("I64", "I32", "U8", "BOOL", "I8", "F64"):  # masks and the like: never weights
+        if kind in ("I64", "I32", "BOOL", "I8", "F64"):  # masks and the like: never weights
             return Stored(F32, (0,), whole[:0])
-        raise wrong(f"element type {kind!r} is not supported; have {', '.join(_TYPES)}")
-    dtype = _TYPES[kind]
+        if kind not in _BYTES:
+            raise wrong(f"element type {kind!r} is not supported; have {', '.join(_TYPES)}")
+    dtype = _TYPES.get(kind) or _BYTES[kind]
     if end - begin != prod(shape) * dtype.nbytes or end > len(whole):
         raise wrong(f"bytes {begin} to {end} for {kind}{shape} in {len(whole)} bytes of data")
     return Stored(dtype, tuple(shape), whole[begin:end])

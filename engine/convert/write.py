@@ -21,6 +21,7 @@ from gguflow.models.mixes import KEPT
 from .checkpoint import Checkpoint, ConvertError
 from .families import family_of
 from .family import Family, Weight
+from .mxfp4 import BLOCKS, SCALES, mxfp4
 from .vocabulary import vocabulary
 
 OUT_TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
@@ -99,8 +100,11 @@ def _tensors(source: Checkpoint, family: Family, matrices: DType) -> Iterator[tu
         name = given.name
         if name.endswith(_BUFFERS) or name in family.drop:
             continue
+        if family.ahead and _predicts_ahead(name, config.layers):
+            continue
         for w in family.change(config, given):
-            new = names.get_name(w.name, try_suffixes=(".weight", ".bias"))
+            known = w.name.startswith("blk.")  # by its GGUF name already
+            new = w.name if known else names.get_name(w.name, try_suffixes=(".weight", ".bias"))
             if new is None:
                 raise ConvertError(
                     f"{source.path}: tensor {name}: {family.arch} has no such weight"
@@ -108,10 +112,28 @@ def _tensors(source: Checkpoint, family: Family, matrices: DType) -> Iterator[tu
             if new in found:
                 raise ConvertError(f"{source.path}: tensor {name} is a second {new}")
             found.add(new)
-            shift = family.shift if new.endswith("norm.weight") else 0.0
-            small = len(w.shape) < 2 or any(part in new for part in KEPT)
+            shift = family.shift if _is_shifted(new) else 0.0
+            small = len(w.shape) < 2 or any(part in new for part in (*KEPT, *_PLAIN))
             dtype = F32 if small else _fitting(matrices, w.shape[-1])
+            if w.dtype.is_quantized:
+                dtype = w.dtype
             yield new, (dtype, w.shape, _data(w, dtype, shift, source))
+
+
+# Numbers of recurrent layers that are no matrices, whatever their shape.
+_PLAIN = ("ssm_a", "ssm_d", "ssm_norm", "_exps.bias")
+_LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d{1,5})\.")
+
+
+def _predicts_ahead(name: str, n_layer: int) -> bool:
+    """Whether a tensor is of layers beyond the last, which guess further tokens and are not run."""
+    found = _LAYER.match(name)
+    return name.startswith("mtp.") or (found is not None and int(found[1]) >= n_layer)
+
+
+def _is_shifted(name: str) -> bool:
+    """Whether a weight is of a norm that families with a shift store as what it adds to one."""
+    return name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
 
 
 # Matrices of experts, each a tensor of its own in most checkpoints.
@@ -124,7 +146,11 @@ def _stacked(source: Checkpoint) -> Iterator[Weight]:
     stacks: dict[tuple[str, str], dict[int, Weight]] = {}
     for name, stored in source.tensors.items():
         found = _EXPERT.fullmatch(name)
-        if found is None:
+        if name.endswith(BLOCKS):
+            yield mxfp4(name, source)
+        elif name.endswith(SCALES):
+            continue
+        elif found is None:
             yield Weight.of(name, stored)
         else:
             at = found[1].replace("block_sparse_moe", "mlp"), _MIXTRAL.get(found[3], found[3])
@@ -152,6 +178,9 @@ def _data(
 def _converted(w: Weight, dtype: DType, shift: float, source: Checkpoint) -> Iterator[np.ndarray]:
     """The bytes of a matrix in another type."""
     values = w.make()
+    if w.dtype.is_quantized:
+        yield np.ascontiguousarray(values).reshape(-1)
+        return
     if values.dtype != w.dtype.storage or values.shape != w.shape:
         raise AssertionError(f"{w.name}: {values.dtype}{values.shape}")
     rows = values.reshape(prod(w.shape[:-1]), w.shape[-1]) if w.shape else values.reshape(1, 1)
@@ -196,7 +225,7 @@ def _check(
             held = (
                 spec.part is not None
                 and name == spec.part.of
-                and (shapes[name][0] == spec.part.n_rows)
+                and shapes[name] == spec.part.whole(spec.shape)
             )
             if name == spec.name and not held and not spec.fits(shapes[name]):
                 raise ModelError(f"tensor {name}: {list(shapes[name])} for {list(spec.shape)}")

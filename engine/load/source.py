@@ -144,7 +144,7 @@ def _find(f: Any, spec: WeightSpec, arch: str) -> Any:
     if info is None and spec.transposed in f.tensors:
         info, shape = f.tensors[spec.transposed], spec.shape[::-1]
     if info is None and whole is not None and spec.part is not None:
-        info, shape = whole, (spec.part.n_rows, *spec.shape[1:])
+        info, shape = whole, spec.part.whole(spec.shape)
     if info is None:
         if spec.optional:
             return None
@@ -164,20 +164,19 @@ def _find(f: Any, spec: WeightSpec, arch: str) -> Any:
 def _holds(info: Any, spec: WeightSpec) -> bool:
     """Whether a tensor of the file is the one that the weight may be a part of."""
     part = spec.part
-    return (
-        part is not None
-        and info.name == part.of
-        and tuple(info.shape) == (part.n_rows, *spec.shape[1:])
-    )
+    return part is not None and info.name == part.of and tuple(info.shape) == part.whole(spec.shape)
 
 
 def _rows(whole: WeightSource, spec: WeightSpec) -> WeightSource:
-    """A weight that the file holds as rows of another one, which lie in one piece."""
+    """A weight that the file holds as rows of another one: in one piece, or of a stack of matrices
+    so many of each."""
     assert spec.part is not None
-    start, n = spec.part.start, spec.shape[0]
+    start, n, n_rows = spec.part.start, spec.part.rows_of(spec.shape), spec.part.n_rows
+    n_matrices = prod(whole.shape[:-2]) if len(whole.shape) > 2 else 1
 
     def read() -> np.ndarray:
-        return whole.read().reshape(whole.shape[0], -1)[start : start + n].reshape(-1)
+        rows = whole.read().reshape(n_matrices, n_rows, -1)
+        return np.ascontiguousarray(rows[:, start : start + n]).reshape(-1)
 
     assert isinstance(whole.read, FileBytes)
     origin = f"{whole.read.origin} rows {start} {n}"

@@ -11,6 +11,25 @@ from ..graph import F32, I32, Case, DType, Operand, OpSpec, Shape, Tensor
 from ._common import FLOATS, GRID_QUANTS, QUANTS, TABLE_QUANTS, block_of, rows_dense
 
 
+def infer_mul_mat_id(spec: OpSpec, srcs: Any, w: Any, x: Any, ids: Any, bias: Any = None) -> Shape:
+    """The shape of rows of x times the matrices of w that ids name. Raises `spec`'s ShapeError,
+    which names all operands `srcs`."""
+    if w.dtype.is_integer or len(w.shape) != 3 or not rows_dense(w) or w.shape[0] < 1:
+        raise spec.fail("w must be [E, n, k] of a float or quantized type, rows dense", *srcs)
+    if x.dtype is not F32 or len(x.shape) not in (2, 3) or not rows_dense(x):
+        raise spec.fail("x must be f32 [m, k] or [m, u, k] with dense rows", *srcs)
+    if w.shape[-1] != x.shape[-1]:
+        raise spec.fail(f"inner lengths {w.shape[-1]} and {x.shape[-1]} differ", *srcs)
+    if ids.dtype is not I32 or len(ids.shape) != 2 or not rows_dense(ids):
+        raise spec.fail("ids must be i32 [m, u] with dense rows", *srcs)
+    if ids.shape != x.shape[:-1] and ids.shape[:1] != x.shape[:-1]:
+        raise spec.fail("there must be ids for every row of x", *srcs)
+    if bias is not None and (bias.dtype is not F32 or bias.shape != w.shape[:2]
+                             or not rows_dense(bias)):  # fmt: skip
+        raise spec.fail("bias must be f32 [E, n] with dense rows", *srcs)
+    return (*ids.shape, w.shape[1])
+
+
 class MulMatId(OpSpec):
     name = "mul_mat_id"
     doc = (
@@ -31,21 +50,7 @@ class MulMatId(OpSpec):
     tolerance = 5e-4
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
-        w, x, ids, bias = (*srcs, None)[:4]
-        if w.dtype.is_integer or len(w.shape) != 3 or not rows_dense(w) or w.shape[0] < 1:
-            raise self.fail("w must be [E, n, k] of a float or quantized type, rows dense", *srcs)
-        if x.dtype is not F32 or len(x.shape) not in (2, 3) or not rows_dense(x):
-            raise self.fail("x must be f32 [m, k] or [m, u, k] with dense rows", *srcs)
-        if w.shape[-1] != x.shape[-1]:
-            raise self.fail(f"inner lengths {w.shape[-1]} and {x.shape[-1]} differ", *srcs)
-        if ids.dtype is not I32 or len(ids.shape) != 2 or not rows_dense(ids):
-            raise self.fail("ids must be i32 [m, u] with dense rows", *srcs)
-        if ids.shape != x.shape[:-1] and ids.shape[:1] != x.shape[:-1]:
-            raise self.fail("there must be ids for every row of x", *srcs)
-        if bias is not None and (bias.dtype is not F32 or bias.shape != w.shape[:2]
-                                 or not rows_dense(bias)):  # fmt: skip
-            raise self.fail("bias must be f32 [E, n] with dense rows", *srcs)
-        return F32, (*ids.shape, w.shape[1])
+        return F32, infer_mul_mat_id(self, srcs, *(*srcs, None)[:4])
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         w, x, ids, bias = (*srcs, None)[:4]

@@ -1,4 +1,5 @@
-// mul_mat(w, x), and fused with what follows it: mul_mat_add(w, x, r), mul_mat_swiglu(gate, up, x).
+// mul_mat(w, x), and fused with what follows it: mul_mat_add(w, x, r), mul_mat_swiglu and
+// mul_mat_geglu(gate, up, x).
 //
 // Threads take work items: a few groups of 16 rows times a few tiles of columns. A group times a
 // tile gives a [columns][16] block of results that one of three epilogues finishes and stores.
@@ -139,12 +140,13 @@ struct AddResidual {
   }
 };
 
-struct SwiGlu {
+template <vf (*activation)(vf)>
+struct Glu {
   static constexpr int kWeights = 2;
   static GF_INLINE void finish(const MulMatPlan&, int64_t, int64_t, int64_t, int, float* gate,
                                const float* up) {
     for (int i = 0; i < kRows; i += VL) {
-      vf_store(gate + i, vf_silu(vf_load(gate + i)) * vf_load(up + i));
+      vf_store(gate + i, activation(vf_load(gate + i)) * vf_load(up + i));
     }
   }
 };
@@ -274,4 +276,16 @@ GF_EXPORT int32_t gf_needs_init_mul_mat_swiglu(const gf_op* op) {
 GF_KERNEL_INIT(mul_mat_swiglu) {
   gf::convert_x(gf::MulMatPlan(op, 2, op->src[2]), th->scratch, th);
 }
-GF_KERNEL(mul_mat_swiglu) { gf::run<gf::SwiGlu>(gf::MulMatPlan(op, 2, op->src[2]), th); }
+GF_KERNEL(mul_mat_swiglu) { gf::run<gf::Glu<vf_silu>>(gf::MulMatPlan(op, 2, op->src[2]), th); }
+
+GF_KERNEL_PACKED(mul_mat_geglu, 3)
+GF_KERNEL_SUPPORTS(mul_mat_geglu) {
+  return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[2]) && gf::floats_ok(op->dst) &&
+         gf::weight_ok(op->src[1]);
+}
+GF_KERNEL_SCRATCH(mul_mat_geglu) { return gf::scratch_bytes(op, 2, op->src[2], n_threads); }
+GF_EXPORT int32_t gf_needs_init_mul_mat_geglu(const gf_op* op) {
+  return gf::needs_init(op, 2, op->src[2]);
+}
+GF_KERNEL_INIT(mul_mat_geglu) { gf::convert_x(gf::MulMatPlan(op, 2, op->src[2]), th->scratch, th); }
+GF_KERNEL(mul_mat_geglu) { gf::run<gf::Glu<vf_gelu>>(gf::MulMatPlan(op, 2, op->src[2]), th); }

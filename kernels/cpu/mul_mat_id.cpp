@@ -1,207 +1,138 @@
 // mul_mat_id: each row of x times the matrices that its ids name, the experts of a layer.
-//
-// The pairs (row, id) are sorted by expert. An expert's pairs are the columns of a product of its
-// own, cut into tiles as those of mul_mat are and computed by the same inner kernels: a pair's
-// result does not depend on which others go to its expert. Only the weights of experts that
-// somebody goes to are read.
-#include <algorithm>
+// mul_mat_id_glu: two such products of the same rows, and the gated activation over them.
+#include "cpu/mul_mat_id.h"
 
-#include "cpu/mul_mat_plan.h"
-#include "cpu/packed.h"
+#include "cpu/vmath.h"
 
 namespace gf {
 namespace {
 
 constexpr int64_t kChunkBytes = 192 << 10;  // of weights, to stay in the second-level cache
 
-// How the op is laid out. Every thread sorts the pairs for itself, in scratch of its own: there are
-// few of them.
-struct IdPlan {
-  const gf_op* op;
-  const gf_tensor &w, &x, &ids, &dst;
-  Weight weight;
-  int64_t k, n, n_experts, used, n_pairs, n_groups;
-  bool own_rows;  // x has a row for each id
-  int64_t acts_bytes = 0, copy_bytes = 0;
-  int32_t* starts = nullptr;  // [n_experts + 1] where an expert's pairs begin
-  int32_t* pairs = nullptr;   // [n_pairs] by expert; pair = row * used + j
-
-  explicit IdPlan(const gf_op* o)
-      : op(o),
-        w(o->src[0]),
-        x(o->src[1]),
-        ids(o->src[2]),
-        dst(o->dst),
-        k(w.ne[0]),
-        n(w.ne[1]),
-        n_experts(w.ne[2]),
-        used(dst.ne[1]),
-        n_pairs(dst.ne[1] * dst.ne[2]),
-        n_groups((n + kRows - 1) / kRows),
-        own_rows(x.ne[1] == dst.ne[1] && x.ne[2] == dst.ne[2]) {
-    weight = read_weight(w, n_pairs);
-    if (const GridType* grid = find_grid_type(w.type)) {
-      weight = {};
-      weight.t = &w;
-      weight.grid = grid;
-    }
-    if (weight
-            .packs) {  // one expert alone, as mul_mat would take it: its rows are read as they are
-      weight = {};
-      const FloatType f = float_type(w.type);
-      weight.t = &w;
-      weight.kernel = f.on_copy;
-      weight.convert = f.convert;
-      weight.copy_bytes = f.copy_bytes;
-    }
-    if (weight.quantizes_x()) {
-      acts_bytes = round_up(n_pairs * (k / 32) * kActBlockBytes, 64);
-    } else if (weight.rounds_x) {
-      acts_bytes = n_pairs * bf16_column_bytes();
-    }
-    if (weight.convert) copy_bytes = round_up(kRows * copied_row_bytes(), 64);
-  }
-
-  int64_t bf16_column_bytes() const { return spread(round_up(k, 32) * 2); }
-  int64_t copied_row_bytes() const { return spread(k * weight.copy_bytes); }
-  int64_t sort_bytes() const { return round_up((n_pairs + n_experts + 1) * 4, 64); }
-  int64_t scratch(int n_threads) const {
-    return acts_bytes + (sort_bytes() + copy_bytes) * n_threads;
-  }
-
-  int32_t id(int64_t pair) const {
-    return reinterpret_cast<const int32_t*>(gf_row_ptr(ids, {pair / used, 0, 0}))[pair % used];
-  }
-  bool known(int64_t pair) const { return id(pair) >= 0 && id(pair) < n_experts; }
-
-  const float* column(int64_t pair) const {
-    const int64_t row = pair / used;
-    const gf_row at = own_rows ? gf_row{pair % used, row, 0} : gf_row{row, 0, 0};
-    return reinterpret_cast<const float*>(gf_row_ptr(x, at));
-  }
-  float* result(int64_t pair) const {
-    return reinterpret_cast<float*>(gf_row_ptr(dst, {pair % used, pair / used, 0}));
-  }
-
-  void sort(const gf_thread* th) {
-    starts = reinterpret_cast<int32_t*>(th->scratch + acts_bytes +
-                                        (sort_bytes() + copy_bytes) * th->ith);
-    pairs = starts + n_experts + 1;
-    std::fill(starts, starts + n_experts + 1, 0);
-    for (int64_t p = 0; p < n_pairs; ++p) {
-      if (known(p)) ++starts[id(p) + 1];
-    }
-    for (int64_t e = 0; e < n_experts; ++e) starts[e + 1] += starts[e];
-    for (int64_t p = 0; p < n_pairs; ++p) {
-      if (known(p)) pairs[starts[id(p)]++] = static_cast<int32_t>(p);
-    }
-    // Each now stands where the next one begins.
-    std::memmove(starts + 1, starts, n_experts * sizeof(int32_t));
-    starts[0] = 0;
-  }
-  char* copy() const { return reinterpret_cast<char*>(starts) + sort_bytes(); }
-};
-
-// Calls f(tile) for the tiles of an expert's pairs; tile.first counts all pairs.
-template <typename F>
-void for_tiles(const IdPlan& p, int64_t expert, F&& f) {
-  const int64_t begin = p.starts[expert];
-  const Tiling tiles(p.starts[expert + 1] - begin);
-  for (int64_t i = 0; i < tiles.count(); ++i) {
-    const Tile t = tiles[i];
-    f(Tile{begin + t.first, t.width});
-  }
-}
-
-// The pairs' rows as the weights want them: this thread's share.
-void convert_x(const IdPlan& p, const gf_thread* th) {
-  if (!p.weight.quantizes_x()) {
-    const gf_range share = gf_split(p.starts[p.n_experts], th);
-    for (int64_t i = share.begin; i < share.end; ++i) {
-      f32_row_to_bf16(p.column(p.pairs[i]), p.k,
-                      reinterpret_cast<uint16_t*>(th->scratch + i * p.bf16_column_bytes()));
+// The rows of x as weight i wants them: this thread's share of all pairs, or the only one.
+void convert_for(const IdPlan& p, int i, const gf_thread* th) {
+  const Weight& w = p.w[i];
+  uint8_t* const acts = p.acts(th) + w.acts;
+  if (!w.quantizes_x()) {
+    const gf_range all{0, p.one_row ? 1 : p.starts[p.n_experts]};
+    const gf_range share = p.one_row ? all : gf_split(all.end, th);
+    for (int64_t c = share.begin; c < share.end; ++c) {
+      f32_row_to_bf16(p.column(c), p.k,
+                      reinterpret_cast<uint16_t*>(acts + c * p.bf16_column_bytes()));
     }
     return;
   }
   const int64_t n_blocks = p.k / 32;
-  const auto column = [&p](int64_t c) { return p.column(p.pairs[c]); };
+  const auto column = [&p](int64_t c) { return p.column(c); };
+  const auto quantize = [&](Tile tile) {
+    uint8_t* const base = acts + tile.first * n_blocks * kActBlockBytes;
+    for (int64_t ib = 0; ib < n_blocks; ++ib) {
+      quantize_tile_block(tile, column, ib, w.sums(), base + ib * kActBlockBytes * tile.width);
+    }
+  };
+  if (p.one_row) return quantize(Tile{0, 1});
   int64_t index = 0;
   for (int64_t e = 0; e < p.n_experts; ++e) {
-    for_tiles(p, e, [&](Tile tile) {
-      if (index++ % th->nth != th->ith) return;
-      uint8_t* const base = th->scratch + tile.first * n_blocks * kActBlockBytes;
-      for (int64_t ib = 0; ib < n_blocks; ++ib) {
-        quantize_tile_block(tile, column, ib, p.weight.sums(),
-                            base + ib * kActBlockBytes * tile.width);
-      }
+    p.for_tiles(e, [&](Tile tile) {
+      if (index++ % th->nth == th->ith) quantize(tile);
     });
   }
 }
 
-// Sixteen rows of an expert times a tile: out [tile.width][16].
-void product(const IdPlan& p, const uint8_t* acts, const char* rows, int64_t row_bytes, int n_rows,
-             const Tile& tile, float* out) {
-  if (p.weight.packed) {
-    const PackedType& type = *p.weight.packed;
-    const uint8_t* a = acts + tile.first * (p.k / 32) * kActBlockBytes;
-    type.kernel(tile.width)(reinterpret_cast<const uint8_t*>(rows), a, p.k / 32 / type.blocks_of_32,
-                            out);
-    return;
+void convert_x(const IdPlan& p, const gf_thread* th) {
+  for (int i = 0; i < p.n_weights; ++i) {
+    if (p.w[i].converts_x() && !(i > 0 && p.w[i].same_acts(p.w[0]))) convert_for(p, i, th);
   }
-  if (p.weight.grid) {
-    const uint8_t* a = acts + tile.first * (p.k / 32) * kActBlockBytes;
-    p.weight.grid->kernel(tile.width)(rows, row_bytes, n_rows, a, p.k, out);
+}
+
+// Sixteen rows of an expert of weight i, from `row` on.
+struct Rows {
+  const char* data;
+  int64_t bytes;  // from one to the next
+  int n;
+};
+
+Rows rows_of(const IdPlan& p, int i, int64_t expert, int64_t group) {
+  const Weight& w = p.w[i];
+  const int64_t row = group * kRows;
+  const int n_rows = static_cast<int>(std::min<int64_t>(kRows, p.n - row));
+  if (w.packed) {
+    const int64_t group_bytes = kRows * (p.k / 32 / w.packed->blocks_of_32) * w.packed->block_bytes;
+    const auto* const all = static_cast<const char*>(w.t->data);
+    return {all + (expert * p.n_groups + group) * group_bytes, 0, n_rows};
+  }
+  const char* const rows = gf_row_ptr(*w.t, {row, expert, 0});
+  if (!w.convert) return {rows, w.t->nb[1], n_rows};
+  const int64_t row_bytes = p.copied_row_bytes(i);
+  for (int r = 0; r < n_rows; ++r) {
+    w.convert(w.t->type, rows + r * w.t->nb[1], p.k, p.copy(i) + r * row_bytes);
+  }
+  return {p.copy(i), row_bytes, n_rows};
+}
+
+// Rows of weight i times a tile: out [tile.width][16].
+void product(const IdPlan& p, int i, const uint8_t* acts, const Rows& rows, const Tile& tile,
+             float* out) {
+  const Weight& w = p.w[i];
+  const int64_t first = p.one_row ? 0 : tile.first;
+  const uint8_t* const a = acts + w.acts;
+  if (w.quantizes_x()) {
+    const uint8_t* const columns = a + first * (p.k / 32) * kActBlockBytes;
+    if (w.packed) {
+      w.packed->kernel(tile.width)(reinterpret_cast<const uint8_t*>(rows.data), columns,
+                                   p.k / 32 / w.packed->blocks_of_32, out);
+    } else {
+      w.grid->kernel(tile.width)(rows.data, rows.bytes, rows.n, columns, p.k, out);
+    }
     return;
   }
   const void* x[kMaxTile];
   for (int c = 0; c < tile.width; ++c) {
-    const int64_t i = tile.first + c;
-    x[c] = p.weight.rounds_x ? static_cast<const void*>(acts + i * p.bf16_column_bytes())
-                             : p.column(p.pairs[i]);
+    x[c] = w.rounds_x ? static_cast<const void*>(a + (first + c) * p.bf16_column_bytes())
+                      : p.column(first + c);
   }
-  p.weight.kernel(rows, row_bytes, n_rows, x, tile.width, p.k, out);
+  w.kernel(rows.data, rows.bytes, rows.n, x, tile.width, p.k, out);
 }
 
-// The groups [first, last) of sixteen rows of an expert, for all of its pairs.
-void run_groups(const IdPlan& p, const uint8_t* acts, int64_t expert, int64_t first, int64_t last) {
-  const bool biased = p.op->n_src > 3 && p.op->src[3].data != nullptr;
-  alignas(64) float out[kMaxTile * kRows];
+void add_bias(const IdPlan& p, int i, int64_t expert, int64_t row, int n_rows, float* v) {
+  if (!p.bias[i]) return;
+  const auto* const b = reinterpret_cast<const float*>(gf_row_ptr(*p.bias[i], {expert, 0, 0}));
+  for (int r = 0; r < n_rows; ++r) v[r] += b[row + r];
+}
+
+// The groups [first, last) of sixteen rows of an expert, for all of its pairs. join(gate, up): what
+// becomes of two products' vectors, in the first.
+template <int N, typename Join>
+void run_groups(const IdPlan& p, const uint8_t* acts, int64_t expert, int64_t first, int64_t last,
+                Join&& join) {
+  alignas(64) float out[N][kMaxTile * kRows];
   for (int64_t group = first; group < last; ++group) {
     const int64_t row = group * kRows;
-    const int n_rows = static_cast<int>(std::min<int64_t>(kRows, p.n - row));
-    const char* rows = gf_row_ptr(p.w, {row, expert, 0});
-    int64_t row_bytes = p.w.nb[1];
-    if (p.weight.packed) {
-      const PackedType& type = *p.weight.packed;
-      rows = static_cast<const char*>(p.w.data) + (expert * p.n_groups + group) * kRows *
-                                                      (p.k / 32 / type.blocks_of_32) *
-                                                      type.block_bytes;
-    } else if (p.weight.convert) {
-      row_bytes = p.copied_row_bytes();
-      for (int r = 0; r < n_rows; ++r) {
-        p.weight.convert(p.w.type, rows + r * p.w.nb[1], p.k, p.copy() + r * row_bytes);
-      }
-      rows = p.copy();
-    }
-    for_tiles(p, expert, [&](Tile tile) {
-      product(p, acts, rows, row_bytes, n_rows, tile, out);
+    Rows rows[N];
+    for (int i = 0; i < N; ++i) rows[i] = rows_of(p, i, expert, group);
+    p.for_tiles(expert, [&](Tile tile) {
+      for (int i = 0; i < N; ++i) product(p, i, acts, rows[i], tile, out[i]);
       for (int c = 0; c < tile.width; ++c) {
-        float* const v = out + c * kRows;
-        if (biased) {
-          const float* const b =
-              reinterpret_cast<const float*>(gf_row_ptr(p.op->src[3], {expert, 0, 0})) + row;
-          for (int i = 0; i < n_rows; ++i) v[i] += b[i];
+        float* const v = out[0] + c * kRows;
+        for (int i = 0; i < N; ++i) add_bias(p, i, expert, row, rows[0].n, out[i] + c * kRows);
+        if constexpr (N == 2) {
+          const float* const up = out[1] + c * kRows;
+          for (int r = 0; r < kRows; r += VL) {
+            vf_store(v + r, join(vf_load(v + r), vf_load(up + r)));
+          }
         }
         std::memcpy(p.result(p.pairs[tile.first + c]) + row, v,
-                    sizeof(float) * static_cast<size_t>(n_rows));
+                    sizeof(float) * static_cast<size_t>(rows[0].n));
       }
     });
   }
 }
 
-void run(IdPlan& p, gf_thread* th) {
+template <int N, typename Join>
+void run(IdPlan& p, gf_thread* th, Join&& join) {
   if (p.n == 0 || p.n_pairs == 0) return;
   p.sort(th);
+  if (p.one_row) convert_x(p, th);
   const gf_range share = gf_split(p.n_pairs, th);
   for (int64_t i = share.begin; i < share.end; ++i) {
     if (!p.known(i)) std::memset(p.result(i), 0, sizeof(float) * static_cast<size_t>(p.n));
@@ -212,7 +143,7 @@ void run(IdPlan& p, gf_thread* th) {
   // Items: enough for the threads to even out, of few rows where they are read once a tile.
   int64_t groups = std::max<int64_t>(1, p.n_groups * n_active / (th->nth * int64_t{8}));
   if (p.n_pairs > n_active) {
-    const int64_t group_bytes = gf_row_bytes(p.w.type, p.k) * kRows;
+    const int64_t group_bytes = gf_row_bytes(p.w[0].t->type, p.k) * kRows * N;
     groups = std::min(groups, std::max<int64_t>(1, kChunkBytes / (group_bytes + 1)));
   }
   const int64_t per_expert = (p.n_groups + groups - 1) / groups;
@@ -221,34 +152,71 @@ void run(IdPlan& p, gf_thread* th) {
     if (p.starts[e + 1] == p.starts[e]) continue;
     for (; item < first + per_expert; item = gf_steal(th)) {
       const int64_t begin = (item - first) * groups;
-      run_groups(p, th->scratch, e, begin, std::min(begin + groups, p.n_groups));
+      run_groups<N>(p, p.acts(th), e, begin, std::min(begin + groups, p.n_groups), join);
     }
     first += per_expert;
   }
 }
 
+void init(IdPlan p, const gf_thread* th) {
+  p.sort(th);
+  convert_x(p, th);
+}
+
+bool needs_init(const IdPlan& p) { return p.acts_bytes > 0 && !p.one_row; }
+
+bool weight_ok(const gf_tensor& w) {
+  return gf_block(w.type) > 0 && w.ne[0] % gf_block(w.type) == 0 && gf_rows_dense(w);
+}
 bool floats_ok(const gf_tensor& t) { return t.type == GF_F32 && gf_rows_dense(t); }
+
+struct glu_params {
+  int32_t act;
+  float alpha, limit;
+};
+enum { SWIGLU, GEGLU, SWIGLU_CLAMPED };
 
 }  // namespace
 }  // namespace gf
 
-// Operand 0 may be packed, as a stack of matrices: bit 16 says so.
+// Weights may be packed, as stacks of matrices: bits 16 and 17 say so.
 GF_KERNEL_PACKED(mul_mat_id, 1 | 1 << 16)
 GF_KERNEL_SUPPORTS(mul_mat_id) {
-  const gf_tensor& w = op->src[0];
-  const bool whole = gf_block(w.type) > 0 && w.ne[0] % gf_block(w.type) == 0 && gf_rows_dense(w);
-  return whole && gf::floats_ok(op->src[1]) && gf::floats_ok(op->dst);
+  return gf::weight_ok(op->src[0]) && gf::floats_ok(op->src[1]) && gf::floats_ok(op->dst);
 }
-GF_KERNEL_SCRATCH(mul_mat_id) { return gf::IdPlan(op).scratch(n_threads); }
+GF_KERNEL_SCRATCH(mul_mat_id) { return gf::IdPlan(op, 1).scratch(n_threads); }
 GF_EXPORT int32_t gf_needs_init_mul_mat_id(const gf_op* op) {
-  return gf::IdPlan(op).acts_bytes > 0;
+  return gf::needs_init(gf::IdPlan(op, 1));
 }
-GF_KERNEL_INIT(mul_mat_id) {
-  gf::IdPlan p(op);
-  p.sort(th);
-  gf::convert_x(p, th);
-}
+GF_KERNEL_INIT(mul_mat_id) { gf::init(gf::IdPlan(op, 1), th); }
 GF_KERNEL(mul_mat_id) {
-  gf::IdPlan p(op);
-  gf::run(p, th);
+  gf::IdPlan p(op, 1);
+  gf::run<1>(p, th, [](vf v, vf) { return v; });
+}
+
+GF_KERNEL_PACKED(mul_mat_id_glu, 3 | 3 << 16)
+GF_KERNEL_SUPPORTS(mul_mat_id_glu) {
+  return gf::weight_ok(op->src[0]) && gf::weight_ok(op->src[1]) && gf::floats_ok(op->src[2]) &&
+         gf::floats_ok(op->dst);
+}
+GF_KERNEL_SCRATCH(mul_mat_id_glu) { return gf::IdPlan(op, 2).scratch(n_threads); }
+GF_EXPORT int32_t gf_needs_init_mul_mat_id_glu(const gf_op* op) {
+  return gf::needs_init(gf::IdPlan(op, 2));
+}
+GF_KERNEL_INIT(mul_mat_id_glu) { gf::init(gf::IdPlan(op, 2), th); }
+GF_KERNEL(mul_mat_id_glu) {
+  gf::IdPlan p(op, 2);
+  const auto params = gf_params<gf::glu_params>(op);
+  if (params.act == gf::SWIGLU) {
+    gf::run<2>(p, th, [](vf gate, vf up) { return vf_silu(gate) * up; });
+  } else if (params.act == gf::GEGLU) {
+    gf::run<2>(p, th, [](vf gate, vf up) { return vf_gelu(gate) * up; });
+  } else {
+    const vf alpha = vf_set(params.alpha), most = vf_set(params.limit);
+    const vf least = vf_set(-params.limit);
+    gf::run<2>(p, th, [=](vf gate, vf up) {
+      const vf g = vf_min(gate, most), u = vf_min(vf_max(up, least), most);
+      return g * vf_sigmoid(alpha * g) * (u + vf_set(1.0f));
+    });
+  }
 }

@@ -45,8 +45,9 @@ inline const float* gf_float_row(const gf_tensor& t, int64_t i) {
   return reinterpret_cast<const float*>(static_cast<const char*>(t.data) + i * t.nb[1]);
 }
 
-// Columns of a head's state that one piece of work takes: they stay in registers from row to row.
-constexpr int GF_STATE_VECTORS = 4;
+// Columns of a head's state that are taken together: sums of so many stay in registers from row to
+// row, and 128 rows of them take half of a first-level cache.
+constexpr int GF_STATE_VECTORS = VL < 16 ? 4 : 2;
 constexpr int64_t GF_STATE_COLUMNS = GF_STATE_VECTORS * VL;
 
 // Calls f(column, columns, vectors) for the columns [begin, end) of a state: as many whole blocks

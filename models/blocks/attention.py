@@ -70,12 +70,15 @@ def heads(at: Site, x: Tensor, n: int, name: str, norm: Norm) -> Tensor:
     return norm(at, f"attn_{name}_norm", x, f"{name}_norm")
 
 
-def rope(at: Site, x: Tensor, pos: Tensor, mode: str, name: str) -> Tensor:
-    """Heads turned by their positions: f32 [m, n, hd]. As they are where the layer turns none."""
+def rope(at: Site, x: Tensor, pos: Tensor, mode: str, name: str, stretched: bool = True) -> Tensor:
+    """Heads turned by their positions: f32 [m, n, hd]. As they are where the layer turns none.
+
+    stretched: by the file's frequency factors, if it has any.
+    """
     hp = at.hp
     if not mode or not hp.rope_dims:
         return x
-    factors = at.weights.get("rope_freqs.weight")
+    factors = at.weights.get("rope_freqs.weight") if stretched else None
     return at.g.rope(x, pos, factors, n_dims=hp.rope_dims, mode=mode, freq_base=hp.rope_base,
                      name=name, **hp.rope_scaling)  # fmt: skip
 
@@ -83,20 +86,27 @@ def rope(at: Site, x: Tensor, pos: Tensor, mode: str, name: str) -> Tensor:
 def attend(at: Site, q: Tensor, k: Tensor, v: Tensor, here: Rows) -> Tensor:
     """Keys [n_tokens, n_head_kv, hd] and values [n_tokens, n_v] go to the cache, and q [m, n_head,
     hd], whose rows stand at `here`, attends over it: f32 [m, n_head hd_v]."""
-    g, hp, inp = at.g, at.hp, at.inp
-    kv = inp.kv(at.i, cache_layer(hp))
+    g, kv = at.g, at.inp.kv(at.i, cache_layer(at.hp))
     assert kv.v is not None
-    k = g.reshape(k, (k.shape[0], hp.n_embd_kv))
+    k = g.reshape(k, (k.shape[0], at.hp.n_embd_kv))
     k_rows = g.set_rows(kv.k, k, kv.rows, name="kv_k")
     v_rows = g.set_rows(kv.v, v, kv.rows, name="kv_v")
-    n_rows = kv.k.shape[0]
+    return attend_over(at, q, k_rows, v_rows, kv.table, here)
+
+
+def attend_over(
+    at: Site, q: Tensor, k_rows: Tensor, v_rows: Tensor, table: Tensor, here: Rows
+) -> Tensor:
+    """q [m, n_head, hd], whose rows stand at `here`, attends over rows of a cache, which `table`
+    gives the pages of: f32 [m, n_head hd_v]."""
+    g, hp, n_rows = at.g, at.hp, k_rows.shape[0]
     out = g.attention(
         q,
         g.reshape(k_rows, (n_rows, hp.n_head_kv, hp.head_dim)),
         g.reshape(v_rows, (n_rows, hp.n_head_kv, hp.head_dim_v)),
         here.pos,
         here.seq,
-        kv.table,
+        table,
         at.find("attn_sinks.weight"),
         scale=hp.attn_scale or 1.0 / math.sqrt(hp.head_dim),
         softcap=hp.attn_softcap,

@@ -86,7 +86,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/planning.py": (*BASE, "engine.load", "engine.serving.buckets", "engine.serving.kv"),
     "engine/devices.py": ("engine.backends.base",),
     "engine/taps.py": BASE,
-    "engine/variants": (*LOADED, "engine.taps"),
+    "engine/variants": (*LOADED, "engine.taps", "engine.imatrix"),
     "engine/variants/relu/tools": ENGINE,
     "engine/resolve.py": (*LOADED, "engine.devices", "engine.variants.base"),
     "engine/session.py": (

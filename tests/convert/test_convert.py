@@ -14,17 +14,24 @@ import tokenizers
 
 from gguflow.cli.main import main
 from gguflow.engine.convert import ConvertError, convert
+from gguflow.engine.convert.checkpoint import Checkpoint
 from gguflow.engine.convert.families import FAMILIES
+from gguflow.engine.convert.families_experts import _gpt_oss_tensors
+from gguflow.engine.convert.mxfp4 import mxfp4
 from gguflow.engine.convert.pretokenizer import PROBE, pre_tokenizer_of
 from gguflow.engine.gguf import GgufFile
 from gguflow.engine.graph import F32
 from gguflow.engine.model import Model
+from gguflow.engine.quants import decode
 from gguflow.models.base import architectures
 from gguflow.models.tokenizer import Tokenizer
 from gguflow.models.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 DATA = Path(__file__).parent / "data"
-NAMES = ["llama", "falcon40", "ernie45", "gemma2", "mixtral"]
+NAMES = [
+    "llama", "falcon40", "ernie45", "gemma2", "mixtral", "gpt_oss", "dsv3", "glm4moe",
+    "qwen3next", "qwen35", "mamba2", "gemma4", "gemma4moe",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -193,3 +200,53 @@ def test_an_index_that_leads_elsewhere(checkpoint: Callable[[str], Path], tmp_pa
     edit(index, weight_map={"a": "model-00001-of-00002.safetensors"})
     with pytest.raises(ConvertError, match="a is missing"):
         convert(source, tmp_path / "m.gguf")
+
+
+def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    header, at = {}, 0
+    for name, x in tensors.items():
+        kind = {"uint8": "U8", "float32": "F32"}[x.dtype.name]
+        header[name] = {
+            "dtype": kind, "shape": list(x.shape), "data_offsets": [at, at + x.nbytes],
+        }  # fmt: skip
+        at += x.nbytes
+    text = json.dumps(header).encode()
+    parts = (np.ascontiguousarray(x).tobytes() for x in tensors.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
+
+
+def test_mxfp4_stays_what_it_is(tmp_path: Path) -> None:
+    """Codes of neighbours in a byte, the first in its low half, and exponents beside them."""
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 16, (3, 8, 2, 32))
+    scales = rng.integers(120, 132, (3, 8, 2)).astype(np.uint8)
+    blocks = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
+    want = values[codes] * np.exp2(scales.astype(np.float32) - 127)[..., None]
+    (tmp_path / "config.json").write_text("{}")
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors = {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    source = Checkpoint(tmp_path)
+    w = mxfp4(f"{name}_blocks", source)
+    assert (w.name, w.dtype.name, w.shape) == (name, "mxfp4", (3, 8, 64))
+    assert np.array_equal(decode(w.dtype, w.make(), w.shape), want.reshape(3, 8, 64))
+    gate, up = _gpt_oss_tensors(source.config, w)
+    assert (gate.name, gate.shape) == ("model.layers.0.mlp.experts.gate_proj.weight", (3, 4, 64))
+    for part, at in ((gate, 0), (up, 1)):
+        found = decode(part.dtype, part.make(), part.shape)
+        assert np.array_equal(found, want.reshape(3, 8, 64)[:, at::2])
+    write_safetensors(tmp_path / "model.safetensors", {f"{name}_blocks": blocks})
+    with pytest.raises(ConvertError, match="has no exponents"):
+        mxfp4(f"{name}_blocks", Checkpoint(tmp_path))
+
+
+def test_layers_that_guess_ahead_are_left_out(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = checkpoint("glm4moe")
+    edit(source / "config.json", num_hidden_layers=2, first_k_dense_replace=1)
+    convert(source, tmp_path / "m.gguf", "f32")
+    with GgufFile.open(tmp_path / "m.gguf") as f:
+        assert f.metadata["glm4moe.block_count"] == 2
+        assert not any(name.startswith("blk.2.") for name in f.tensors)

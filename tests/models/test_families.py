@@ -71,7 +71,7 @@ def test_gemma2_is_fused_around_its_norms(tmp_path: Path) -> None:
     # What a block gives is normed before it joins the residual stream, so no product ends in it.
     model = Model.load(write_tiny(tmp_path / "m.gguf", "gemma2"))
     ops = Counter(node.op for node in model.plan(PlanKey(1, 0, 1, 1)).nodes)
-    assert ops["geglu"] == 2 and ops["add"] == 4 and ops["rms_norm_mul"] == 9
+    assert ops["mul_mat_geglu"] == 2 and ops["add"] == 4 and ops["rms_norm_mul"] == 9
     assert not ops.keys() & {"mul_mat_add", "gelu", "rms_norm"}
 
 

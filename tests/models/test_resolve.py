@@ -155,7 +155,7 @@ def test_a_variant_plugs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_variants_are_found_by_being_there() -> None:
-    assert [v.name for v in variants()] == ["lora", "parallel", "relu"]
+    assert [v.name for v in variants()] == ["experts", "lora", "parallel", "relu"]
 
 
 def test_learned_positions_end_the_context(tmp_path: Path) -> None:

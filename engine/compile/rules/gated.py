@@ -1,0 +1,43 @@
+"""Rules for gated products beside SiLU's: GELU in the gate, and the experts of a layer."""
+
+from __future__ import annotations
+
+from gguflow.engine.compile.rules.base import Rewrite, Rule
+from gguflow.engine.graph import Tensor
+
+OF_EXPERTS = ("swiglu", "geglu", "swiglu_clamped")  # what mul_mat_id_glu knows
+
+
+def _pair(node: Tensor, op: str) -> tuple[Tensor, Tensor] | None:
+    """(gate, up) of a gated activation, both by `op` and with weights of one type and shape."""
+    gate, up = (*node.srcs, None, None)[:2]
+    if gate is None or up is None or gate is up or (gate.op, up.op) != (op, op):
+        return None
+    wg, wu = gate.srcs[0], up.srcs[0]
+    if wg is None or wu is None or (wg.dtype, wg.shape) != (wu.dtype, wu.shape):
+        return None
+    return gate, up
+
+
+def gelu_gate_and_up(node: Tensor) -> Rewrite | None:
+    """geglu(mul_mat(wg, x), mul_mat(wu, x)) -> mul_mat_geglu(wg, wu, x)"""
+    pair = _pair(node, "mul_mat") if node.op == "geglu" else None
+    if pair is None or pair[0].srcs[1] is not pair[1].srcs[1]:
+        return None
+    gate, up = pair
+    return Rewrite("mul_mat_geglu", (gate.srcs[0], up.srcs[0], gate.srcs[1]), pair)
+
+
+def experts_gate_and_up(node: Tensor) -> Rewrite | None:
+    """swiglu(mul_mat_id(wg, x, ids), mul_mat_id(wu, x, ids)), or another gated activation ->
+    mul_mat_id_glu(wg, wu, x, ids)"""
+    pair = _pair(node, "mul_mat_id") if node.op in OF_EXPERTS else None
+    if pair is None or any(a is not b for a, b in zip(*(t.srcs[1:3] for t in pair), strict=True)):
+        return None
+    gate, up = pair
+    biases = [(*t.srcs, None)[3] for t in pair]
+    srcs = (gate.srcs[0], up.srcs[0], *gate.srcs[1:3], *(biases if any(biases) else ()))
+    return Rewrite("mul_mat_id_glu", srcs, pair, {"act": node.op, **node.params})
+
+
+RULES: tuple[Rule, ...] = (gelu_gate_and_up, experts_gate_and_up)

@@ -1,0 +1,240 @@
+"""Families of experts whose layers are stored in ways of their own: gpt-oss, DeepSeek V2 and V3,
+GLM-4.5, Gemma 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .checkpoint import Config, ConvertError
+from .family import (
+    HEAD,
+    Family,
+    Weight,
+    base_keys,
+    fused_experts,
+    partial_dims,
+    text_only,
+)
+
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+
+
+def _gpt_oss(c: Config) -> dict[str, Any]:
+    return base_keys(c) | {
+        "attention.sliding_window": int(c.number("sliding_window")),
+        "expert_feed_forward_length": c.number("intermediate_size"),
+    }
+
+
+def _gpt_oss_tensors(c: Config, w: Weight) -> Iterable[Weight]:
+    """Gate and up of each neuron are neighbours; matrices are stored the other way round, unless
+    they are MXFP4."""
+    if w.name.endswith("sinks"):
+        return [w.changed(lambda x: x, name=f"{w.name}.weight")]
+    base, _, last = w.name.rpartition(".")
+    if not base.endswith("experts"):
+        return [w]
+    kind = "bias" if last.endswith("_bias") else "weight"
+    turned = kind == "weight" and not w.dtype.is_quantized
+    if turned:
+        *experts, k, n = w.shape
+        w = w.changed(lambda x: np.ascontiguousarray(x.swapaxes(-1, -2)), (*experts, n, k))
+    if last.startswith("down_proj"):
+        return [w.changed(lambda x: x, name=f"{base}.down_proj.{kind}")]
+    axis = len(w.shape) - (1 if kind == "bias" else 2)
+    shape = tuple(n // 2 if i == axis else n for i, n in enumerate(w.shape))
+
+    def part(at: int, name: str) -> Weight:
+        every_second = (slice(None),) * axis + (slice(at, None, 2),)
+        return w.changed(lambda x: x[every_second], shape, f"{base}.{name}_proj.{kind}")
+
+    return [part(0, "gate"), part(1, "up")]
+
+
+def _routed(c: Config) -> dict[str, Any]:
+    """Of experts as DeepSeek's and GLM's configurations have them."""
+    if c.get("n_routed_experts") is None:
+        return {}
+    keys: dict[str, Any] = {
+        "expert_count": c.number("n_routed_experts"),
+        "expert_used_count": c.number("num_experts_per_tok"),
+        "expert_feed_forward_length": c.number("moe_intermediate_size"),
+        "expert_shared_count": int(c.get("n_shared_experts", default=0)),
+        "expert_weights_scale": float(c.number("routed_scaling_factor", default=1.0)),
+        "expert_weights_norm": bool(c.get("norm_topk_prob", default=False)),
+        "leading_dense_block_count": int(c.number("first_k_dense_replace", default=0)),
+    }
+    if c.get("moe_layer_freq", default=1) != 1:
+        raise ConvertError(f"{c.path}: moe_layer_freq: dense layers between are not supported")
+    return keys
+
+
+def _groups(c: Config) -> dict[str, Any]:
+    if int(c.get("n_group", default=1)) <= 1:
+        return {}
+    return {"expert_group_count": c.number("n_group"),
+            "expert_group_used_count": c.number("topk_group")}  # fmt: skip
+
+
+def _deepseek(c: Config) -> dict[str, Any]:
+    rank, turned = c.number("kv_lora_rank"), c.number("qk_rope_head_dim")
+    if c.get("rope_interleave", default=True) is not True:
+        raise ConvertError(f"{c.path}: rope_interleave: pairs half a head apart are not supported")
+    keys = base_keys(c) | _routed(c) | {
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + turned,
+        "attention.value_length": rank,
+        "attention.key_length_mla": c.number("qk_nope_head_dim") + turned,
+        "attention.value_length_mla": c.number("v_head_dim"),
+        "rope.dimension_count": turned,
+        "vocab_size": c.number("vocab_size"),
+    }  # fmt: skip
+    if c.get("q_lora_rank"):
+        keys["attention.q_lora_rank"] = c.number("q_lora_rank")
+    third = c.architecture.startswith("DeepseekV3")
+    keys["expert_gating_func"] = SIGMOID if third else SOFTMAX
+    if third or c.get("topk_method") == "group_limited_greedy":
+        keys |= _groups(c)
+    if not third:  # its own implementation never divides the shares by their sum
+        keys["expert_weights_norm"] = False
+    if c.rope.get("rope_type") == "yarn":
+        scale, all_dims = c.rope.get("mscale", 1.0), c.rope.get("mscale_all_dim", 0.0)
+        if scale != all_dims:
+            raise ConvertError(f"{c.path}: mscale {scale} is not mscale_all_dim {all_dims}")
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * float(all_dims)
+    return keys
+
+
+def _correction(w: Weight) -> Weight:
+    """The bias of the choice under the name that the tables have for it."""
+    if not w.name.endswith("e_score_correction_bias"):
+        return w
+    return w.changed(lambda x: x, name=w.name.replace("correction_bias", "correction.bias"))
+
+
+def _deepseek_tensors(c: Config, w: Weight) -> Iterable[Weight]:
+    """The product that makes keys and values of the latent, by head; that of keys turned round."""
+    if not w.name.endswith("kv_b_proj.weight"):
+        return [_correction(n) for n in fused_experts(c, w)]
+    plain, values, rank = c.number("qk_nope_head_dim"), c.number("v_head_dim"), w.shape[1]
+    heads = c.heads
+
+    def by_head(x: np.ndarray) -> np.ndarray:
+        return x.reshape(heads, plain + values, rank)
+
+    return [
+        w.changed(lambda x: by_head(x)[:, :plain].swapaxes(1, 2), (heads, rank, plain),
+                  w.name.replace("kv_b_proj", "k_b_proj")),
+        w.changed(lambda x: by_head(x)[:, plain:], (heads, values, rank),
+                  w.name.replace("kv_b_proj", "v_b_proj")),
+    ]  # fmt: skip
+
+
+def _glm4_moe(c: Config) -> dict[str, Any]:
+    return base_keys(c) | _routed(c) | _groups(c) | {
+        "rope.dimension_count": partial_dims(c, 0.5), "expert_gating_func": SIGMOID,
+    }  # fmt: skip
+
+
+def _glm4_moe_tensors(c: Config, w: Weight) -> Iterable[Weight]:
+    return [_correction(n) for n in fused_experts(c, w)]
+
+
+def _gemma4_windows(c: Config) -> list[bool]:
+    """Of every layer, whether it has a window."""
+    windows = [t == "sliding_attention" for t in c.get("layer_types", default=[])]
+    if len(windows) != c.layers:
+        raise ConvertError(f"{c.path}: layer_types: {len(windows)} for {c.layers} layers")
+    return windows
+
+
+def _gemma4_whole(c: Config) -> tuple[int, int]:
+    """Values of a head, and heads of keys, of layers without a window."""
+    per_layer = c.get("per_layer_config", default={})
+    dim = int(c.number("global_head_dim", default=c.head_dim if per_layer else 512))
+    same = c.get("attention_k_eq_v", default=False)
+    kv = int(c.get("num_global_key_value_heads", default=c.kv_heads)) if same else c.kv_heads
+    found = set()
+    for i, window in enumerate(_gemma4_windows(c)):
+        own = per_layer.get(str(i), {}) if isinstance(per_layer, dict) else {}
+        if window and own:
+            raise ConvertError(f"{c.path}: per_layer_config: {i} has a window and sizes of its own")
+        if not window:
+            found.add((int(own.get("head_dim", dim)), int(own.get("num_key_value_heads", kv))))
+    if len(found) > 1:
+        raise ConvertError(f"{c.path}: per_layer_config: layers without a window differ")
+    return found.pop() if found else (c.head_dim, c.kv_heads)
+
+
+def _gemma4(c: Config) -> dict[str, Any]:
+    if c.get("use_bidirectional_attention") == "all":
+        raise ConvertError(f"{c.path}: use_bidirectional_attention: only causal models convert")
+    windows, (wide, wide_kv) = _gemma4_windows(c), _gemma4_whole(c)
+    whole, local = (c.rope.get(t) or {} for t in ("full_attention", "sliding_attention"))
+    head_dim, kv, n_ff = c.head_dim, c.kv_heads, c.number("intermediate_size")
+    n_shared = int(c.get("num_kv_shared_layers", default=0))
+    keys = base_keys(c) | {
+        "attention.key_length": wide, "attention.value_length": wide,
+        "attention.key_length_swa": head_dim, "attention.value_length_swa": head_dim,
+        "attention.head_count_kv": [kv if window else wide_kv for window in windows],
+        "attention.sliding_window": int(c.number("sliding_window")),
+        "attention.sliding_window_pattern": windows,
+        "attention.shared_kv_layers": n_shared,
+        "embedding_length_per_layer_input": int(c.get("hidden_size_per_layer_input", default=0)),
+        "rope.dimension_count": wide,
+        "rope.dimension_count_swa": int(head_dim * local.get("partial_rotary_factor", 1.0)),
+        "rope.freq_base": float(whole.get("rope_theta", 1e6)),
+        "rope.freq_base_swa": float(local.get("rope_theta", 1e4)),
+    }  # fmt: skip
+    if c.get("use_double_wide_mlp"):
+        first = c.layers - n_shared
+        keys["feed_forward_length"] = [n_ff * (1 if i < first else 2) for i in range(c.layers)]
+    if c.get("final_logit_softcapping"):
+        keys["final_logit_softcapping"] = float(c.get("final_logit_softcapping"))
+    if not c.get("enable_moe_block"):
+        return {k: v for k, v in keys.items() if not k.startswith("expert_")}
+    return keys | {
+        "expert_count": c.number("num_experts"),
+        "expert_used_count": c.number("top_k_experts"),
+        "expert_feed_forward_length": c.number("moe_intermediate_size"),
+    }
+
+
+def _gemma4_factors(c: Config) -> Mapping[str, np.ndarray]:
+    """Of the layers without a window, only some pairs are turned: the others by a frequency that is
+    none."""
+    whole, (wide, _) = c.rope.get("full_attention") or {}, _gemma4_whole(c)
+    n = int(wide * float(whole.get("partial_rotary_factor", 1.0)) / 2)
+    factors = np.full(wide // 2, 1e30, np.float32)
+    factors[:n] = 1.0
+    return {"rope_freqs.weight": factors}
+
+
+def _gemma4_tensors(c: Config, w: Weight) -> Iterable[Weight]:
+    for kept in text_only(c, w):
+        layer = kept.name.split(".")[2] if ".layers." in kept.name else ""
+        renamed = {
+            "layer_scalar": f"blk.{layer}.layer_output_scale.weight",
+            "router.scale": f"blk.{layer}.ffn_gate_inp.scale",
+            "router.per_expert_scale": f"blk.{layer}.ffn_down_exps.scale",
+            "experts.gate_up_proj": f"blk.{layer}.ffn_gate_up_exps.weight",
+            "experts.down_proj": f"blk.{layer}.ffn_down_exps.weight",
+        }
+        name = kept.name.removesuffix(".weight")
+        new = next((to for end, to in renamed.items() if name.endswith(f".{end}")), kept.name)
+        yield kept.changed(lambda x: x, name=new)
+
+
+EXPERTS = (
+    Family("gpt-oss", ("GptOssForCausalLM",), _gpt_oss, _gpt_oss_tensors),
+    Family("deepseek2", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), _deepseek,
+           _deepseek_tensors, ahead=True),
+    Family("glm4moe", ("Glm4MoeForCausalLM",), _glm4_moe, _glm4_moe_tensors,
+           ahead=True),
+    Family("gemma4", ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), _gemma4,
+           _gemma4_tensors, _gemma4_factors, drop=HEAD),
+)  # fmt: skip

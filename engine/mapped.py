@@ -12,9 +12,12 @@ import mmap
 import os
 import platform
 import weakref
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+
+LOST = "one whose bytes could not be read: cut short, or on a failing disk"
 
 
 class MappedBytes:
@@ -24,8 +27,9 @@ class MappedBytes:
     it cannot be mapped, MemoryError for want of address space.
     """
 
-    def __init__(self, fd: int) -> None:
-        """fd: stays the caller's."""
+    def __init__(self, fd: int, watches_time: bool = True) -> None:
+        """fd: stays the caller's. watches_time: whether a new time of writing is a fault too."""
+        self._watches_time = watches_time
         self._fd = os.dup(fd)
         try:
             # Asked before mapping: what happens in between is found as well.
@@ -43,11 +47,12 @@ class MappedBytes:
             return None
         guard = _guard()
         if guard is not None and guard.gf_guard_lost(self._place):
-            return "one whose bytes could not be read: cut short, or on a failing disk"
+            return LOST
         now = _identity(os.fstat(self._fd))
         if now[0] < self._was[0]:
             return f"one cut short to {now[0]} bytes while it is in use"
-        return None if now == self._was else "one that was written to while it is in use"
+        same = now == self._was if self._watches_time else now[0] == self._was[0]
+        return None if same else "one that was written to while it is in use"
 
     def close(self) -> None:
         """Unmap, now or when the last array over the mapping goes."""
@@ -56,6 +61,15 @@ class MappedBytes:
         except BufferError:  # arrays still look at it
             return
         self._end()
+
+
+def guarded(data: mmap.mmap) -> Callable[[], str | None]:
+    """Guard a mapping that somebody else made and has written all of; what became of it, as `fault`
+    says it of bytes that could not be read."""
+    guard, place = _guard(), _guarded(data)
+    if guard is not None:
+        weakref.finalize(data, guard.gf_guard_remove, place)
+    return lambda: LOST if guard is not None and guard.gf_guard_lost(place) else None
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -25,7 +25,7 @@ from gguflow.engine.backends.base import Packer
 from gguflow.engine.files import PART, remove_part, whole_file
 from gguflow.engine.graph import Tensor
 
-from .kept_file import KeptFileError, NewFile, Plan, check_private, map_file, title_of
+from .kept_file import KeptFileError, NewFile, Plan, check_private, map_file, refuse, title_of
 from .source import FileBytes, ModelSource, WeightSource
 
 SUFFIX = ".repacked"
@@ -51,19 +51,20 @@ class Keeper:
     """Finds and keeps the weights of one model.
 
     title: what its files are called in a list. identity: of the model's file. notes: what the user
-    should know once loading is done.
+    should know once loading is done. checks: raise GgufError for files found that were changed.
     """
 
     def __init__(self, path: str, identity: str) -> None:
         self.title, self._identity = path, identity
         self.notes: list[str] = []
+        self.checks: list[Callable[[], None]] = []
 
     def find(self, items: Sequence[Item], packer: Packer) -> Mapping[str, np.ndarray] | None:
         """The packed bytes of `items` by name, or None where they are not kept."""
         path, key, plan = self._place(items, packer)
         try:
             check_private(folder().stat(), str(folder()))
-            data = map_file(path, plan, key, packer.n_threads)
+            data, check = map_file(path, plan, key, packer.n_threads)
         except FileNotFoundError:
             return None
         except (OSError, KeptFileError) as e:
@@ -71,6 +72,7 @@ class Keeper:
             return None
         with suppress(OSError):
             os.utime(path)  # the oldest goes first
+        self.checks.append(check)
         at = zip(items, plan.offsets, strict=True)
         return {i.tensor.name: data[offset : offset + i.n_bytes] for i, offset in at}
 
@@ -124,7 +126,7 @@ class Making:
     ) -> None:  # fmt: skip
         self._packer, self._keeper = packer, keeper
         self._at = {i.tensor.name: (n, i.n_bytes) for n, i in enumerate(items)}
-        self._n_bytes = plan.n_data
+        self._n_bytes, self._path = plan.n_data, path
         with ExitStack() as stack:
             # It need not outlive a power cut: the sums tell.
             part = stack.enter_context(whole_file(path, durable=False, mode=0o600))
@@ -150,6 +152,8 @@ class Making:
         try:
             self._new.finish(self._packer.n_threads)
             self._stack.close()
+            find = self._new.fault
+            self._keeper.checks.append(lambda: refuse(self._path, find))
         except OSError as e:  # the weights are in memory all the same
             self._keeper.notes.append(f"repacked weights are not kept: {e}")
         else:

@@ -16,7 +16,7 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +24,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+
+from gguflow.engine.gguf import GgufError
+from gguflow.engine.mapped import MappedBytes, guarded
 
 MAGIC = b"gguflow repacked 1\n".ljust(32, b"\0")
 KEY_BYTES = 32
@@ -117,10 +120,14 @@ class NewFile:
         head += self._title + found
         head += sha256(head).digest()
         self._all[: len(head)] = np.frombuffer(head, np.uint8)
+        self.fault = guarded(self._map)
 
 
-def map_file(path: Path, plan: Plan, key: bytes, n_threads: int) -> np.ndarray:
-    """The data of a finished file, mapped and read-only: uint8 [plan.n_data].
+def map_file(
+    path: Path, plan: Plan, key: bytes, n_threads: int
+) -> tuple[np.ndarray, Callable[[], None]]:
+    """The data of a finished file, mapped and read-only: uint8 [plan.n_data]; and what raises
+    GgufError once it is no longer whole.
 
     Raises FileNotFoundError where there is none, KeptFileError for one that is damaged, has another
     key, or that others could have written.
@@ -131,11 +138,12 @@ def map_file(path: Path, plan: Plan, key: bytes, n_threads: int) -> np.ndarray:
         check_private(status, str(path))
         if not stat.S_ISREG(status.st_mode) or status.st_size < _HEAD.size:
             raise KeptFileError(f"{path}: not a file of repacked weights")
-        held = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        # Whoever makes use of a file gives it a new time: those used last stay longest.
+        file = MappedBytes(fd, watches_time=False)
     finally:
         os.close(fd)
-    _large_pages(held)
-    whole = np.frombuffer(held, np.uint8)
+    _large_pages(file.data)
+    whole = np.frombuffer(file.data, np.uint8)
     magic, found_key, n_sums, n_title = _HEAD.unpack(whole[: _HEAD.size].tobytes())
     n_head = _HEAD.size + n_title + 8 * n_sums
     if magic != MAGIC or found_key != key or n_sums != plan.n_sums or n_head > _MOST_HEAD:
@@ -152,7 +160,14 @@ def map_file(path: Path, plan: Plan, key: bytes, n_threads: int) -> np.ndarray:
     )
     if wrong.size:
         raise KeptFileError(f"{path}: damaged at byte {start + int(wrong[0]) * CHUNK}")
-    return data
+
+    return data, lambda: refuse(path, file.fault)
+
+
+def refuse(path: Path, find: Callable[[], str | None]) -> None:
+    """Raises GgufError where something became of a file that is in use."""
+    if fault := find():
+        raise GgufError(path, "file", fault, "the repacked weights that were opened")
 
 
 def title_of(path: Path) -> str:

@@ -79,6 +79,8 @@ class WeightStore:
         check()
         if check not in self.checks and any(_stays(backend_of(t), packed) for t, packed in todo):
             self.checks.append(check)
+        if keeper:
+            self.checks += keeper.checks
         if progress:
             progress(total, total, "")
         self.notes = tuple(keeper.notes) if keeper else ()

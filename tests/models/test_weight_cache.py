@@ -15,7 +15,7 @@ from tiny_model import write_tiny
 from gguflow.cli.main import main
 from gguflow.engine.backends.cpu import CpuBackend
 from gguflow.engine.backends.cpu.packing import NativePacker
-from gguflow.engine.gguf import GgufFile
+from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.load import kept, kept_file, weights
 from gguflow.engine.model import Model
 
@@ -70,6 +70,22 @@ def test_a_second_start_packs_nothing_and_says_the_same(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     assert kept.kept()[0].title == str(model_file)
+
+
+def test_a_kept_file_that_is_cut_short_is_an_error(model_file: Path) -> None:
+    """Not the end of the process; a new time, which others give it, is none."""
+    logits(model_file)
+    with Model.load(model_file) as model:
+        os.utime(only_file())
+        model.logits(IDS)
+        os.truncate(only_file(), 4096)
+        with pytest.raises(GgufError, match=rf"^{only_file()}: file: found one "):
+            model.logits(IDS[::-1])
+    only_file().unlink()
+    with Model.load(model_file) as model:  # which packs into a new one
+        os.truncate(only_file(), 4096)
+        with pytest.raises(GgufError, match=rf"^{only_file()}: file: found one "):
+            model.logits(IDS)
 
 
 @pytest.mark.parametrize("where", ["magic", "key", "sums", "data", "end", "cut", "empty"])

@@ -101,7 +101,7 @@ values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
           "tokenizer.ggml.tokens": letters + [a + b for a, b in pairs],
           "tokenizer.ggml.merges": [f"{a} {b}" for a, b in pairs]}
 try:
-    tokenizer.Tokenizer.from_metadata(values, "x")
+    tokenizer.Tokenizer.from_metadata(values, "x").encode("\u4e00\u4e01" * 60_000)
     print("loaded")
 except MemoryError as e:
     print(e)
@@ -109,9 +109,7 @@ except MemoryError as e:
 
 
 @linux
-@pytest.mark.parametrize(
-    ("mib", "expected"), [(40, "no memory for the tokenizer"), (300, "loaded")]
-)
+@pytest.mark.parametrize(("mib", "expected"), [(40, "no memory for the tok"), (300, "loaded")])
 def test_a_vocabulary_without_memory(mib: int, expected: str) -> None:
     done = subprocess.run([sys.executable, "-c", BPE, str(mib)], capture_output=True, text=True)
     assert done.returncode == 0 and expected in done.stdout, done.stderr[-400:]

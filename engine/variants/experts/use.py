@@ -129,7 +129,7 @@ def write_use(path: Path, counts: Counts) -> None:
 def read_use(path: Path, source: ModelSource) -> dict[int, np.ndarray]:
     """Raises GgufError for what is no such file, or not of the model."""
     with GgufFile.open(path) as f:
-        if (found := f.metadata.get("general.architecture")) != FORMAT:
+        if (found := f.keys.text("general.architecture", None)) != FORMAT:
             raise GgufError(str(path), "key general.architecture", repr(found), repr(FORMAT))
         counts = {
             int(name.split(".")[1]): f.array(name).copy()

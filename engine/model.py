@@ -54,13 +54,7 @@ from gguflow.engine.planning import (
 )
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import Prompt, check_ids, check_prompt_type
-from gguflow.engine.resolve import (
-    Resolved,
-    open_devices,
-    prepare,
-    resolve,
-    resolve_again,
-)
+from gguflow.engine.resolve import Resolved, open_devices, prepare, resolve, resolve_again
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.serving.request import POOLINGS, Pooling

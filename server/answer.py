@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.serving.aio import EngineBusyError, EngineClosedError
-from gguflow.engine.serving.request import Request, Token
+from gguflow.engine.serving.request import LogitsError, Request, Token
 from gguflow.engine.text import StoppingText
 from gguflow.models.tokenizer.stream import TextStream
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .metrics import Metrics
     from .monitor import Timeline
     from .thinking import Budget
+
+log = logging.getLogger("gguflow.server")
 
 
 @dataclass(frozen=True)
@@ -249,6 +252,10 @@ class Answers:
             self.metrics.errors.labels(name, "constraint").inc()
             return ApiError(400, str(error), param=str(error).partition(":")[0],
                             code="constraint_failed")  # fmt: skip
+        if not isinstance(error, LogitsError):
+            self.metrics.errors.labels(name, "internal").inc()
+            log.error("request %s failed", self.exchange.id, exc_info=error)
+            return ApiError(500, "an internal error; the log has it", kind="server_error")
         self.metrics.errors.labels(name, "logits").inc()
         return ApiError(500, "the model's logits are not finite", kind="server_error",
                         code="not_finite")  # fmt: skip

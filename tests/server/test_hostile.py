@@ -303,7 +303,12 @@ def test_a_fault_of_one_request_is_its_own(
     def forbid(self: Masker, ids: Sequence[int], logits: np.ndarray) -> None:
         logits[:] = -np.inf
 
-    for broken, expected in ((fail, 400), (forbid, 500)):
+    def err(self: Masker, ids: Sequence[int], logits: np.ndarray) -> None:
+        raise KeyError("ours")
+
+    for broken, expected, said in (
+        (fail, 400, "too costly"), (forbid, 500, "not finite"), (err, 500, "internal"),
+    ):  # fmt: skip
         monkeypatch.setattr(Masker, "__call__", broken)
         body = GOOD | {"grammar": 'root ::= "a"'}
         with ThreadPoolExecutor(3) as pool:
@@ -312,7 +317,7 @@ def test_a_fault_of_one_request_is_its_own(
             good = pool.submit(server.post, TEXT, GOOD)
             assert good.result()[2]["choices"] == alone
             status, _, answer = bad.result()
-            assert status == expected and answer["error"]["message"]
+            assert status == expected and said in answer["error"]["message"]
             status, _, text = streamed.result()
             assert status == expected or b'data: {"error"' in text
     server.wait_idle()

@@ -121,7 +121,6 @@ def fused_products() -> Iterator[KernelCase]:
             pair = weight(t, ff, d), weight(t, ff, d)
             yield KernelCase("mul_mat_add", (weight(t, d, ff), down, x), note="8B ffn_down")
             yield KernelCase("mul_mat_swiglu", (*pair, x), note="8B ffn")
-            yield KernelCase("mul_mat_geglu", (*pair, x), note="8B ffn")
             if m == 1:
                 yield KernelCase("norm_mul_mat_swiglu", (x, norm, *pair), eps, "8B ffn")
         qkv = weight(t, d, d), weight(t, LARGE.kv, d), weight(t, LARGE.kv, d)
@@ -289,8 +288,6 @@ def experts() -> Iterator[KernelCase]:
         for t in COMMON:
             srcs = weight(t, n, ff, d), Operand((m, d)), chosen
             yield KernelCase("mul_mat_id", srcs, note="30B-A3B up")
-            both = weight(t, n, ff, d), *srcs
-            yield KernelCase("mul_mat_id_glu", both, {"act": "swiglu"}, "30B-A3B gate and up")
             srcs = weight(t, n, d, ff), Operand((m, used, ff)), chosen
             yield KernelCase("mul_mat_id", srcs, note="30B-A3B down")
 

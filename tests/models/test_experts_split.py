@@ -180,6 +180,8 @@ def test_what_cannot_be_obeyed_is_refused(folder: Path, card: type[Card], tmp_pa
         Model.load(path, cpu_experts=AUTO_LAYERS)
     with pytest.raises(OptionError, match="`expert_use` says which"):
         Model.load(path, expert_use="x.gguf", cpu_experts=1)
+    with pytest.raises(OptionError, match=r"`overrides` \.\*=cpu places the experts before"):
+        Model.load(path, cpu_experts=1, overrides=((".*", "cpu"),))
     with pytest.raises(OptionError, match="cpu_experts -3"):
         Options(cpu_experts=-3)
     other = str(tmp_path / "use.gguf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +26,13 @@ def host_rules(n_layer: int, cpu_experts: int) -> Overrides:
     if cpu_experts >= 0:
         layers = "|".join(str(i) for i in range(min(cpu_experts, n_layer)))
     return ((rf"^blk\.(?:{layers})\.ffn_\w+_exps\.(?!hot)\w+$", HOST),) if layers else ()
+
+
+def all_hidden(names: Iterable[str], rules: Overrides, own: Overrides) -> str:
+    """One of `rules`, where these leave nothing for `own` that come after them; else empty."""
+    asked = [n for n in names if any(re.search(pattern, n) for pattern, _ in own)]
+    before = [next((f"{p}={to}" for p, to in rules if re.search(p, n)), "") for n in asked]
+    return before[0] if before and all(before) else ""
 
 
 def with_their_nodes(setup: Setup, rules: Overrides) -> Overrides:

@@ -11,7 +11,7 @@ from gguflow.engine.options import OptionError, Options
 from gguflow.engine.planning import Setup
 from gguflow.engine.variants.base import Decision, Tools
 
-from .place import Room, host_rules, place_hottest, with_their_nodes
+from .place import Room, all_hidden, host_rules, place_hottest, with_their_nodes
 from .use import expert_use
 
 
@@ -46,7 +46,12 @@ class ExpertsVariant:
             )
         rules = options.overrides
         if options.cpu_experts:
-            rules = (*rules, *host_rules(setup.source.arch.hp.n_layer, options.cpu_experts))
+            own = host_rules(setup.source.arch.hp.n_layer, options.cpu_experts)
+            if hidden := all_hidden(setup.source.weights, rules, own):
+                raise OptionError(
+                    f"`overrides` {hidden} places the experts before `cpu_experts` does: give one"
+                )
+            rules = (*rules, *own)
         overrides = with_their_nodes(setup, rules) if rules else rules
         return replace(setup, options=replace(options, overrides=overrides))
 

@@ -116,7 +116,7 @@ def _llama_cpp(path: str, bos: int | None, most: int) -> GivenLogits:
         if len(head) < 12:
             raise LogitsError(f"{path}: ends within its header")
         n_ctx, n_vocab, n_chunk = struct.unpack("<3i", head)
-        if not (1 < n_ctx < MOST and 0 < n_vocab < MOST and 0 < n_chunk < MOST):
+        if not (3 < n_ctx < MOST and 0 < n_vocab < MOST and 0 < n_chunk < MOST):
             raise LogitsError(
                 f"{path}: windows of {n_ctx} tokens, {n_vocab} in the vocabulary, {n_chunk} windows"
             )
@@ -131,8 +131,12 @@ def _llama_cpp(path: str, bos: int | None, most: int) -> GivenLogits:
             scale = raw[:, :2].copy().view("<f4")
             least = raw[:, 2:4].copy().view("<f4")
             steps = raw[:, 4 : 4 + n_vocab]
+            with np.errstate(all="ignore"):
+                log_probs = scale * steps.astype(np.float32) + least
+            if not np.isfinite(log_probs).all() or log_probs.max(initial=0) > 1e-3:
+                raise LogitsError(f"{path}: window {i} holds what is no log probability")
             # Logits 16 below the largest and less are all kept as 0.
-            log_probs = np.where(steps == 0, np.nan, scale * steps.astype(np.float32) + least)
+            log_probs[steps == 0] = np.nan
             tokens = ids[i].tolist()
             if bos is not None:
                 tokens[0] = bos
@@ -154,4 +158,6 @@ def _npz(path: str) -> GivenLogits:
         what = f"{logits.dtype}{list(logits.shape)}"
         raise LogitsError(f"{path}: logits of {what} for {len(ids)} ids")
     given = logits.astype(np.float32)
+    if not np.isfinite(given).all():
+        raise LogitsError(f"{path}: logits that are NaN or infinite")
     return GivenLogits(path, given.shape[1], [Window(ids.tolist(), 0, log_softmax(given))])

@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -151,12 +152,20 @@ def drive(
 
 
 def coverage(name: str, rest: list[str]) -> None:
-    """The same inputs' mutants, those kept that reach something new. rest: libFuzzer's options."""
+    """The same inputs' mutants, those kept that reach something new. rest: libFuzzer's options and
+    a folder to keep them in; nothing of gguflow may have been imported before."""
     import atheris
 
     with atheris.instrument_imports(include=["gguflow"]):
         target = targets()[name]
         corpus = target.corpus()
+        for data in corpus:  # what is imported when it is needed, too
+            execute(target, data, Tally())
+    kept = Path(rest.pop() if rest and not rest[-1].startswith("-") else tempfile.mkdtemp())
+    kept.mkdir(parents=True, exist_ok=True)
+    for i, data in enumerate(corpus):
+        (kept / f"corpus-{i}").write_bytes(data)
+    rest = [f"-max_len={4 * max(map(len, corpus))}", *rest, str(kept)]
 
     def one(data: bytes) -> None:
         tally = Tally()
@@ -175,7 +184,7 @@ def coverage(name: str, rest: list[str]) -> None:
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("target", choices=sorted(targets()))
+    p.add_argument("target")
     p.add_argument("--runs", type=int, default=1 << 40, metavar="N")
     p.add_argument("--seconds", type=float, default=1e9, metavar="S")
     p.add_argument("--seed", type=int, default=0, metavar="N")
@@ -187,6 +196,8 @@ def main() -> int:
     if args.coverage:
         coverage(args.target, rest)
         return 0
+    if rest or args.target not in targets():
+        p.error(f"expected one of {', '.join(sorted(targets()))}")
     began = time.monotonic()
     tally = drive(args.target, args.runs, args.seconds, args.seed, sys.stderr, args.start)
     took = time.monotonic() - began

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference_families import reference
+from reference_families import FAMILIES, reference
 from tiny_model import write_tiny
 
 from gguflow.cli.main import main
@@ -19,6 +19,7 @@ from gguflow.engine.backends.cpu.native import CpuLibrary
 from gguflow.engine.load import open_model
 from gguflow.engine.options import Options
 from gguflow.engine.verify import LogitsError, Report, Settings, read_logits, verify
+from gguflow.engine.verify.logits import GivenLogits, Window, log_softmax
 
 TEXT = "!\"#$%&'()*+,-./0123456789" * 4
 SHORT = Settings(n_prompt=9, n_decode=2)
@@ -197,6 +198,9 @@ def test_another_programs_logits(
         (b"_logits_\1", "ends within"),
         (b"_logits_" + struct.pack("<3i", 1 << 30, 4, 1), "windows of 1073741824"),
         (b"_logits_" + struct.pack("<3i", 64, 4, 1000), "too few for 1000 windows"),
+        (b"_logits_" + struct.pack("<6i", 2, 4, 1, 0, 0, 0) + bytes(24), "windows of 2"),
+        (b"_logits_" + struct.pack("<3i16x2f8x", 4, 4, 1, np.inf, 0), "no log probability"),
+        (b"_logits_" + struct.pack("<3i16x2f8x", 4, 4, 1, 0, 9), "no log probability"),
         (b"PK\3\4" + bytes(40), "File is not a zip file"),
     ],
 )
@@ -216,3 +220,14 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", path, "--against", "abacus"]) == 2
     assert "--against abacus" in capsys.readouterr().err
     assert main(["verify", path, "--only", "weight"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_passes(architectures_data: Path, family: str) -> None:
+    """Each op by its reference, and the logits by the family's own implementation."""
+    model, ids, logits = reference(architectures_data, family)
+    given = GivenLogits("given", logits.shape[1], [Window(ids, 0, log_softmax(logits))])
+    report = verify(open_model(model), Options(n_threads=1), TEXT, Settings(12, 1, against=given))
+    assert report.ok, (report.fault, report.checks, report.difference)
+    assert report.difference is not None and report.difference.kl < 1e-5

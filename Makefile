@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h)
 
-.PHONY: demo test slow lint format types layout check docs site wheels sanitize fuzz kills pins audit sbom clean
+.PHONY: demo test slow lint format types layout check docs site wheels arm64 sanitize fuzz kills pins audit sbom clean
 
 demo: $(VENV)/installed
 	$(BIN)/gguflow generate -p "Once upon a time" -n 200 --repeat-penalty 1.1
@@ -85,6 +85,10 @@ sbom: $(BIN)/pip
 	$(BIN)/python -m pip install -q cyclonedx-bom
 	mkdir -p build && $(BIN)/cyclonedx-py requirements .ci/requirements.txt --pyproject pyproject.toml \
 		--of JSON -o build/gguflow.cdx.json
+
+# The kernels of 64-bit ARM, cross compiled and tested under qemu.
+arm64: $(BIN)/pip
+	PYTHON=$(BIN)/python .ci/arm64
 
 $(VENV)/bin/pip:
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'gguflow needs Python 3.11 or later')"

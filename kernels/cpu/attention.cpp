@@ -24,7 +24,6 @@ struct attention_params {
 constexpr int64_t kMaxRows = 64;  // rows (token, query head) a tile
 constexpr int64_t kFewRows = 8;   // rows a KV head
 constexpr int64_t kStayingBytes = 16 << 10;
-constexpr int kRowsAtOnce = VL >= 16 ? 4 : VL >= 8 ? 2 : 1;
 
 // How some neighbouring tokens are cut into tiles.
 struct cut {
@@ -91,7 +90,7 @@ struct layout {
   // many of a block do.
   int64_t staying_keys() const {
     int64_t n = ATT_KEYS;
-    while (n > VL && n * std::max(dk, dv) * int64_t{sizeof(float)} > kStayingBytes) n /= 2;
+    while (n > kAttKeys && n * std::max(dk, dv) * int64_t{sizeof(float)} > kStayingBytes) n /= 2;
     return n;
   }
 
@@ -299,7 +298,7 @@ class Tile {
   template <typename F>
   static void for_groups(int64_t n, F&& f) {
     int64_t r = 0;
-    for (; r + kRowsAtOnce <= n; r += kRowsAtOnce) f(r, std::integral_constant<int, kRowsAtOnce>());
+    for (; r + kAttRows <= n; r += kAttRows) f(r, std::integral_constant<int, kAttRows>());
     for (; r < n; ++r) f(r, std::integral_constant<int, 1>());
   }
 

@@ -8,6 +8,17 @@
 
 constexpr int64_t ATT_KEYS = 64;  // keys a block; a multiple of every VL
 
+// Rows that share the reading of keys and values, and the sums kept in registers for NQ of them
+// with some keys: a multiple of VL.
+#if defined(GF_NEON)  // 32 registers of four floats
+constexpr int kAttRows = 4;
+constexpr int att_sums(int nq) { return nq > 1 ? 16 : 8; }
+#else
+constexpr int kAttRows = VL >= 16 ? 4 : VL >= 8 ? 2 : 1;
+constexpr int att_sums(int) { return VL; }
+#endif
+constexpr int kAttKeys = att_sums(1);  // the most keys at once
+
 // n 16-bit floats to floats, zero up to a whole vector.
 template <typename Load>
 inline void att_stage_half(const char* from, float* to, int64_t n, Load&& load) {
@@ -40,15 +51,15 @@ inline void att_stage_row(int32_t type, const char* from, float* to, int64_t n) 
   }
 }
 
-// s[row][j] = q[row] . k[j] for NQ rows and the keys that hold [begin, end), VL dot products at a
-// time. q rows and k rows are dp apart, s rows ATT_KEYS.
+// s[row][j] = q[row] . k[j] for NQ rows and the keys that hold [begin, end), by groups of at most
+// kAttKeys. q rows and k rows are dp apart, s rows ATT_KEYS.
 template <int NQ>
 inline void att_scores(const float* q, const float* k, float* s, int64_t dp, int64_t begin,
                        int64_t end) {
-  constexpr int NK = VL / NQ;
+  constexpr int N = att_sums(NQ), NK = N / NQ;
   for (int64_t j = begin / NK * NK; j < end; j += NK) {
-    vf acc[VL];
-    for (int i = 0; i < VL; ++i) acc[i] = vf_zero();
+    vf acc[N];
+    for (int i = 0; i < N; ++i) acc[i] = vf_zero();
     for (int64_t d = 0; d < dp; d += VL) {
       vf qv[NQ];
       for (int a = 0; a < NQ; ++a) qv[a] = vf_load(q + a * dp + d);
@@ -57,8 +68,8 @@ inline void att_scores(const float* q, const float* k, float* s, int64_t dp, int
         for (int a = 0; a < NQ; ++a) acc[a * NK + b] = vf_fma(qv[a], kv, acc[a * NK + b]);
       }
     }
-    float lane[VL];
-    vf_store(lane, vf_sum_each(acc));
+    float lane[N];
+    for (int i = 0; i < N; i += VL) vf_store(lane + i, vf_sum_each(acc + i));
     for (int a = 0; a < NQ; ++a) {
       std::memcpy(s + a * ATT_KEYS + j, lane + a * NK, NK * sizeof(float));
     }
@@ -121,9 +132,10 @@ inline void att_values_part(const float* p, const float* v, float* o, int64_t dp
 template <int NR>
 inline void att_values(const float* p, const float* v, float* o, int64_t dp, int64_t begin,
                        int64_t end) {
+  constexpr int NV = NR == 1 && VL == 4 ? 8 : 4;  // enough independent sums
   int64_t i = 0;
-  for (; i + 4 * VL <= dp; i += 4 * VL) {
-    att_values_part<NR, 4>(p, v + i, o + i, dp, begin, end);
+  for (; i + NV * VL <= dp; i += NV * VL) {
+    att_values_part<NR, NV>(p, v + i, o + i, dp, begin, end);
   }
   for (; i < dp; i += VL) att_values_part<NR, 1>(p, v + i, o + i, dp, begin, end);
 }

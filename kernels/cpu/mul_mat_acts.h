@@ -4,7 +4,7 @@
 // reads one stream. One block of a tile of T columns, 44 * T bytes:
 //   float d[T]        steps
 //   4 bytes [2][T]    what the weight type needs of the sums of q over both halves (see SumUse)
-//   int8 q[T][32]
+//   int8 q[T][32]            two columns' bytes interleaved by 8 where kernels take them so
 #pragma once
 
 #include "cpu/mul_mat_load.h"
@@ -13,14 +13,16 @@ namespace gf {
 
 constexpr int kActBlockBytes = 44;  // bytes a column a block of 32
 
-// What the sums serve for: int32 -bias * sum, where the integer dot product starts so that weights
-// need not be shifted to signed; or float d * sum, what a type's minimum is multiplied by.
+// How a weight type takes columns. What the sums serve for: int32 -bias * sum, where the integer
+// dot product starts so that weights need not be shifted to signed; or float d * sum, what a type's
+// minimum is multiplied by.
 struct SumUse {
   int bias;
   int halves;  // 1: one sum of 32; 2: two of 16
   bool mins;
+  bool pairs;  // the bytes of columns 2i and 2i + 1 are interleaved
   bool operator==(const SumUse& o) const {
-    return bias == o.bias && halves == o.halves && mins == o.mins;
+    return bias == o.bias && halves == o.halves && mins == o.mins && pairs == o.pairs;
   }
 };
 
@@ -51,6 +53,13 @@ class Tiling {
   int64_t columns_, full_;
 };
 
+// Two columns' 32 bytes each, interleaved by 8: the 8 x 2 matrices that some machines multiply.
+inline void pair_columns(int8_t* q) {
+  int8_t both[64];
+  for (int i = 0; i < 8; ++i) std::memcpy(both + i % 4 * 16 + i / 4 * 8, q + 8 * i, 8);
+  std::memcpy(q, both, sizeof both);
+}
+
 // Quantizes block ib of one tile; column(c) is the address of column c.
 template <class Column>
 inline void quantize_tile_block(const Tile& tile, const Column& column, int64_t ib, SumUse use,
@@ -69,6 +78,7 @@ inline void quantize_tile_block(const Tile& tile, const Column& column, int64_t 
       std::memcpy(aux + 4 * (h * width + c), use.mins ? static_cast<const void*>(&scaled) : &start,
                   4);
     }
+    if (use.pairs && c % 2 == 1) pair_columns(q + 32 * (c - 1));
   }
 }
 

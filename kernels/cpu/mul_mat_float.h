@@ -18,25 +18,23 @@ using FloatKernel = void (*)(const char* rows, int64_t row_bytes, int n_rows, co
 // Up to so many columns rows come straight from memory. For more, a register tile takes several
 // rows, which should be in the cache beforehand (see read_ahead).
 constexpr int kStreamColumns = 2;
-// Of columns that stay in the L1 cache beside the rows that stream through it.
-constexpr int64_t kStayingBytes = 12 << 10;
 // Bytes of a row a register tile takes at a time, so that its operands stay in the L1 cache.
 constexpr int64_t kStretchBytes = 2048;
 
 // Sums of elements [begin, end) added to lanes[c * kRows + r]; `fresh`: these start at zero.
 template <class Row, int R, int C>
 GF_INLINE void float_register_tile(const char* rows, int64_t row_bytes, const void* const* x,
-                                   int64_t begin, int64_t end, bool fresh, VecF* lanes) {
+                                   int64_t begin, int64_t end, bool fresh, VecL* lanes) {
   using Column = typename Row::Column;
   const typename Row::Elem* w[R];
   const typename Column::Elem* xc[C];
-  VecF acc[R][C];
+  VecL acc[R][C];
   static_for<C>([&](auto c)
                     GF_LAMBDA_INLINE { xc[c] = static_cast<const typename Column::Elem*>(x[c]); });
   static_for<R>([&](auto r) GF_LAMBDA_INLINE {
     w[r] = reinterpret_cast<const typename Row::Elem*>(rows + r * row_bytes);
     static_for<C>([&](auto c)
-                      GF_LAMBDA_INLINE { acc[r][c] = fresh ? zero_f() : lanes[c * kRows + r]; });
+                      GF_LAMBDA_INLINE { acc[r][c] = fresh ? VecL{} : lanes[c * kRows + r]; });
   });
   int64_t i = begin;
   for (; i + Row::kStep <= end; i += Row::kStep) {
@@ -63,7 +61,7 @@ GF_INLINE void float_register_tile(const char* rows, int64_t row_bytes, const vo
 // All rows for C columns, R at a time.
 template <class Row, int C, int R>
 GF_INLINE void float_columns(const char* rows, int64_t row_bytes, int n_rows, const void* const* x,
-                             int64_t begin, int64_t end, bool fresh, VecF* lanes) {
+                             int64_t begin, int64_t end, bool fresh, VecL* lanes) {
   int r = 0;
   for (; r + R <= n_rows; r += R) {
     float_register_tile<Row, R, C>(rows + r * row_bytes, row_bytes, x, begin, end, fresh,
@@ -79,7 +77,7 @@ GF_INLINE void float_columns(const char* rows, int64_t row_bytes, int n_rows, co
 // do not stay in the L1 cache are read again for every row: then several rows share the reading.
 template <class Row, int C>
 GF_INLINE void stream_columns(const char* rows, int64_t row_bytes, int n_rows, const void* const* x,
-                              int64_t k, VecF* lanes) {
+                              int64_t k, VecL* lanes) {
   constexpr int kShare = kFloatRows * 2 / C;
   if (C * k * static_cast<int64_t>(sizeof(typename Row::Column::Elem)) <= kStayingBytes) {
     float_columns<Row, C, 1>(rows, row_bytes, n_rows, x, 0, k, true, lanes);
@@ -103,7 +101,7 @@ inline void read_ahead(const char* p, int64_t n) {
 template <class Row>
 void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* const* x, int n_cols,
                 int64_t k, float* out) {
-  VecF lanes[kMaxTile * kRows];
+  VecL lanes[kMaxTile * kRows];
   if (n_cols <= kStreamColumns) {
     int c = 0;
     for (; c + 2 <= n_cols; c += 2) {
@@ -130,7 +128,7 @@ void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* con
     }
   }
   for (int c = 0; c < n_cols; ++c) {
-    for (int r = n_rows; r < kRows; ++r) lanes[c * kRows + r] = zero_f();
+    for (int r = n_rows; r < kRows; ++r) lanes[c * kRows + r] = VecL{};
     sum_lanes(lanes + c * kRows, out + c * kRows);
   }
 }

@@ -15,7 +15,7 @@ struct GridType {
   int type;
   GridKernel tile[kAnyWidth + 1];  // widths 1 .. kAnyWidth, then kMaxTile
 
-  static constexpr SumUse kSums = {0, 1, false};
+  static constexpr SumUse kSums = {0, 1, false, false};
   GridKernel kernel(int width) const { return tile[width <= kAnyWidth ? width - 1 : kAnyWidth]; }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/mul_mat_util.h"
+#include "cpu/simd.h"
 #include "quants/traits.h"
 
 namespace gf {
@@ -179,6 +180,72 @@ struct GridSum {
     const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
     return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
   }
+};
+
+#elif defined(GF_NEON)
+
+struct Signed32 {
+  int8x16_t v[2];
+  float s0, s1;
+};
+
+template <class B>
+GF_INLINE Signed32 signed_32(const B* b, int s) {
+  static constexpr uint8_t each[32] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
+                                       2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3};
+  const Eights e = eights(b, s);
+  // Byte i of `negative` is set where bit i of the signs is: byte i / 8 of them, masked.
+  const uint8x16_t signs = vreinterpretq_u8_u32(vdupq_n_u32(e.signs));
+  const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
+  Signed32 w = {{}, e.s0, e.s1};
+  for (int h = 0; h < 2; ++h) {
+    const int8x16_t v = vreinterpretq_s8_u64(vld1q_u64(e.v + 2 * h));
+    const int8x16_t negative =
+        vreinterpretq_s8_u8(vtstq_u8(vqtbl1q_u8(signs, vld1q_u8(each + 16 * h)), bit));
+    w.v[h] = vsubq_s8(veorq_s8(v, negative), negative);
+  }
+  return w;
+}
+
+// Digits of base three: every 16 elements are the same digit of 16 (the last 16: of 4) bytes.
+GF_INLINE int8x16_t digits_16(const block_tq1_0* b, int i) {  // elements 16 i to 16 i + 15
+  static constexpr uint8_t kPowers[5] = {1, 3, 9, 27, 81};
+  uint8x16_t rest;
+  if (i < 15) {
+    const int byte = i < 10 ? i % 2 * 16 : 32;
+    rest = vmulq_u8(vld1q_u8(b->qs + byte), vdupq_n_u8(kPowers[i < 10 ? i / 2 : i - 10]));
+  } else {
+    uint8_t v[16];
+    for (int j = 0; j < 16; ++j) v[j] = static_cast<uint8_t>(b->qs[48 + j % 4] * kPowers[j / 4]);
+    rest = vld1q_u8(v);
+  }
+  // rest * 3 / 256 as (rest + rest / 2) / 128: what rounding down loses never reaches a digit.
+  const uint8x16_t digit = vshrq_n_u8(vhaddq_u8(rest, vshrq_n_u8(rest, 1)), 6);
+  return vsubq_s8(vreinterpretq_s8_u8(digit), vdupq_n_s8(1));
+}
+GF_INLINE Signed32 signed_32(const block_tq1_0* b, int s) {
+  const float d = gf_f16_to_f32(b->d);
+  return {{digits_16(b, 2 * s), digits_16(b, 2 * s + 1)}, d, d};
+}
+
+// Four sums of four products each.
+GF_INLINE int32x4_t dot_16(int8x16_t w, int8x16_t x) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return vdotq_s32(vdupq_n_s32(0), w, x);
+#else  // sums of two fit 16 bits: no weight is above 64
+  return vpaddlq_s16(vmlal_high_s8(vmull_s8(vget_low_s8(w), vget_low_s8(x)), w, x));
+#endif
+}
+
+struct GridSum {
+  float32x4_t sum = vdupq_n_f32(0.0f);
+
+  GF_INLINE void add(const Signed32& w, const int8_t* q, float d) {
+    const int32x4_t first = dot_16(w.v[0], vld1q_s8(q)), second = dot_16(w.v[1], vld1q_s8(q + 16));
+    sum = vfmaq_n_f32(sum, vcvtq_f32_s32(first), w.s0 * d);
+    sum = vfmaq_n_f32(sum, vcvtq_f32_s32(second), w.s1 * d);
+  }
+  GF_INLINE float total() const { return vf_sum({sum}); }
 };
 
 #else

@@ -16,10 +16,10 @@ struct Iq4Table {
   static constexpr const gf_i8* kValues = gf_iq4_values;
 };
 
-// Doubled FP4 numbers, -12 to 12: as 0 to 24 their products add up in 16 bits for longer.
+// Doubled FP4 numbers, -12 to 12: as 0 to 24 where signed ones cost more.
 struct Fp4Table {
-  static constexpr bool kSigned = false;
-  static constexpr int kBias = 12, kBits = 5, kLeast = -12;
+  static constexpr bool kSigned = kSignedFree;
+  static constexpr int kBias = kSigned ? 0 : 12, kBits = 5, kLeast = kSigned ? 0 : -12;
   static constexpr const gf_i8* kValues = gf_fp4_values;
 };
 
@@ -34,25 +34,34 @@ struct TableLayout {
   static constexpr bool kSigned = Table::kSigned;
   static constexpr int kBias = Table::kBias;
 
-  static GF_INLINE void weights(const uint8_t* block, int sub, VecW (&w)[8]) {
+  static GF_INLINE void weights(const uint8_t* block, int sub, int part, VecW (&w)[8]) {
     alignas(16) uint8_t values[16];
     for (int i = 0; i < 16; ++i)
       values[i] = static_cast<uint8_t>(Table::kValues[i] - Table::kLeast);
-    const uint8_t* p = block + kRows * (header + sub * 16);
-    static_for<8>([&](auto i) GF_LAMBDA_INLINE { w[i] = look_up(values, field<4, 0, i>(p)); });
+    const uint8_t* p = block + kRows * (header + sub * 16) + rows_at(part, 4);
+    static_for<8>([&](auto i) GF_LAMBDA_INLINE {
+      w[i] = look_up(values, field<4, 4 * (i / 4)>(unit_of<4, i>(p)));
+    });
   }
 };
 
 struct LoadIQ4_NL : TableLayout<Iq4Table, GF_IQ4_NL, 2, 32, 1> {
-  VecF d;
-  explicit GF_INLINE LoadIQ4_NL(const uint8_t* block) : d(f16x16(block)) {}
-  GF_INLINE void scales(int, VecF (&s)[1], VecF (&)[1]) const { s[0] = d; }
+  const uint8_t* block;
+  explicit GF_INLINE LoadIQ4_NL(const uint8_t* b) : block(b) {}
+  GF_INLINE LoadQ4_0::Rows rows(int part) const { return {f16_rows(block + rows_at(part, 2))}; }
 };
 
 struct LoadIQ4_XS : TableLayout<Iq4Table, GF_IQ4_XS, 8, 256, 1> {
-  VecF d;
+  const uint8_t* block;
   alignas(64) uint8_t sc[128];
-  explicit GF_INLINE LoadIQ4_XS(const uint8_t* block) : d(f16x16(block)) {
+  struct Rows {
+    VecF d;
+    const uint8_t* sc;
+    GF_INLINE void scales(int sub, VecF (&s)[1], VecF (&)[1]) const {
+      s[0] = mul_f(d, i8_rows(sc + 16 * sub));
+    }
+  };
+  explicit GF_INLINE LoadIQ4_XS(const uint8_t* b) : block(b) {
     uint16_t high[16];
     std::memcpy(high, block + 32, sizeof high);
     for (int s = 0; s < 8; ++s) {
@@ -63,34 +72,41 @@ struct LoadIQ4_XS : TableLayout<Iq4Table, GF_IQ4_XS, 8, 256, 1> {
       }
     }
   }
-  GF_INLINE void scales(int sub, VecF (&s)[1], VecF (&)[1]) const {
-    s[0] = mul_f(d, i8x16(sc + 16 * sub));
+  GF_INLINE Rows rows(int part) const {
+    return {f16_rows(block + rows_at(part, 2)), sc + rows_at(part)};
   }
 };
 
 struct LoadMXFP4 : TableLayout<Fp4Table, GF_MXFP4, 1, 32, 1> {
-  VecF d;
-  explicit GF_INLINE LoadMXFP4(const uint8_t* block) {
-    alignas(64) float powers[16];
-    for (int r = 0; r < 16; ++r) powers[r] = gf_half_power(block[r]);
-    d = RowF32::load(powers);
+  const uint8_t* block;
+  explicit GF_INLINE LoadMXFP4(const uint8_t* b) : block(b) {}
+  GF_INLINE LoadQ4_0::Rows rows(int part) const {
+    alignas(64) float powers[kVecRows];
+    for (int r = 0; r < kVecRows; ++r) powers[r] = gf_half_power(block[rows_at(part) + r]);
+    return {load_f(powers)};
   }
-  GF_INLINE void scales(int, VecF (&s)[1], VecF (&)[1]) const { s[0] = d; }
 };
 
 // Two sub-blocks of 32, each with a scale for 16 elements.
 struct LoadNVFP4 : TableLayout<Fp4Table, GF_NVFP4, 4, 64, 2> {
-  alignas(64) uint16_t half[64];  // the scales as float16, divided by 128
-  explicit GF_INLINE LoadNVFP4(const uint8_t* block) {
-    for (int i = 0; i < 64; ++i) {
-      half[i] = static_cast<uint16_t>(block[i] == 0x7F ? 0 : (block[i] & 0x7F) << 7);
+  const uint8_t* block;
+  struct Rows {
+    alignas(64) uint16_t half[4 * kVecRows];  // the scales as float16, divided by 128
+    GF_INLINE void scales(int sub, VecF (&s)[2], VecF (&)[2]) const {
+      static_for<2>([&](auto h) GF_LAMBDA_INLINE {
+        const auto* p = reinterpret_cast<const uint8_t*>(half + kVecRows * (2 * sub + h));
+        s[h] = mul_f(f16_rows(p), splat_f(128.0f));
+      });
     }
-  }
-  GF_INLINE void scales(int sub, VecF (&s)[2], VecF (&)[2]) const {
-    static_for<2>([&](auto h) GF_LAMBDA_INLINE {
-      const auto* p = reinterpret_cast<const uint8_t*>(half + 16 * (2 * sub + h));
-      s[h] = mul_f(f16x16(p), splat_f(128.0f));
-    });
+  };
+  explicit GF_INLINE LoadNVFP4(const uint8_t* b) : block(b) {}
+  GF_INLINE Rows rows(int part) const {
+    Rows rows;
+    for (int i = 0; i < 4 * kVecRows; ++i) {
+      const uint8_t b = block[i / kVecRows * kRows + rows_at(part) + i % kVecRows];
+      rows.half[i] = static_cast<uint16_t>(b == 0x7F ? 0 : (b & 0x7F) << 7);
+    }
+    return rows;
   }
 };
 

@@ -7,23 +7,28 @@
 
 #include "cpu/mul_mat_acts.h"
 #include "cpu/mul_mat_load.h"
+#if defined(GF_NEON)
+#include "cpu/mul_mat_packed_neon.h"
+#endif
 
 namespace gf {
 
 // w: the group's packed blocks; a: the tile's activations; out: [T][16].
 using PackedKernel = void (*)(const uint8_t* w, const uint8_t* a, int64_t n_blocks, float* out);
 
+#if !defined(GF_NEON)
 template <class L, int T>
 void packed_tile(const uint8_t* w, const uint8_t* a, int64_t n_blocks, float* out) {
   VecF acc[T];
   static_for<T>([&](auto c) GF_LAMBDA_INLINE { acc[c] = zero_f(); });
   for (int64_t ib = 0; ib < n_blocks; ++ib, w += kRows * L::kBlockBytes) {
     const L block(w);
+    const auto rows = block.rows(0);
     for (int sub = 0; sub < L::kSubBlocks; ++sub, a += T * kActBlockBytes) {
       VecW q[8];
-      L::weights(w, sub, q);
+      L::weights(w, sub, 0, q);
       VecF s[L::kHalves], m[L::kHalves];
-      block.scales(sub, s, m);
+      rows.scales(sub, s, m);
       const auto* d = reinterpret_cast<const float*>(a);
       const auto* sums = a + 4 * T;
       dot_columns<L, T>(q, reinterpret_cast<const int8_t*>(a + 12 * T),
@@ -43,5 +48,6 @@ void packed_tile(const uint8_t* w, const uint8_t* a, int64_t n_blocks, float* ou
   }
   static_for<T>([&](auto c) GF_LAMBDA_INLINE { store_f(out + kRows * c, acc[c]); });
 }
+#endif
 
 }  // namespace gf

@@ -22,7 +22,7 @@ constexpr PackedType packed_type(std::integer_sequence<int, i...>) {
   return {L::kType,
           L::kBlockBytes,
           L::kSubBlocks,
-          {L::kBias, L::kHalves, L::kMins},
+          {L::kBias, L::kHalves, L::kMins, kPairs},
           {&packed_tile<L, i + 1>..., &packed_tile<L, kMaxTile>}};
 }
 

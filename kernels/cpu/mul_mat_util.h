@@ -28,6 +28,9 @@ GF_INLINE void static_for(Body&& body) {
   static_for_impl(body, std::make_integer_sequence<int, n>{});
 }
 
+// A byte four times.
+constexpr uint32_t bytes4(int b) { return static_cast<uint32_t>(b) * 0x01010101u; }
+
 GF_INLINE int32_t load_i32(const void* p) {
   int32_t v;
   std::memcpy(&v, p, 4);

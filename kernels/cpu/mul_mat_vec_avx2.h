@@ -8,9 +8,14 @@
 
 namespace gf {
 
-constexpr int kMaxTile = 4;        // columns an unpacked block of weights is used for
-constexpr bool kSignedDot = true;  // q8_0 as |w| * (a with the sign of w)
+constexpr int kVecRows = 16;         // rows in a VecW or VecF
+constexpr int kMaxTile = 4;          // columns an unpacked block of weights is used for
+constexpr bool kSignedDot = true;    // q8_0 as |w| * (a with the sign of w)
+constexpr bool kSignedFree = false;  // small signed weights cost nothing more
 constexpr int kFloatRows = 2, kFloatCols = 2, kLastCols = 2;
+constexpr bool kPairs = false;  // of columns, whose bytes lie interleaved
+// Of columns that stay in the L1 cache beside the rows that stream through it.
+constexpr int64_t kStayingBytes = 12 << 10;
 constexpr int kFewColumns = 128;  // up to here converting rows beforehand does not pay
 
 struct VecW {  // 16 rows x 4 unsigned bytes
@@ -43,6 +48,17 @@ GF_INLINE VecW shr_w(VecW a) {
   return a;
 }
 
+// `bits` bits of each byte from bit `from` on, moved to bit `to`; the others zero.
+template <int bits, int from, int to = 0>
+GF_INLINE VecW field(VecW a) {
+  return and_w(shr_w<from - to>(a), bytes4(((1 << bits) - 1) << to));
+}
+// The same put into w, whose bits from `to` up are zero.
+template <int bits, int from, int to>
+GF_INLINE VecW add_field(VecW w, VecW a) {
+  return or_w(w, field<bits, from, to>(a));
+}
+
 // Each byte of codes, below 16, replaced by that entry of the table.
 GF_INLINE VecW look_up(const uint8_t (&table)[16], VecW codes) {
   const __m256i t =
@@ -58,6 +74,7 @@ GF_INLINE VecF mul_f(VecF a, VecF b) {
 GF_INLINE VecF fma_f(VecF a, VecF b, VecF c) {
   return {{_mm256_fmadd_ps(a.v[0], b.v[0], c.v[0]), _mm256_fmadd_ps(a.v[1], b.v[1], c.v[1])}};
 }
+GF_INLINE VecF load_f(const float* p) { return {{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}}; }
 GF_INLINE void store_f(float* p, VecF a) {
   _mm256_storeu_ps(p, a.v[0]);
   _mm256_storeu_ps(p + 8, a.v[1]);
@@ -65,17 +82,17 @@ GF_INLINE void store_f(float* p, VecF a) {
 GF_INLINE __m128i load_128(const void* p) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
 }
-GF_INLINE VecF f16x16(const uint8_t* p) {
+GF_INLINE VecF f16_rows(const uint8_t* p) {
   return {{_mm256_cvtph_ps(load_128(p)), _mm256_cvtph_ps(load_128(p + 16))}};
 }
 GF_INLINE __m128i load_64(const void* p) {
   return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
 }
-GF_INLINE VecF u8x16(const uint8_t* p) {
+GF_INLINE VecF u8_rows(const uint8_t* p) {
   return {{_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load_64(p))),
            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load_64(p + 8)))}};
 }
-GF_INLINE VecF i8x16(const uint8_t* p) {
+GF_INLINE VecF i8_rows(const uint8_t* p) {
   return {{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_64(p))),
            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_64(p + 8)))}};
 }
@@ -172,7 +189,9 @@ GF_INLINE float quantize_32(const float* x, int8_t* q, int32_t sums[2]) {
   return step(amax);
 }
 
-// -- 16 consecutive elements of a row of plain floats
+// -- 16 consecutive elements of a row of plain floats, and the sums over them
+
+using VecL = VecF;
 
 // The first n < 16 elements, zeros after them.
 template <class Row>
@@ -198,7 +217,7 @@ struct RowF16 {
   using Column = RowF32;
   static constexpr int kStep = 16;
   static GF_INLINE VecF load(const uint16_t* p) {
-    return f16x16(reinterpret_cast<const uint8_t*>(p));
+    return f16_rows(reinterpret_cast<const uint8_t*>(p));
   }
   static GF_INLINE VecF load_first(const uint16_t* p, int64_t n) {
     return load_padded<RowF16>(p, n);

@@ -14,10 +14,15 @@
 
 namespace gf {
 
+constexpr int kVecRows = 16;        // rows in a VecW or VecF
 constexpr int kMaxTile = 16;        // columns a weight register is used for before it is dropped
 constexpr bool kSignedDot = false;  // weights must be unsigned: q8_0 is shifted by 128
 // Register tile of the float kernels, and the most columns the last one of a row may have.
+constexpr bool kSignedFree = false;  // small signed weights cost nothing more
 constexpr int kFloatRows = 4, kFloatCols = 4, kLastCols = 6;
+constexpr bool kPairs = false;  // of columns, whose bytes lie interleaved
+// Of columns that stay in the L1 cache beside the rows that stream through it.
+constexpr int64_t kStayingBytes = 12 << 10;
 constexpr int kFewColumns = 128;  // up to here converting rows beforehand does not pay
 
 struct VecW {  // 16 rows x 4 unsigned bytes
@@ -43,6 +48,17 @@ GF_INLINE VecW shr_w(VecW a) {
   return a;
 }
 
+// `bits` bits of each byte from bit `from` on, moved to bit `to`; the others zero.
+template <int bits, int from, int to = 0>
+GF_INLINE VecW field(VecW a) {
+  return and_w(shr_w<from - to>(a), bytes4(((1 << bits) - 1) << to));
+}
+// The same put into w, whose bits from `to` up are zero.
+template <int bits, int from, int to>
+GF_INLINE VecW add_field(VecW w, VecW a) {
+  return or_w(w, field<bits, from, to>(a));
+}
+
 // Each byte of codes, below 16, replaced by that entry of the table.
 GF_INLINE VecW look_up(const uint8_t (&table)[16], VecW codes) {
   const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
@@ -54,15 +70,16 @@ GF_INLINE VecF splat_f(float x) { return {_mm512_set1_ps(x)}; }
 GF_INLINE VecF mul_f(VecF a, VecF b) { return {_mm512_mul_ps(a.v, b.v)}; }
 GF_INLINE VecF fma_f(VecF a, VecF b, VecF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 GF_INLINE VecF fnma_f(VecF a, VecF b, VecF c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
+GF_INLINE VecF load_f(const float* p) { return {_mm512_loadu_ps(p)}; }
 GF_INLINE void store_f(float* p, VecF a) { _mm512_storeu_ps(p, a.v); }
-GF_INLINE VecF f16x16(const uint8_t* p) {
+GF_INLINE VecF f16_rows(const uint8_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-GF_INLINE VecF u8x16(const uint8_t* p) {
+GF_INLINE VecF u8_rows(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(
       _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
-GF_INLINE VecF i8x16(const uint8_t* p) {
+GF_INLINE VecF i8_rows(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
@@ -106,7 +123,9 @@ GF_INLINE float quantize_32(const float* x, int8_t* q, int32_t sums[2]) {
   return step(amax);
 }
 
-// -- 16 consecutive elements of a row of plain floats
+// -- 16 consecutive elements of a row of plain floats, and the sums over them
+
+using VecL = VecF;
 
 GF_INLINE __mmask16 first_n(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
@@ -128,7 +147,7 @@ struct RowF16 {
   using Column = RowF32;
   static constexpr int kStep = 16;
   static GF_INLINE VecF load(const uint16_t* p) {
-    return f16x16(reinterpret_cast<const uint8_t*>(p));
+    return f16_rows(reinterpret_cast<const uint8_t*>(p));
   }
   static GF_INLINE VecF load_first(const uint16_t* p, int64_t n) {
     return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_n(n), p))};

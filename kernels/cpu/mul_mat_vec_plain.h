@@ -7,9 +7,14 @@
 
 namespace gf {
 
-constexpr int kMaxTile = 4;         // columns an unpacked block of weights is used for
-constexpr bool kSignedDot = false;  // q8_0 is shifted by 128 to be unsigned
+constexpr int kVecRows = 16;         // rows in a VecW or VecF
+constexpr int kMaxTile = 4;          // columns an unpacked block of weights is used for
+constexpr bool kSignedDot = false;   // q8_0 is shifted by 128 to be unsigned
+constexpr bool kSignedFree = false;  // small signed weights cost nothing more
 constexpr int kFloatRows = 1, kFloatCols = 2, kLastCols = 2;
+constexpr bool kPairs = false;  // of columns, whose bytes lie interleaved
+// Of columns that stay in the L1 cache beside the rows that stream through it.
+constexpr int64_t kStayingBytes = 12 << 10;
 constexpr int kFewColumns = 4;  // up to here converting rows beforehand does not pay
 
 typedef uint32_t uint4 __attribute__((vector_size(16)));
@@ -50,6 +55,17 @@ GF_INLINE VecW shr_w(VecW a) {
   });
 }
 
+// `bits` bits of each byte from bit `from` on, moved to bit `to`; the others zero.
+template <int bits, int from, int to = 0>
+GF_INLINE VecW field(VecW a) {
+  return and_w(shr_w<from - to>(a), bytes4(((1 << bits) - 1) << to));
+}
+// The same put into w, whose bits from `to` up are zero.
+template <int bits, int from, int to>
+GF_INLINE VecW add_field(VecW w, VecW a) {
+  return or_w(w, field<bits, from, to>(a));
+}
+
 // Each byte of codes, below 16, replaced by that entry of the table.
 GF_INLINE VecW look_up(const uint8_t (&table)[16], VecW codes) {
   uint8_t bytes[64];
@@ -68,19 +84,22 @@ GF_INLINE VecF mul_f(VecF a, VecF b) {
 GF_INLINE VecF fma_f(VecF a, VecF b, VecF c) {
   return quarters<VecF>([&](int i) GF_LAMBDA_INLINE { return vf_fma(a.v[i], b.v[i], c.v[i]); });
 }
+GF_INLINE VecF load_f(const float* p) {
+  return quarters<VecF>([&](int i) GF_LAMBDA_INLINE { return vf_load(p + 4 * i); });
+}
 GF_INLINE void store_f(float* p, VecF a) { std::memcpy(p, a.v, sizeof a.v); }
-GF_INLINE VecF f16x16(const uint8_t* p) {
+GF_INLINE VecF f16_rows(const uint8_t* p) {
   uint16_t h[16];
   std::memcpy(h, p, sizeof h);
   return quarters<VecF>([&](int i) GF_LAMBDA_INLINE { return vf_load_f16(h + 4 * i); });
 }
-GF_INLINE VecF i8x16(const uint8_t* p) {
+GF_INLINE VecF i8_rows(const uint8_t* p) {
   return quarters<VecF>([&](int i) GF_LAMBDA_INLINE {
     return vf_load_i8(reinterpret_cast<const int8_t*>(p) + 4 * i);
   });
 }
 // Scales of 6 bits at most: the sign does not come into it.
-GF_INLINE VecF u8x16(const uint8_t* p) { return i8x16(p); }
+GF_INLINE VecF u8_rows(const uint8_t* p) { return i8_rows(p); }
 
 // Adds the products of each row's four bytes and a[0..3] to its sum.
 GF_INLINE void add_products(int4 (&s)[4], const VecW& w, const int8_t* a) {
@@ -149,7 +168,9 @@ GF_INLINE float quantize_32(const float* x, int8_t* q, int32_t sums[2]) {
   return step(amax);
 }
 
-// -- 16 consecutive elements of a row of plain floats
+// -- 16 consecutive elements of a row of plain floats, and the sums over them
+
+using VecL = VecF;
 
 // The first n < 16 elements, zeros after them.
 template <class Row>

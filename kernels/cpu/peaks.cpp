@@ -11,8 +11,12 @@
 
 namespace {
 
-constexpr int kChains =
-    12;  // independent accumulators: latency times throughput, and registers left
+// Independent accumulators: latency times throughput, and registers left.
+#if defined(GF_NEON)
+constexpr int kChains = 16;
+#else
+constexpr int kChains = 12;
+#endif
 
 #if defined(__AVX512VNNI__)
 typedef __m512i vi;
@@ -32,6 +36,25 @@ typedef __m128i vi;
 constexpr int kBytes = 8;  // bytes are widened first: eight products an instruction
 inline vi dot_step(vi acc, vi w, vi a) { return _mm_add_epi32(acc, _mm_madd_epi16(w, a)); }
 inline vi splat(int x) { return _mm_set1_epi32(x); }
+#elif defined(GF_NEON)
+struct vi {
+  int32x4_t v;
+};
+inline vi splat(int x) { return {vdupq_n_s32(x)}; }
+inline int8x16_t bytes_of(vi x) { return vreinterpretq_s8_s32(x.v); }
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int kBytes = 32;
+inline vi dot_step(vi acc, vi w, vi a) { return {vmmlaq_s32(acc.v, bytes_of(w), bytes_of(a))}; }
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr int kBytes = 16;
+inline vi dot_step(vi acc, vi w, vi a) { return {vdotq_s32(acc.v, bytes_of(w), bytes_of(a))}; }
+#else
+constexpr int kBytes = 16;
+inline vi dot_step(vi acc, vi w, vi a) {
+  const int16x8_t low = vmull_s8(vget_low_s8(bytes_of(w)), vget_low_s8(bytes_of(a)));
+  return {vpadalq_s16(acc.v, vmlal_high_s8(low, bytes_of(w), bytes_of(a)))};
+}
+#endif
 #else
 struct vi {
   int32_t lane[4];

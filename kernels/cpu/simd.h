@@ -7,10 +7,16 @@
 
 #include <stdint.h>
 
+#if defined(__aarch64__) && defined(__ARM_NEON)
+#define GF_NEON 1
+#endif
+
 #if defined(__AVX512F__)
 #include "cpu/simd_avx512.h"
 #elif defined(__AVX2__)
 #include "cpu/simd_avx2.h"
+#elif defined(GF_NEON)
+#include "cpu/simd_neon.h"
 #else
 #include "cpu/simd_vec4.h"
 #endif

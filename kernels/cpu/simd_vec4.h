@@ -1,9 +1,8 @@
-// vf in the vector extension of GCC and Clang: four floats, SSE2 on x86-64, NEON on ARM, whatever
-// the compiler makes of it elsewhere.
+// vf in the vector extension of GCC and Clang: four floats, SSE2 on x86-64, whatever the compiler
+// makes of it elsewhere.
 #pragma once
 
 #include <math.h>
-#include <string.h>
 #include <string.h>
 
 #if !defined(__GNUC__)
@@ -11,8 +10,6 @@
 #endif
 #if defined(__SSE2__)
 #include <emmintrin.h>
-#elif defined(__ARM_NEON)
-#include <arm_neon.h>
 #endif
 
 constexpr int VL = 4;
@@ -61,13 +58,7 @@ static inline vf operator+(vf a, vf b) { return {a.v + b.v}; }
 static inline vf operator-(vf a, vf b) { return {a.v - b.v}; }
 static inline vf operator*(vf a, vf b) { return {a.v * b.v}; }
 static inline vf operator/(vf a, vf b) { return {a.v / b.v}; }
-static inline vf vf_fma(vf a, vf b, vf c) {
-#if defined(__ARM_NEON)
-  return {vfmaq_f32(c.v, a.v, b.v)};
-#else
-  return {a.v * b.v + c.v};
-#endif
-}
+static inline vf vf_fma(vf a, vf b, vf c) { return {a.v * b.v + c.v}; }
 static inline vm vf_lt(vf a, vf b) { return {a.v < b.v}; }
 static inline vf vf_select(vm m, vf yes, vf no) {
   return vf_from_bits((m.m & vf_bits(yes)) | (~m.m & vf_bits(no)));

@@ -119,6 +119,10 @@ GF_HD float gf_f16_to_f32(gf_u16 h) {
   return f;
 #elif !defined(__CUDACC__) && defined(__F16C__)
   return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+#elif !defined(__CUDACC__) && defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
+  __fp16 x;
+  __builtin_memcpy(&x, &h, 2);
+  return (float)x;
 #else
   return gf_f16_to_f32_soft(h);
 #endif
@@ -131,6 +135,11 @@ GF_HD gf_u16 gf_f32_to_f16(float f) {
   return h;
 #elif !defined(__CUDACC__) && defined(__F16C__)
   return (gf_u16)_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(f), 0));
+#elif !defined(__CUDACC__) && defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
+  const __fp16 x = (__fp16)f;
+  gf_u16 h;
+  __builtin_memcpy(&h, &x, 2);
+  return h;
 #else
   return gf_f32_to_f16_soft(f);
 #endif

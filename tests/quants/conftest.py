@@ -14,7 +14,9 @@ from quant_helpers import Native
 LIB_DIR = Path(os.environ.get("GGUFLOW_TEST_LIB_DIR") or str(files("gguflow.kernels.cpu") / "lib"))
 
 
-@pytest.fixture(scope="session", params=["baseline", "avx2", "avx512", "avx512bf16"])
+@pytest.fixture(
+    scope="session", params=["baseline", "avx2", "avx512", "avx512bf16", "dotprod", "i8mm"]
+)
 def native(request: pytest.FixtureRequest) -> Native:
     base, path = (LIB_DIR / f"libgguflow_cpu_{isa}.so" for isa in ("baseline", request.param))
     if not base.is_file() or not path.is_file():

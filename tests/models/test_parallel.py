@@ -143,6 +143,7 @@ def test_shares() -> None:
         ({"devices": ("numpy:0", "numpy:1"), "tensor_split": (1.0,)}, "1 shares for 2 devices"),
         ({"devices": ("numpy:0",), "tensor_split": (0.0,)}, "numbers above 0"),
         ({"devices": ("numpy:0", "numpy:1"), "n_gpu_layers": 1}, "`n_gpu_layers`"),
+        ({"devices": ("numpy:0", "numpy:1"), "cpu_experts": 1}, "`cpu_experts`"),
         ({"devices": tuple(f"numpy:{k}" for k in range(9)), "split_mode": "layer"}, "9 for"),
     ],
 )

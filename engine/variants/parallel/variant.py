@@ -38,10 +38,11 @@ class ParallelVariant:
         options = setup.options
         if not options.devices:
             return setup
-        if options.n_gpu_layers not in (0, ALL_LAYERS) or options.vram_budget or options.split:
+        choosing = (options.vram_budget, options.split, options.cpu_experts)
+        if options.n_gpu_layers not in (0, ALL_LAYERS) or any(choosing):
             raise OptionError(
-                "`devices` hold the whole model: `n_gpu_layers`, `vram_budget` and `split` have "
-                "nothing to choose"
+                "`devices` hold the whole model: `n_gpu_layers`, `vram_budget`, `split` and "
+                "`cpu_experts` have nothing to choose"
             )
         if (
             options.split_mode == "tensor"

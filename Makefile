@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h)
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h kernels/guard/*.cpp)
 
 .PHONY: demo test slow lint format types layout check docs site wheels arm64 sanitize fuzz kills pins audit sbom clean
 
@@ -20,13 +20,13 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h \
-		kernels/cuda/*.cu kernels/cuda/*.cuh
+		kernels/guard/*.cpp kernels/cuda/*.cu kernels/cuda/*.cuh
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h \
-		kernels/cuda/*.cu kernels/cuda/*.cuh
+		kernels/guard/*.cpp kernels/cuda/*.cu kernels/cuda/*.cuh
 
 # mypy follows imports by name; the sources lie at the top level, so give it the installed layout.
 types: $(VENV)/installed-dev layout

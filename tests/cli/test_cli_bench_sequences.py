@@ -97,7 +97,8 @@ def test_prompts_are_timed_before_tokens(tiny_model: str, monkeypatch: pytest.Mo
 def test_no_tokens_to_generate(tiny_model: str) -> None:
     model = Model.load(tiny_model, n_threads=1, n_ctx=64)
     args = Namespace(no_warmup=True, repetitions=None, override_tensor=[], device=None)
-    args.vram_budget, args.split = 0, ""
+    args.vram_budget, args.split, args.cpu_experts, args.expert_use = 0, "", 0, ""
+    args.devices, args.split_mode, args.tensor_split = (), "layer", ()
     result = measure(model, SequencesTest(9, 0, 2, 64, 64, 1, "f16", "f16"), args)
     assert result["speed_tg"] == 0 and result["speed_pp"] > 0
 

@@ -291,12 +291,12 @@ def test_tensors_that_do_not_fit(
 
 @pytest.mark.parametrize(
     ("value", "says"),
-    [("high", "expected a number"), (float("nan"), "expected a number"),
-     (np.float32([1, 2, 3]), "3 values for 2 layers")],
+    [("high", "found a str, expected a number"), (float("nan"), "found a float, expected a number"),
+     (np.float32([1, 2, 3]), "found 3 entries, expected 2, one a layer")],
 )  # fmt: skip
 def test_a_bad_threshold_in_the_file(value: Any, says: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.gguf", keys={".sparse_threshold": value})
-    with pytest.raises(ModelError, match=f"x.gguf: relullama.sparse_threshold: {says}"):
+    with pytest.raises(GgufError, match=f"x.gguf: key 'relullama.sparse_threshold': {says}"):
         Model.load(path)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gguflow.engine import env
-from gguflow.engine.gguf import GgufError, GgufFile, write_gguf
+from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.graph import I64, Graph, Tensor
 from gguflow.engine.imatrix import read_imatrix
 from gguflow.engine.load import ModelSource
@@ -122,6 +122,8 @@ def _checked(
 
 def write_use(path: Path, counts: Counts) -> None:
     """Raises GgufError for a place that cannot be written to."""
+    from gguflow.engine.gguf import write_gguf  # with the gguf package, which a run does not need
+
     tensors = {f"blk.{i}.chosen": (I64, c.shape, c) for i, c in counts.items()}
     write_gguf(path, {"general.architecture": FORMAT}, tensors)
 

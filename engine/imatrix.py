@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gguflow.engine.gguf import GgufError, GgufFile, Typed, write_gguf
+from gguflow.engine.gguf import GgufError, GgufFile, Typed
 from gguflow.engine.graph import F32, Graph, Role, Tensor
 
 if TYPE_CHECKING:
@@ -137,6 +137,8 @@ def measure(
 
 def write_imatrix(path: str | os.PathLike[str], m: ImportanceMatrix) -> None:
     """Raises GgufError for a place that cannot be written to."""
+    from gguflow.engine.gguf import write_gguf  # with the gguf package, which reading does not need
+
     metadata = {
         "general.type": "imatrix",
         "imatrix.datasets": Typed("arr[str]", list(m.datasets)),

@@ -169,7 +169,9 @@ def test_choosing_a_template() -> None:
     with pytest.raises(ChatTemplateError, match="unknown chat template 'nope'"):
         chosen("nope")
     metadata[KEY] = 3
-    with pytest.raises(ChatTemplateError, match="tokenizer.chat_template: expected a string, found a int"):
+    with pytest.raises(
+        ChatTemplateError, match="tokenizer.chat_template: expected a string, found a int"
+    ):
         chosen()
     metadata[KEY] = "{% if %}"
     with pytest.raises(ChatTemplateError, match="^tokenizer.chat_template, line 1: "):

@@ -176,7 +176,7 @@ class OpSpec:
             else:
                 try:
                     value = float(value) if p.fmt == "f" else operator.index(value)
-                    struct.pack(p.fmt, value)
+                    struct.pack("<" + p.fmt, value)  # native floats are not held to their range
                 except (TypeError, ValueError, OverflowError, struct.error) as e:
                     kind = "a number" if p.fmt == "f" else "an integer"
                     if isinstance(e, (OverflowError, struct.error)):

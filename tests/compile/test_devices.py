@@ -42,7 +42,7 @@ def test_what_is_no_device(text: str) -> None:
 
 
 def test_a_backend_is_a_directory() -> None:
-    assert backend_names() == ["cpu", "cuda", "null", "numpy"]
+    assert backend_names() == ["cpu", "cuda", "null", "numpy", "simulated"]
     for name in ("cpu", "null", "numpy"):
         backend = find_backend(name)
         assert backend.id == DeviceId(name) and backend.name in (name, f"{name}:0")

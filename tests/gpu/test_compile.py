@@ -20,7 +20,8 @@ ARCHS = ["sm_90", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_
 
 
 def test_every_op_has_a_launch_file() -> None:
-    assert [s.name for s in all_ops() if s.name not in launch_files()] == []
+    missing = [s.name for s in all_ops() if s.name not in launch_files() and not s.optional]
+    assert missing == []
 
 
 def test_the_cases_reach_every_source() -> None:

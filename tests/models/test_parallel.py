@@ -1,4 +1,4 @@
-"""One model over several devices: simulated ones, each the reference with memory of its own."""
+"""One model over several devices: simulated ones."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from gguflow.engine.variants.parallel.variant import layer_rules
 from gguflow.models.base import architectures
 
 IDS = [int(i) for i in np.random.default_rng(7).integers(3, 96, 12)]
+TWO = ("simulated:0", "simulated:1")
 FEW = [("llama", 2), ("llama", 3), ("gemma2", 4), ("qwen3moe", 2), ("gpt-oss", 3),
        ("deepseek2", 2), ("falcon", 2), ("qwen3next", 2), ("mamba2", 2)]  # fmt: skip
 
 
 def on(path: Path, n: int, mode: str = "tensor", **options: Any) -> Model:
-    names = tuple(f"numpy:{k}" for k in range(n))
+    names = tuple(f"simulated:{k}" for k in range(n))
     return Model.load(path, backends=("numpy",), devices=names, split_mode=mode, **options)
 
 
@@ -77,7 +78,7 @@ def test_a_device_loads_its_part_alone(tmp_path: Path) -> None:
     assert "blk.0.ffn_up.weight@1" in loaded and "blk.0.ffn_up.weight" not in loaded
     spaces = {p.placement.of[t] for p in [model.plan(step_key(1, "last", True))]
               for t in p.placement.of if t.name == "blk.0.ffn_up.weight@1"}  # fmt: skip
-    assert spaces == {"numpy:1"}
+    assert spaces == {"simulated:1"}
 
 
 def test_blocks_of_quantized_columns_stay_whole(tmp_path: Path) -> None:
@@ -123,9 +124,9 @@ def test_layers_in_turn(tmp_path: Path) -> None:
     assert np.array_equal(model.logits(IDS), expected)
     placed = model.plan(step_key(1, "last", True)).placement.of
     at = {t.name: backend for t, backend in placed.items()}
-    assert at["blk.0.attn_q.weight"] == at["kv.1.k"] == "numpy"
-    assert at["blk.2.attn_q.weight"] == at["kv.2.v"] == at["output.weight"] == "numpy:1"
-    assert "layers: 2 on numpy, 2 on numpy:1" in model.notes
+    assert at["blk.0.attn_q.weight"] == at["kv.1.k"] == "simulated:0"
+    assert at["blk.2.attn_q.weight"] == at["kv.2.v"] == at["output.weight"] == "simulated:1"
+    assert "layers: 2 on simulated:0, 2 on simulated:1" in model.notes
 
 
 def test_shares() -> None:
@@ -138,13 +139,13 @@ def test_shares() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"devices": ("numpy:0", "numpy:0")}, "each once"),
+        ({"devices": ("simulated:0", "simulated:0")}, "each once"),
         ({"split_mode": "rows"}, "split_mode 'rows'"),
-        ({"devices": ("numpy:0", "numpy:1"), "tensor_split": (1.0,)}, "1 shares for 2 devices"),
-        ({"devices": ("numpy:0",), "tensor_split": (0.0,)}, "numbers above 0"),
-        ({"devices": ("numpy:0", "numpy:1"), "n_gpu_layers": 1}, "`n_gpu_layers`"),
-        ({"devices": ("numpy:0", "numpy:1"), "cpu_experts": 1}, "`cpu_experts`"),
-        ({"devices": tuple(f"numpy:{k}" for k in range(9)), "split_mode": "layer"}, "9 for"),
+        ({"devices": TWO, "tensor_split": (1.0,)}, "1 shares for 2 devices"),
+        ({"devices": TWO, "tensor_split": (1.0, 0.0)}, "numbers above 0"),
+        ({"devices": TWO, "n_gpu_layers": 1}, "`n_gpu_layers`"),
+        ({"devices": TWO, "cpu_experts": 1}, "`cpu_experts`"),
+        ({"devices": tuple(f"simulated:{k}" for k in range(9)), "split_mode": "layer"}, "9 for"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -14,5 +14,5 @@ __all__ = ["NumpyBackend", "NumpyProgram", "buffers_of", "create", "evaluate", "
 
 
 def create(options: dict[str, Any]) -> NumpyBackend:
-    """device: its number; there are as many as are asked for."""
-    return NumpyBackend(int(options.get("device") or 0))
+    """There are no options."""
+    return NumpyBackend()

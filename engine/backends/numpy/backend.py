@@ -20,7 +20,6 @@ from gguflow.engine.backends.base import (
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step
 from gguflow.engine.compile.batch_rows import fewer_rows
-from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Tensor
 
 from .evaluate import run_node
@@ -29,11 +28,9 @@ from .evaluate import run_node
 class NumpyBackend(Backend):
     """The references as a backend: runs every op on every type, slowly."""
 
-    def __init__(self, index: int = 0) -> None:
-        """index: any number; those above 0 have a memory space of their own, as real devices do."""
-        self.id = DeviceId("numpy", index)
-        self.name = str(self.id) if index else "numpy"
-        self.space = str(self.id) if index else HOST_SPACE
+    id = DeviceId("numpy")
+    name = "numpy"
+    space = "host"
 
     def describe(self) -> str:
         return "reference implementations of every op, slow"

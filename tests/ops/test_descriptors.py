@@ -220,9 +220,9 @@ def mutate(built: Built, rng: np.random.Generator) -> Built:
 
 def run_mutant(built: Built) -> str:
     """`refused`, or `ran` as the oracle does."""
-    if built.node.nbytes > ROOM:
-        return "refused"
     try:
+        if built.node.nbytes > ROOM:
+            return "refused"
         memory = GuardedMemory(cpu(), built)
     except (ValueError, MemoryError):  # a result of half a block, or of terabytes, has no place
         return "refused"

@@ -55,6 +55,7 @@ def made_by(node: Any, device: DeviceInfo = DeviceInfo()) -> list[Launch]:  # no
     return [s for s in launches_of(node, device=device) if isinstance(s, Launch)]
 
 
+@pytest.mark.slow  # test_compile has every file with some types
 @pytest.mark.parametrize("dtype", TYPES)
 def test_compiles(nvrtc: Any, dtype: str) -> None:
     several = (5, 12, 32, 64, 128) if dtype == "q4_0" else (5, 12, 20)
@@ -80,7 +81,10 @@ def test_only_where_the_instructions_are(arch: str) -> None:
         assert applies(node, srcs, DeviceInfo(arch)) == (arch in archs)
 
 
-@pytest.mark.parametrize("n, k", [(4096, 4096), (1024, 4096), (4096, 14336), (70, 512)])
+@pytest.mark.parametrize(
+    "n, k",
+    [(4096, 4096), (1024, 4096), pytest.param(4096, 14336, marks=pytest.mark.slow), (70, 512)],
+)
 def test_parts_of_k_do_not_depend_on_the_columns(n: int, k: int) -> None:
     def parts(m: int) -> int:
         rng = np.random.default_rng(0)

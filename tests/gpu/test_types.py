@@ -60,6 +60,7 @@ def _some(entries: set[str]) -> list[str]:
     return ordered[:: max(1, len(ordered) // FEW)]
 
 
+@pytest.mark.slow  # test_compile has every file for one architecture
 @pytest.mark.parametrize("source", sorted(entries_by_source()))
 def test_what_is_not_refused_compiles(nvrtc: Any, source: str) -> None:
     if entries := _some(untested_entries().get(source, set())):

@@ -155,7 +155,13 @@ def test_devices(call, run) -> None:
     assert (code, err) == (0, "")
     machine, *devices = out.splitlines()
     assert "cores" in machine
-    assert [d.split()[0] for d in devices if d[0] != " "] == ["cpu", "cuda", "null", "numpy"]
+    assert [d.split()[0] for d in devices if d[0] != " "] == [
+        "cpu",
+        "cuda",
+        "null",
+        "numpy",
+        "simulated",
+    ]
     assert "(in use)" in devices[0] and "baseline" in devices[0] and "GB/s read" in devices[1]
     done = run("devices", env={"GGUFLOW_CPU_ISA": "mmx"})
     assert done.returncode == 0

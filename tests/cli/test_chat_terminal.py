@@ -120,6 +120,7 @@ def test_editing_and_history(talk: Talk, tmp_path: Path, tiny_model: str) -> Non
 def test_an_answer_is_interrupted(tiny_model: str, tmp_path: Path) -> None:
     talk = Talk(tiny_model, tmp_path, "--temp", "0", "--ignore-eos", "-c", "100000", "-t", "1")
     talk.p.send("go on for ever\r")
+    talk.p.expect_exact("\x1b[?2004l")  # the line is read: from here on Ctrl-C is a signal
     time.sleep(2)
     talk.p.send("\x03")
     talk.wait()

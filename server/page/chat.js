@@ -118,7 +118,8 @@ async function answer() {
   let first = 0, usage = null, finish = null, drawn = false;
   const draw = () => {
     drawn = false;
-    if (store.current !== conversation) return;
+    // Asked for before the last piece came: the end has drawn everything.
+    if (running !== mine || store.current !== conversation) return;
     const box = $("messages"), near = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
     const element = box.children[conversation.messages.indexOf(message)];
     if (element) fill(element.querySelector(".body"), message, true);

@@ -54,13 +54,19 @@ class Browser:
         self.driver, self.server = driver, server
 
     def open(
-        self, width: int = 1200, height: int = 800, view: str = "chat", max_tokens: int = 40
+        self,
+        width: int = 1200,
+        height: int = 800,
+        view: str = "chat",
+        max_tokens: int = 40,
+        temperature: float = 0.0,
     ) -> None:
         self.driver.set_window_size(width, height)
         self.driver.get(self.server.url + "/health")
         self.driver.execute_script(
             "localStorage.clear();"
-            f"localStorage.setItem('gguflow.settings', '{{\"max_tokens\": {max_tokens}}}')"
+            "localStorage.setItem('gguflow.settings', JSON.stringify(arguments[0]))",
+            {"max_tokens": max_tokens, "temperature": temperature},
         )
         self.driver.get_log("browser")
         self.driver.get(f"{self.server.url}/#{view}")
@@ -139,7 +145,7 @@ def test_chat(browser: Browser) -> None:
 
 @real
 def test_stop_edit_and_again(browser: Browser) -> None:
-    browser.open(max_tokens=480)
+    browser.open(max_tokens=480, temperature=1.0)
     browser.say("The king")
     browser.until(lambda: len(browser.all(".message .body")[-1].text) > 5, "some text")
     browser.one("#input").send_keys(Keys.ESCAPE)

@@ -59,7 +59,7 @@ def connect(address: str = LOCAL, n_cpus: int | None = None) -> Any:
         with suppress(Exception):
             ray.shutdown()
         why = " ".join(str(e).split())[:300]
-        raise ClusterError(f"--ray {address}: no cluster to work with: {why}") from None
+        raise ClusterError(f"no cluster to work with at {address}: {why}") from None
     return ray
 
 
@@ -72,11 +72,11 @@ def _reach(address: str) -> None:
     """Raises ClusterError where nothing listens: Ray itself tries for a minute."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
-        raise ClusterError(f"--ray {address}: expected HOST:PORT, auto or local")
+        raise ClusterError(f"cluster {address}: expected HOST:PORT, auto or local")
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH).close()
     except OSError as e:
-        raise ClusterError(f"--ray {address}: no cluster there: {e.strerror or e}") from None
+        raise ClusterError(f"no cluster at {address}: {e.strerror or e}") from None
 
 
 def node_name(ray: Any) -> str:

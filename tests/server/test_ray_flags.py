@@ -57,7 +57,7 @@ def test_nothing_listens_there(capsys: pytest.CaptureFixture[str]) -> None:
         s.bind(("127.0.0.1", 0))  # taken, and nobody listens
         address = f"127.0.0.1:{s.getsockname()[1]}"
         code, err = refused(capsys, "--ray", address)
-    assert code == NO_RESOURCES and f"--ray {address}: no cluster there" in err
+    assert code == NO_RESOURCES and f"no cluster at {address}" in err
     code, err = refused(capsys, "--ray", "nowhere")
     assert code == NO_RESOURCES and "expected HOST:PORT" in err
 

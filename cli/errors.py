@@ -22,7 +22,7 @@ EXIT_CODES = {
     BAD_ARGUMENT: "bad argument",
     BAD_FILE: "bad or unsupported file or model",
     NO_RESOURCES: "out of resources: memory, disk, no usable GPU, a package to install, a prompt "
-    "beyond the context",
+    "beyond the context, no cluster",
     CHECK_FAILED: "a check came out outside its tolerance; the report is complete",
     INTERRUPTED: "interrupted (Ctrl-C)",
 }
@@ -58,6 +58,8 @@ _CODES = (
     ("gguflow.server.constraints", "ConstraintError", BAD_ARGUMENT),
     ("gguflow.engine.hub", "HubError", NO_RESOURCES),
     ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),
+    ("gguflow.engine.cluster.errors", "ClusterFileError", BAD_FILE),
+    ("gguflow.engine.cluster.errors", "ClusterError", NO_RESOURCES),
     ("gguflow.engine.variants.relu.speeds", "SpeedError", NO_RESOURCES),
 )
 

@@ -17,6 +17,7 @@ from .load import bundled_model, check_context, note, warn_of_context
 from .options import add_engine, add_sampling, engine_options, gib, real, sampler_settings, whole
 from .options_values import json_object
 from .prompt import read_file
+from .ray_options import add_ray, check_ray, disconnect, ray_cluster
 from .speculation_options import add_speculation, set_speculation, speculation_settings
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ examples:
   gguflow serve
   gguflow serve -m model.gguf -c 8192 --parallel 16
   gguflow serve -m a.gguf -m b.gguf --alias small --alias large --models-memory 24
-  gguflow serve -m model.gguf -ngl all --host 0.0.0.0 --api-key keys.txt"""
+  gguflow serve -m model.gguf -ngl all --host 0.0.0.0 --api-key keys.txt
+  gguflow serve -m model.gguf --ray 10.0.0.1:6379 --replicas 4"""
 CACHE_TOKENS = 32768  # of the KV cache, unless a sequence needs more or the sequences together less
 
 
@@ -94,6 +96,7 @@ def add_arguments(p: ArgumentParser) -> None:
     add_engine(p)
     add_sampling(p)
     add_speculation(p)
+    add_ray(p)
 
 
 def _add_answers(p: ArgumentParser) -> None:
@@ -242,6 +245,7 @@ def run(args: Namespace) -> int:
     for flag, given in (("-md", args.model_draft), ("--lookup-cache", args.lookup_cache)):
         if given is not None and len(args.model) > 1:
             raise UsageError(f"{flag}: for one model, and there are {len(args.model)}")
+    check_ray(args)
     specs = model_specs(args)
     from gguflow.server.manager import ModelManager
     from gguflow.server.run import listen, quiet_start, serve
@@ -262,8 +266,10 @@ def run(args: Namespace) -> int:
     def finish(model: Model) -> None:
         set_speculation(model, args, guessing)
 
-    manager = ModelManager(specs, settings, _open, finish)
     try:
+        cluster = ray_cluster(args, specs[0].options)
+        open_ = _open if cluster is None else _open_remote
+        manager = ModelManager(specs, settings, open_, finish, cluster)
         service = Service(manager, settings)
         if args.traces:
             from gguflow.server.traces import Traces
@@ -272,6 +278,8 @@ def run(args: Namespace) -> int:
         started = serve(service, sock, ready)
     finally:
         sock.close()
+        if args.ray is not None:
+            disconnect()
     return OK if started else NO_RESOURCES
 
 
@@ -416,3 +424,12 @@ def _open(spec: ModelSpec) -> Model:
         note(line)
     warn_of_context(model.source, model.options.n_ctx)
     return model
+
+
+def _open_remote(spec: ModelSpec) -> Model:
+    """The same for a model that runs on other machines: what answers need to know of it."""
+    from gguflow.engine.load import open_model
+    from gguflow.engine.model import Model
+    from gguflow.server.cluster.serve import here
+
+    return Model(open_model(spec.path), here(spec.options))

@@ -122,7 +122,7 @@ class Vocabulary:
             known = self._known.pop(source, None)
             if known is not None:
                 self._known[source] = known  # the latest is the last
-                return Checked(self, known, constraint.field)
+                return Checked(self, known, constraint)
         matcher = LLMatcher(self.llg, constraint.grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some limits are only met here
@@ -133,18 +133,21 @@ class Vocabulary:
             self._known[source] = matcher
             while sum(map(len, self._known)) > KEPT_SOURCE or len(self._known) > KEPT:
                 del self._known[next(iter(self._known))]
-        return Checked(self, matcher, constraint.field)
+        return Checked(self, matcher, constraint)
 
 
 class Checked:
     """A constraint that can be obeyed, from which every answer makes its own processor."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, field: str) -> None:
-        self._vocabulary, self._matcher, self.field = vocabulary, matcher, field
+    def __init__(
+        self, vocabulary: Vocabulary, matcher: LLMatcher, constraint: Constraint
+    ) -> None:  # fmt: skip
+        self._vocabulary, self._matcher, self._constraint = vocabulary, matcher, constraint
+        self.field = constraint.field
 
     def processor(self, n_prompt: int) -> Masker:
         """A processor of logits for one answer to a prompt of so many tokens."""
-        return Masker(self._vocabulary, self._matcher.deep_copy(), n_prompt, self.field)
+        return Masker(self._vocabulary, self._matcher.deep_copy(), n_prompt, self._constraint)
 
     def accepts(self, text: str) -> bool:
         """Whether a text is complete by it."""
@@ -154,12 +157,16 @@ class Checked:
 
 
 class Masker:
-    """Sets the logits of tokens that may not come next to -inf: a `LogitsProcessor`."""
+    """Sets the logits of tokens that may not come next to -inf: a `LogitsProcessor`.
+
+    Pickled it is what it was made from, to begin anew where there is a vocabulary like its own.
+    """
 
     def __init__(
-        self, vocabulary: Vocabulary, matcher: LLMatcher, n_prompt: int, field: str
+        self, vocabulary: Vocabulary, matcher: LLMatcher, n_prompt: int, constraint: Constraint
     ) -> None:
-        self._matcher, self._field = matcher, field
+        self._matcher, self._field = matcher, constraint.field
+        self._made_from = vocabulary, constraint, n_prompt
         self._n_seen = n_prompt
         self._mask = np.zeros((vocabulary.n_vocab + 31) // 32, np.uint32)
         self._n_vocab = vocabulary.n_vocab
@@ -175,6 +182,13 @@ class Masker:
             raise ConstraintError(f"{self._field}: {_reason(matcher.get_error())}")
         allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: self._n_vocab]
         logits[allowed == 0] = -np.inf
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _masker, self._made_from
+
+
+def _masker(vocabulary: Vocabulary, constraint: Constraint, n_prompt: int) -> Masker:
+    return vocabulary.check(constraint).processor(n_prompt)
 
 
 def _reason(text: str) -> str:

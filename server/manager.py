@@ -6,14 +6,15 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gguflow.engine.model import Model
 from gguflow.engine.serving.aio import AsyncEngine
+from gguflow.engine.serving.request import EmbedRequest, Request, Token
 from gguflow.models.chat import ChatTemplate
 from gguflow.models.chat_parts import ChatForm
 
@@ -21,21 +22,46 @@ from .admission import Gate
 from .config import ModelSpec, ServerConfig
 from .constraints import Vocabulary
 from .errors import ApiError, busy, unavailable
-from .monitor import WatchedEngine
+from .monitor import Watched, WatchedEngine
 from .tools.formats import ToolFormat, tool_format
 
 log = logging.getLogger("gguflow.server")
 _AHEAD = 4  # requests let in beyond the engine's places, so that none is empty for a step
 
 
+class AnyEngine(Protocol):
+    """What requests are given to: an `AsyncEngine`, or what stands for those of a cluster."""
+
+    @property
+    def failed(self) -> Exception | None: ...
+    async def __aenter__(self) -> Any: ...
+    async def close(self) -> None: ...
+    def generate(self, request: Request | EmbedRequest) -> AsyncIterator[Token]: ...
+    def batches(
+        self, request: Request | EmbedRequest
+    ) -> AsyncGenerator[list[Token], None]: ...  # fmt: skip
+
+
+class Cluster(Protocol):
+    """Engines on other machines: all of a model's replicas together are one."""
+
+    n_replicas: int
+
+    def engine(self, spec: ModelSpec, model: Model, most: int) -> tuple[AnyEngine, Watched]:
+        """The engine for a model, `most` requests at once, and what is seen of it."""
+
+
 class Loaded:
     """A model in memory with its engine.
 
     nbytes: what it takes. n_users: requests that hold it. template, tools, form: of its
-    conversations, how it writes calls, and of its answers.
+    conversations, how it writes calls, and of its answers. cluster: where its engines are, and not
+    here; the model then has no weights.
     """
 
-    def __init__(self, spec: ModelSpec, model: Model, n_queue: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, model: Model, n_queue: int, cluster: Cluster | None = None
+    ) -> None:
         self.spec, self.model = spec, model
         self.tokenizer: Any = model.tokenizer
         self.template = ChatTemplate.for_model(
@@ -43,9 +69,15 @@ class Loaded:
         )
         self.tools: ToolFormat = tool_format(self.template.source)
         self.form = ChatForm.of(self.template.source)
-        n_seqs = model.options.n_seqs
-        self.watched = WatchedEngine(model)
-        self.engine = AsyncEngine(self.watched, most=n_queue + n_seqs + _AHEAD)
+        n_seqs = model.options.n_seqs * (1 if cluster is None else cluster.n_replicas)
+        most = n_queue + n_seqs + _AHEAD
+        self.engine: AnyEngine
+        self.watched: Watched
+        if cluster is None:
+            self.watched = watched = WatchedEngine(model)
+            self.engine = AsyncEngine(watched, most)
+        else:
+            self.engine, self.watched = cluster.engine(spec, model, most)
         self.gate = Gate(n_seqs + min(_AHEAD, n_seqs), n_queue)
         guessing = model.speculation
         draft = None if guessing is None else guessing.draft
@@ -116,7 +148,8 @@ class _Slot:
 
 class ModelManager:
     """Models by name. open: makes a Model of a spec, without weights. finish: told of every model
-    that has its weights, before it runs: it may set how tokens are guessed."""
+    that has its weights, before it runs: it may set how tokens are guessed. cluster: where models
+    run, instead of here."""
 
     def __init__(
         self,
@@ -124,8 +157,9 @@ class ModelManager:
         config: ServerConfig,
         open: Callable[[ModelSpec], Model],
         finish: Callable[[Model], None] = lambda _: None,
+        cluster: Cluster | None = None,
     ) -> None:
-        self.config = config
+        self.config, self._cluster = config, cluster
         self._open, self._finish = open, finish
         self._slots = {spec.name: _Slot(spec) for spec in specs}
         self._adapters = {name: spec.name for spec in specs for name, _ in spec.adapters}
@@ -227,9 +261,10 @@ class ModelManager:
         began = time.monotonic()
 
         def load() -> Loaded:
-            model.load_weights()
-            self._finish(model)
-            return Loaded(slot.spec, model, self.config.n_queue)
+            if self._cluster is None:
+                model.load_weights()
+                self._finish(model)
+            return Loaded(slot.spec, model, self.config.n_queue, self._cluster)
 
         try:
             loaded = await asyncio.to_thread(load)

@@ -141,7 +141,7 @@ class _Engines(Collector):
             )
         }
         for m in self._loaded():
-            s, name = m.engine.engine.stats, [m.spec.name]
+            s, name = m.watched.stats, [m.spec.name]
             total, free = sum(s.n_pages.values()), sum(s.n_available.values())
             gauges["vllm:num_requests_running"].add_metric(name, s.n_running)
             waiting = s.n_waiting + m.gate.n_waiting

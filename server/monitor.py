@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gguflow.engine.profile import Peaks, Profile
 from gguflow.engine.profile.group import GROUPINGS, regroup, totals_by_name
 from gguflow.engine.profile.machine import machine_name
-from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.engine import Engine, EngineStats
 from gguflow.engine.serving.request import Token
 
 if TYPE_CHECKING:
@@ -40,6 +40,20 @@ class Step:
         """As the page takes it."""
         return [round(self.at, 4), round(self.ms, 3), self.n_prompt, self.n_generated,
                 self.n_running, self.n_waiting, self.n_used]  # fmt: skip
+
+
+class Watched(Protocol):
+    """What is seen of a model's engine, or of its replicas together."""
+
+    steps: deque[Step]
+    n_seen: int
+
+    @property
+    def stats(self) -> EngineStats: ...
+    @property
+    def has_work(self) -> bool: ...
+    def sequences(self) -> list[list[int]]: ...
+    def watch_ops(self, done: Callable[[Profile], None]) -> None: ...
 
 
 class WatchedEngine(Engine):

@@ -17,7 +17,7 @@ import numpy as np
 
 from gguflow.engine.plan_key import PAGE
 
-from .pages import OutOfPages, PagePool, chain_hash
+from .pages import OutOfPages, PagePool, chain_hash, page_hashes
 from .states import Copy, StateSlots
 
 
@@ -110,11 +110,7 @@ class KvCache:
 
     def chain(self, ids: Sequence[int], salt: bytes = b"") -> list[bytes]:
         """The keys that `create` looks for, of all full pages before the last token."""
-        found, parent = [], salt
-        for p in range((len(ids) - 1) // PAGE if self._share else 0):
-            parent = chain_hash(parent, list(ids[p * PAGE : (p + 1) * PAGE]))
-            found.append(parent)
-        return found
+        return page_hashes(ids, salt) if self._share else []
 
     def n_findable(self, ids: Sequence[int], salt: bytes = b"") -> int:
         """How many of `ids` a new sequence would begin with."""

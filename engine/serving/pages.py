@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from hashlib import blake2b
+
+from gguflow.engine.plan_key import PAGE
 
 
 class OutOfPages(RuntimeError):
@@ -14,6 +17,15 @@ class OutOfPages(RuntimeError):
 def chain_hash(parent: bytes, ids: list[int]) -> bytes:
     """The key of a page's contents: its tokens, after those that `parent` stands for."""
     return blake2b(parent + array("q", ids).tobytes(), digest_size=16).digest()
+
+
+def page_hashes(ids: Sequence[int], salt: bytes = b"") -> list[bytes]:
+    """The keys of all full pages before the last of some tokens, which has to be computed."""
+    found, parent = [], salt
+    for p in range((len(ids) - 1) // PAGE):
+        parent = chain_hash(parent, list(ids[p * PAGE : (p + 1) * PAGE]))
+        found.append(parent)
+    return found
 
 
 class PagePool:

@@ -117,6 +117,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "engine/evaluate.py": ENGINE,
     "engine/verify": (*ENGINE, "engine.backends.host"),
+    "engine/cluster": ENGINE,
     "engine/kernel_bench": LOADED,
     "engine/convert": (
         "engine.graph",

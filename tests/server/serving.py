@@ -47,12 +47,14 @@ class Running:
         specs: Sequence[ModelSpec] | None = None,
         options: Options = OPTIONS,
         model: ModelSource | None = None,
+        cluster: Any = None,
         **changes: Any,
     ) -> None:
         specs = specs or [ModelSpec("tales-8m", Path(bundled_model()), options)]
         self.config = replace(CONFIG, **changes)
         opened = open_spec if model is None else lambda spec: with_tokenizer(model, spec.options)
-        self.service = Service(ModelManager(specs, self.config, opened), self.config)
+        manager = ModelManager(specs, self.config, opened, cluster=cluster)
+        self.service = Service(manager, self.config)
         self._sock: socket.socket = listen(self.config)
         self.port: int = self._sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -60,7 +62,7 @@ class Running:
         self.server = make_server(self.service, ready.set)
         self._thread = threading.Thread(target=self.server.run, args=([self._sock],), daemon=True)
         self._thread.start()
-        assert ready.wait(60)
+        assert ready.wait(120)
 
     def stop(self) -> None:
         self.server.should_exit = True
@@ -105,9 +107,9 @@ class Running:
         """Until nothing is in work: no sequences, no pages, nobody at the gate."""
         end = time.monotonic() + seconds
         while True:
-            stats, gate = self.loaded.engine.engine.stats, self.loaded.gate
+            stats, gate = self.loaded.watched.stats, self.loaded.gate
             busy = (
-                self.loaded.engine.engine.has_work, stats.n_running, stats.n_waiting,
+                self.loaded.watched.has_work, stats.n_running, stats.n_waiting,
                 gate.n_inside, gate.n_waiting, len(self.service.requests.live),
                 stats.n_pages != stats.n_available,
             )  # fmt: skip

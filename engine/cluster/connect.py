@@ -1,0 +1,84 @@
+"""A Ray cluster: joined where one runs, or started on this machine alone.
+
+Ray's statistics of use and its dashboard are off, and what is started here listens on 127.0.0.1
+unless it is told otherwise. Ray trusts whoever reaches its ports: they are for networks that one
+trusts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from contextlib import suppress
+from typing import Any
+
+from .errors import ClusterError
+
+LOCAL, AUTO = "local", "auto"
+REACH = 5.0  # seconds for the first connection to a cluster
+# Of shared memory where a cluster is started here: values up to 100 KiB do without, and the largest
+# that crosses is a piece of a prompt.
+STORE = 256 << 20
+
+
+def use_ray(address: str = "") -> Any:
+    """The module, without its statistics. address: of the cluster that will be joined. Raises
+    ClusterError where Ray is not installed."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if address == LOCAL:
+        # What is started here has the loopback address and listens nowhere else. Ray would find
+        # another address for 127.0.0.1; this is its switch for systems where it stays by itself.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        import ray
+    except ImportError as e:
+        raise ClusterError(f"{e.name} is missing: pip install 'gguflow[ray]'") from None
+    return ray
+
+
+def connect(address: str = LOCAL, n_cpus: int | None = None) -> Any:
+    """Join the cluster at `address`: HOST:PORT, `auto` for the one this machine is a node of, or
+    `local` for a new one here, with n_cpus places. Returns Ray's module; `disconnect` leaves it.
+
+    Raises ClusterError, one line.
+    """
+    ray = use_ray(address)
+    given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address == LOCAL:
+        given |= {
+            "include_dashboard": False, "num_cpus": n_cpus, "object_store_memory": STORE,
+        }  # fmt: skip
+    else:
+        if address != AUTO:
+            _reach(address)
+        given["address"] = address
+    try:
+        ray.init(**given)
+    except Exception as e:  # of a dozen kinds, some of them bare RuntimeErrors
+        with suppress(Exception):
+            ray.shutdown()
+        why = " ".join(str(e).split())[:300]
+        raise ClusterError(f"no cluster to work with at {address}: {why}") from None
+    return ray
+
+
+def disconnect() -> None:
+    """Leave the cluster; one that `connect` started ends."""
+    use_ray().shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raises ClusterError where nothing listens: Ray itself tries for a minute."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise ClusterError(f"cluster {address}: expected HOST:PORT, auto or local")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH).close()
+    except OSError as e:
+        raise ClusterError(f"no cluster at {address}: {e.strerror or e}") from None
+
+
+def node_name(ray: Any) -> str:
+    """The address of the node this process is on."""
+    return str(ray.util.get_node_ip_address())

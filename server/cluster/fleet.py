@@ -1,0 +1,127 @@
+"""The replicas: started together, and made again where one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gguflow.engine.cluster.errors import ClusterError
+from gguflow.engine.cluster.nodes import Places
+
+from .link import Link, ReplicaLostError
+from .replica import Parcel, Replica, Work
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before a replica is made again
+log = logging.getLogger("gguflow.server")
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """n_replicas: of the model. needs: resources of the process of one, by Ray's names. wait:
+    seconds for the cluster to have them, and for a request while there is no replica. silence:
+    seconds without an answer after which a replica is lost."""
+
+    n_replicas: int
+    needs: Mapping[str, float]
+    wait: float = 30.0
+    silence: float = 30.0
+
+
+class Fleet:
+    """links: the replicas that take requests. last: why one was lost, or did not come back.
+
+    came, went, told: set by whoever sends requests; told of a replica that has its model, of one
+    that is lost, and of what each says.
+    """
+
+    def __init__(self, ray: Any, work: Work, config: FleetConfig) -> None:
+        self._ray, self._work, self.config = ray, work, config
+        self.links: list[Link] = []
+        self.last: str | None = None
+        self.came: Callable[[Link], None] = lambda _: None
+        self.went: Callable[[Link], None] = lambda _: None
+        self.told: Callable[[Link, Parcel], None] = lambda *_: None
+        self._places: Places | None = None
+        self._actors: dict[int, list[Any]] = {}
+        self._program = ""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """All of them, side by side. Raises ClusterError: what is wrong with one is wrong."""
+        c = self.config
+        self._places = await asyncio.to_thread(
+            Places, self._ray, c.n_replicas, c.needs, c.wait
+        )  # fmt: skip
+        tasks = [asyncio.create_task(self._bring(i)) for i in range(c.n_replicas)]
+        try:
+            links = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.close()
+            raise
+        self._tasks = [asyncio.create_task(self._keep(i, x)) for i, x in enumerate(links)]
+
+    async def close(self) -> None:
+        """End all processes."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for i in list(self._actors):
+            self._end(i)
+        if self._places is not None:
+            await asyncio.to_thread(self._places.close)
+            self._places = None
+        self.links.clear()
+
+    async def _bring(self, i: int) -> Link:
+        """Replica i with its model. Raises ClusterError."""
+        assert self._places is not None
+        actor = self._places.actor(Replica, i, self._work)
+        self._actors[i] = [actor]
+        link = Link(actor, self.config.silence, lambda link, parcel: self.told(link, parcel))
+        started = await link.start()
+        self._program = self._program or started.program
+        if started.program != self._program:
+            raise ClusterError(
+                f"node {started.node} has {started.program}, another replica {self._program}: "
+                "their bits differ, and a text could not go on elsewhere"
+            )
+        log.info("replica %d is on node %s, process %d", i, started.node, started.pid)
+        self.links.append(link)
+        self.came(link)
+        return link
+
+    async def _keep(self, i: int, link: Link) -> None:
+        """Take what replica i says, and make it again when it is lost."""
+        while True:
+            try:
+                await link.run()
+            except ReplicaLostError as e:
+                self.last = str(e)
+                log.warning("replica %d is lost: %s", i, e)
+            self.links.remove(link)
+            self.went(link)
+            link = await self._again(i)
+
+    async def _again(self, i: int) -> Link:
+        pause = FIRST_PAUSE
+        while True:
+            self._end(i)
+            await asyncio.sleep(pause)
+            try:
+                return await self._bring(i)
+            except Exception as e:
+                self.last = str(e)
+                log.warning("replica %d does not come back: %s", i, e)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _end(self, i: int) -> None:
+        for actor in self._actors.pop(i, ()):
+            with suppress(Exception):  # it may be gone already
+                self._ray.kill(actor)

@@ -1,0 +1,109 @@
+"""A replica as the process sees it that answers HTTP: requests go there, tokens come back.
+
+One call is always on its way that asks for what has come. A replica is lost when that call fails,
+or stays unanswered for long; everybody who waits for tokens of it is told so at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from gguflow.engine.cluster.errors import ClusterError
+from gguflow.engine.serving.aio import Mailbox
+
+from .replica import Parcel, Started
+from .travel import token_of
+
+_KEYS = count()
+
+
+class ReplicaLostError(Exception):
+    """The replica is gone: what it was asked for has to be asked of another."""
+
+
+class Link:
+    """actor: the replica's handle. silence: seconds without an answer after which it is lost.
+    told: gets every parcel. started: known once `start` has returned."""
+
+    def __init__(self, actor: Any, silence: float, told: Callable[[Link, Parcel], None]) -> None:
+        self._actor, self._silence, self._told = actor, silence, told
+        self._boxes: dict[int, Mailbox] = {}
+        self.started: Started | None = None
+        self.lost: ReplicaLostError | None = None
+
+    async def start(self) -> Started:
+        """Let it load the model. Raises what `Replica.start` does, and ClusterError where the
+        process is gone."""
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            self.started = await self._actor.start.remote()
+        except RayTaskError as e:
+            raise e.cause if isinstance(e.cause, Exception) else ClusterError(str(e)) from None
+        except RayError as e:
+            raise ClusterError(f"a replica did not start: {_line(e)}") from None
+        assert self.started is not None
+        return self.started
+
+    async def run(self) -> None:
+        """Bring what comes to those who wait for it, until the replica is lost: raises
+        ReplicaLostError with the reason."""
+        from ray.exceptions import RayError
+
+        why = "it was told to end"
+        try:
+            while True:
+                parcel: Parcel = await asyncio.wait_for(self._actor.take.remote(), self._silence)
+                for r in parcel.rows:
+                    box = self._boxes.get(r[0])
+                    if box is not None:
+                        box.put(token_of(r))
+                        box.notify()
+                self._told(self, parcel)
+                if parcel.lost is not None:
+                    why = parcel.lost
+                    break
+        except RayError as e:
+            why = _line(e)
+        except TimeoutError:
+            why = f"no answer for {self._silence:g} s"
+        finally:
+            s = self.started
+            where = f"node {s.node}, process {s.pid}: " if s is not None else ""
+            self.lost = ReplicaLostError(f"{where}{why}")
+            for box in self._boxes.values():
+                box.fail(self.lost)
+        raise self.lost
+
+    def open(self, data: bytes) -> tuple[int, Mailbox]:
+        """Send a packed request; its key, and where its tokens come. Raises ReplicaLostError."""
+        if self.lost is not None:
+            raise self.lost
+        key = next(_KEYS)
+        box = self._boxes[key] = Mailbox()
+        self._actor.submit.remote(key, data)
+        return key, box
+
+    def close(self, key: int, finished: bool) -> None:
+        """Nobody reads a request's tokens any more."""
+        self._boxes.pop(key, None)
+        if not finished and self.lost is None:
+            self._actor.cancel.remote(key)
+
+    @property
+    def n_active(self) -> int:
+        """Requests on their way."""
+        return len(self._boxes)
+
+    async def profile(self) -> Any:
+        """See `Replica.profile`."""
+        return await self._actor.profile.remote()
+
+
+def _line(error: BaseException) -> str:
+    """The first of Ray's."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,49 @@
+"""What `gguflow serve --ray` gives the server: a cluster that a model's replicas run on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gguflow.engine.load.bundled import bundled_folder
+from gguflow.engine.model import Model
+from gguflow.engine.options import Options
+from gguflow.server.config import ModelSpec
+
+from .engine import ClusterEngine
+from .fleet import Fleet, FleetConfig
+from .replica import Work, hashes_of
+from .watch import ClusterWatch
+
+
+def here(options: Options) -> Options:
+    """How the model is opened in the process that answers HTTP, which computes nothing and need not
+    have the devices that its replicas have."""
+    return replace(
+        options, n_gpu_layers=0, device=0, devices=(), split_mode="layer", tensor_split=(),
+        overrides=(), cpu_experts=0, expert_use="", sparse="off", predictor="", vram_budget=0,
+        split="", sparse_threshold=None, weight_cache=False,
+    )  # fmt: skip
+
+
+class RayCluster:
+    """Replicas of one model on a cluster that was joined (`engine.cluster.connect`)."""
+
+    def __init__(self, ray: Any, config: FleetConfig) -> None:
+        self._ray, self._config = ray, config
+        self.n_replicas = config.n_replicas
+
+    def engine(
+        self, spec: ModelSpec, model: Model, most: int
+    ) -> tuple[ClusterEngine, ClusterWatch]:
+        """See `manager.Cluster`. Reads the whole file, for its hash."""
+        path = spec.path.absolute()
+        adapters = tuple((str(Path(file).absolute()), f) for file, f in spec.options.lora)
+        options = replace(spec.options, lora=adapters)
+        # Each node has its own installation, and the bundled model in it.
+        shown = "" if bundled_folder() in path.parents else str(path)
+        fleet = Fleet(self._ray, Work(shown, options, hashes_of(path, options)), self._config)
+        n_pages = max(model.cache_size().n_pages.values())
+        engine = ClusterEngine(fleet, model.tokenizer, options.n_seqs, n_pages, most)
+        return engine, engine.watched

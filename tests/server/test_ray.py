@@ -1,0 +1,124 @@
+"""Replicas on a Ray cluster: the same bytes as one process, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from ray_nodes import OPTIONS, serving, three_nodes
+from serving import Running
+
+from gguflow.engine.cluster.errors import ClusterError, ClusterFileError
+from gguflow.server.cluster.fleet import Fleet, FleetConfig
+from gguflow.server.cluster.replica import Work
+
+# Not imported here: what Ray is told for one machine has to be said before.
+if find_spec("ray") is None:
+    pytest.skip("ray is missing: pip install 'gguflow[ray]'", allow_module_level=True)
+
+PREFIX = "Once upon a time there was a king who had three daughters. " * 6
+FORMS: list[dict[str, Any]] = [
+    {"prompt": "The old woman", "max_tokens": 24, "seed": 3},
+    {"prompt": PREFIX + "The eldest", "max_tokens": 16, "temperature": 0},
+    {"prompt": "A wolf", "max_tokens": 12, "seed": 4, "logprobs": 2},
+    {"prompt": "The fox", "max_tokens": 30, "seed": 5, "stop": ["the", "."]},
+    {"prompt": "Say: ", "max_tokens": 12, "seed": 6, "grammar": 'root ::= "a" [0-9]+ "z"'},
+    {"prompt": "He said", "max_tokens": 9, "seed": 7, "min_tokens": 8, "n": 3},
+    {"prompt": "They went", "max_tokens": 9, "seed": 8, "logit_bias": {"300": 5}, "mirostat": 2},
+]
+SHORT = [
+    {"prompt": f"{who} went to {where} and", "max_tokens": 6 + i, "seed": i}
+    for i, who in enumerate(("The king", "A fox", "An old man", "The bear", "Her son"))
+    for where in ("the wood", "the town")
+]
+OTHER = Work("", OPTIONS, ("0" * 64,))  # as if the file here were not the one that is there
+
+
+def ask(server: Running, body: dict[str, Any]) -> tuple[int, Any]:
+    """What an answer says, without its id and time."""
+    status, _, answer = server.post("/v1/completions", body)
+    if status != 200:
+        return status, answer
+    usage = {k: v for k, v in answer["usage"].items() if k.endswith("tokens")}
+    return status, (answer["choices"], usage)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_replicas_and_stages_on_three_nodes() -> None:
+    """One test, for the nodes take half of its time to come up."""
+    with serving() as alone:
+        forms = [ask(alone, body) for body in FORMS]
+        short = [ask(alone, body) for body in SHORT]
+        vector = alone.post("/v1/embeddings", {"input": "A tale"})[2]["data"]
+    assert all(status == 200 for status, _ in [*forms, *short])
+    with three_nodes() as ray:
+        with serving(ray) as server:
+            links = server.loaded.engine._fleet.links
+            assert len({link.started.node for link in links}) >= 1
+            with ThreadPoolExecutor(8) as pool:
+                assert [*pool.map(lambda b: ask(server, b), FORMS)] == forms
+            assert server.post("/v1/embeddings", {"input": "A tale"})[2]["data"] == vector
+            check_kills(server, short)
+            status, _, metrics = server.get("/metrics")
+            assert status == 200 and b"vllm:generation_tokens_total" in metrics
+            server.wait_idle()
+        check_refusals(ray)
+
+
+def check_refusals(ray: Any) -> None:
+    """A node with another file or none, and a cluster that is too small."""
+
+    async def start(work: Work, n: int = 1) -> None:
+        await Fleet(ray, work, FleetConfig(n, {"CPU": 1.0})).start()
+
+    async def both() -> list[Any]:
+        missing = replace(OTHER, path="/nowhere/model.gguf")
+        return await asyncio.gather(start(OTHER), start(missing), return_exceptions=True)
+
+    other, missing = asyncio.run(both())
+    assert isinstance(other, ClusterFileError) and "another file there" in str(other)
+    assert isinstance(missing, ClusterFileError) and "/nowhere/model.gguf" in str(missing)
+    with pytest.raises(ClusterError, match="3 nodes have room for 6"):
+        asyncio.run(start(OTHER, 7))
+
+
+def check_kills(server: Running, expected: list[tuple[int, Any]]) -> None:
+    """200 requests, two processes killed among them: each has its text, or a clear error."""
+    fleet = server.loaded.engine._fleet
+    n_done, killed = [0], list[int]()
+    lock = threading.Lock()
+
+    def one(i: int) -> tuple[int, Any]:
+        with lock:
+            n_done[0] += 1
+            if n_done[0] in (60, 130):
+                link = max(fleet.links, key=lambda link: link.n_active)
+                killed.append(link.started.pid)
+                kill(killed[-1])
+        return ask(server, SHORT[i % len(SHORT)])
+
+    with ThreadPoolExecutor(12) as pool:
+        found = [*pool.map(one, range(200))]
+    for i, (status, answer) in enumerate(found):
+        if status == 200:
+            assert (status, answer) == expected[i % len(SHORT)]
+        else:
+            assert status == 503 and "replica" in answer["error"]["message"], answer
+    assert len(killed) == 2
+    assert sum(status == 200 for status, _ in found) >= 190
+    assert server.loaded.engine.n_retried >= 1
+    end = time.monotonic() + 60
+    while len(fleet.links) < 2:  # those that were killed come back
+        assert time.monotonic() < end, fleet.last
+        time.sleep(0.05)

@@ -102,19 +102,17 @@ class BoundPlan:
 
     @cached_property
     def token_loop(self) -> TokenLoop | None:
-        """Steps that need no host, for a plan wholly on one device that samples a token for each of
-        its own; each must be alone in its sequence."""
+        """Steps that need no host, for a plan on devices alone that samples a token for each of its
+        own; each must be alone in its sequence."""
         inputs = {t.name: t for t in self.plan.leaves(Role.INPUT)}
         sampled = self.plan.graph.outputs[-1]
-        if len(self.runner.programs) != 1 or self.brought:
-            return None
         if "sampler.rng" not in inputs or sampled.shape != inputs["tokens"].shape:
             return None
         # Steps past a stop would stay in a state that has no pages to be written again.
         rows = [name.removeprefix("rows.") for name in inputs if name.startswith("rows.")]
         if any(f"table.{group}" not in inputs for group in rows):
             return None
-        return self.runner.programs[0].token_loop({**inputs, "token": sampled})
+        return self.runner.token_loop({**inputs, "token": sampled}, self.brought)
 
 
 def bind(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from weakref import WeakKeyDictionary
 
@@ -21,16 +21,18 @@ from gguflow.engine.backends.base import (
     Flag,
     Live,
     Meets,
-    Memory,
     Program,
     Reduce,
     Ticks,
+    TokenLoop,
     Transfer,
 )
 from gguflow.engine.compile import Meeting, Plan, Recv, Send, round_up
 from gguflow.engine.graph import Tensor, op_spec
 
 from .clocks import Signal, offsets, shifted
+from .loops import LoopTogether
+from .places import BoundCopy, SpaceMemory
 from .program import Runner, spans_of, step_rows
 from .sides import Sides, pinned
 
@@ -58,7 +60,7 @@ class SideBySide(Runner):
         plan: Plan,
         sides: Sides,
         backends: Mapping[str, Backend],
-        views: Mapping[str, Memory],
+        views: Mapping[str, SpaceMemory],
         n_threads: int | None = None,
     ) -> None:
         self.sides = sides
@@ -176,6 +178,32 @@ class SideBySide(Runner):
         by = offsets(ticks, self._signals(ticks), began, over)
         return np.concatenate([spans_of(shifted(ticks[n], by[n])) for n in self._order])
 
+    def token_loop(
+        self, tensors: Mapping[str, Tensor], brought: Sequence[BoundCopy]
+    ) -> TokenLoop | None:
+        """Of devices that exchange something every step, so that none gets ahead of another."""
+        sampled = [tensors[n] for n in ("token", "tokens", "sampler.rng", "sampler.history")]
+        at = {self._placement.of[t.owner] for t in sampled}
+        if self.sides.host is not None or not self.sides.reductions or len(at) > 1:
+            return None
+        loops: list[TokenLoop] = []
+        for name in sorted(self.sides.devices, key=lambda n: n not in at):
+            view = self._views[name]
+            mine = {n: t for n, t in tensors.items() if view.holds(t.owner)}
+            loop = self._programs[name].token_loop(mine)
+            if loop is None:
+                return None
+            loops.append(loop)
+        return LoopTogether(loops, brought, self._locks, self._check)
+
+    def _check(self) -> None:
+        """Raises LinkError for a step of a loop that was given up."""
+        if code := int(self._words[GIVEN_UP]):
+            for name in self.sides.devices:
+                self._programs[name].finish()
+            self._clear()
+            raise LinkError(self._complaint(code))
+
     def _run(self, timed: bool, live: Live | None) -> dict[str, Ticks]:
         with ExitStack() as turns:
             for lock in self._locks:  # in the order of names: no two plans take them crosswise
@@ -216,13 +244,17 @@ class SideBySide(Runner):
                 failed = failed or e
         code = int(self._words[GIVEN_UP])
         if code:
-            self._words[:] = 0
-            for b in (*self._own_flags.values(), *self._channels.values()):
-                if b is not None and failed is None:  # a device that failed takes nothing any more
-                    b.write(0, np.zeros(b.nbytes, np.uint8))
+            self._clear(failed is None)
         if failed is not None:
             raise failed
         return code
+
+    def _clear(self, devices: bool = True) -> None:
+        """As before the first run. devices: they still take something."""
+        self._words[:] = 0
+        for b in (*self._own_flags.values(), *self._channels.values()):
+            if b is not None and devices:
+                b.write(0, np.zeros(b.nbytes, np.uint8))
 
     def _complaint(self, code: int) -> str:
         if code > len(self.sides.meetings):

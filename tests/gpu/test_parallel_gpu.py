@@ -21,7 +21,8 @@ from gguflow.engine.runtime import BoundPlan, exchange
 from gguflow.engine.runtime.exchange import SideBySide
 from gguflow.engine.runtime.loops import LoopTogether
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.serving import Engine, Request
+from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.request import Request
 from gguflow.kernels.cuda import all_reduce
 
 pytestmark = pytest.mark.gpu

@@ -123,10 +123,14 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Meets:
-    """Where a program meets others: flags of its sends and receives, and what it exchanges."""
+    """Where a program meets others: flags of its sends and receives, and what it exchanges.
+
+    memory: what all the addresses lie in, to be kept as long as something of the program may run.
+    """
 
     flags: Mapping[Meeting, Flag] = field(default_factory=dict)
     reduces: Mapping[Tensor, Reduce] = field(default_factory=dict)
+    memory: Sequence[Buffer] = ()
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,9 @@ class SideBySide(Runner):
                     at.index(name), channels, sizes, self._line(GIVEN_UP), code,
                     int(1e9 * self._reduce_patience(i)),
                 )  # fmt: skip
-        return Meets(flags, reduces)
+        own = (b for b in self._own_flags.values() if b is not None)
+        memory = (self.flags, *own, *self._staging.values(), *self._channels.values())
+        return Meets(flags, reduces, memory)
 
     def _line(self, i: int) -> int:
         return self.flags.address + LINE * i

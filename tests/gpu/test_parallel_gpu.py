@@ -115,7 +115,9 @@ def test_a_device_that_does_not_come_ends_the_run(
     start, finish = program.start, program.finish
     monkeypatch.setattr(program, "start", lambda timed=False, live=None: None)
     fill(bound, rng)
-    with pytest.raises(exchange.LinkError, match="waited 0.4 s for the others' parts of s.0@0"):
+    with pytest.raises(
+        exchange.LinkError, match=r"waited 0\.4\d* s for the others' parts of s\.0@0"
+    ):
         bound.run()
     monkeypatch.setattr(program, "start", start)
     monkeypatch.setattr(program, "finish", finish)
@@ -172,9 +174,10 @@ def test_many_sequences(patched: None, tmp_path: Path) -> None:
 
 def test_a_profile_has_both_cards(patched: None, tmp_path: Path) -> None:
     model = on(write_tiny(tmp_path / "m.gguf", gain=2.0), 2)
-    session, profile = model.new_session(), Profile()
+    profile = Profile()
+    session = model.new_session(profile)
     for i in IDS[:3]:
-        session.step((i,), "last", profile=profile)
+        session.step((i,), "last")
     rows = [r for r in profile.rows([len(profile.steps) - 1]) if r.op == "all_reduce"]
     assert {r.backend for r in rows} == {"cuda:0", "cuda:1"}
     assert all(0 <= r.us < 1e6 for r in rows)

@@ -49,7 +49,7 @@ class CudaProgram(Program):
         wanted = [scratch_bytes(s, info) if isinstance(s, Tensor) else 0 for s in steps]
         self._scratch = backend.memory.scratch(max(wanted, default=0))
         self._memory = memory
-        self._keep: list[object] = []
+        self._keep: list[object] = [meets.memory]
         self._uploads: dict[int, MirroredBuffer] = {}
         self._downloads: dict[int, MirroredBuffer] = {}
         waits = bool(meets.reduces) or any(not isinstance(s, Tensor) for s in steps)
@@ -192,7 +192,7 @@ class CudaProgram(Program):
 
             return self._capture(step)
 
-        return CudaTokenLoop(self._backend, places, begin, capture)
+        return CudaTokenLoop(self._backend, places, begin, capture, self._keep)
 
     def prepare(self, timed: bool = False) -> None:
         """Have the graph at hand where another device's run may be under way, which waits for this

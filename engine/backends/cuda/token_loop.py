@@ -60,7 +60,7 @@ class CudaTokenLoop:
 
     places: tensor and address of the plan's inputs by name, and of the sampled tokens as `token`. A
     device that has no such tokens moves its positions and the rows it writes on, and that is all;
-    what it puts into its ring says nothing.
+    what it puts into its ring says nothing. keep: what steps on their way may still write to.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class CudaTokenLoop:
         places: Mapping[str, tuple[Tensor, int]],
         begin: Callable[[], None],
         capture: Callable[[BoundLaunch | BoundGemm], Any],
+        keep: object = None,
     ) -> None:
         self._device = device = backend.device
         self._begin, self._capture = begin, capture
@@ -81,7 +82,7 @@ class CudaTokenLoop:
         self._end = backend.modules.bind(launch)
         self._graph: Any = None
         # No __del__: in a cycle of garbage the stream might be gone before it.
-        weakref.finalize(self, _drain, device, self._ring, self._steps)
+        weakref.finalize(self, _drain, device, self._ring, self._steps, self._spare, keep)
 
     def start(self) -> None:
         """Take the inputs as the host has written them; what was launched before is over then.
@@ -121,7 +122,7 @@ class CudaTokenLoop:
 
 
 def _drain(device: CudaDevice, *kept: object) -> None:
-    """Steps on their way still write to the ring and to the counters, which are kept until here."""
+    """Steps on their way still write to what is kept until here."""
     with suppress(Exception):
         device.use()
         device.synchronize()

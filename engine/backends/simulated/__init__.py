@@ -15,6 +15,7 @@ from gguflow.engine.compile import Step
 
 from .channel import channel_bytes
 from .program import SimulatedProgram
+from .stream import Stream
 
 
 class SimulatedBackend(NumpyBackend):
@@ -23,6 +24,7 @@ class SimulatedBackend(NumpyBackend):
     def __init__(self, index: int) -> None:
         self.id = DeviceId("simulated", index)
         self.name = self.space = str(self.id)
+        self.stream = Stream()
         self.links = Links(HostBuffer.zeros, _reaches, channel_bytes)
 
     def describe(self) -> str:
@@ -37,7 +39,7 @@ class SimulatedBackend(NumpyBackend):
     ) -> Program:
         if meets is None:
             return super().lower(steps, memory, n_threads)
-        return SimulatedProgram(steps, memory, meets)
+        return SimulatedProgram(self.stream, steps, memory, meets)
 
 
 def _reaches(other: Backend) -> bool:

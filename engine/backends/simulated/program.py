@@ -1,11 +1,11 @@
-"""Programs of simulated devices: steps that a thread runs."""
+"""Programs of simulated devices: steps in the device's stream."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -17,50 +17,59 @@ from gguflow.engine.compile.batch_rows import fewer_rows
 from gguflow.engine.graph import Tensor
 
 from .channel import all_reduce
+from .loop import SimulatedLoop
+from .stream import Done, Stream
 from .waiting import wait_until
 
 
 class SimulatedProgram(Program):
     """Steps of one device, which meet those of others."""
 
-    def __init__(self, steps: Sequence[Step], memory: Memory, meets: Meets) -> None:
+    def __init__(self, stream: Stream, steps: Sequence[Step], memory: Memory, meets: Meets) -> None:
         self.steps = steps
         self.kernels = [f"{s.op}.reference" if isinstance(s, Tensor) else "memmove" for s in steps]
-        self._meets = meets
+        self._stream, self._memory, self._meets = stream, memory, meets
         nodes = [s for s in steps if isinstance(s, Tensor)]
         self._buffers = buffers_of(nodes, memory)
-        self._rows = memory.rows
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._done: Done | None = None
         self._ticks: list[int] = []
         self._is_timed = False
 
     def start(self, timed: bool = False, live: Live | None = None) -> None:
-        assert self._thread is None
         self._is_timed = timed
-        self._thread = threading.Thread(target=self._work, args=(live,), daemon=True)
-        self._thread.start()
+        self._done = self._stream.put(partial(self._work, live))
 
     def finish(self) -> Ticks | None:
-        if self._thread is not None:
-            self._thread.join()
-        self._thread, error, self._error = None, self._error, None
-        if error is not None:
-            raise error
+        done, self._done = self._done, None
+        if done is not None:
+            done.wait()
         return Ticks(np.array(self._ticks, np.int64), of_host=True) if self._is_timed else None
 
-    def _work(self, live: Live | None) -> None:
-        try:
-            self._ticks = [time.perf_counter_ns()]
+    def token_loop(self, tensors: Mapping[str, Tensor]) -> SimulatedLoop:
+        at = {}
+        for name, t in tensors.items():
+            buffer, offset = self._memory.locate(t.owner)
+            raw = buffer.host()
+            assert raw is not None
+            at[name] = np.ndarray(
+                t.shape, t.dtype.storage, raw.data, offset + t.view_offset, t.strides
+            )
+
+        def run() -> None:
             for step in self.steps:
-                self._run(step, live)
-                self._ticks.append(time.perf_counter_ns())
-        except BaseException as e:  # raised by `finish`
-            self._error = e
+                self._run(step, None)
+
+        return SimulatedLoop(self._stream, at, run)
+
+    def _work(self, live: Live | None) -> None:
+        self._ticks = [time.perf_counter_ns()]
+        for step in self.steps:
+            self._run(step, live)
+            self._ticks.append(time.perf_counter_ns())
 
     def _run(self, step: Step, live: Live | None) -> None:
         if isinstance(step, Tensor):
-            node = step if live is None else fewer_rows(step, self._rows, live)
+            node = step if live is None else fewer_rows(step, self._memory.rows, live)
             if step not in self._meets.reduces:
                 return run_node(node, self._buffers)
             reduce = self._meets.reduces[step]

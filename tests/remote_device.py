@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Flags, Links, Live, Memory, Program, Ticks
+from gguflow.engine.backends.base import Links, Live, Meets, Memory, Program, Ticks
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.backends.numpy import NumpyBackend, buffers_of, run_node
 from gguflow.engine.compile import Recv, Send, Step
@@ -103,9 +103,9 @@ class RemoteBackend(NumpyBackend):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> Program:
-        return RemoteProgram(self, steps, memory, flags or {})
+        return RemoteProgram(self, steps, memory, meets or Meets())
 
     def hook(self, step: Step) -> bool | None:
         """Called with every step before it runs."""
@@ -129,9 +129,9 @@ class LinkableBackend(RemoteBackend):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> Program:
-        return ThreadProgram(self, steps, memory, flags or {})
+        return ThreadProgram(self, steps, memory, meets or Meets())
 
 
 class RemoteProgram(Program):
@@ -140,12 +140,12 @@ class RemoteProgram(Program):
     skew_ns = 5_000_000_000
 
     def __init__(
-        self, backend: RemoteBackend, steps: Sequence[Step], memory: Memory, flags: Flags
+        self, backend: RemoteBackend, steps: Sequence[Step], memory: Memory, meets: Meets
     ) -> None:
         self.kernels = [s.op or "" if isinstance(s, Tensor) else type(s).__name__ for s in steps]
         self.steps = steps
         self._backend = backend
-        self._flags = flags
+        self._flags = meets.flags
         self._inside = Inside(memory)
         nodes = [s for s in steps if isinstance(s, Tensor)]
         self._buffers = buffers_of(nodes, self._inside)

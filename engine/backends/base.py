@@ -9,13 +9,13 @@ from __future__ import annotations
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from gguflow.engine.compile import AllReduce, Meeting, Recv, Send, Step
+from gguflow.engine.compile import Meeting, Recv, Send, Step
 from gguflow.engine.graph import DType, Tensor
 
 from .host import HostBuffer
@@ -79,8 +79,8 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Transfer:
-    """Bytes the device copies between its memory and pinned memory. Both are addresses, multiples
-    of 16; up to 15 bytes beyond `nbytes` may be copied too."""
+    """Bytes a device copies between its memory and pinned memory, or another device's. Both are
+    addresses, multiples of 16; up to 15 bytes beyond `nbytes` may be copied too."""
 
     target: int
     source: int
@@ -89,7 +89,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Flag:
-    """One side of a meeting: a 32-bit word of pinned memory, which the host and the device reach.
+    """One side of a meeting: a 32-bit word that both reach, in pinned memory or the receiver's.
 
     A send copies, then sets it to 1, when what the steps before it made can be seen. A receive
     waits for it, takes it back to 0, then copies. Only devices copy. After `timeout_ns` nanoseconds
@@ -103,7 +103,34 @@ class Flag:
     transfers: tuple[Transfer, ...] = ()
 
 
-Flags = Mapping[Meeting, Flag]
+@dataclass(frozen=True)
+class Reduce:
+    """One device's side of an all_reduce: it writes its part into the others' channels, waits for
+    theirs in its own and adds all in the order of the ranks, so that all have the same bits.
+
+    rank: of the device. channels: addresses by rank, zeroed before the first run and after one that
+    was given up; each of `Links.channel_bytes(len(channels), sizes)`. sizes: bytes of the parts of
+    all exchanges that use them. given_up, code, timeout_ns: as of a flag.
+    """
+
+    rank: int
+    channels: tuple[int, ...]
+    sizes: tuple[int, ...]
+    given_up: int
+    code: int
+    timeout_ns: int
+
+
+@dataclass(frozen=True)
+class Meets:
+    """Where a program meets others: flags of its sends and receives, and what it exchanges.
+
+    memory: what all the addresses lie in, to be kept as long as something of the program may run.
+    """
+
+    flags: Mapping[Meeting, Flag] = field(default_factory=dict)
+    reduces: Mapping[Tensor, Reduce] = field(default_factory=dict)
+    memory: Sequence[Buffer] = ()
 
 
 @dataclass(frozen=True)
@@ -112,9 +139,14 @@ class Links:
 
     alloc_pinned: zeroed host memory that the device reaches at the same address; the device's
     programs then copy what crosses. None for the host's side, whose programs only wait and signal.
+    reaches: whether this device's programs can write into the memory of another; once asked, they
+    may. channel_bytes: memory of one of so many devices that exchange parts of so many bytes each;
+    None where there is no all_reduce.
     """
 
     alloc_pinned: Callable[[int], HostBuffer] | None = None
+    reaches: Callable[[Backend], bool] = lambda other: False
+    channel_bytes: Callable[[int, Sequence[int]], int] | None = None
 
 
 # -- programs --------------------------------------------------------------------------------------
@@ -158,6 +190,11 @@ class Program(ABC):
 
     kernels: Sequence[str]
 
+    def prepare(self, timed: bool = False) -> None:
+        """Do before a run what need not be done in it: called for all programs that run side by
+        side before the first of them starts."""
+        return None
+
     @abstractmethod
     def start(self, timed: bool = False, live: Live | None = None) -> None:
         """Start a run. A device returns at once; the host, which computes on the calling thread,
@@ -197,9 +234,7 @@ class UnsupportedStepError(ValueError):
 
 def refuse(step: Step, backend: str) -> NoReturn:
     """Raises UnsupportedStepError."""
-    if isinstance(step, AllReduce):
-        what = f"all_reduce {step.name}"
-    elif isinstance(step, Send | Recv):
+    if isinstance(step, Send | Recv):
         kind = "send" if isinstance(step, Send) else "receive"
         what = f"{kind} of {', '.join(o.name for o in step.meeting.owners)}"
     else:
@@ -336,11 +371,11 @@ class Backend(ABC):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> Program:
         """A program of these steps, everything it will run compiled and loaded.
 
-        n_threads: for host backends. flags: of the meetings among the steps, with `links` only.
+        n_threads: for host backends. meets: with others while it runs, with `links` only.
         Raises UnsupportedStepError.
         """
 

@@ -8,13 +8,14 @@ from .plan import Plan, PlanOptions, SpaceBytes, compile_graph
 from .prune import prune
 from .rewrite import recorded_before, replace_values
 from .schedule import (
-    AllReduce,
     Meeting,
     Recv,
     Send,
     Step,
     UnlinkableError,
     check_side_by_side,
+    exchanged,
+    reductions,
     schedule,
 )
 from .shard import split_columns, split_rows, split_sum, sum_before
@@ -22,10 +23,10 @@ from .split import Copy, Segment, split
 from .types import BackendInfo
 
 __all__ = [
-    "ALIGN", "RULES", "AllReduce", "ArenaPlan", "BackendInfo", "Copy", "Meeting", "Placement",
+    "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Meeting", "Placement",
     "PlacementError", "PlacementRules", "Plan", "PlanOptions", "Recv", "Segment", "Send",
-    "SpaceBytes", "Step", "UnlinkableError", "check_side_by_side", "compile_graph", "fallbacks",
-    "fuse", "fuse_graph", "human_bytes", "layer_overrides", "listing", "place", "plan_memory",
-    "prune", "recorded_before", "replace_values", "round_up", "schedule", "split",
-    "split_columns", "split_rows", "split_sum", "sum_before", "summary",
+    "SpaceBytes", "Step", "UnlinkableError", "check_side_by_side", "compile_graph", "exchanged",
+    "fallbacks", "fuse", "fuse_graph", "human_bytes", "layer_overrides", "listing", "place",
+    "plan_memory", "prune", "recorded_before", "reductions", "replace_values", "round_up",
+    "schedule", "split", "split_columns", "split_rows", "split_sum", "sum_before", "summary",
 ]  # fmt: skip

@@ -13,9 +13,9 @@ from .fuse import fuse_graph
 from .memory import ALIGN, SHARED_OUTPUT_BYTES, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementRules, place
 from .prune import prune
-from .schedule import Step, backend_of, schedule
+from .schedule import Step, backend_of, exchanged, schedule
 from .split import Copy, Segment, split
-from .types import HOST_SPACE
+from .types import HOST_SPACE, BackendInfo
 
 
 @dataclass
@@ -31,7 +31,8 @@ class SpaceBytes:
     """Exact bytes one memory space will need for a plan.
 
     results: outputs that have memory of their own, besides the arena's. copies: of values that live
-    in another space. scratch: temporary memory that a device's kernels share.
+    in another space, and room for what devices exchange. scratch: temporary memory that a device's
+    kernels share.
     """
 
     weights: int = 0
@@ -78,6 +79,7 @@ class Plan:
     fused: Counter[str] = field(default_factory=Counter)
     scratch: dict[str, int] = field(default_factory=dict)  # by memory space
     units: dict[str, int] = field(default_factory=dict)  # bytes that allocations are multiples of
+    channels: dict[str, int] = field(default_factory=dict)  # for exchanges, by memory space
 
     @property
     def nodes(self) -> Sequence[Tensor]:
@@ -121,6 +123,7 @@ class Plan:
             for part in ("inputs", "results", "copies", "arena", "scratch"):  # one allocation each
                 setattr(b, part, round_up(getattr(b, part), unit[space]))
             b.copies += round_up(given[space], unit[space])
+            b.copies += round_up(self.channels.get(space, 0), unit[space])
         return out
 
     def flops(self) -> int:
@@ -151,7 +154,24 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
             scratch[b.space] = b.memory.scratch_bytes(mine)
     units = {b.space: b.memory.unit if b.memory is not None else ALIGN for b in order}
     steps, brought = schedule(segments)
-    return Plan(graph, placement, segments, steps, brought, arenas, spaces, fused, scratch, units)
+    return Plan(
+        graph, placement, segments, steps, brought, arenas, spaces, fused, scratch, units,
+        _channels(graph.nodes, placement, order),
+    )  # fmt: skip
+
+
+def _channels(
+    nodes: Sequence[Tensor], placement: Placement, order: Sequence[BackendInfo]
+) -> dict[str, int]:
+    """Bytes of each space for what its nodes exchange."""
+    exchanges = [n for n in nodes if exchanged(n)]
+    found: dict[str, int] = {}
+    for b in order if exchanges else ():
+        mine = [n for n in exchanges if placement.of[n] == b.name]
+        if mine and b.links is not None and b.links.channel_bytes is not None:
+            n_parts = len(mine[0].live_srcs())
+            found[b.space] = b.links.channel_bytes(n_parts, [n.nbytes for n in mine])
+    return found
 
 
 def _supported_where_used(graph: Graph, rules: PlacementRules) -> Callable[[Tensor], bool]:

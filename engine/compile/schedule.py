@@ -54,19 +54,7 @@ class Recv:
     meeting: Meeting
 
 
-@dataclass(frozen=True)
-class AllReduce:
-    """The sum of the parts that several devices made, given to each of them. Reserved: no rewrite
-    makes it yet, and a backend that cannot run it refuses it by name.
-
-    parts: (backend, its part); all of one shape.
-    """
-
-    name: str
-    parts: tuple[tuple[str, Tensor], ...]
-
-
-Step = Tensor | Send | Recv | AllReduce
+Step = Tensor | Send | Recv
 
 
 def schedule(
@@ -94,11 +82,9 @@ def schedule(
 
 
 def backend_of(step: Step, placement: Placement) -> str:
-    """The backend whose program has a step. An AllReduce is in the programs of all its parts."""
+    """The backend whose program has a step."""
     if isinstance(step, Tensor):
         return placement.of[step]
-    if isinstance(step, AllReduce):
-        raise ValueError(f"{step.name}: an all_reduce belongs to several backends")
     return step.meeting.source if isinstance(step, Send) else step.meeting.target
 
 
@@ -140,6 +126,36 @@ def _meetings(
     return meetings, brought
 
 
+def exchanged(node: Tensor) -> bool:
+    """Whether it is one of several nodes that exchange their operands."""
+    return node.op is not None and op_spec(node.op).exchanges
+
+
+def reductions(steps: Sequence[Step], placement: Placement) -> list[list[Tensor]]:
+    """The nodes that exchange their operands, those of each exchange in the order of who made them.
+
+    Raises UnlinkableError unless each backend that made an operand has one of them, with no other
+    node in between: what waits there could wait for another of them.
+    """
+    nodes = [s for s in steps if isinstance(s, Tensor)]
+    groups: list[list[Tensor]] = []
+    at = 0
+    while at < len(nodes):
+        n, at = nodes[at], at + 1
+        if not exchanged(n):
+            continue
+        makers = [placement.of[s.owner] for s in n.live_srcs()]
+        members = {placement.of[m]: m for m in nodes[at - 1 : at - 1 + len(makers)]
+                   if m.op == n.op and m.srcs == n.srcs}  # fmt: skip
+        if set(members) != set(makers) or len(members) != len(makers):
+            raise UnlinkableError(
+                f"{n.name} is made on {', '.join(makers)} and wanted on {', '.join(members)}"
+            )
+        groups.append([members[m] for m in makers])
+        at += len(makers) - 1
+    return groups
+
+
 def check_side_by_side(
     steps: Sequence[Step], placement: Placement, spaces: Mapping[str, str]
 ) -> list[Meeting]:
@@ -149,10 +165,10 @@ def check_side_by_side(
     """
     nodes = [s for s in steps if isinstance(s, Tensor)]
     backends = sorted({placement.of[n] for n in nodes})
-    if len(backends) != 2:
-        raise UnlinkableError(f"the plan runs on {', '.join(backends)}; linking takes two backends")
-    if len({spaces[b] for b in backends}) != 2:
-        raise UnlinkableError(f"{' and '.join(backends)} share one memory space")
+    for space in {spaces[b] for b in backends}:
+        alike = [b for b in backends if spaces[b] == space]
+        if len(alike) > 1:
+            raise UnlinkableError(f"{' and '.join(alike)} share one memory space")
     for n in nodes:  # what crosses must be complete once it is made; a state changes with every run
         for s in n.live_srcs():
             owner = s.owner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gguflow.engine.graph import Tensor, written_owners
+from gguflow.engine.graph import Tensor, op_spec, written_owners
 
 from .place import Placement
 
@@ -34,7 +34,7 @@ def split(
     """Segments in execution order.
 
     spaces: memory space by backend name. A value is copied once into each space that reads it, in
-    the first segment that needs it.
+    the first segment that needs it; what an op exchanges by itself is not copied.
     """
     segments: list[Segment] = []
     present: set[tuple[Tensor, str]] = set()
@@ -44,7 +44,8 @@ def split(
             segments.append(Segment(backend))
         segment = segments[-1]
         space = spaces[backend]
-        for src in node.live_srcs():
+        exchanges = node.op is not None and op_spec(node.op).exchanges
+        for src in () if exchanges else node.live_srcs():
             owner = src.owner
             home = spaces[placement.of[owner]]
             if home != space and (owner, space) not in present:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gguflow.engine.graph import Tensor
@@ -21,6 +21,14 @@ class MemoryInfo(Protocol):
         """What the kernels of a plan with these nodes will share."""
 
 
+class LinksInfo(Protocol):
+    """How a device's programs exchange values with others while both run."""
+
+    @property
+    def channel_bytes(self) -> Callable[[int, Sequence[int]], int] | None:
+        """Memory of a device for exchanges of that many, with parts of so many bytes."""
+
+
 class BackendInfo(Protocol):
     """The part of a backend that planning asks; no device is needed to provide it."""
 
@@ -34,5 +42,9 @@ class BackendInfo(Protocol):
     @property
     def memory(self) -> MemoryInfo | None:
         """None for the host's memory."""
+
+    @property
+    def links(self) -> LinksInfo | None:
+        """None where programs can only take turns."""
 
     def supports(self, node: Tensor) -> bool: ...

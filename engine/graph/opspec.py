@@ -92,7 +92,9 @@ class OpSpec:
         the last axis, so that some columns can be computed at a time; none where they cannot.
     looks_up: the source of ids that say which entries of the first one, along its first axis, are
         needed at all; what follows it has an entry for each as well.
-    optional: backends need no kernel; fusion makes the op only where there is one.
+    exchanges: operands that other devices made are not copied before: its kernels bring them, while
+        those of the other devices' nodes with the same operands run.
+    optional: backends need no kernel; the op is only made where there is one.
     """
 
     name: ClassVar[str] = ""
@@ -111,6 +113,7 @@ class OpSpec:
     across: ClassVar[tuple[int, ...]] = ()
     by_column: ClassVar[tuple[int, ...]] = ()
     looks_up: ClassVar[int | None] = None
+    exchanges: ClassVar[bool] = False
     optional: ClassVar[bool] = False
 
     def infer(self, *srcs: Tensor | None, **params: Any) -> tuple[DType, Shape]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -58,32 +60,90 @@ class WeightStore:
                 todo.append((t, packed_bytes))
         with ExitStack() as stack:
             kept, rooms = _kept(todo, sources, backend_of, keeper, stack) if keeper else ({}, {})
-            total, done = sum(t.nbytes for t, _ in todo), 0
-            for t, packed_bytes in todo:
-                backend, source = backend_of(t), sources[t.name]
-                self.packed.discard(t.name)
-                if progress:
-                    progress(done, total, t.name)
-                if t.name in kept:
-                    self.buffers[t.name] = kept[t.name]
-                elif t.name in rooms:
-                    self.buffers[t.name] = _pack(t, source, backend, rooms[t.name])
-                else:
-                    self.buffers[t.name] = backend.load_weight(t, source.read(), packed_bytes > 0)
-                if packed_bytes:
-                    self.packed.add(t.name)
-                    space = backend.space
-                    self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
-                    source.release()
-                done += t.nbytes
+            told = _Told(progress, sum(t.nbytes for t, _ in todo))
+
+            def bring(mine: Sequence[tuple[Tensor, int]]) -> None:
+                for t, packed_bytes in mine:
+                    if told.is_over:
+                        return
+                    told.begin(t)
+                    self._bring(t, packed_bytes, sources[t.name], backend_of(t), kept, rooms)
+                    told.end(t)
+
+            try:
+                _by_device(bring, todo, backend_of)
+            finally:  # where one failed the others stop
+                told.is_over = True
         check()
         if check not in self.checks and any(_stays(backend_of(t), packed) for t, packed in todo):
             self.checks.append(check)
         if keeper:
             self.checks += keeper.checks
         if progress:
-            progress(total, total, "")
+            progress(told.total, told.total, "")
         self.notes = tuple(keeper.notes) if keeper else ()
+
+    def _bring(
+        self,
+        t: Tensor,
+        packed_bytes: int,
+        source: WeightSource,
+        backend: Backend,
+        kept: Mapping[str, Buffer],
+        rooms: Mapping[str, np.ndarray],
+    ) -> None:
+        self.packed.discard(t.name)
+        if t.name in kept:
+            self.buffers[t.name] = kept[t.name]
+        elif t.name in rooms:
+            self.buffers[t.name] = _pack(t, source, backend, rooms[t.name])
+        else:
+            self.buffers[t.name] = backend.load_weight(t, source.read(), packed_bytes > 0)
+        if packed_bytes:
+            self.packed.add(t.name)
+            space = backend.space
+            self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
+            source.release()
+
+
+class _Told:
+    """Progress, of several threads."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._done, self.total = progress, 0, total
+        self._lock = Lock()
+        self.is_over = False
+
+    def begin(self, t: Tensor) -> None:
+        if self._progress:
+            with self._lock:
+                self._progress(self._done, self.total, t.name)
+
+    def end(self, t: Tensor) -> None:
+        with self._lock:
+            self._done += t.nbytes
+
+
+def _by_device(
+    bring: Callable[[Sequence[tuple[Tensor, int]]], None],
+    todo: Sequence[tuple[Tensor, int]],
+    backend_of: Callable[[Tensor], Backend],
+) -> None:
+    """A thread for each device where there are several: a bus each, and reading is shared."""
+    parts: dict[Backend | None, list[tuple[Tensor, int]]] = {}
+    for t, packed_bytes in todo:
+        backend = backend_of(t)
+        apart = backend if backend.memory is not None else None
+        parts.setdefault(apart, []).append((t, packed_bytes))
+    if len(parts) < 2:
+        return bring(todo)
+    threads = ThreadPoolExecutor(len(parts))
+    try:
+        for future in [threads.submit(bring, mine) for mine in parts.values()]:
+            future.result()
+    finally:  # an interrupt does not wait for what others bring
+        threads.shutdown(wait=False)
+    return None
 
 
 def _kept(

@@ -10,13 +10,13 @@ import numpy as np
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend, Buffer, Live, TokenLoop
-from gguflow.engine.compile import Plan, UnlinkableError
+from gguflow.engine.compile import Plan, UnlinkableError, exchanged
 from gguflow.engine.compile.batch_rows import check_live, most_rows
 from gguflow.engine.graph import Role, Tensor
 from gguflow.engine.profile import PlanRows
 
 from .arrays import Arrays
-from .exchange import SideBySide, Sides, cut, pinned
+from .exchange import SideBySide
 from .places import (
     Alloc,
     BoundCopy,
@@ -30,6 +30,7 @@ from .places import (
     lay_out,
 )
 from .program import Runner
+from .sides import Sides, cut, pinned
 from .turns import Turns
 
 
@@ -101,19 +102,17 @@ class BoundPlan:
 
     @cached_property
     def token_loop(self) -> TokenLoop | None:
-        """Steps that need no host, for a plan wholly on one device that samples a token for each of
-        its own; each must be alone in its sequence."""
+        """Steps that need no host, for a plan on devices alone that samples a token for each of its
+        own; each must be alone in its sequence."""
         inputs = {t.name: t for t in self.plan.leaves(Role.INPUT)}
         sampled = self.plan.graph.outputs[-1]
-        if len(self.runner.programs) != 1 or self.brought:
-            return None
         if "sampler.rng" not in inputs or sampled.shape != inputs["tokens"].shape:
             return None
         # Steps past a stop would stay in a state that has no pages to be written again.
         rows = [name.removeprefix("rows.") for name in inputs if name.startswith("rows.")]
         if any(f"table.{group}" not in inputs for group in rows):
             return None
-        return self.runner.programs[0].token_loop({**inputs, "token": sampled})
+        return self.runner.token_loop({**inputs, "token": sampled}, self.brought)
 
 
 def bind(
@@ -126,15 +125,17 @@ def bind(
     n_threads: int | None = None,
 ) -> BoundPlan:
     """Give the plan addresses and lower it. Arenas must be at least as large as it asks. A plan
-    over the host and a device runs side by side where that is possible, unless GGUFLOW_LINK=0.
+    over several devices, or the host and some, runs side by side where that is possible, unless
+    GGUFLOW_LINK=0.
 
-    Raises ValueError for a plan that would write a state from another memory space.
+    Raises ValueError for a plan that would write a state from another memory space, and
+    UnlinkableError for one that exchanges values but cannot run side by side.
     """
     memory = BoundMemory(plan, weights, packed, states, alloc_shared(plan, backends), arenas)
     sides, unlinked = _sides(plan, backends)
     crossing: dict[str, Alloc] = {}
-    if sides is not None:
-        device = backends[sides.device]
+    if sides is not None and sides.host is not None:
+        device = backends[sides.devices[0]]
 
         def alloc(nbytes: int) -> Buffer:
             return pinned(device, nbytes)
@@ -164,9 +165,11 @@ def _sides(plan: Plan, backends: Mapping[str, Backend]) -> tuple[Sides | None, s
     """How to run a plan side by side, or why not."""
     if len(plan.segments) < 2:
         return None, None
-    if not env.link():
-        return None, "GGUFLOW_LINK=0"
     try:
+        if not env.link():
+            raise UnlinkableError("GGUFLOW_LINK=0")
         return cut(plan, backends), None
     except UnlinkableError as e:
+        if any(exchanged(n) for n in plan.nodes):
+            raise
         return None, str(e)

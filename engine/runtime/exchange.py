@@ -1,8 +1,8 @@
-"""Side by side: a schedule over the host and a device as two programs that meet in the middle.
+"""Side by side: a schedule over several devices, and the host, as programs that meet on the way.
 
-The two get flags, addresses and a clock in common. The host's program runs on the calling thread
-while the device's is under way; what crosses lies in pinned memory, which the device copies from
-and to.
+They get flags, addresses and a clock in common. Devices' programs are under way while the host's
+runs on the calling thread. What crosses between the host and a device lies in pinned memory, which
+the device copies from and to; a device writes right into another's memory where it reaches it.
 """
 
 from __future__ import annotations
@@ -10,87 +10,46 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gguflow.engine.backends.base import (
     Backend,
+    Buffer,
     Flag,
     Live,
-    Memory,
+    Meets,
     Program,
+    Reduce,
     Ticks,
+    TokenLoop,
     Transfer,
 )
-from gguflow.engine.backends.host import HostBuffer
-from gguflow.engine.compile import (
-    Meeting,
-    Plan,
-    Recv,
-    Send,
-    Step,
-    UnlinkableError,
-    check_side_by_side,
-)
-from gguflow.engine.graph import Tensor
+from gguflow.engine.compile import Meeting, Plan, Recv, Send, round_up
+from gguflow.engine.graph import Tensor, op_spec
 
+from .clocks import Signal, offsets, shifted
+from .loops import LoopTogether
+from .places import BoundCopy, SpaceMemory
 from .program import Runner, spans_of, step_rows
+from .sides import Sides, pinned
 
 LINE = 64  # bytes a flag has for itself
 GIVEN_UP = 0  # the line of the word that ends all waits; meeting i has line i + 1
 ABANDONED = 0xFFFF_FFFF  # in that word: the host has left
-LEAST_MEETINGS = 3  # fewer are cheaper than a device that waits busily
 PATIENCE_S = 10.0  # what any wait is given, beside the time the work takes on a very slow machine
 SLOW_FLOPS = 5e9
 
 
 # A device's programs run one after the other, and so do a host's. Two plans started by two threads
-# would wait for each other if the orders differed: each takes both for itself.
+# would wait for each other if the orders differed: each takes all that it runs on for itself.
 _turns: WeakKeyDictionary[Backend, threading.Lock] = WeakKeyDictionary()
 
 
 class LinkError(RuntimeError):
-    """The host and the device did not meet: says which value did not come from where."""
-
-
-@dataclass(frozen=True)
-class Sides:
-    """A schedule cut in two: the backends' names, their steps, and where they meet."""
-
-    host: str
-    device: str
-    meetings: list[Meeting]
-    steps: Mapping[str, list[Step]]
-
-    @property
-    def sent(self) -> list[Tensor]:
-        """What the host makes for the device: it belongs in pinned memory."""
-        return [o for m in self.meetings if m.source == self.host for o in m.owners]
-
-
-def cut(plan: Plan, backends: Mapping[str, Backend]) -> Sides:
-    """The two sides of a plan. Raises UnlinkableError with the reason when they cannot run side by
-    side or it is not worth it."""
-    meetings = check_side_by_side(plan.steps, plan.placement, plan.spaces)
-    if len(meetings) < LEAST_MEETINGS:
-        raise UnlinkableError(f"only {len(meetings)} meetings")
-    names = sorted({s.backend for s in plan.segments})
-    sides: dict[bool, list[str]] = {False: [], True: []}
-    for name in names:
-        links = backends[name].links
-        if links is not None:
-            sides[links.alloc_pinned is not None].append(name)
-    if len(sides[False]) != 1 or len(sides[True]) != 1:
-        raise UnlinkableError(f"{' and '.join(names)} cannot wait for each other")
-    return Sides(sides[False][0], sides[True][0], meetings, {n: plan.program(n) for n in names})
-
-
-def pinned(device: Backend, nbytes: int) -> HostBuffer:
-    """Host memory that the device of a side reaches."""
-    assert device.links is not None and device.links.alloc_pinned is not None
-    return device.links.alloc_pinned(nbytes)
+    """Programs did not meet: says which value did not come from where."""
 
 
 class SideBySide(Runner):
@@ -101,76 +60,212 @@ class SideBySide(Runner):
         plan: Plan,
         sides: Sides,
         backends: Mapping[str, Backend],
-        views: Mapping[str, Memory],
+        views: Mapping[str, SpaceMemory],
         n_threads: int | None = None,
     ) -> None:
-        host, device = backends[sides.host], backends[sides.device]
         self.sides = sides
-        self._turn = _turns.setdefault(device, threading.Lock())
-        self.flags = pinned(device, LINE * (len(sides.meetings) + 1))
+        self._placement = plan.placement
+        self._views = views
+        self._locks = [_turns.setdefault(backends[n], threading.Lock()) for n in sides.devices]
+        first = backends[sides.devices[0]]
+        self.flags = pinned(first, LINE * (len(sides.meetings) + 1))
         self._words = self.flags.array.view(np.uint32)[:: LINE // 4]
-        # The device first: it may have to run something to have its kernels loaded.
-        self.device = device.lower(
-            sides.steps[sides.device], views[sides.device], n_threads,
-            {m: self._flag(m, views) for m in sides.meetings},
-        )  # fmt: skip
-        self.host = host.lower(
-            sides.steps[sides.host], views[sides.host], n_threads,
-            {m: self._flag(m, None) for m in sides.meetings},
-        )  # fmt: skip
-        self.rows = (
-            *step_rows(plan, sides.host, sides.steps[sides.host], self.host.kernels),
-            *step_rows(plan, sides.device, sides.steps[sides.device], self.device.kernels),
+        self._own_flags = {n: self._alloc_flags(n, backends[n]) for n in sides.devices}
+        self._staging = {m: pinned(first, sum(round_up(o.nbytes) for o in m.owners))
+                         for m in sides.meetings if self._is_staged(m)}  # fmt: skip
+        self._channels = self._alloc_channels(plan, backends)
+        # Devices first: they may have to run something to have their kernels loaded.
+        self._programs = {
+            name: backends[name].lower(sides.steps[name], views[name], n_threads, self._meets(name))
+            for name in sides.names
+        }
+        order = sides.names if sides.host is None else (sides.host, *sides.devices)
+        self._order = order  # of rows and of what is shown
+        self.rows = tuple(
+            row
+            for name in order
+            for row in step_rows(plan, name, sides.steps[name], self._programs[name].kernels)
         )
 
     @property
-    def programs(self) -> Sequence[Program]:
-        return [self.host, self.device]
+    def programs(self) -> list[Program]:
+        return [self._programs[name] for name in self._order]
 
-    def _flag(self, m: Meeting, views: Mapping[str, Memory] | None) -> Flag:
-        """A meeting with addresses. views: for the device, which does the copying."""
-        at, given_up = (self.flags.address + LINE * line for line in (m.index + 1, GIVEN_UP))
-        transfers = () if views is None else tuple(_transfer(o, m, views) for o in m.owners)
-        return Flag(at, given_up, m.index + 1, int(1e9 * self._patience(m)), transfers)
+    def program(self, name: str) -> Program:
+        """The one of a backend."""
+        return self._programs[name]
+
+    # -- where they meet -------------------------------------------------------------------------
+
+    def _is_staged(self, m: Meeting) -> bool:
+        return self.sides.host not in (m.source, m.target) and not self.sides.is_direct(m)
+
+    def _alloc_flags(self, name: str, device: Backend) -> Buffer | None:
+        """Of what other devices write into its memory: it looks at them without the bus."""
+        mine = [m for m in self.sides.meetings if m.target == name and self.sides.is_direct(m)]
+        return device.alloc(LINE * (len(self.sides.meetings) + 1)) if mine else None
+
+    def _alloc_channels(self, plan: Plan, backends: Mapping[str, Backend]) -> dict[str, Buffer]:
+        """A device's, for all that it exchanges: in the host's memory where they are apart."""
+        if not self.sides.reductions:
+            return {}
+        found: dict[str, Buffer] = {}
+        for n in self.sides.reductions[0]:
+            name = plan.placement.of[n]
+            nbytes = plan.channels[plan.spaces[name]]
+            apart = any(name in pair for pair in self.sides.apart)
+            found[name] = pinned(backends[name], nbytes) if apart else backends[name].alloc(nbytes)
+        return found
+
+    def _meets(self, name: str) -> Meets:
+        mine = [m for m in self.sides.meetings if name in (m.source, m.target)]
+        flags = {m: self._flag(m, name) for m in mine}
+        reduces: dict[Tensor, Reduce] = {}
+        sizes = tuple(group[0].nbytes for group in self.sides.reductions)
+        for i, group in enumerate(self.sides.reductions):
+            at = [self._placement.of[n] for n in group]
+            if name in at:
+                channels = tuple(self._channels[n].address for n in at)
+                code = len(self.sides.meetings) + 1 + i
+                reduces[group[at.index(name)]] = Reduce(
+                    at.index(name), channels, sizes, self._line(GIVEN_UP), code,
+                    int(1e9 * self._reduce_patience(i)),
+                )  # fmt: skip
+        own = (b for b in self._own_flags.values() if b is not None)
+        memory = (self.flags, *own, *self._staging.values(), *self._channels.values())
+        return Meets(flags, reduces, memory)
+
+    def _line(self, i: int) -> int:
+        return self.flags.address + LINE * i
+
+    def _flag(self, m: Meeting, name: str) -> Flag:
+        """A meeting with addresses, for one of the two."""
+        own = self._own_flags.get(m.target) if self.sides.is_direct(m) else None
+        at = self._line(m.index + 1) if own is None else own.address + LINE * (m.index + 1)
+        return Flag(
+            at, self._line(GIVEN_UP), m.index + 1, int(1e9 * self._patience(m)),
+            self._transfers(m, name),
+        )  # fmt: skip
+
+    def _transfers(self, m: Meeting, name: str) -> tuple[Transfer, ...]:
+        """What one of the two copies: a device, of what it meets the host with; the sender, into
+        the memory of another device; both, to and from the host's memory between them."""
+        if name == self.sides.host or (self.sides.is_direct(m) and name == m.target):
+            return ()
+        if m not in self._staging:
+            return tuple(_transfer(self._address(o, m.source), self._address(o, m.target), o)
+                         for o in m.owners)  # fmt: skip
+        made, at = [], self._staging[m].address
+        for o in m.owners:
+            mine = self._address(o, name)
+            made.append(_transfer(mine, at, o) if name == m.source else _transfer(at, mine, o))
+            at += round_up(o.nbytes)
+        return tuple(made)
+
+    def _address(self, owner: Tensor, name: str) -> int:
+        buffer, offset = self._views[name].locate(owner)
+        return buffer.address + offset
+
+    # -- runs ------------------------------------------------------------------------------------
 
     def run(self, live: Live | None = None) -> None:
-        """Run both programs once. Raises LinkError when one of them waits in vain, and what the
-        device raises; the next run starts afresh."""
+        """Run all programs once. Raises LinkError when one of them waits in vain, and what a device
+        raises; the next run starts afresh."""
         self._run(False, live)
 
     def run_timed(self, live: Live | None = None) -> np.ndarray:
         began = time.perf_counter_ns()
-        host, device = self._run(True, live)
+        ticks = self._run(True, live)
         over = time.perf_counter_ns()
-        assert host is not None and device is not None
-        meetings = self._meeting_times(host.ns, device.ns)
-        offset = clock_offset(meetings, device.ns, began, over)
-        return np.concatenate([spans_of(host.ns), spans_of(device.ns + offset)])
+        by = offsets(ticks, self._signals(ticks), began, over)
+        return np.concatenate([spans_of(shifted(ticks[n], by[n])) for n in self._order])
 
-    def _run(self, timed: bool, live: Live | None) -> tuple[Ticks | None, Ticks | None]:
-        with self._turn:
+    def token_loop(
+        self, tensors: Mapping[str, Tensor], brought: Sequence[BoundCopy]
+    ) -> TokenLoop | None:
+        """Of devices that exchange something every step, so that none gets ahead of another."""
+        sampled = [tensors[n] for n in ("token", "tokens", "sampler.rng", "sampler.history")]
+        at = {self._placement.of[t.owner] for t in sampled}
+        if self.sides.host is not None or not self.sides.reductions or len(at) > 1:
+            return None
+        loops: list[TokenLoop] = []
+        for name in sorted(self.sides.devices, key=lambda n: n not in at):
+            view = self._views[name]
+            mine = {n: t for n, t in tensors.items() if view.holds(t.owner)}
+            loop = self._programs[name].token_loop(mine)
+            if loop is None:
+                return None
+            loops.append(loop)
+        return LoopTogether(loops, brought, self._locks, self._check)
+
+    def _check(self) -> None:
+        """Raises LinkError for a step of a loop that was given up."""
+        if code := int(self._words[GIVEN_UP]):
+            for name in self.sides.devices:
+                self._programs[name].finish()
+            self._clear()
+            raise LinkError(self._complaint(code))
+
+    def _run(self, timed: bool, live: Live | None) -> dict[str, Ticks]:
+        with ExitStack() as turns:
+            for lock in self._locks:  # in the order of names: no two plans take them crosswise
+                turns.enter_context(lock)
             return self._run_alone(timed, live)
 
-    def _run_alone(self, timed: bool, live: Live | None) -> tuple[Ticks | None, Ticks | None]:
+    def _run_alone(self, timed: bool, live: Live | None) -> dict[str, Ticks]:
+        host, devices = self.sides.host, self.sides.devices
+        ticks: dict[str, Ticks | None] = {}
+        started: list[str] = []
+        for name in devices:
+            self._programs[name].prepare(timed)
         try:
-            self.device.start(timed, live)
-            self.host.start(timed, live)
-            of_host = self.host.finish()
+            for name in devices:
+                started.append(name)
+                self._programs[name].start(timed, live)
+            if host is not None:
+                self._programs[host].start(timed, live)
+                ticks[host] = self._programs[host].finish()
         except BaseException:
             self._words[GIVEN_UP] = ABANDONED
             raise
         finally:
-            try:
-                of_device = self.device.finish()
-            finally:
-                code = int(self._words[GIVEN_UP])
-                if code:
-                    self._words[:] = 0
+            code = self._finish(started, ticks)
         if code:
             raise LinkError(self._complaint(code))
-        return of_host, of_device
+        return {name: t for name, t in ticks.items() if t is not None}
+
+    def _finish(self, started: list[str], ticks: dict[str, Ticks | None]) -> int:
+        """Wait for devices, all of them; why the run was given up, 0 if it was not. Raises the
+        first thing that one of them raises."""
+        failed: BaseException | None = None
+        for name in started:
+            try:
+                ticks[name] = self._programs[name].finish()
+            except BaseException as e:
+                self._words[GIVEN_UP] = self._words[GIVEN_UP] or ABANDONED
+                failed = failed or e
+        code = int(self._words[GIVEN_UP])
+        if code:
+            self._clear(failed is None)
+        if failed is not None:
+            raise failed
+        return code
+
+    def _clear(self, devices: bool = True) -> None:
+        """As before the first run. devices: they still take something."""
+        self._words[:] = 0
+        for b in (*self._own_flags.values(), *self._channels.values()):
+            if b is not None and devices:
+                b.write(0, np.zeros(b.nbytes, np.uint8))
 
     def _complaint(self, code: int) -> str:
+        if code > len(self.sides.meetings):
+            i = code - len(self.sides.meetings) - 1
+            node = self.sides.reductions[i][0]
+            return (
+                f"a device waited {self._reduce_patience(i):.3g} s for the others' parts of "
+                f"{node.name}; the run was given up"
+            )
         m = self.sides.meetings[code - 1]
         return (
             f"{m.target} waited {self._patience(m):.3g} s for {m.after.name} from {m.source} to "
@@ -178,41 +273,39 @@ class SideBySide(Runner):
         )
 
     def _patience(self, m: Meeting) -> float:
-        """Seconds until a wait is given up. The device's take longer: when the host waits for it in
-        vain both of them wait, and the host is to say so."""
-        return (PATIENCE_S + m.flops / SLOW_FLOPS) * (2 if m.target == self.sides.device else 1)
+        """Seconds until a wait is given up. Devices' take longer: when the host waits in vain all
+        of them wait, and the host is to say so."""
+        return (PATIENCE_S + m.flops / SLOW_FLOPS) * (2 if m.target != self.sides.host else 1)
 
-    def _meeting_times(self, host: np.ndarray, device: np.ndarray) -> list[tuple[bool, int, int]]:
-        """(whether from device to host, host time, device time) of every meeting: the start of the
-        send and the end of the receive."""
-        at: dict[tuple[Meeting, bool], int] = {}
-        for name, clock in ((self.sides.host, host), (self.sides.device, device)):
+    def _reduce_patience(self, i: int) -> float:
+        """The same for an exchange: other devices have all the work of the run for it."""
+        work = 0
+        for steps in self.sides.steps.values():
+            nodes = (s for s in steps if isinstance(s, Tensor))
+            work = max(work, sum(op_spec(n.op).flops(n) for n in nodes if n.op))
+        return 2 * (PATIENCE_S + work / SLOW_FLOPS)
+
+    def _signals(self, ticks: Mapping[str, Ticks]) -> list[Signal]:
+        """From the start of every send to the end of its receive; of an exchange, from the start of
+        each one's to the end of the others'."""
+        sent: dict[Meeting, int] = {}
+        got: dict[Meeting, int] = {}
+        spans: dict[Tensor, tuple[int, int]] = {}
+        for name in self.sides.names:
+            clock = ticks[name].ns
             for i, s in enumerate(self.sides.steps[name]):
                 if isinstance(s, Send):
-                    at[s.meeting, True] = int(clock[i])
+                    sent[s.meeting] = int(clock[i])
                 elif isinstance(s, Recv):
-                    at[s.meeting, False] = int(clock[i + 1])
-        found = []
-        for m in self.sides.meetings:
-            to_host = m.target == self.sides.host
-            sent, got = at[m, True], at[m, False]
-            found.append((True, got, sent) if to_host else (False, sent, got))
+                    got[s.meeting] = int(clock[i + 1])
+                else:
+                    spans[s] = int(clock[i]), int(clock[i + 1])
+        found = [Signal(m.source, sent[m], m.target, got[m]) for m in self.sides.meetings]
+        for group in self.sides.reductions:
+            at = [(self._placement.of[n], *spans[n]) for n in group]
+            found += [Signal(a, start, b, end) for a, start, _ in at for b, _, end in at if a != b]
         return found
 
 
-def clock_offset(
-    meetings: list[tuple[bool, int, int]], ticks: np.ndarray, began: int, over: int
-) -> int:
-    """Nanoseconds to add to the device's clock to have the host's.
-
-    What is signalled arrives later, so each meeting bounds the offset from one side, and so do the
-    start and the end of the run; the middle of what is left is off by half the time a signal takes.
-    """
-    least = [began - int(ticks[0])] + [h - d for to_host, h, d in meetings if not to_host]
-    most = [over - int(ticks[-1])] + [h - d for to_host, h, d in meetings if to_host]
-    return (max(least) + min(most)) // 2
-
-
-def _transfer(owner: Tensor, m: Meeting, views: Mapping[str, Memory]) -> Transfer:
-    (source, at), (target, to) = views[m.source].locate(owner), views[m.target].locate(owner)
-    return Transfer(target.address + to, source.address + at, owner.nbytes)
+def _transfer(source: int, target: int, owner: Tensor) -> Transfer:
+    return Transfer(target, source, owner.nbytes)

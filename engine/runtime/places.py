@@ -66,6 +66,12 @@ class SpaceMemory:
     def rows(self) -> Mapping[Tensor, str]:
         return self.memory.rows
 
+    def holds(self, owner: Tensor) -> bool:
+        """Whether the space has it, or a copy."""
+        return (owner, self.space) in self.memory.copies or (
+            self.memory.plan.space_of(owner) == self.space
+        )
+
     def locate(self, owner: Tensor) -> Place:
         copied = self.memory.copies.get((owner, self.space))
         return copied if copied is not None else self.memory.locate(owner)

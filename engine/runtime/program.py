@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gguflow.engine.backends.base import Live, Program, Ticks
+from gguflow.engine.backends.base import Live, Program, Ticks, TokenLoop
 from gguflow.engine.compile import Plan, Recv, Send, Step
 from gguflow.engine.graph import Tensor
 from gguflow.engine.profile import PlanRow, PlanRows
+
+from .places import BoundCopy
 
 
 class Runner(ABC):
@@ -25,6 +27,13 @@ class Runner(ABC):
     @abstractmethod
     def programs(self) -> Sequence[Program]:
         """All there are, in the order of `rows`."""
+
+    def token_loop(
+        self, tensors: Mapping[str, Tensor], brought: Sequence[BoundCopy]
+    ) -> TokenLoop | None:
+        """Steps of which each makes its tokens the next one's input; None where that needs the
+        host. tensors: the plan's inputs by name, and the sampled tokens as `token`."""
+        return None
 
     @abstractmethod
     def run(self, live: Live | None = None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, Live, Memory, Program
+from gguflow.engine.backends.base import Backend, Live, Memory, Program, TokenLoop
 from gguflow.engine.compile import Plan, Recv
 from gguflow.engine.graph import Tensor
 
@@ -59,6 +59,13 @@ class Turns(Runner):
     @property
     def programs(self) -> Sequence[Program]:
         return [part.program for part in self._parts]
+
+    def token_loop(
+        self, tensors: Mapping[str, Tensor], brought: Sequence[BoundCopy]
+    ) -> TokenLoop | None:
+        if len(self._parts) != 1 or brought:
+            return None
+        return self._parts[0].program.token_loop(tensors)
 
     def run(self, live: Live | None = None) -> None:
         for part in self._parts:

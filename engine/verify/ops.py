@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, Flags, Live, Memory, Program, Ticks, refuse
+from gguflow.engine.backends.base import Backend, Live, Meets, Memory, Program, Ticks, refuse
 from gguflow.engine.backends.host import read
 from gguflow.engine.compile import Step
 from gguflow.engine.compile.batch_rows import fewer_rows
@@ -96,7 +96,7 @@ class ShadowBackend:
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> ShadowProgram:
         return ShadowProgram(self._backend, self._shadow, steps, memory, n_threads)
 

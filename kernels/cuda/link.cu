@@ -1,6 +1,7 @@
-// Meeting the host in the middle of a graph: flags in pinned host memory, and the copies that go
-// with them. See engine/backends/link.py for what a flag means.
+// Meeting the host, or another device, in the middle of a graph: flags in memory that both reach, and
+// the copies that go with them. See `Flag` of engine/backends/base.py.
 #include "cuda/dependent.cuh"
+#include "cuda/peer.cuh"
 
 constexpr int kPieces = 8;  // PIECES of link.py
 
@@ -21,23 +22,6 @@ struct LinkArgs {
   Piece pieces[kPieces];
 };
 
-// Loads and stores that no cache answers: the other side is another device.
-__device__ __forceinline__ u32 load_acquire(const u32* p) {
-  u32 v;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void store_release(u32* p, u32 v) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-
-__device__ __forceinline__ i64 clock_ns() {
-  i64 now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-
 __device__ __forceinline__ void copy_pieces(const LinkArgs& a) {
   for (int p = 0; p < a.n_pieces; ++p) {
     const Piece& piece = a.pieces[p];
@@ -52,7 +36,7 @@ __device__ __forceinline__ bool is_last(u32* ticket) {
   return gridDim.x == 1 || atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
 }
 
-// Device to host: copy, then set the flag.
+// Copy to where the other side is, then set the flag.
 __global__ void __launch_bounds__(1024) link_signal(const __grid_constant__ LinkArgs a) {
   launch_dependents();
   wait_for_previous();
@@ -64,7 +48,7 @@ __global__ void __launch_bounds__(1024) link_signal(const __grid_constant__ Link
   if (is_last(a.ticket)) store_release(a.flag, 1);
 }
 
-// Host to device: wait for the flag, copy, take the flag back. The wait begins while the kernel
+// Wait for the flag, copy, take the flag back. The wait begins while the kernel
 // before this one still runs, and the kernel after it may fetch its weights meanwhile.
 __global__ void __launch_bounds__(1024) link_wait(const __grid_constant__ LinkArgs a) {
   launch_dependents();

@@ -1,4 +1,4 @@
-"""Launches link.cu, which belongs to no op: signals to the host, waits for it, and their copies."""
+"""Launches link.cu, which belongs to no op: signals to the host or a device, waits, and copies."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SIGNAL, WAIT = Kernel("link.cu", "link_signal"), Kernel("link.cu", "link_wait")
 
 
 def signal(flag: int, spans: Sequence[Span], ticket: int) -> list[Launch]:
-    """Copy to pinned memory, then set the flag. ticket: a zeroed word of device memory that the
-    launches of one stream share."""
+    """Copy to pinned memory or another device's, then set the flag. ticket: a zeroed word of device
+    memory that the launches of one stream share."""
     *before, last = _groups(spans)
     return [*(_launch(SIGNAL, g) for g in before), _launch(SIGNAL, last, flag, ticket)]
 
@@ -27,7 +27,7 @@ def signal(flag: int, spans: Sequence[Span], ticket: int) -> list[Launch]:
 def wait(
     flag: int, spans: Sequence[Span], ticket: int, given_up: int, code: int, timeout_ns: int
 ) -> list[Launch]:
-    """Wait for the flag, take it back and copy from pinned memory. See `FlagWait`."""
+    """Wait for the flag, take it back and copy from pinned memory, if anything. See `Flag`."""
     first, *after = _groups(spans)
     waiting = _launch(WAIT, first, flag, ticket, given_up, code, timeout_ns)
     return [waiting, *(_launch(WAIT, g) for g in after)]

@@ -12,7 +12,7 @@ from remote_device import RemoteBackend, RemoteMemory
 from tiny_model import write_tiny
 
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import Backend, DeviceId, Flags, Memory, Program, find_backend
+from gguflow.engine.backends.base import Backend, DeviceId, Meets, Memory, Program, find_backend
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step, round_up
 from gguflow.engine.graph import Tensor
@@ -71,11 +71,11 @@ class Counting(RemoteBackend):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> Program:
         nodes = [s for s in steps if isinstance(s, Tensor)]
         assert self.memory.scratch_bytes(nodes) <= self.memory.scratch
-        return super().lower(steps, memory, n_threads, flags)
+        return super().lower(steps, memory, n_threads, meets)
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.quants",
         "engine.compile",
         "engine.env",
+        "engine.plan_key",
         "kernels",
     ),
     "models": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ from gguflow.engine.compile import (
     UnlinkableError,
     check_side_by_side,
     compile_graph,
+    prune,
+    reductions,
 )
 from gguflow.engine.graph import F32, I32, Graph, Role, Tensor
 
@@ -31,6 +34,7 @@ class Info:
     name: str
     space: str
     memory: None = None
+    links: None = None
 
     def supports(self, node: Tensor) -> bool:
         return True
@@ -44,11 +48,17 @@ class Linked:
     meetings: list[Meeting]
 
 
-HOST, DEVICE = Info("cpu", "host"), Info("gpu", "gpu:0")
+HOST, DEVICE, SECOND = Info("cpu", "host"), Info("gpu", "gpu:0"), Info("second", "gpu:1")
 
 
-def planned(g: Graph, on_host: set[str], order: tuple[Info, ...] = (DEVICE, HOST)) -> Plan:
+def planned(
+    g: Graph,
+    on_host: set[str],
+    order: tuple[Info, ...] = (DEVICE, HOST),
+    on_second: set[str] | None = None,
+) -> Plan:
     overrides = [(rf"^{re.escape(name)}$", "cpu") for name in sorted(on_host)]
+    overrides += [(rf"^{re.escape(name)}$", "second") for name in sorted(on_second or ())]
     return compile_graph(g, PlanOptions(PlacementRules(order, overrides), fuse=False))
 
 
@@ -57,28 +67,29 @@ def linked(plan: Plan) -> Linked:
     return Linked({s.backend: plan.program(s.backend) for s in plan.segments}, meetings)
 
 
-def random_plan(seed: int) -> Plan:
-    """A graph of additions and views whose nodes lie on either device at random."""
+def random_plan(seed: int, n: int = 2) -> Plan:
+    """A graph of additions and views whose nodes lie on one of n devices at random."""
     rng = np.random.default_rng(seed)
     g = Graph()
     made = [g.input("a", F32, (4,)), g.weight("w", F32, (4,)), g.input("b", F32, (4,))]
-    on_host = {t.name for t in made if rng.random() < 0.5}
+    on = [{t.name for t in made if rng.random() < 0.5}, set()]
+    on[1] = {t.name for t in made if n > 2 and t.name not in on[0] and rng.random() < 0.5}
     stay = rng.choice([0.2, 0.5, 0.9])  # long segments and short ones
-    here = False
+    here = 0
     for i in range(rng.integers(2, 60)):
-        here = here if rng.random() < stay else not here
+        here = here if rng.random() < stay else int(rng.integers(n))
         recent = made[-6:] if rng.random() < 0.8 else made
         x, y = (recent[rng.integers(len(recent))] for _ in range(2))
         if rng.random() < 0.2:
             x = g.reshape(g.slice(x, 0, 0, 4), (4,))
         made.append(g.add(x, y, name=f"n{i}"))
         if here:
-            on_host.add(f"n{i}")
+            on[here - 1].add(f"n{i}")
     g.output(made[-1])
     for t in made[3:-1]:
         if rng.random() < 0.3:
             g.output(t)
-    return planned(g, on_host)
+    return planned(g, on[0], (DEVICE, HOST, SECOND), on[1])
 
 
 def simulate(plan: Plan, found: Linked, rng: np.random.Generator) -> None:
@@ -119,14 +130,10 @@ def simulate(plan: Plan, found: Linked, rng: np.random.Generator) -> None:
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.integers(0, 2**32 - 1))
-def test_random_graphs_meet_without_deadlock(seed: int) -> None:
-    plan = random_plan(seed)
-    try:
-        found = linked(plan)
-    except UnlinkableError:
-        assert len({s.backend for s in plan.segments}) == 1
-        return
+@given(st.integers(0, 2**32 - 1), st.integers(2, 3))
+def test_random_graphs_meet_without_deadlock(seed: int, n: int) -> None:
+    plan = random_plan(seed, n)
+    found = linked(plan)
     for turn in range(3):
         simulate(plan, found, np.random.default_rng([seed, turn]))
 
@@ -228,19 +235,47 @@ def test_inputs_need_no_meeting() -> None:
 # -- what linking does not do ---------------------------------------------------------------------
 
 
-def test_one_backend_is_not_linked() -> None:
-    with pytest.raises(UnlinkableError, match="the plan runs on gpu; linking takes two"):
-        linked(planned(layers(2)[0], set()))
+def parts(order: list[str], between: bool = False) -> Plan:
+    """Two devices that exchange the sum of what they made."""
+    g = Graph()
+    x = g.input("x", F32, (4,))
+    a, b = g.neg(x, name="a@0"), g.neg(x, name="a@1")
+    for name in order:
+        made = g.op("all_reduce", a, b, name=name)
+        g.output(g.neg(made, name=f"out{name[3:]}") if between else made)
+    second = {"a@1", "sum@1", "sum.again@1"}
+    return planned(g, set(), (DEVICE, SECOND), second)
 
 
-def test_three_backends_are_not_linked() -> None:
-    g, cold = layers(3)
-    rules = PlacementRules(
-        (DEVICE, HOST, Info("ref", "host")),
-        [(r"blk\.0\.cold", "ref"), *((rf"^{re.escape(n)}$", "cpu") for n in sorted(cold))],
-    )
-    with pytest.raises(UnlinkableError, match="cpu, gpu, ref"):
-        linked(compile_graph(g, PlanOptions(rules, fuse=False)))
+def test_sums_of_parts_are_exchanged_without_copies() -> None:
+    plan = parts(["sum@0", "sum@1"])
+    (group,) = reductions(plan.steps, plan.placement)
+    assert [t.name for t in group] == ["sum@0", "sum@1"]
+    assert not check_side_by_side(plan.steps, plan.placement, plan.spaces)
+    assert [c.owner.name for s in plan.segments for c in s.copies] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (lambda: parts(["sum@0"]), "sum@0 is made on gpu, second and wanted on gpu"),
+        (lambda: parts(["sum@0", "sum.again@0", "sum@1"]), "sum@0 is made on gpu, second and want"),
+        (lambda: parts(["sum@0", "sum@1"], between=True), "sum@0 is made on gpu, second and want"),
+    ],
+)
+def test_exchanges_that_could_wait_for_each_other(plan: Callable[[], Plan], message: str) -> None:
+    found = plan()
+    with pytest.raises(UnlinkableError, match=message):
+        reductions(found.steps, found.placement)
+
+
+def test_what_is_exchanged_is_wanted_by_all() -> None:
+    g = Graph()
+    x = g.input("x", F32, (4,))
+    a, b = g.neg(x), g.neg(x)
+    first, second = (g.op("all_reduce", a, b, name=f"sum@{k}") for k in range(2))
+    unused, out = g.neg(second), g.neg(first)
+    assert unused in g.nodes and prune(g.nodes, [out]) == [a, b, first, second, out]
 
 
 def test_backends_of_one_space_are_not_linked() -> None:

@@ -15,14 +15,15 @@ from remote_device import LinkableBackend, ThreadProgram
 from tiny_model import tiny_hparams, write_tiny
 
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import Backend, DeviceId, find_backend
+from gguflow.engine.backends.base import Backend, DeviceId, Ticks, find_backend
 from gguflow.engine.compile import Recv, Send
 from gguflow.engine.graph import Tensor
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import LinkError, exchange
-from gguflow.engine.runtime.exchange import SideBySide, clock_offset
+from gguflow.engine.runtime.clocks import Signal, offsets
+from gguflow.engine.runtime.exchange import SideBySide
 from gguflow.engine.runtime.turns import Turns
 from gguflow.engine.session import Session
 from gguflow.engine.variants.relu import NeuronSplit, write_split
@@ -168,7 +169,7 @@ def test_sessions_on_two_threads_take_turns(
          "numpy and remote cannot wait for each other"),
         ({"backends": ("remote", "cpu", "numpy"),
           "overrides": ((r".*1\.ffn.*", "numpy"), *REMOTE.overrides)},
-         "linking takes two backends"),
+         "cpu and numpy share one memory space"),
     ],
 )  # fmt: skip
 def test_the_reason_is_kept(
@@ -215,7 +216,7 @@ def test_a_host_that_is_too_slow_ends_the_run(
 ) -> None:
     monkeypatch.setattr(exchange, "PATIENCE_S", 0.4)
     s, expected = before_second(path)
-    host = side_by_side(s).host
+    host = side_by_side(s).program("cpu")
     start = host.start
 
     def late(timed: bool = False, live: Any = None) -> None:
@@ -235,7 +236,7 @@ def test_runs_given_up_anywhere_leave_nothing_behind(
 ) -> None:
     monkeypatch.setattr(exchange, "PATIENCE_S", 0.2)
     s, expected = before_second(path, n_threads=n_threads)
-    program = side_by_side(s).device
+    program = side_by_side(s).program("remote")
     assert isinstance(program, ThreadProgram)
     signals = [x for x in program.steps if isinstance(x, Send)]
     for i in range(8):
@@ -254,7 +255,7 @@ def test_what_the_device_raises_is_raised(
 ) -> None:
     monkeypatch.setattr(exchange, "PATIENCE_S", 0.2)
     s, expected = before_second(path)
-    program = side_by_side(s).device
+    program = side_by_side(s).program("remote")
     assert isinstance(program, ThreadProgram)
     bad = program.steps[at]
 
@@ -273,7 +274,7 @@ def test_an_interrupt_does_not_leave_the_device_waiting(
     remote: LinkableBackend, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s, expected = before_second(path)
-    program = side_by_side(s).device
+    program = side_by_side(s).program("remote")
     start = program.start
 
     def interrupted(timed: bool = False, live: Any = None) -> None:
@@ -314,8 +315,16 @@ def test_a_profile_shows_both_sides_on_one_clock(remote: LinkableBackend, path: 
 
 
 def test_the_offset_is_bounded_by_every_meeting() -> None:
-    ticks = np.array([100, 200, 300])
-    # Clocks 1000 apart; signals under way for 10 each.
-    meetings = [(True, 1150 + 10, 150), (False, 1240, 250)]
-    assert clock_offset(meetings, ticks, began=1000, over=1400) == pytest.approx(1000, abs=10)
-    assert clock_offset([], ticks, began=1090, over=1310) == 1000
+    host = Ticks(np.array([1000, 1400]), of_host=True)
+    device = Ticks(np.array([100, 200, 300]), of_host=False)
+    third = Ticks(np.array([7100, 7300]), of_host=False)
+    # Clocks 1000 and 7000 apart from the device's; signals under way for 10 each.
+    signals = [
+        Signal("device", 150, "cpu", 1160), Signal("cpu", 1240, "device", 250),
+        Signal("device", 160, "third", 7170), Signal("third", 7210, "device", 220),
+    ]  # fmt: skip
+    found = offsets({"cpu": host, "device": device, "third": third}, signals, 1000, 1400)
+    assert found["cpu"] == 0
+    assert found["device"] == pytest.approx(1000, abs=10)
+    assert found["third"] == pytest.approx(-6000, abs=20)
+    assert offsets({"device": device}, [], 1090, 1310) == {"device": 1000}

@@ -12,7 +12,7 @@ import gguflow.engine.ops  # noqa: F401  (registers them)
 from gguflow.engine.backends.base import Backend, UnsupportedStepError, find_backend
 from gguflow.engine.backends.numpy import NumpyBackend, evaluate
 from gguflow.engine.compile import (
-    AllReduce,
+    Meeting,
     PlacementRules,
     Plan,
     PlanOptions,
@@ -130,6 +130,7 @@ def test_one_device_is_one_program_without_meetings() -> None:
 
 @pytest.mark.parametrize("backend", [b.name for b in backends()[2:]])
 def test_what_a_backend_cannot_run_is_refused_by_name(backend: str) -> None:
-    step = AllReduce("blk.0.ffn.down", ())
-    with pytest.raises(UnsupportedStepError, match=f"{backend} has .* run all_reduce blk.0.ffn.do"):
+    node = Graph().input("blk.0.ffn.down", F32, (4,))
+    step = Send(Meeting(0, backend, "other", node, node, [node]))
+    with pytest.raises(UnsupportedStepError, match=f"{backend} has .* run send of blk.0.ffn.down"):
         find_backend(backend).lower([step], None)  # type: ignore[arg-type]

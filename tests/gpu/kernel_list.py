@@ -7,7 +7,7 @@ from functools import cache
 from harness import declare_case
 
 from gguflow.engine.graph import OpSpec, Tensor, all_ops
-from gguflow.kernels.cuda import link
+from gguflow.kernels.cuda import all_reduce, link
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
@@ -52,8 +52,10 @@ def all_launches() -> tuple[Launch, ...]:
     """Those of the cases, and those that belong to no op."""
     of_cases = (x for s in all_ops() for x in launches_of_cases(s))
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
+    sizes = 4096, 8 << 20
+    reduced = (all_reduce.exchange(0, 0, n, 0, (0, 0), sizes, 0, 1, 1) for n in sizes)
     step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
-    others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked
+    others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked, *reduced
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     return (*of_cases, *others, *peaks)
 

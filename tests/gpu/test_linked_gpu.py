@@ -142,7 +142,7 @@ def test_a_device_that_waits_in_vain_goes_on(
     s.step(IDS[:1], "last")
     expected = s.step(IDS[1:2], "last")[0].copy()
     s.rewind(1)
-    host = side_by_side(s).host
+    host = side_by_side(s).program("cpu")
     start = host.start
 
     def leave(timed: bool = False, live: Any = None) -> None:

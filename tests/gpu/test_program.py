@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import gguflow.engine.ops  # noqa: F401  (registers them)
-from gguflow.engine.backends.base import Flag, UnsupportedStepError
+from gguflow.engine.backends.base import Flag, Meets, UnsupportedStepError
 from gguflow.engine.backends.cuda import program as program_module
 from gguflow.engine.backends.cuda.memory import CudaBuffer
 from gguflow.engine.backends.cuda.program import CudaProgram
-from gguflow.engine.compile import AllReduce, Meeting, Recv, Send
+from gguflow.engine.compile import Meeting, Recv, Send
 from gguflow.engine.graph import F16, F32, Graph, Tensor
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo
@@ -106,7 +106,7 @@ def taken(backend: Any) -> list[str]:
 
 
 def test_the_first_run_launches_the_second_captures(backend: Any) -> None:
-    program = CudaProgram(backend, [product()], Places(backend), {})
+    program = CudaProgram(backend, [product()], Places(backend), Meets())
     assert taken(backend) == []
     program.start()
     first = taken(backend)
@@ -122,7 +122,7 @@ def test_a_program_that_meets_has_all_loaded_and_is_captured_at_once(backend: An
     there = Meeting(0, "cpu", "cuda:0", y, y, [y])
     back = Meeting(1, "cuda:0", "cpu", y, y, [y])
     flags = {m: Flag(64 * (m.index + 1), 0, m.index + 1, 10**9) for m in (there, back)}
-    program = CudaProgram(backend, [Recv(there), y, Send(back)], Places(backend), flags)
+    program = CudaProgram(backend, [Recv(there), y, Send(back)], Places(backend), Meets(flags))
     assert taken(backend) == ["product", "link_signal", "link_wait", "wait"]
     program.start()
     (graph,) = taken(backend)  # nothing beside it that might wait for the device
@@ -139,7 +139,7 @@ def test_a_timed_run_reads_the_clock_around_every_step(
 ) -> None:
     readings = np.array([5, 9], np.uint64)
     monkeypatch.setattr(CudaBuffer, "read", lambda self, at, n: readings.view(np.uint8))
-    program = CudaProgram(backend, [product()], Places(backend), {})
+    program = CudaProgram(backend, [product()], Places(backend), Meets())
     program.run()
     taken(backend)
     ticks = program.run_timed()
@@ -150,5 +150,7 @@ def test_a_timed_run_reads_the_clock_around_every_step(
 
 
 def test_what_it_cannot_run_is_refused_by_name(backend: Any) -> None:
-    with pytest.raises(UnsupportedStepError, match="cuda:0 has no way to run all_reduce sum"):
-        CudaProgram(backend, [AllReduce("sum", ())], Places(backend), {})
+    y = product()
+    step = Send(Meeting(0, "cuda:0", "cpu", y, y, [y]))
+    with pytest.raises(UnsupportedStepError, match="cuda:0 has no way to run send of y"):
+        CudaProgram(backend, [step], Places(backend), Meets())

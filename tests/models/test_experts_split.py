@@ -22,7 +22,7 @@ from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.planning import token_key
 from gguflow.engine.resolve import Resolved
-from gguflow.engine.runtime.exchange import cut
+from gguflow.engine.runtime.sides import cut
 from gguflow.engine.variants.experts.place import hottest
 from gguflow.engine.variants.experts.run import HotExperts, with_hot_experts
 

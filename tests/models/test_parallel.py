@@ -14,7 +14,11 @@ from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.planning import Setup, record
-from gguflow.engine.sampling import GREEDY
+from gguflow.engine.runtime import BoundPlan
+from gguflow.engine.runtime.exchange import SideBySide
+from gguflow.engine.runtime.loops import LoopTogether
+from gguflow.engine.runtime.turns import Turns
+from gguflow.engine.sampling import GREEDY, SamplerSettings
 from gguflow.engine.variants.parallel.cuts import decide, shares
 from gguflow.engine.variants.parallel.variant import layer_rules
 from gguflow.models.base import architectures
@@ -34,12 +38,12 @@ def nmse(found: np.ndarray, expected: np.ndarray) -> float:
     return float(((found - expected) ** 2).sum() / (expected**2).sum())
 
 
-def check(path: Path, n: int) -> Model:
-    expected = Model.load(path, backends=("numpy",)).logits(IDS)
-    model = on(path, n)
+def check(path: Path, n: int, **options: Any) -> Model:
+    expected = Model.load(path, backends=("numpy",), **options).logits(IDS)
+    model = on(path, n, **options)
     found = model.logits(IDS)
     assert nmse(found, expected) < 1e-7
-    assert np.array_equal(on(path, n).logits(IDS), found)  # from run to run
+    assert np.array_equal(on(path, n, **options).logits(IDS), found)  # from run to run
     return model
 
 
@@ -52,7 +56,38 @@ def test_parts_make_the_whole(arch: str, n: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("n", (2, 3, 4, 8))
 @pytest.mark.parametrize("arch", sorted(architectures()))
 def test_every_family(arch: str, n: int, tmp_path: Path) -> None:
-    check(write_tiny(tmp_path / "m.gguf", arch, gain=2.0), n)
+    relu = arch in ("bamboo", "relullama")
+    check(write_tiny(tmp_path / "m.gguf", arch, gain=2.0), n, **({"sparse": "off"} if relu else {}))
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe", "gemma2"])
+def test_exchanges_have_the_bits_of_sums_in_turn(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch, gain=2.0)
+    model = on(path, 3)
+    bound = model.new_session().bound_plan(1, "last", True)
+    assert isinstance(bound.runner, SideBySide) and bound.runner.sides.reductions
+    found = model.logits(IDS)
+    monkeypatch.setenv("GGUFLOW_LINK", "0")
+    model = on(path, 3)
+    bound = model.new_session().bound_plan(1, "last", True)
+    assert isinstance(bound.runner, Turns) and "all_reduce" not in {n.op for n in bound.plan.nodes}
+    assert np.array_equal(model.logits(IDS), found)
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SamplerSettings(temperature=1.5, seed=4)])
+def test_tokens_without_the_host_are_those_of_single_steps(
+    settings: SamplerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0)
+    model = on(path, 2)
+    session = model.new_session()
+    found = [list(session.generate(IDS, 40, settings)) for _ in range(2)]
+    assert isinstance(session.bound_plan(1, "last", True).token_loop, LoopTogether)
+    monkeypatch.setattr(BoundPlan, "token_loop", None)
+    session = on(path, 2).new_session()
+    assert [list(session.generate(IDS, 40, settings)) for _ in range(2)] == found
 
 
 def test_heads_of_eight_devices(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import build, in_place_sources, nmse, run_on
 
-from gguflow.engine.backends.base import Flags, Live, Memory, Program
+from gguflow.engine.backends.base import Live, Meets, Memory, Program
 from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor, op_spec
@@ -37,7 +37,7 @@ class Vandal(NumpyBackend):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> Program:
         program = super().lower(steps, memory, n_threads)
         node = steps[0]

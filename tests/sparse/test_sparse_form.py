@@ -37,7 +37,7 @@ class Clocked(NumpyBackend):
         super().__init__()
         self.ms, self.processor, self.n_compiled = ms, name, 0
 
-    def lower(self, steps: Any, memory: Any, n_threads: Any = None, flags: Any = None) -> Any:
+    def lower(self, steps: Any, memory: Any, n_threads: Any = None, meets: Any = None) -> Any:
         program = super().lower(steps, memory, n_threads)
         names = " ".join(n.name for n in steps)
         mode = "predict" if ".predict" in names else "off" if ".ffn.gate" in names else "exact"

@@ -20,7 +20,7 @@ class Clocked(NumpyBackend):
         super().__init__()
         self.cost = layer_s, byte_s * neuron
 
-    def lower(self, steps, memory, n_threads=None, flags=None):
+    def lower(self, steps, memory, n_threads=None, meets=None):
         program = super().lower(steps, memory, n_threads)
         layer_s, neuron_s = self.cost
 

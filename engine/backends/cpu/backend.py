@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from gguflow.engine import env
-from gguflow.engine.backends.base import Backend, DeviceId, Flags, Links, Memory
+from gguflow.engine.backends.base import Backend, DeviceId, Links, Meets, Memory
 from gguflow.engine.backends.descriptors import DescriptorError, check_step
 from gguflow.engine.backends.host import HostBuffer, HostSlab
 from gguflow.engine.compile import Step
@@ -198,9 +198,9 @@ class CpuBackend(Backend):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> CpuProgram:
-        return CpuProgram(self, steps, memory, n_threads or self.n_threads, flags or {})
+        return CpuProgram(self, steps, memory, n_threads or self.n_threads, meets or Meets())
 
 
 def default_threads() -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gguflow.engine import env
-from gguflow.engine.backends.base import Flags, Live, Memory, Program, Ticks, refuse
+from gguflow.engine.backends.base import Live, Meets, Memory, Program, Ticks, refuse
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.graph import Tensor
@@ -38,11 +38,11 @@ class CpuProgram(Program):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int,
-        flags: Flags,
+        meets: Meets,
     ) -> None:
         self._stop = np.zeros(1, np.int32)
         self.kernels = [f"{_symbol(backend, s)}.{backend.lib.isa}" for s in steps]
-        records = [self._record(backend, s, memory, n_threads, flags) for s in steps]
+        records = [self._record(backend, s, memory, n_threads, meets) for s in steps]
         self._ops = (GfOp * max(len(records), 1))(*records)
         self._backend, self._n_threads = backend, n_threads
         self._n_forks = backend.n_forks
@@ -66,15 +66,15 @@ class CpuProgram(Program):
             self._after = spins, ctypes.c_void_p(self._stop.ctypes.data)
 
     def _record(
-        self, backend: CpuBackend, step: Step, memory: Memory, n_threads: int, flags: Flags
+        self, backend: CpuBackend, step: Step, memory: Memory, n_threads: int, meets: Meets
     ) -> GfOp:
         if isinstance(step, Tensor):
             record = backend.record(step, memory)
             record.scratch = backend.lib.scratch_bytes(step.op or "", record, n_threads)
             return record
-        if not isinstance(step, Send | Recv):
+        if step.meeting not in meets.flags:
             refuse(step, backend.name)
-        flag = flags[step.meeting]
+        flag = meets.flags[step.meeting]
         if isinstance(step, Send):
             symbol, params = "gf_link_signal", struct.pack("@P", flag.address)
         else:

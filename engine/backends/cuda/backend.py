@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, DeviceId, Flags, Links, Memory, Program, Rival
+from gguflow.engine.backends.base import Backend, DeviceId, Links, Meets, Memory, Program, Rival
 from gguflow.engine.backends.descriptors import check_step
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor
-from gguflow.kernels.cuda import launch
+from gguflow.kernels.cuda import all_reduce, launch
 
 from . import peaks, rivals, timing
 from .device import CudaDevice
@@ -33,11 +33,16 @@ class CudaBackend(Backend):
         self.processor = self.device.name
         self.modules = Modules(self.device)
         self.memory: CudaMemory = CudaMemory(self.device)
-        self.links = Links(partial(_alloc_pinned, self.device))
+        self.links = Links(
+            partial(_alloc_pinned, self.device), self._reaches, all_reduce.channel_bytes
+        )
         self.clock = CudaClock(self.device, self.modules)
         self.n_alike = self.device.count
         self._uploader = Uploader(self.device)
         self._peaks: tuple[float, float, float, float] | None = None
+
+    def _reaches(self, other: Backend) -> bool:
+        return isinstance(other, CudaBackend) and self.device.reaches(other.device.index)
 
     def describe(self) -> str:
         device, (free, total) = self.device, self.device.memory()
@@ -74,12 +79,12 @@ class CudaBackend(Backend):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> CudaProgram:
         for step in steps:
             if isinstance(step, Tensor):
                 check_step(step, memory)
-        return CudaProgram(self, steps, memory, flags or {})
+        return CudaProgram(self, steps, memory, meets or Meets())
 
     def rival(self, node: Tensor, memory: Memory) -> Rival | None:
         return rivals.find(self, node, memory)

@@ -82,6 +82,19 @@ class CudaDevice:
         # What CuPy's pool holds but nobody uses can be used again.
         return free + self.cupy.get_default_memory_pool().free_bytes(), total
 
+    def reaches(self, peer: int) -> bool:
+        """Whether kernels of this device can write into the memory of another; from now on they
+        may."""
+        if not self.runtime.deviceCanAccessPeer(self.index, peer):
+            return False
+        self.use()
+        try:
+            self.runtime.deviceEnablePeerAccess(peer)
+        except self.runtime.CUDARuntimeError as e:
+            if "PeerAccessAlreadyEnabled" not in str(e):
+                return False
+        return True
+
     def copy(self, to: int, source: int, nbytes: int) -> None:
         """Enqueue a copy between addresses of the device and of pinned memory."""
         self.runtime.memcpyAsync(to, source, nbytes, self.runtime.memcpyDefault, self.stream.ptr)

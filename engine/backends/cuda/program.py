@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Flags, Live, Memory, Program, Ticks, refuse
+from gguflow.engine.backends.base import Live, Meets, Memory, Program, Reduce, Ticks, refuse
 from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.graph import Role, Tensor
-from gguflow.kernels.cuda import link
+from gguflow.kernels.cuda import all_reduce, link
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
 from gguflow.kernels.cuda.mirror import mirror
@@ -40,25 +40,29 @@ class CudaProgram(Program):
     """
 
     def __init__(
-        self, backend: CudaBackend, steps: Sequence[Step], memory: Memory, flags: Flags
+        self, backend: CudaBackend, steps: Sequence[Step], memory: Memory, meets: Meets
     ) -> None:
         self._backend = backend
         self._device = backend.device
+        self._device.use()
         info = self._device.info
         wanted = [scratch_bytes(s, info) if isinstance(s, Tensor) else 0 for s in steps]
         self._scratch = backend.memory.scratch(max(wanted, default=0))
         self._memory = memory
-        self._keep: list[object] = []
+        self._keep: list[object] = [meets.memory]
         self._uploads: dict[int, MirroredBuffer] = {}
         self._downloads: dict[int, MirroredBuffer] = {}
-        meets = any(not isinstance(s, Tensor) for s in steps)
-        self._ticket = CudaBuffer(self._device, link.WORD) if meets else None
+        waits = bool(meets.reduces) or any(not isinstance(s, Tensor) for s in steps)
+        self._ticket = CudaBuffer(self._device, link.WORD) if waits else None
 
         made: list[list[Launch | Gemm]] = []
         left: Launch | Gemm | None = None  # what the start of the scratch memory holds
         for s, nbytes in zip(steps, wanted, strict=True):
             if not isinstance(s, Tensor):
-                made.append(list(self._meeting(s, flags)))
+                made.append(list(self._meeting(s, meets)))
+                continue
+            if s in meets.reduces:
+                made.append([self._reduce(s, meets.reduces[s])])
                 continue
             dst = self._operand(s, memory)
             assert dst is not None
@@ -80,8 +84,8 @@ class CudaProgram(Program):
         ]
         self._bring = self._transfers([b.spans()[0] for b in self._uploads.values()])
         self._take = self._transfers([b.spans()[1] for b in self._downloads.values()])
-        self._is_loaded = meets
-        if meets:
+        self._is_loaded = waits
+        if waits:
             self._load()
         self._graph: Any = None
         self._timed: tuple[Any, CudaBuffer] | None = None
@@ -96,16 +100,24 @@ class CudaProgram(Program):
             moved[buffer.address] = buffer
         return Operand.of(t, address)
 
-    def _meeting(self, step: Step, flags: Flags) -> Sequence[Launch]:
-        if not isinstance(step, Send | Recv):
+    def _meeting(self, step: Send | Recv, meets: Meets) -> Sequence[Launch]:
+        if step.meeting not in meets.flags:
             refuse(step, self._backend.name)
-        flag = flags[step.meeting]
+        flag = meets.flags[step.meeting]
         spans = [(t.target, t.source, t.nbytes) for t in flag.transfers]
         assert self._ticket is not None
         ticket = self._ticket.address
         if isinstance(step, Send):
             return link.signal(flag.address, spans, ticket)
         return link.wait(flag.address, spans, ticket, flag.given_up, flag.code, flag.timeout_ns)
+
+    def _reduce(self, node: Tensor, reduce: Reduce) -> Launch:
+        part = node.live_srcs()[reduce.rank]
+        at = [_place(self._memory, t)[1] for t in (node, part)]
+        return all_reduce.exchange(
+            at[0], at[1], node.nbytes, reduce.rank, reduce.channels, reduce.sizes,
+            reduce.given_up, reduce.code, reduce.timeout_ns,
+        )  # fmt: skip
 
     def _load(self) -> None:
         """Have everything loaded that the first call would load. What a product writes is nobody's:
@@ -180,7 +192,24 @@ class CudaProgram(Program):
 
             return self._capture(step)
 
-        return CudaTokenLoop(self._backend, places, begin, capture)
+        return CudaTokenLoop(self._backend, places, begin, capture, self._keep)
+
+    def prepare(self, timed: bool = False) -> None:
+        """Have the graph at hand where another device's run may be under way, which waits for this
+        one: nothing else is to be asked of the driver then."""
+        self._device.use()
+        if timed:
+            self._load_once()
+            self._timed_graph()
+        elif self._is_loaded and self._graph is None:
+            self._graph = self._capture(self._enqueue)
+
+    def _load_once(self) -> None:
+        """Have loaded what the first launch loads, outside of a capture."""
+        if not self._is_loaded:
+            self._enqueue()
+            self._device.synchronize()
+            self._is_loaded = True
 
     def start(self, timed: bool = False, live: Live | None = None) -> None:
         """Put a run into the stream and return. All rows are computed, whatever `live` says."""
@@ -188,10 +217,7 @@ class CudaProgram(Program):
         device.use()
         self._is_timed = timed
         if timed:
-            if not self._is_loaded:
-                self._enqueue()  # loads what the first launch loads, outside of the capture
-                device.synchronize()
-                self._is_loaded = True
+            self._load_once()
             self._timed_graph()[0].launch(device.stream)
         elif not self._is_loaded:
             self._enqueue()

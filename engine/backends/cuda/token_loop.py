@@ -28,25 +28,25 @@ PAUSE_S = 20e-6
 CHECK_S = 5e-3  # from one look at the device's state to the next
 
 
-def step_inputs(places: Mapping[str, tuple[Tensor, int]]) -> StepInputs:
-    """Where a step's inputs lie; places: tensor and address by name."""
+def step_inputs(places: Mapping[str, tuple[Tensor, int]], spare: int) -> StepInputs:
+    """Where a step's inputs lie; places: tensor and address by name. Those that the device has not,
+    as another one samples, are at `spare`, an address of 16 bytes a row."""
 
     def address(name: str) -> int:
-        return places[name][1]
+        return places[name][1] if name in places else spare
 
-    history, tokens = (places[name][0] for name in ("sampler.history", "tokens"))
     groups = [name.removeprefix("rows.") for name in places if name.startswith("rows.")]
     tables = [places[f"table.{g}"][0] for g in groups]
     return StepInputs(
-        n=tokens.size,
+        n=places["pos"][0].size,
         token=address("token"),
         tokens=address("tokens"),
         pos=address("pos"),
         seq=address("seq"),
         rng=address("sampler.rng"),
         history=address("sampler.history"),
-        n_history=history.shape[1],
-        n_seqs=tables[0].shape[0],
+        n_history=places["sampler.history"][0].shape[1] if "sampler.history" in places else 0,
+        n_seqs=tables[0].shape[0] if tables else 0,
         groups=[
             CacheRows(address(f"rows.{g}"), address(f"table.{g}"), t.shape[1])
             for g, t in zip(groups, tables, strict=True)
@@ -58,7 +58,9 @@ class CudaTokenLoop:
     """A step's graph without the host: it ends by making its tokens the next step's input and by
     storing them in a ring in pinned memory, with the step's number.
 
-    places: tensor and address of the plan's inputs by name, and of the sampled tokens as `token`.
+    places: tensor and address of the plan's inputs by name, and of the sampled tokens as `token`. A
+    device that has no such tokens moves its positions and the rows it writes on, and that is all;
+    what it puts into its ring says nothing. keep: what steps on their way may still write to.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class CudaTokenLoop:
         places: Mapping[str, tuple[Tensor, int]],
         begin: Callable[[], None],
         capture: Callable[[BoundLaunch | BoundGemm], Any],
+        keep: object = None,
     ) -> None:
         self._device = device = backend.device
         self._begin, self._capture = begin, capture
-        at = step_inputs(places)
+        self._spare = CudaBuffer(device, 16 * places["pos"][0].size)
+        at = step_inputs(places, self._spare.address)
         self._ring = pinned(device, 8 * CAPACITY * at.n).view(np.uint64).reshape(CAPACITY, at.n)
         self._steps = CudaBuffer(device, 4 * at.n)
         launch = advance(at, self._steps.address, self._ring.ctypes.data, CAPACITY)
@@ -78,7 +82,7 @@ class CudaTokenLoop:
         self._end = backend.modules.bind(launch)
         self._graph: Any = None
         # No __del__: in a cycle of garbage the stream might be gone before it.
-        weakref.finalize(self, _drain, device, self._ring, self._steps)
+        weakref.finalize(self, _drain, device, self._ring, self._steps, self._spare, keep)
 
     def start(self) -> None:
         """Take the inputs as the host has written them; what was launched before is over then.
@@ -118,7 +122,7 @@ class CudaTokenLoop:
 
 
 def _drain(device: CudaDevice, *kept: object) -> None:
-    """Steps on their way still write to the ring and to the counters, which are kept until here."""
+    """Steps on their way still write to what is kept until here."""
     with suppress(Exception):
         device.use()
         device.synchronize()

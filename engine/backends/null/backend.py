@@ -10,8 +10,8 @@ import numpy as np
 from gguflow.engine.backends.base import (
     Backend,
     DeviceId,
-    Flags,
     Live,
+    Meets,
     Memory,
     Program,
     Ticks,
@@ -82,7 +82,7 @@ class NullBackend(Backend):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> NullProgram:
         for s in steps:
             if not isinstance(s, Tensor):

@@ -10,8 +10,8 @@ import numpy as np
 from gguflow.engine.backends.base import (
     Backend,
     DeviceId,
-    Flags,
     Live,
+    Meets,
     Memory,
     Program,
     Ticks,
@@ -58,7 +58,7 @@ class NumpyBackend(Backend):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> Program:
         return NumpyProgram(self.name, steps, memory)
 

@@ -1,13 +1,21 @@
-"""Simulated devices: the reference backend, as many as are asked for, each with memory of its own.
-They show what a plan over several devices does where there are none: `simulated:0`, `simulated:1`.
+"""Simulated devices: the reference backend, as many as are asked for, each with memory of its own
+and a thread that runs its programs. They show what a plan over several devices does where there are
+none: `simulated:0`, `simulated:1`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from gguflow.engine.backends.base import DeviceId
+from gguflow.engine.backends.base import Backend, DeviceId, Links, Meets, Memory, Program
+from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.backends.numpy import NumpyBackend
+from gguflow.engine.compile import Step
+
+from .channel import channel_bytes
+from .program import SimulatedProgram
+from .stream import Stream
 
 
 class SimulatedBackend(NumpyBackend):
@@ -16,9 +24,26 @@ class SimulatedBackend(NumpyBackend):
     def __init__(self, index: int) -> None:
         self.id = DeviceId("simulated", index)
         self.name = self.space = str(self.id)
+        self.stream = Stream()
+        self.links = Links(HostBuffer.zeros, _reaches, channel_bytes)
 
     def describe(self) -> str:
         return "reference implementations of every op as any number of devices, slow"
+
+    def lower(
+        self,
+        steps: Sequence[Step],
+        memory: Memory,
+        n_threads: int | None = None,
+        meets: Meets | None = None,
+    ) -> Program:
+        if meets is None:
+            return super().lower(steps, memory, n_threads)
+        return SimulatedProgram(self.stream, steps, memory, meets)
+
+
+def _reaches(other: Backend) -> bool:
+    return isinstance(other, SimulatedBackend)
 
 
 def create(options: dict[str, Any]) -> SimulatedBackend:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
-from gguflow.engine.graph import Graph, Role, Tensor
+from gguflow.engine.graph import F32, Graph, Role, Tensor
 
 from .axes import RULES, Labels, permutation, view_kind, view_labels
 from .cuts import Bounds, Cut, Cuts, part_name
@@ -24,12 +24,16 @@ _LINEAR = ("moe_sum", "cont")
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """A rewrite of a model's graphs. Weights and states are called `<name>@<device>`."""
+    """A rewrite of a model's graphs. Weights and states are called `<name>@<device>`.
+
+    reduces: whether the devices have an all_reduce, instead of values that cross and are added.
+    """
 
     cuts: Cuts
+    reduces: bool = False
 
     def rewrite(self, g: Graph) -> None:
-        _Recorder(g, self.cuts).record()
+        _Recorder(g, self.cuts, self.reduces).record()
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class _Value:
 
 
 class _Recorder:
-    def __init__(self, g: Graph, cuts: Cuts) -> None:
-        self._g, self._cuts = g, cuts
+    def __init__(self, g: Graph, cuts: Cuts, reduces: bool) -> None:
+        self._g, self._cuts, self._reduces = g, cuts, reduces
         self._of: dict[Tensor, _Value] = {}
         self._joined: dict[Tensor, _Value] = {}
 
@@ -205,8 +209,15 @@ class _Recorder:
         if not value.is_sum:
             return value
         if t not in self._joined:
-            self._joined[t] = self._exchanged(t, value, "sum", self._g.add)
+            if self._reduces and all(_is_dense(p) for p in value.parts):
+                self._joined[t] = self._reduced(t, value)
+            else:
+                self._joined[t] = self._exchanged(t, value, "sum", self._g.add)
         return self._joined[t]
+
+    def _reduced(self, t: Tensor, value: _Value) -> _Value:
+        names = (part_name(f"{t.name}.sum", k) for k in range(self._cuts.n))
+        return _Value(tuple(self._g.op("all_reduce", *value.parts, name=name) for name in names))
 
     def _whole(self, t: Tensor) -> _Value:
         """A value of which every device has all."""
@@ -225,6 +236,11 @@ class _Recorder:
             name = part_name(f"{t.name}.{what}", k)
             made.append(reduce(partial(op, name=name), value.parts))
         return _Value(tuple(made))
+
+
+def _is_dense(part: Tensor) -> bool:
+    """Whether an all_reduce takes it: memory of its own, without gaps."""
+    return part.dtype is F32 and part.owner is part and part.is_contiguous
 
 
 def _is_linear(node: Tensor, sums: Sequence[bool]) -> bool:

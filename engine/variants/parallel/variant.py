@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gguflow.engine import env
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.limits import ALL_LAYERS
 from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import check_fits
+from gguflow.engine.ops.all_reduce import DEVICES
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.planning import Setup, record
@@ -62,13 +64,14 @@ class ParallelVariant:
             return Decision(setup)
         ratios = options.tensor_split[: len(names)] or (1.0,) * len(names)
         notes: list[str] = []
+        devices = [tools.planner.backends[name] for name in names]
         if options.split_mode == "tensor" and len(names) > 1:
             cuts = decide(record(setup, step_key(_TOKENS, "all", False)), ratios)
             notes += _cut_notes(setup, cuts)
             setup = replace(
                 setup,
                 source=with_parts(setup.source, cuts),
-                rewrites=(*setup.rewrites, TensorSplit(cuts)),
+                rewrites=(*setup.rewrites, TensorSplit(cuts, _reduce(devices))),
             )
             rules = device_rules(names)
         else:
@@ -78,7 +81,6 @@ class ParallelVariant:
             rules = layer_rules(n_layer, names, ratios)
             notes.append(_layer_note(n_layer, names, ratios))
         setup = replace(setup, options=replace(options, overrides=(*options.overrides, *rules)))
-        devices = [tools.planner.backends[name] for name in names]
         _check(setup, tools, devices)
         return Decision(setup, tuple(notes))
 
@@ -101,6 +103,16 @@ def layer_rules(n_layer: int, names: Sequence[str], ratios: Sequence[float]) -> 
             numbers = "|".join(map(str, layers))
             rules.append((rf"^(?:blk|kv|ssm)\.(?:{numbers})\.", name))
     return (*rules, (r"^(?:output|logits|sample)", names[-1]), (".*", names[0]))
+
+
+def _reduce(devices: Sequence[Backend]) -> bool:
+    """Whether what all have a part of can be added while their programs run."""
+    links = [d.links for d in devices]
+    return (
+        env.link()
+        and len(devices) <= DEVICES
+        and all(x is not None and x.channel_bytes is not None for x in links)
+    )
 
 
 def _check(setup: Setup, tools: Tools, devices: Sequence[Backend]) -> None:

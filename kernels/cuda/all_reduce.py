@@ -1,0 +1,103 @@
+"""Launches all_reduce.cu: sums of parts, of one device or exchanged between several.
+
+A device has a channel, into which the others write: 256 bytes with the number of the last exchange
+and a ticket; then room for small parts, where every 4 bytes have the exchange's number beside them
+as a flag; then for large ones, with a flag for every piece of 16 KiB. There are two of all, used in
+turn: who comes to exchange e has what the others sent for e - 1, so they are done with e - 2.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from .launch import Call, Kernel, Launch, ceil_div, pack
+
+OPS = ("all_reduce",)
+DEVICES = 8  # kDevices of all_reduce.cu
+HEAD = 256  # kHead
+PIECE = 16 << 10  # kPiece, bytes of a part
+SMALL = 512 << 10  # bytes that come to a device, up to which flags beside the data are sooner there
+BLOCK = 256
+MAX_BLOCKS = 64  # all of them fit on a device at once, beside what runs there
+LINE = 8  # bytes of a part in a 16-byte word with its flags
+
+SMALL_PARTS, LARGE_PARTS = (
+    Kernel("all_reduce.cu", name) for name in ("all_reduce_small", "all_reduce_large")
+)
+
+
+def launches(call: Call) -> list[Launch]:
+    """Parts that the device reaches, added where they are."""
+    parts = [s.address for s in call.srcs if s is not None]
+    args = struct.pack(
+        f"@{DEVICES + 1}Pqi", *parts, *(0,) * (DEVICES - len(parts)), call.dst.address,
+        call.dst.size, len(parts),
+    )  # fmt: skip
+    grid = (min(ceil_div(call.dst.size, BLOCK), 1024), 1, 1)
+    return [Launch(Kernel("all_reduce.cu", "add_parts"), grid, (BLOCK, 1, 1), pack(args),
+                   dependent=True)]  # fmt: skip
+
+
+def channel_bytes(n_devices: int, sizes: Sequence[int]) -> int:
+    """Of a device's channel for parts of these sizes."""
+    *_, end = _layout(n_devices, sizes)
+    return end
+
+
+def exchange(
+    to: int,
+    part: int,
+    nbytes: int,
+    rank: int,
+    channels: Sequence[int],
+    sizes: Sequence[int],
+    given_up: int,
+    code: int,
+    timeout_ns: int,
+) -> Launch:
+    """A device's part of `nbytes` and those of the others, added in the order of the ranks.
+
+    to, part: addresses, multiples of 16, of memory in multiples of 64 bytes. channels: of all
+    devices, by rank. sizes: of all parts that go over these channels. given_up, code, timeout_ns:
+    as of a `Flag`.
+    """
+    n = len(channels)
+    small, large, flags, _ = _layout(n, sizes)
+    is_small = _is_small(n, nbytes)
+    units = ceil_div(nbytes, LINE if is_small else PIECE)
+    args = struct.pack(
+        f"@{DEVICES + 3}P6qI2i", *channels, *(0,) * (DEVICES - n), part, to, given_up, timeout_ns,
+        nbytes, small if is_small else large, flags, *_strides(sizes, n, is_small), code, rank, n,
+    )  # fmt: skip
+    blocks = ceil_div(units, BLOCK) if is_small else units
+    kernel = SMALL_PARTS if is_small else LARGE_PARTS
+    grid = (min(blocks, MAX_BLOCKS), 1, 1)
+    return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)
+
+
+def _is_small(n_devices: int, nbytes: int) -> bool:
+    return nbytes * (n_devices - 1) <= SMALL
+
+
+def _most(n_devices: int, sizes: Sequence[int]) -> tuple[int, int]:
+    """Bytes of the largest small part and of the largest other, in whole pieces."""
+    small = max((s for s in sizes if _is_small(n_devices, s)), default=0)
+    large = max((s for s in sizes if not _is_small(n_devices, s)), default=0)
+    return ceil_div(small, 64) * 64, ceil_div(large, PIECE) * PIECE
+
+
+def _strides(sizes: Sequence[int], n_devices: int, is_small: bool) -> tuple[int, int]:
+    """Bytes from one device's room to the next one's, and of flags for large parts."""
+    small, large = _most(n_devices, sizes)
+    return (2 * small, 0) if is_small else (large, large // PIECE * 4)
+
+
+def _layout(n_devices: int, sizes: Sequence[int]) -> tuple[int, int, int, int]:
+    """Where small parts, large ones and their flags begin in a channel, and its end. A large part
+    has as many rooms as there are devices, and one for what is added up."""
+    small, large = _most(n_devices, sizes)
+    at_large = HEAD + 2 * n_devices * 2 * small
+    at_flags = at_large + 2 * (n_devices + 1) * large
+    end = at_flags + 2 * (n_devices + 1) * (large // PIECE * 4)
+    return HEAD, at_large, at_flags, ceil_div(end, 256) * 256

@@ -1,0 +1,111 @@
+"""Devices that run at the same time and exchange what they made: simulated ones."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from exchanges import check, exchanging, fill
+
+from gguflow.engine.backends.simulated import SimulatedBackend
+from gguflow.engine.runtime import LinkError, exchange
+from gguflow.engine.runtime.exchange import SideBySide
+from gguflow.kernels.cuda import all_reduce
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_all_have_the_sum_of_all_parts(n: int) -> None:
+    rng = np.random.default_rng(n)
+    bound = exchanging([SimulatedBackend(k) for k in range(n)], [5, 1, 300])
+    assert isinstance(bound.runner, SideBySide) and len(bound.runner.programs) == n
+    for _ in range(4):
+        check(bound, rng)
+
+
+def test_devices_that_are_apart_exchange_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [SimulatedBackend(k) for k in range(2)]
+    for d in devices:
+        monkeypatch.setattr(
+            d, "links", type(d.links)(d.links.alloc_pinned, channel_bytes=d.links.channel_bytes)
+        )
+    bound = exchanging(devices, [7])
+    assert isinstance(bound.runner, SideBySide) and len(bound.runner.sides.apart) == 1
+    check(bound, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_device_that_does_not_come_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    monkeypatch.setattr(exchange, "PATIENCE_S", 0.2)
+    bound = exchanging([SimulatedBackend(k) for k in range(2)], [4, 4])
+    rng = np.random.default_rng(2)
+    check(bound, rng)
+    program: Any = bound.runner.programs[late]
+    start = program.start
+
+    def sleepy(timed: bool = False, live: Any = None) -> None:
+        run = program._run
+
+        def first(step: Any, live: Any) -> None:
+            monkeypatch.setattr(program, "_run", run)
+            time.sleep(1.5)
+            run(step, live)
+
+        monkeypatch.setattr(program, "_run", first)
+        start(timed, live)
+
+    monkeypatch.setattr(program, "start", sleepy)
+    fill(bound, rng)
+    with pytest.raises(LinkError, match=r"waited 0\.4\d* s for the others' parts of s\.0@0"):
+        bound.run()
+    monkeypatch.setattr(program, "start", start)
+    check(bound, rng)
+
+
+def test_a_device_that_fails_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "PATIENCE_S", 0.2)
+    bound = exchanging([SimulatedBackend(k) for k in range(2)], [4])
+    program: Any = bound.runner.programs[1]
+    run = program._run
+
+    def fail(step: Any, live: Any) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(program, "_run", fail)
+    with pytest.raises(MemoryError, match="no more"):
+        bound.run()
+    monkeypatch.setattr(program, "_run", run)
+    check(bound, np.random.default_rng(3))
+
+
+def test_a_profile_has_all_devices_rows_on_one_clock() -> None:
+    bound = exchanging([SimulatedBackend(k) for k in range(3)], [64])
+    fill(bound, np.random.default_rng(4))
+    rows, spans = bound.run_timed()
+    assert len(rows) == len(spans) == 9
+    assert {r.backend for r in rows if r.op == "all_reduce"} == {f"simulated:{k}" for k in range(3)}
+    assert (spans[:, 1] >= spans[:, 0]).all()
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("sizes", [[4], [16384, 4], [8 << 20], [8 << 20, 4096, 3 << 20]])
+def test_rooms_of_a_channel_lie_apart(n: int, sizes: list[int]) -> None:
+    """What the kernels of an exchange write, by the numbers that they are given."""
+    end = all_reduce.channel_bytes(n, sizes)
+    small, large, flags, last = all_reduce._layout(n, sizes)
+    spans = [(0, all_reduce.HEAD)]
+    for at, rooms, is_small in ((small, n, True), (large, n + 1, False)):
+        stride, of_flags = all_reduce._strides(sizes, n, is_small)
+        spans += [(at + i * stride, at + (i + 1) * stride) for i in range(2 * rooms) if stride]
+        spans += [(flags + i * of_flags, flags + (i + 1) * of_flags)
+                  for i in range(2 * rooms) if of_flags]  # fmt: skip
+        for s in sizes:
+            if all_reduce._is_small(n, s) == is_small:
+                assert stride >= (2 * s if is_small else s)
+                assert is_small or of_flags >= 4 * -(-s // all_reduce.PIECE)
+    spans.sort()
+    assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    assert spans[-1][1] <= end == last

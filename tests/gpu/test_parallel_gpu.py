@@ -1,0 +1,183 @@
+"""Several GPUs as one. On a machine with one, it is all of them: as many streams, which run at the
+same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exchanges import check, exchanging, fill
+from tiny_model import write_tiny
+
+from gguflow.engine import model as model_module
+from gguflow.engine.backends.base import Backend, DeviceId, find_backend
+from gguflow.engine.graph import F32
+from gguflow.engine.model import Model
+from gguflow.engine.profile import Profile
+from gguflow.engine.runtime import BoundPlan, exchange
+from gguflow.engine.runtime.exchange import SideBySide
+from gguflow.engine.runtime.loops import LoopTogether
+from gguflow.engine.sampling import SamplerSettings
+from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.request import Request
+from gguflow.kernels.cuda import all_reduce
+
+pytestmark = pytest.mark.gpu
+
+IDS = [int(i) for i in np.random.default_rng(0).integers(5, 96, 50)]
+GREEDY = SamplerSettings(temperature=0.0)
+FAMILIES = ["llama", "gemma2", "qwen3moe", "gpt-oss", "deepseek2", "falcon", "qwen3next"]
+
+
+@pytest.fixture(scope="module")
+def cards(gpu: Any) -> Callable[[int], Backend]:
+    """cuda:k, the one that there is if there are no more."""
+    from gguflow.engine.backends.cuda import create
+    from gguflow.engine.backends.cuda.backend import CudaBackend
+
+    made: dict[int, Backend] = {}
+
+    def card(k: int) -> Backend:
+        if k not in made:
+            made[k] = create({"device": k % gpu.n_alike})
+            assert isinstance(made[k], CudaBackend)
+            made[k].id = DeviceId("cuda", k)
+            made[k].name = made[k].space = f"cuda:{k}"
+        return made[k]
+
+    return card
+
+
+@pytest.fixture
+def patched(cards: Callable[[int], Backend], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def find(name: str, options: Any = None) -> Backend:
+        kind, _, index = name.partition(":")
+        return (
+            cards(int(index or (options or {}).get("device") or 0))
+            if kind == "cuda"
+            else (find_backend(name, options))
+        )
+
+    monkeypatch.setattr(model_module, "find_backend", find)
+    yield
+
+
+def on(path: Path, n: int, mode: str = "tensor", **options: Any) -> Model:
+    names = tuple(f"cuda:{k}" for k in range(n))
+    return Model.load(
+        path, backends=("cuda", "cpu", "numpy"), devices=names, split_mode=mode, **options
+    )
+
+
+def nmse(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(((found - expected) ** 2).sum() / (expected**2).sum())
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_exchanges_of_all_sizes(cards: Callable[[int], Backend], n: int) -> None:
+    sizes = [1, 2, 3, 31, 4096, 4097, 65536, 65537, 200_000, 1_000_003]
+    kinds = {all_reduce._is_small(n, 4 * s) for s in sizes}
+    assert kinds == {True, False}
+    bound = exchanging([cards(k) for k in range(n)], sizes)
+    assert isinstance(bound.runner, SideBySide)
+    rng = np.random.default_rng(n)
+    for _ in range(7):
+        check(bound, rng)
+
+
+def test_exchanges_through_the_hosts_memory(
+    cards: Callable[[int], Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [cards(k) for k in range(2)]
+    for d in devices:
+        assert d.links is not None
+        monkeypatch.setattr(
+            d, "links", type(d.links)(d.links.alloc_pinned, channel_bytes=d.links.channel_bytes)
+        )
+    bound = exchanging(devices, [3, 4096, 300_000])
+    assert isinstance(bound.runner, SideBySide) and len(bound.runner.sides.apart) == 1
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        check(bound, rng)
+
+
+def test_a_device_that_does_not_come_ends_the_run(
+    cards: Callable[[int], Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "PATIENCE_S", 0.2)
+    bound = exchanging([cards(k) for k in range(2)], [4, 400_000])
+    rng = np.random.default_rng(2)
+    check(bound, rng)
+    program = bound.runner.programs[1]
+    start, finish = program.start, program.finish
+    monkeypatch.setattr(program, "start", lambda timed=False, live=None: None)
+    fill(bound, rng)
+    with pytest.raises(
+        exchange.LinkError, match=r"waited 0\.4\d* s for the others' parts of s\.0@0"
+    ):
+        bound.run()
+    monkeypatch.setattr(program, "start", start)
+    monkeypatch.setattr(program, "finish", finish)
+    check(bound, rng)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_parts_make_the_whole(patched: None, tmp_path: Path, arch: str, n: int) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch, seed=3, gain=2.0)
+    types = {"k_type": F32, "v_type": F32}
+    expected = Model.load(path, backends=("numpy",), **types).logits(IDS)
+    model = on(path, n, **types)
+    found = model.logits(IDS)
+    assert nmse(found, expected) < 1e-4
+    assert np.array_equal(on(path, n, **types).logits(IDS), found)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_layers_in_turn(patched: None, tmp_path: Path, n: int) -> None:
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0, n_layer=4)
+    expected = Model.load(path, backends=("cuda", "cpu", "numpy")).logits(IDS)
+    assert np.array_equal(on(path, n, "layer").logits(IDS), expected)
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SamplerSettings(temperature=1.5, seed=4)])
+def test_tokens_without_the_host_are_those_of_single_steps(
+    patched: None, tmp_path: Path, settings: SamplerSettings
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0)
+    model = on(path, 2, n_ctx=512)
+    session = model.new_session()
+    found = list(session.generate(IDS, 150, settings))
+    assert isinstance(session.bound_plan(1, "last", True).token_loop, LoopTogether)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BoundPlan, "token_loop", None)
+        assert list(on(path, 2, n_ctx=512).new_session().generate(IDS, 150, settings)) == found
+
+
+def test_many_sequences(patched: None, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0)
+    head = [3 + i % 90 for i in range(70)]
+    prompts = [[*head, 5], [*head, 6, 7], [9, 8], IDS]
+    model = on(path, 2, n_ctx=256, n_seqs=4)
+    alone = [list(model.new_session().generate(p, 20, GREEDY)) for p in prompts]
+    engine = Engine(model)
+    ids = [engine.add(Request(tuple(p), 20, GREEDY)) for p in prompts]
+    found: dict[int, list[int | None]] = {i: [] for i in ids}
+    while engine.has_work:
+        for t in engine.step():
+            found[t.request].append(t.id)
+    assert [found[i] for i in ids] == alone
+
+
+def test_a_profile_has_both_cards(patched: None, tmp_path: Path) -> None:
+    model = on(write_tiny(tmp_path / "m.gguf", gain=2.0), 2)
+    profile = Profile()
+    session = model.new_session(profile)
+    for i in IDS[:3]:
+        session.step((i,), "last")
+    rows = [r for r in profile.rows([len(profile.steps) - 1]) if r.op == "all_reduce"]
+    assert {r.backend for r in rows} == {"cuda:0", "cuda:1"}
+    assert all(0 <= r.us < 1e6 for r in rows)

@@ -34,6 +34,9 @@ def one_start(path: str | None, keep: bool) -> None:
         found[name] = [b - a for a, b in zip(last, now, strict=True)]
         last[:] = now
 
+    from gguflow.start import rest_idle_threads
+
+    rest_idle_threads()
     import numpy  # noqa: F401
 
     phase("numpy")

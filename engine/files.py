@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
@@ -54,7 +53,7 @@ def whole_file(
 def _new_part(target: Path) -> tuple[Path, int]:
     """A new file beside the target that is locked, and its descriptor."""
     while True:
-        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}{PART}")
+        part = target.with_name(f".{target.name}.{os.urandom(8).hex()}{PART}")
         fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o600)
         _lock(fd, wait=True)
         # Before that another writer may have taken it for a leftover.

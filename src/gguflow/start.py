@@ -27,8 +27,15 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def rest_idle_threads() -> None:
+    """To be called before numpy is imported: the threads that its linear algebra starts then sleep
+    until they are needed, instead of spinning through 2^26 cycles first."""
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
+
 def main() -> int:
     """Run the command line; returns the exit code."""
+    rest_idle_threads()
     # A shell's background jobs ignore Ctrl-C, and go on doing so.
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds:

@@ -68,8 +68,8 @@ GF_INLINE void float_register_tile(const char* rows, int64_t row_bytes, const vo
   if (i < end) {
     typename Column::Vec xv[C];
     const int64_t at = kLoadsMoveOn ? 0 : i;
-    static_for<C>(
-        [&](auto c) GF_LAMBDA_INLINE { xv[c] = Column::load_first(xc[c] + at, end - i); });
+    static_for<C>([&](auto c)
+                      GF_LAMBDA_INLINE { xv[c] = Column::load_first(xc[c] + at, end - i); });
     static_for<R>([&](auto r) GF_LAMBDA_INLINE {
       const auto wv = Row::load_first(w[r] + at, end - i);
       static_for<C>([&](auto c) GF_LAMBDA_INLINE { acc[r][c] = mul_add(wv, xv[c], acc[r][c]); });

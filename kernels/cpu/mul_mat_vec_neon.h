@@ -158,12 +158,12 @@ struct VecL {
 #define GF_LOADS_MOVE_ON 1
 template <class V, class E>
 GF_INLINE void take_next(V& a, V& b, const E*& p) {
-  const auto* from = reinterpret_cast<const char(*)[32]>(p);
+  const auto* from = reinterpret_cast<const char (*)[32]>(p);
   __asm__("ldp %q0, %q1, [%2], #32" : "=w"(a), "=w"(b), "+r"(p) : "m"(*from));
 }
 template <class V, class E>
 GF_INLINE void take_next(V& a, const E*& p) {
-  const auto* from = reinterpret_cast<const char(*)[16]>(p);
+  const auto* from = reinterpret_cast<const char (*)[16]>(p);
   __asm__("ldr %q0, [%1], #16" : "=w"(a), "+r"(p) : "m"(*from));
 }
 GF_INLINE VecL mul_add(VecL w, VecL x, VecL acc) {

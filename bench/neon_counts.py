@@ -28,7 +28,7 @@ FLAGS = ("-O3", "-DNDEBUG", "-static", "-ffunction-sections", "-Wl,--gc-sections
 # Their processors with these instructions also have those of float16, and of bfloat16.
 ISAS = {"baseline": ("-march=armv8-a", "-march=armv8-a"),
         "dotprod": ("-march=armv8.2-a+dotprod", "-march=armv8.2-a+dotprod+fp16"),
-        "i8mm": ("-march=armv8.2-a+dotprod+i8mm",
+        "i8mm": ("-march=armv8.2-a+dotprod+i8mm+fp16fml",
                  "-march=armv8.2-a+dotprod+i8mm+fp16+bf16")}  # fmt: skip
 # gguflow's type number, columns at once; llama.cpp's vec_dot.
 TYPES = {

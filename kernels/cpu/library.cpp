@@ -46,18 +46,22 @@ namespace {
 #if defined(__aarch64__) || defined(_M_ARM64)
 // What 64-bit ARM has beyond its baseline.
 struct arm_features {
-  bool dotprod = false, i8mm = false;
+  bool dotprod = false, i8mm = false, fhm = false;  // fhm: products of float16 to float32
 
   arm_features() {
 #if defined(__linux__)
     dotprod = getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
     i8mm = getauxval(AT_HWCAP2) >> 13 & 1;    // HWCAP2_I8MM
+    fhm = getauxval(AT_HWCAP) >> 23 & 1;      // HWCAP_ASIMDFHM
 #elif defined(__APPLE__)
     dotprod = has("hw.optional.arm.FEAT_DotProd");
     i8mm = has("hw.optional.arm.FEAT_I8MM");
+    fhm = has("hw.optional.arm.FEAT_FHM");
 #elif defined(_WIN32)
     dotprod = IsProcessorFeaturePresent(43);  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
     i8mm = IsProcessorFeaturePresent(66);     // PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE
+    // It has no name for fhm, which since Armv8.4 comes with float16 arithmetic.
+    fhm = IsProcessorFeaturePresent(67);  // PF_ARM_V82_FP16_INSTRUCTIONS_AVAILABLE
 #endif
   }
 
@@ -98,7 +102,7 @@ GF_EXPORT int32_t gf_cpu_supports(const char* isa) {
 #elif defined(__aarch64__) || defined(_M_ARM64)
   const arm_features has;
   if (strcmp(isa, "dotprod") == 0) return has.dotprod;
-  if (strcmp(isa, "i8mm") == 0) return has.dotprod && has.i8mm;
+  if (strcmp(isa, "i8mm") == 0) return has.dotprod && has.i8mm && has.fhm;
 #endif
   return 0;
 }

@@ -31,11 +31,11 @@ void quantize_units(const MulMatPlan& p, const Weight& w, uint8_t* acts, gf_rang
   }
 }
 
-void round_columns(const MulMatPlan& p, uint8_t* acts, gf_range columns) {
+void round_columns(const MulMatPlan& p, const Weight& w, uint8_t* acts, gf_range columns) {
   for (int64_t i = columns.begin; i < columns.end; ++i) {
     const char* x = p.column(p.x, i / p.n_cols, i % p.n_cols);
-    f32_row_to_bf16(reinterpret_cast<const float*>(x), p.k,
-                    reinterpret_cast<uint16_t*>(acts + i * p.bf16_column_bytes()));
+    w.round_x(reinterpret_cast<const float*>(x), p.k,
+              reinterpret_cast<uint16_t*>(acts + i * rounded_column_bytes(p.k)));
   }
 }
 
@@ -49,7 +49,7 @@ void convert_x(const MulMatPlan& p, uint8_t* acts, const gf_thread* th) {
       quantize_units(p, w, acts + w.acts, th ? gf_split_units(units, 8, th) : gf_range{0, units});
     } else {
       const int64_t columns = p.n_matrices * p.n_cols;
-      round_columns(p, acts + w.acts, th ? gf_split(columns, th) : gf_range{0, columns});
+      round_columns(p, w, acts + w.acts, th ? gf_split(columns, th) : gf_range{0, columns});
     }
   }
 }
@@ -91,9 +91,10 @@ struct Worker {
     const void* x[kMaxTile];
     for (int c = 0; c < tile.width; ++c) {
       const int64_t column = tile.first + c;
-      x[c] = w.rounds_x ? static_cast<const void*>(
-                              acts + w.acts + (matrix * p.n_cols + column) * p.bf16_column_bytes())
-                        : p.column(p.x, matrix, column);
+      x[c] = w.round_x
+                 ? static_cast<const void*>(
+                       acts + w.acts + (matrix * p.n_cols + column) * rounded_column_bytes(p.k))
+                 : p.column(p.x, matrix, column);
     }
     w.kernel(w.convert ? copies[i] : group_rows(*w.t, matrix, group),
              w.convert ? p.copied_row_bytes(i) : w.t->nb[1], rows_in_group(p, group), x, tile.width,

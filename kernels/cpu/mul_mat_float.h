@@ -21,6 +21,22 @@ constexpr int kStreamColumns = 2;
 // Bytes of a row a register tile takes at a time, so that its operands stay in the L1 cache.
 constexpr int64_t kStretchBytes = 2048;
 
+#if defined(GF_LOADS_MOVE_ON)
+constexpr bool kLoadsMoveOn = true;  // a load advances its pointer, for nothing
+#else
+constexpr bool kLoadsMoveOn = false;  // pointers stay, and have one index
+#endif
+
+template <class Row>
+GF_INLINE typename Row::Vec load_at(const typename Row::Elem*& p, int64_t i) {
+#if defined(GF_LOADS_MOVE_ON)
+  (void)i;
+  return Row::load_next(p);
+#else
+  return Row::load(p + i);
+#endif
+}
+
 // Sums of elements [begin, end) added to lanes[c * kRows + r]; `fresh`: these start at zero.
 template <class Row, int R, int C>
 GF_INLINE void float_register_tile(const char* rows, int64_t row_bytes, const void* const* x,
@@ -37,19 +53,25 @@ GF_INLINE void float_register_tile(const char* rows, int64_t row_bytes, const vo
                       GF_LAMBDA_INLINE { acc[r][c] = fresh ? VecL{} : lanes[c * kRows + r]; });
   });
   int64_t i = begin;
+  if constexpr (kLoadsMoveOn) {
+    static_for<C>([&](auto c) GF_LAMBDA_INLINE { xc[c] += begin; });
+    static_for<R>([&](auto r) GF_LAMBDA_INLINE { w[r] += begin; });
+  }
   for (; i + Row::kStep <= end; i += Row::kStep) {
     typename Column::Vec xv[C];
-    static_for<C>([&](auto c) GF_LAMBDA_INLINE { xv[c] = Column::load(xc[c] + i); });
+    static_for<C>([&](auto c) GF_LAMBDA_INLINE { xv[c] = load_at<Column>(xc[c], i); });
     static_for<R>([&](auto r) GF_LAMBDA_INLINE {
-      const auto wv = Row::load(w[r] + i);
+      const auto wv = load_at<Row>(w[r], i);
       static_for<C>([&](auto c) GF_LAMBDA_INLINE { acc[r][c] = mul_add(wv, xv[c], acc[r][c]); });
     });
   }
   if (i < end) {
     typename Column::Vec xv[C];
-    static_for<C>([&](auto c) GF_LAMBDA_INLINE { xv[c] = Column::load_first(xc[c] + i, end - i); });
+    const int64_t at = kLoadsMoveOn ? 0 : i;
+    static_for<C>([&](auto c)
+                      GF_LAMBDA_INLINE { xv[c] = Column::load_first(xc[c] + at, end - i); });
     static_for<R>([&](auto r) GF_LAMBDA_INLINE {
-      const auto wv = Row::load_first(w[r] + i, end - i);
+      const auto wv = Row::load_first(w[r] + at, end - i);
       static_for<C>([&](auto c) GF_LAMBDA_INLINE { acc[r][c] = mul_add(wv, xv[c], acc[r][c]); });
     });
   }
@@ -98,6 +120,21 @@ inline void read_ahead(const char* p, int64_t n) {
   (void)keep;
 }
 
+// What a column's products are multiplied by: rows of halves may have been scaled when they were
+// rounded, and say so behind their last element.
+template <class Row>
+GF_INLINE float column_factor(const void* x, int64_t k) {
+#if defined(GF_F16_DOT)
+  if constexpr (std::is_same_v<Row, RowDotF16>) {
+    float factor;
+    std::memcpy(&factor, static_cast<const uint16_t*>(x) + (k + 31) / 32 * 32, sizeof factor);
+    return factor;
+  }
+#endif
+  (void)x, (void)k;
+  return 1.0f;
+}
+
 template <class Row>
 void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* const* x, int n_cols,
                 int64_t k, float* out) {
@@ -130,6 +167,10 @@ void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* con
   for (int c = 0; c < n_cols; ++c) {
     for (int r = n_rows; r < kRows; ++r) lanes[c * kRows + r] = VecL{};
     sum_lanes(lanes + c * kRows, out + c * kRows);
+    const float factor = column_factor<Row>(x[c], k);
+    if (factor != 1.0f) {
+      for (int r = 0; r < kRows; ++r) out[c * kRows + r] *= factor;
+    }
   }
 }
 
@@ -140,32 +181,35 @@ inline void row_to_f32(int type, const void* row, int64_t k, void* out) {
   gf_dequantize_row(type, row, static_cast<float*>(out), k);
 }
 
+// Rounds a column to the halves a kernel multiplies, with zeros up to a multiple of 32 and, where
+// the kernel knows of it, a factor behind them.
+using ColumnRounder = void (*)(const float* x, int64_t k, uint16_t* out);
+
 // How rows that are not packed are multiplied.
 struct FloatType {
-  FloatKernel kernel;    // on rows as they are; may be null
-  FloatKernel on_copy;   // on rows converted beforehand, worth it for many columns; may be null
-  RowConverter convert;  // to what on_copy takes
-  int copy_bytes;        // an element of a converted row
-  bool rounds_x;         // columns are rounded to bf16, zero padded to a multiple of 32
+  FloatKernel kernel;     // on rows as they are; may be null
+  FloatKernel on_copy;    // on rows converted beforehand, worth it for many columns; may be null
+  RowConverter convert;   // to what on_copy takes
+  int copy_bytes;         // an element of a converted row
+  ColumnRounder round_x;  // null: columns are taken as they are
 };
-
-#if !defined(GF_BF16_DOT)
-// Only where products of bf16 are native are columns rounded to it.
-inline void f32_row_to_bf16(const float*, int64_t, uint16_t*) {}
-#endif
 
 // The type is one of gguflow's float or quantized types; a quantized row has no kernel of its own.
 inline FloatType float_type(int type) {
 #if defined(GF_BF16_DOT)
-  if (type == GF_BF16) return {&float_tile<RowDotBF16>, nullptr, nullptr, 0, true};
+  if (type == GF_BF16) return {&float_tile<RowDotBF16>, nullptr, nullptr, 0, &f32_row_to_bf16};
 #else
-  if (type == GF_BF16) return {&float_tile<RowBF16>, &float_tile<RowF32>, &row_to_f32, 4, false};
+  if (type == GF_BF16) return {&float_tile<RowBF16>, &float_tile<RowF32>, &row_to_f32, 4, nullptr};
 #endif
+#if defined(GF_F16_DOT)
+  if (type == GF_F16) return {&float_tile<RowDotF16>, nullptr, nullptr, 0, &f32_row_to_f16};
+#else
   // Not as bf16, where that is native: twice the speed for prompts, but bf16's error for f16
   // weights.
-  if (type == GF_F16) return {&float_tile<RowF16>, &float_tile<RowF32>, &row_to_f32, 4, false};
-  if (type == GF_F32) return {&float_tile<RowF32>, nullptr, nullptr, 0, false};
-  return {nullptr, &float_tile<RowF32>, &row_to_f32, 4, false};
+  if (type == GF_F16) return {&float_tile<RowF16>, &float_tile<RowF32>, &row_to_f32, 4, nullptr};
+#endif
+  if (type == GF_F32) return {&float_tile<RowF32>, nullptr, nullptr, 0, nullptr};
+  return {nullptr, &float_tile<RowF32>, &row_to_f32, 4, nullptr};
 }
 
 }  // namespace gf

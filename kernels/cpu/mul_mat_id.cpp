@@ -17,8 +17,8 @@ void convert_for(const IdPlan& p, int i, const gf_thread* th) {
     const gf_range all{0, p.one_row ? 1 : p.starts[p.n_experts]};
     const gf_range share = p.one_row ? all : gf_split(all.end, th);
     for (int64_t c = share.begin; c < share.end; ++c) {
-      f32_row_to_bf16(p.column(c), p.k,
-                      reinterpret_cast<uint16_t*>(acts + c * p.bf16_column_bytes()));
+      w.round_x(p.column(c), p.k,
+                reinterpret_cast<uint16_t*>(acts + c * rounded_column_bytes(p.k)));
     }
     return;
   }
@@ -88,8 +88,8 @@ void product(const IdPlan& p, int i, const uint8_t* acts, const Rows& rows, cons
   }
   const void* x[kMaxTile];
   for (int c = 0; c < tile.width; ++c) {
-    x[c] = w.rounds_x ? static_cast<const void*>(a + (first + c) * p.bf16_column_bytes())
-                      : p.column(first + c);
+    x[c] = w.round_x ? static_cast<const void*>(a + (first + c) * rounded_column_bytes(p.k))
+                     : p.column(first + c);
   }
   w.kernel(rows.data, rows.bytes, rows.n, x, tile.width, p.k, out);
 }

@@ -54,13 +54,12 @@ struct IdPlan {
       }
       w[i].acts = acts_bytes;
       acts_bytes += w[i].quantizes_x() ? round_up(n_columns() * (k / 32) * kActBlockBytes, 64)
-                                       : n_columns() * bf16_column_bytes();
+                                       : n_columns() * rounded_column_bytes(k);
     }
   }
 
   // Columns that are converted: one for all pairs of a row by itself.
   int64_t n_columns() const { return one_row ? 1 : n_pairs; }
-  int64_t bf16_column_bytes() const { return spread(round_up(k, 32) * 2); }
   int64_t copied_row_bytes(int i) const { return spread(k * w[i].copy_bytes); }
   int64_t sort_bytes() const { return round_up((n_pairs + n_experts + 1) * 4, 64); }
 

@@ -15,6 +15,9 @@ inline int64_t spread(int64_t row_bytes) {
   return round_up(row_bytes, 64) + (row_bytes % 1024 == 0 ? 256 : 0);
 }
 
+// Bytes of a column rounded to halves; what is behind them has a cache line of its own.
+inline int64_t rounded_column_bytes(int64_t k) { return spread(round_up(k, 32) * 2) + 64; }
+
 // How one weight is read: packed, before or sixteen rows at a time; by rows of a grid type; or by
 // rows of floats, straight or converted sixteen at a time.
 struct Weight {
@@ -22,18 +25,18 @@ struct Weight {
   const PackedType* packed = nullptr;
   bool packs = false;  // its groups are packed as they are needed
   const GridType* grid = nullptr;
-  FloatKernel kernel = nullptr;    // when neither
-  RowConverter convert = nullptr;  // to the rows kernel takes; null: as they are
-  int copy_bytes = 0;              // an element of a converted row
-  bool rounds_x = false;           // the kernel multiplies columns rounded to bf16
-  int64_t acts = 0;                // scratch offset of the converted columns, where it wants any
+  FloatKernel kernel = nullptr;     // when neither
+  RowConverter convert = nullptr;   // to the rows kernel takes; null: as they are
+  int copy_bytes = 0;               // an element of a converted row
+  ColumnRounder round_x = nullptr;  // to the halves that the kernel multiplies; null: floats
+  int64_t acts = 0;                 // scratch offset of the converted columns, where it wants any
 
   bool quantizes_x() const { return packed || grid; }
   const SumUse& sums() const { return packed ? packed->sums : GridType::kSums; }
-  bool converts_x() const { return quantizes_x() || rounds_x; }
+  bool converts_x() const { return quantizes_x() || round_x; }
   bool same_acts(const Weight& o) const {
     if (quantizes_x() && o.quantizes_x()) return sums() == o.sums();
-    return rounds_x && o.rounds_x;
+    return round_x && round_x == o.round_x;
   }
 };
 
@@ -54,7 +57,7 @@ inline Weight read_weight(const gf_tensor& t, int64_t n_cols) {
   w.grid = t.ne[2] * t.ne[3] == 1 ? find_grid_type(t.type) : nullptr;
   if (w.grid) return w;
   const FloatType f = float_type(t.type);
-  w.rounds_x = f.rounds_x;
+  w.round_x = f.round_x;
   const bool copy = f.convert && (n_cols > kFewColumns || !f.kernel);
   w.kernel = copy ? f.on_copy : f.kernel;
   if (copy) {
@@ -109,7 +112,7 @@ struct MulMatPlan {
       }
       w[i].acts = acts_bytes;
       acts_bytes += w[i].quantizes_x() ? round_up(n_cols * (k / 32) * kActBlockBytes, 64)
-                                       : n_matrices * n_cols * bf16_column_bytes();
+                                       : n_matrices * n_cols * rounded_column_bytes(k);
     }
   }
 
@@ -118,7 +121,6 @@ struct MulMatPlan {
     return w[i].convert ? kRows * copied_row_bytes(i) : 0;
   }
   int64_t copied_row_bytes(int i) const { return spread(k * w[i].copy_bytes); }
-  int64_t bf16_column_bytes() const { return spread(round_up(k, 32) * 2); }
 
   // Scratch: converted x, once or once a thread, then each thread's converted rows.
   int64_t rows_offset(int n_threads) const { return acts_bytes * (own_acts ? n_threads : 1); }

@@ -119,17 +119,22 @@ GF_INLINE int32x4_t dot_rows(const VecW (&w)[8], const int8_t* a, int32_t start)
   return sum;
 }
 
+GF_INLINE uint32x4_t magnitudes(float32x4_t x) { return vreinterpretq_u32_f32(vabsq_f32(x)); }
+
 // q = round(x / d) of 32 floats to nearest even; sums of q over the two halves. Returns d.
 GF_INLINE float quantize_32(const float* x, int8_t* q, int32_t sums[2]) {
-  float32x4_t v[8], m[8];
+  float32x4_t v[8];
+  uint32x4_t m[8];
   for (int i = 0; i < 8; ++i) {
     v[i] = vld1q_f32(x + 4 * i);
-    m[i] = vabsq_f32(v[i]);
+    m[i] = magnitudes(v[i]);
   }
   for (int n = 4; n > 0; n /= 2) {
-    for (int i = 0; i < n; ++i) m[i] = vmaxnmq_f32(m[i], m[i + n]);
+    for (int i = 0; i < n; ++i) m[i] = vmaxq_u32(m[i], m[i + n]);
   }
-  const float amax = vmaxnmvq_f32(m[0]);
+  const uint32_t greatest = vmaxvq_u32(m[0]);
+  if (greatest >= kInfinity) return not_finite(q, sums);
+  const float amax = float_of(greatest);
   const float32x4_t id = vdupq_n_f32(inverse_step(amax));
   for (int h = 0; h < 2; ++h) {
     int32x4_t r[4];
@@ -147,6 +152,20 @@ GF_INLINE float quantize_32(const float* x, int8_t* q, int32_t sums[2]) {
 struct VecL {
   float32x4_t v[2];
 };
+
+// Row::load_next(p) is Row::load(p), and p then stands behind what was loaded: by one instruction
+// for one or two registers, which compilers do not find for several rows side by side.
+#define GF_LOADS_MOVE_ON 1
+template <class V, class E>
+GF_INLINE void take_next(V& a, V& b, const E*& p) {
+  const auto* from = reinterpret_cast<const char (*)[32]>(p);
+  __asm__("ldp %q0, %q1, [%2], #32" : "=w"(a), "=w"(b), "+r"(p) : "m"(*from));
+}
+template <class V, class E>
+GF_INLINE void take_next(V& a, const E*& p) {
+  const auto* from = reinterpret_cast<const char (*)[16]>(p);
+  __asm__("ldr %q0, [%1], #16" : "=w"(a), "+r"(p) : "m"(*from));
+}
 GF_INLINE VecL mul_add(VecL w, VecL x, VecL acc) {
   return {{vfmaq_f32(acc.v[0], w.v[0], x.v[0]), vfmaq_f32(acc.v[1], w.v[1], x.v[1])}};
 }
@@ -165,6 +184,11 @@ struct RowF32 {
   using Column = RowF32;
   static constexpr int kStep = 8;
   static GF_INLINE VecL load(const float* p) { return {{vld1q_f32(p), vld1q_f32(p + 4)}}; }
+  static GF_INLINE VecL load_next(const float*& p) {
+    VecL v;
+    take_next(v.v[0], v.v[1], p);
+    return v;
+  }
   static GF_INLINE VecL load_first(const float* p, int64_t n) { return load_padded<RowF32>(p, n); }
 };
 struct RowF16 {
@@ -172,9 +196,15 @@ struct RowF16 {
   using Vec = VecL;
   using Column = RowF32;
   static constexpr int kStep = 8;
-  static GF_INLINE VecL load(const uint16_t* p) {
-    const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
+  static GF_INLINE VecL widen(uint16x8_t bits) {
+    const float16x8_t h = vreinterpretq_f16_u16(bits);
     return {{vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)}};
+  }
+  static GF_INLINE VecL load(const uint16_t* p) { return widen(vld1q_u16(p)); }
+  static GF_INLINE VecL load_next(const uint16_t*& p) {
+    uint16x8_t h;
+    take_next(h, p);
+    return widen(h);
   }
   static GF_INLINE VecL load_first(const uint16_t* p, int64_t n) {
     return load_padded<RowF16>(p, n);
@@ -185,15 +215,81 @@ struct RowBF16 {
   using Vec = VecL;
   using Column = RowF32;
   static constexpr int kStep = 8;
-  static GF_INLINE VecL load(const uint16_t* p) {
-    const uint16x8_t h = vld1q_u16(p);
+  static GF_INLINE VecL widen(uint16x8_t h) {
     return {{vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)),
              vreinterpretq_f32_u32(vshll_high_n_u16(h, 16))}};
+  }
+  static GF_INLINE VecL load(const uint16_t* p) { return widen(vld1q_u16(p)); }
+  static GF_INLINE VecL load_next(const uint16_t*& p) {
+    uint16x8_t h;
+    take_next(h, p);
+    return widen(h);
   }
   static GF_INLINE VecL load_first(const uint16_t* p, int64_t n) {
     return load_padded<RowBF16>(p, n);
   }
 };
+
+#if defined(__ARM_FEATURE_FP16_FML)
+// Rows and columns as float16, whose products are exact and added up in float32. A column is
+// rounded to 11 bits, for which it is brought near the largest numbers there are by a power of two:
+// so none overflows, and only what is 2^28 times smaller than the largest one loses more bits.
+#define GF_F16_DOT 1
+
+struct VecH {  // 16 float16
+  float16x8_t v[2];
+};
+GF_INLINE VecL mul_add(VecH w, VecH x, VecL acc) {
+  for (int i = 0; i < 2; ++i) acc.v[i] = vfmlalq_low_f16(acc.v[i], w.v[i], x.v[i]);
+  for (int i = 0; i < 2; ++i) acc.v[i] = vfmlalq_high_f16(acc.v[i], w.v[i], x.v[i]);
+  return acc;
+}
+
+struct RowDotF16 {
+  using Elem = uint16_t;
+  using Vec = VecH;
+  using Column = RowDotF16;
+  static constexpr int kStep = 16;
+  static GF_INLINE VecH load(const uint16_t* p) {
+    return {{vreinterpretq_f16_u16(vld1q_u16(p)), vreinterpretq_f16_u16(vld1q_u16(p + 8))}};
+  }
+  static GF_INLINE VecH load_next(const uint16_t*& p) {
+    VecH h;
+    take_next(h.v[0], h.v[1], p);
+    return h;
+  }
+  static GF_INLINE VecH load_first(const uint16_t* p, int64_t n) {
+    uint16_t padded[kStep] = {};
+    for (int64_t i = 0; i < n; ++i) padded[i] = p[i];
+    return load(padded);
+  }
+};
+
+// Writes x * 2^s as float16, and 2^-s behind it. s follows from the column alone.
+inline void f32_row_to_f16(const float* x, int64_t k, uint16_t* out) {
+  uint32x4_t m = vdupq_n_u32(0);
+  int64_t i = 0;
+  for (; i + 4 <= k; i += 4) m = vmaxq_u32(m, magnitudes(vld1q_f32(x + i)));
+  float last[4] = {};
+  for (int64_t j = i; j < k; ++j) last[j - i] = x[j];
+  const uint32_t greatest = vmaxvq_u32(vmaxq_u32(m, magnitudes(vld1q_f32(last))));
+  // The largest one becomes at least 2^14 and less than 2^15, where its exponent is no extreme one;
+  // with NaN or infinity in it a column stays as it is.
+  const int exponent = static_cast<int>(greatest >> 23);
+  const int up = greatest >= kInfinity ? 0 : 127 + 14 - (exponent < 27 ? 27 : exponent);
+  const float scale = float_of(static_cast<uint32_t>(127 + up) << 23);
+  for (i = 0; i + 4 <= k; i += 4) {
+    vst1_u16(out + i, vreinterpret_u16_f16(vcvt_f16_f32(vmulq_n_f32(vld1q_f32(x + i), scale))));
+  }
+  const int64_t padded = (k + 31) / 32 * 32;
+  if (i < padded) std::memset(out + i, 0, (padded - i) * sizeof *out);
+  if (i < k) {
+    vst1_u16(out + i, vreinterpret_u16_f16(vcvt_f16_f32(vmulq_n_f32(vld1q_f32(last), scale))));
+  }
+  const float down = float_of(static_cast<uint32_t>(127 - up) << 23);
+  std::memcpy(out + padded, &down, sizeof down);
+}
+#endif
 
 // out[r] = the sum of the lanes of rows[r], 16 rows.
 GF_INLINE void sum_lanes(const VecL* rows, float* out) {

@@ -107,12 +107,26 @@ def test_only_activations_are_rounded(backend: CpuBackend, dtype: str, n: int) -
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_rounding_to_bf16_stays_small(backend: CpuBackend, dtype: str) -> None:
-    """Where the machine multiplies bf16, both operands are rounded to it: 2^-9 at most each."""
+def test_rounding_to_halves_stays_small(backend: CpuBackend, dtype: str) -> None:
+    """Where the machine multiplies bf16, both operands are rounded to it, 2^-9 at most each; where
+    it multiplies float16 into float32, columns are, by 2^-12 of what is large in them."""
     w, x = weight(dtype, 50, 1500), columns(9, 1500)
     exact = x.astype(np.float64) @ decoded(w).astype(np.float64).T
-    limit = 1e-5 if backend.lib.isa == "avx512bf16" else 1e-12
+    limit = {("avx512bf16", "bf16"): 1e-5, ("i8mm", "f16"): 1e-7}.get(
+        (backend.lib.isa, dtype), 1e-12
+    )
     assert nmse(run(backend, "mul_mat", w, f32(x), packed=False), exact) < limit
+
+
+@pytest.mark.parametrize("largest", [1e-37, 1e-8, 1e5, 1e30])
+def test_columns_of_any_size_times_f16(backend: CpuBackend, largest: float) -> None:
+    """What rounds columns to float16 neither overflows nor loses small ones, and a column's result
+    only scales with it."""
+    w, x = weight("f16", 19, 133), columns(3, 133)
+    x *= np.float32(largest) / np.abs(x).max(axis=1, keepdims=True)
+    exact = x.astype(np.float64) @ decoded(w).astype(np.float64).T
+    got = run(backend, "mul_mat", w, f32(x), packed=False).astype(np.float64)
+    assert nmse(got / largest, exact / largest) < 1e-7
 
 
 @pytest.mark.parametrize("dtype", QUANTS)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.limits import MAX_DEVICES
+
 from .errors import PackageError, UsageError
-from .options import real, whole
+from .options import ratios, real, whole
 
 if TYPE_CHECKING:
     from gguflow.engine.options import Options
@@ -33,6 +35,20 @@ def add_ray(p: ArgumentParser) -> None:
         "1); each has -np sequences",
     )
     g.add_argument(
+        "--stages",
+        type=whole(1, MAX_DEVICES),
+        default=1,
+        metavar="N",
+        help="with --ray: processes that hold each copy together, some layers each (default 1)",
+    )
+    g.add_argument(
+        "--stage-shares",
+        type=ratios,
+        default=(),
+        metavar="LIST",
+        help="with --stages: their shares of the layers, such as 3,1 (default equal)",
+    )
+    g.add_argument(
         "--ray-wait",
         type=real,
         default=30.0,
@@ -54,6 +70,8 @@ def check_ray(args: Namespace) -> None:
     if args.ray is None:
         for flag, given in (
             ("--replicas", args.replicas != 1),
+            ("--stages", args.stages != 1),
+            ("--stage-shares", args.stage_shares),
             ("--ray-wait", args.ray_wait != 30.0),
             ("--ray-silence", args.ray_silence != 30.0),
         ):
@@ -67,6 +85,10 @@ def check_ray(args: Namespace) -> None:
     ):
         if given:
             raise UsageError(f"{flag if given is True else given}: not with --ray, as yet")
+    if args.stage_shares and len(args.stage_shares) != args.stages:
+        raise UsageError(f"--stage-shares: {len(args.stage_shares)} for {args.stages} stages")
+    if args.stages > 1 and args.devices:
+        raise UsageError("--stages: each is on one device, and --devices names several")
     for flag in ("ray_wait", "ray_silence"):
         if getattr(args, flag) <= 0:
             raise UsageError(f"--{flag.replace('_', '-')}: expected more than 0")
@@ -97,7 +119,10 @@ def ray_cluster(args: Namespace, options: Options) -> RayCluster | None:
     from gguflow.server.cluster.fleet import FleetConfig
     from gguflow.server.cluster.serve import RayCluster
 
-    config = FleetConfig(args.replicas, needs_of(options), args.ray_wait, args.ray_silence)
+    config = FleetConfig(
+        args.replicas, needs_of(options), args.ray_wait, args.ray_silence, args.stages,
+        args.stage_shares,
+    )  # fmt: skip
     ray: Any = connect(args.ray)
     return RayCluster(ray, config)
 

@@ -7,7 +7,7 @@ with gguflow.Model.load("model.gguf") as model:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -72,11 +72,21 @@ if TYPE_CHECKING:
 class Model:
     """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
 
-    def __init__(self, source: ModelSource, options: Options, beside: Model | None = None) -> None:
-        """beside: a model whose devices this one shares."""
+    def __init__(
+        self, source: ModelSource, options: Options, beside: Model | None = None,
+        others: Mapping[str, Callable[[int], Backend]] | None = None,
+    ) -> None:  # fmt: skip
+        """beside: a model whose devices this one shares. others: by kind, what makes devices that
+        are not found by name."""
+        known = others or {}
         prepared = prepare(source, options)  # a wrong option is named before a device is looked for
         make = {"n_threads": options.n_threads or None, "isa": options.isa}
-        devices = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
+
+        def find(kind: str, i: int) -> Backend:
+            made = known.get(kind)
+            return find_backend(kind, make | {"device": i}) if made is None else made(i)
+
+        devices = Devices(find, options.device)
         if beside is not None:
             devices = beside.devices.shared()
         prepared = open_devices(prepared, devices)
@@ -264,11 +274,24 @@ class Model:
                 b = needed(self.largest_plans(), device)
                 device.memory.reserve(b.total, b.scratch)
         plan = self.plan(token_key())
+        leaves = plan.leaves(Role.WEIGHT)
+        held = [t for t in leaves if self.backends[plan.placement.of[t]].holds]
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None
         self.weights.load(
-            self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
+            self.source.weights, held, weight_users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress, keeper, self.source.check,
         )  # fmt: skip
+        if len(held) < len(leaves):
+            self._bring_others(plan)
+
+    def _bring_others(self, plan: Plan) -> None:
+        """Weights that another process holds and that are read here too, as the file has them."""
+        here = {b.space: b for b in self.backends.values() if b.holds}
+        for c in plan.brought:
+            t = c.owner
+            if t.role is Role.WEIGHT and c.target in here and c.source not in here:
+                raw = self.source.weights[t.name].read()
+                self.weights.buffers[t.name] = here[c.target].load_weight(t, raw, False)
 
     def repacked_bytes(self) -> dict[str, int]:
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""

@@ -17,8 +17,8 @@ from ray_nodes import OPTIONS, serving, three_nodes
 from serving import Running
 
 from gguflow.engine.cluster.errors import ClusterError, ClusterFileError
+from gguflow.engine.cluster.work import Work
 from gguflow.server.cluster.fleet import Fleet, FleetConfig
-from gguflow.server.cluster.replica import Work
 
 # Not imported here: what Ray is told for one machine has to be said before.
 if find_spec("ray") is None:
@@ -73,6 +73,12 @@ def test_replicas_and_stages_on_three_nodes() -> None:
             status, _, metrics = server.get("/metrics")
             assert status == 200 and b"vllm:generation_tokens_total" in metrics
             server.wait_idle()
+        with serving(ray, n_replicas=1, n_stages=2) as server:
+            with ThreadPoolExecutor(8) as pool:
+                assert [*pool.map(lambda b: ask(server, b), FORMS)] == forms
+            assert server.post("/v1/embeddings", {"input": "A tale"})[2]["data"] == vector
+            check_a_lost_stage(server, short)
+            server.wait_idle()
         check_refusals(ray)
 
 
@@ -91,6 +97,26 @@ def check_refusals(ray: Any) -> None:
     assert isinstance(missing, ClusterFileError) and "/nowhere/model.gguf" in str(missing)
     with pytest.raises(ClusterError, match="3 nodes have room for 6"):
         asyncio.run(start(OTHER, 7))
+
+
+def check_a_lost_stage(server: Running, expected: list[tuple[int, Any]]) -> None:
+    """Requests wait for the stage to come back, and are replayed."""
+    fleet = server.loaded.engine._fleet
+    (last,) = (pid for what, pid in fleet.processes() if what.startswith("stage 1"))
+    lock, n_done = threading.Lock(), [0]
+
+    def one(i: int) -> tuple[int, Any]:
+        with lock:
+            n_done[0] += 1
+            if n_done[0] == 10:
+                kill(last)
+        return ask(server, SHORT[i % len(SHORT)])
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(one, range(30))]
+    for i, answer in enumerate(found):
+        assert answer == expected[i % len(SHORT)]
+    assert server.loaded.engine.n_retried >= 1
 
 
 def check_kills(server: Running, expected: list[tuple[int, Any]]) -> None:

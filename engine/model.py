@@ -7,7 +7,7 @@ with gguflow.Model.load("model.gguf") as model:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import Plan, summary
-from gguflow.engine.devices import Devices
+from gguflow.engine.devices import Devices, finder
 from gguflow.engine.generate import (
     Asked,
     GenerateOptions,
@@ -29,11 +29,12 @@ from gguflow.engine.generate import (
     stream,
     stream_many,
 )
-from gguflow.engine.graph import Graph, Role
+from gguflow.engine.graph import Graph
 from gguflow.engine.load import (
     ModelSource,
     Progress,
     WeightStore,
+    held_weights,
     keeper_of,
     open_model,
     weight_users,
@@ -73,22 +74,11 @@ class Model:
     """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
 
     def __init__(
-        self, source: ModelSource, options: Options, beside: Model | None = None,
-        others: Mapping[str, Callable[[int], Backend]] | None = None,
+        self, source: ModelSource, options: Options, devices: Devices | None = None
     ) -> None:  # fmt: skip
-        """beside: a model whose devices this one shares. others: by kind, what makes devices that
-        are not found by name."""
-        known = others or {}
+        """devices: to run on, another model's or such as are not found by name."""
         prepared = prepare(source, options)  # a wrong option is named before a device is looked for
-        make = {"n_threads": options.n_threads or None, "isa": options.isa}
-
-        def find(kind: str, i: int) -> Backend:
-            made = known.get(kind)
-            return find_backend(kind, make | {"device": i}) if made is None else made(i)
-
-        devices = Devices(find, options.device)
-        if beside is not None:
-            devices = beside.devices.shared()
+        devices = devices or Devices(finder(options), options.device)
         prepared = open_devices(prepared, devices)
         self.devices: Devices = devices
         self.backends: dict[str, Backend] = devices.backends
@@ -210,7 +200,7 @@ class Model:
         source = path if isinstance(path, ModelSource) else open_model(draft_path(path))
         options = draft_options(self.options, self.n_gpu_layers, changes)
         try:
-            draft = Model(source, options, self)
+            draft = Model(source, options, self.devices.shared())
             check_draft(self, draft)
             draft.load_weights(progress)
         except MemoryError as e:
@@ -274,24 +264,12 @@ class Model:
                 b = needed(self.largest_plans(), device)
                 device.memory.reserve(b.total, b.scratch)
         plan = self.plan(token_key())
-        leaves = plan.leaves(Role.WEIGHT)
-        held = [t for t in leaves if self.backends[plan.placement.of[t]].holds]
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None
         self.weights.load(
-            self.source.weights, held, weight_users(plan),
+            self.source.weights, held_weights(plan, self.backends), weight_users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress, keeper, self.source.check,
         )  # fmt: skip
-        if len(held) < len(leaves):
-            self._bring_others(plan)
-
-    def _bring_others(self, plan: Plan) -> None:
-        """Weights that another process holds and that are read here too, as the file has them."""
-        here = {b.space: b for b in self.backends.values() if b.holds}
-        for c in plan.brought:
-            t = c.owner
-            if t.role is Role.WEIGHT and c.target in here and c.source not in here:
-                raw = self.source.weights[t.name].read()
-                self.weights.buffers[t.name] = here[c.target].load_weight(t, raw, False)
+        self.weights.bring_others(plan, self.source.weights, self.backends)
 
     def repacked_bytes(self) -> dict[str, int]:
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""

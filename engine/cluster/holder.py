@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.backends.base import Backend, DeviceId, Live, find_backend
+from gguflow.engine.devices import Devices, finder
 from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
@@ -53,7 +54,7 @@ def stage_model(
             found.append(find_backend(own, given | {"device": kind.index}))
         return StageBackend(i, found[0], calls.get(i))
 
-    return Model(source, options, others={KIND: make})
+    return Model(source, options, Devices(finder(options, {KIND: make}), options.device))
 
 
 class Holder:

@@ -21,7 +21,10 @@ from gguflow.engine.plan_key import PlanKey
 
 KIND = "stage"  # of devices that are a stage in another process
 # Fields of `Options` that a plan depends on, and that every process has the same of.
-_COMMON = ("n_ctx", "n_seqs", "n_cache", "n_ubatch", "n_batch", "k_type", "v_type", "fuse")
+_COMMON = (
+    "n_threads", "n_threads_batch", "n_ctx", "n_seqs", "n_cache", "n_ubatch", "n_batch", "k_type",
+    "v_type", "fuse",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

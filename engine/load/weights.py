@@ -13,7 +13,7 @@ import numpy as np
 from gguflow.engine.backends.base import Backend, Buffer, Packer
 from gguflow.engine.compile import Plan
 from gguflow.engine.compile.types import HOST_SPACE
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import Role, Tensor
 
 from .kept import LEAST, Item, Keeper
 from .source import FileBytes, WeightSource
@@ -104,6 +104,21 @@ class WeightStore:
             space = backend.space
             self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
             source.release()
+
+    def bring_others(
+        self, plan: Plan, sources: Mapping[str, WeightSource], backends: Mapping[str, Backend]
+    ) -> None:
+        """Weights that another process holds and that are read here too, as the file has them."""
+        here = {b.space: b for b in backends.values() if b.holds}
+        for c in plan.brought:
+            t = c.owner
+            if t.role is Role.WEIGHT and c.target in here and c.source not in here:
+                self.buffers[t.name] = here[c.target].load_weight(t, sources[t.name].read(), False)
+
+
+def held_weights(plan: Plan, backends: Mapping[str, Backend]) -> list[Tensor]:
+    """A plan's weights but for those that another process holds."""
+    return [t for t in plan.leaves(Role.WEIGHT) if backends[plan.placement.of[t]].holds]
 
 
 class _Told:

@@ -85,7 +85,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/serving": (*LOADED, "engine.ahead", "engine.samplers"),
     "engine/ahead.py": BASE,
     "engine/planning.py": (*BASE, "engine.load", "engine.serving.buckets", "engine.serving.kv"),
-    "engine/devices.py": ("engine.backends.base",),
+    "engine/devices.py": ("engine.backends.base", "engine.options"),
     "engine/taps.py": BASE,
     "engine/variants": (*LOADED, "engine.taps", "engine.imatrix"),
     "engine/variants/relu/tools": ENGINE,
@@ -118,7 +118,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "engine/evaluate.py": ENGINE,
     "engine/verify": (*ENGINE, "engine.backends.host"),
-    "engine/cluster": (*ENGINE, "engine.backends.host", "engine.serving"),
+    "engine/cluster": (*ENGINE, "engine.backends.host", "engine.devices", "engine.serving"),
     "engine/kernel_bench": LOADED,
     "engine/convert": (
         "engine.graph",

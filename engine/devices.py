@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
-from gguflow.engine.backends.base import Backend, DeviceId, find_backend
-from gguflow.engine.options import Options
+from gguflow.engine.backends.base import Backend, DeviceId
 
 Overrides = tuple[tuple[str, str], ...]
-
-
-Makers = Mapping[str, Callable[[int], Backend]]  # of devices, by kind: a number is their argument
-
-NONE: Makers = MappingProxyType({})
-
-
-def finder(options: Options, others: Makers = NONE) -> Callable[[str, int], Backend]:
-    """What makes a backend from its kind and number: those of `others`, else by their names."""
-    make = {"n_threads": options.n_threads or None, "isa": options.isa}
-
-    def find(kind: str, i: int) -> Backend:
-        made = others.get(kind)
-        return find_backend(kind, make | {"device": i}) if made is None else made(i)
-
-    return find
 
 
 @dataclass

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend
+from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.compile import Plan, summary
-from gguflow.engine.devices import Devices, finder
+from gguflow.engine.devices import Devices
 from gguflow.engine.generate import (
     Asked,
     GenerateOptions,
@@ -29,12 +29,11 @@ from gguflow.engine.generate import (
     stream,
     stream_many,
 )
-from gguflow.engine.graph import Graph
+from gguflow.engine.graph import Graph, Role
 from gguflow.engine.load import (
     ModelSource,
     Progress,
     WeightStore,
-    held_weights,
     keeper_of,
     open_model,
     weight_users,
@@ -73,14 +72,13 @@ if TYPE_CHECKING:
 class Model:
     """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
 
-    def __init__(
-        self, source: ModelSource, options: Options, devices: Devices | None = None
-    ) -> None:  # fmt: skip
-        """devices: to run on, another model's or such as are not found by name."""
+    def __init__(self, source: ModelSource, options: Options, on: Devices | None = None) -> None:
+        """on: another model's devices, or such as are not found by name."""
         prepared = prepare(source, options)  # a wrong option is named before a device is looked for
-        devices = devices or Devices(finder(options), options.device)
+        make = {"n_threads": options.n_threads or None, "isa": options.isa}
+        own = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
+        devices = self.devices = on or own
         prepared = open_devices(prepared, devices)
-        self.devices: Devices = devices
         self.backends: dict[str, Backend] = devices.backends
         self.speculation: Speculation | None = None
         planner = Planner(self.backends)
@@ -266,7 +264,7 @@ class Model:
         plan = self.plan(token_key())
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None
         self.weights.load(
-            self.source.weights, held_weights(plan, self.backends), weight_users(plan),
+            self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress, keeper, self.source.check,
         )  # fmt: skip
         self.weights.bring_others(plan, self.source.weights, self.backends)

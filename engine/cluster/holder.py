@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend, DeviceId, Live, find_backend
-from gguflow.engine.devices import Devices, finder
+from gguflow.engine.devices import Devices
 from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
@@ -49,12 +48,14 @@ def stage_model(
     given: dict[str, Any] = {"n_threads": options.n_threads or None, "isa": options.isa}
     found: list[Backend] = []
 
-    def make(i: int) -> Backend:
+    def find(name: str, i: int) -> Backend:
+        if name != KIND:
+            return find_backend(name, given | {"device": i})
         if not found:  # which kernels there are is the same on every device of a kind
             found.append(find_backend(own, given | {"device": kind.index}))
         return StageBackend(i, found[0], calls.get(i))
 
-    return Model(source, options, Devices(finder(options, {KIND: make}), options.device))
+    return Model(source, options, Devices(find, options.device))
 
 
 class Holder:
@@ -62,7 +63,7 @@ class Holder:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._runners: dict[tuple[int, bytes], Runner] = {}
+        self._runners: dict[tuple[int, tuple[Any, ...]], Runner] = {}
         self._ready: OrderedDict[tuple[int, PlanId], tuple[BoundPlan, Part]] = OrderedDict()
 
     def open(self, cache: int, plan: PlanId, fingerprint: str) -> tuple[str, ...]:
@@ -104,11 +105,11 @@ class Holder:
 
     def read(self, cache: int, name: str, at: int, nbytes: int) -> np.ndarray:
         """See `Calls`."""
-        return np.array(self._runners[cache, b""].states[name].read(at, nbytes))
+        return np.array(self._runners[cache, ()].states[name].read(at, nbytes))
 
     def write(self, cache: int, name: str, at: int, data: np.ndarray) -> None:
         """See `Calls`."""
-        self._runners[cache, b""].states[name].write(at, data)
+        self._runners[cache, ()].states[name].write(at, data)
 
     def drop(self, cache: int) -> None:
         """See `Calls`."""
@@ -137,12 +138,12 @@ class Holder:
             changes = {k: v for k, v in plan.options if dict(common(model.options))[k] != v}
             if changes:
                 model = model.with_options(**changes)  # type: ignore[arg-type]
-            if (cache, b"") not in self._runners:
-                self._runners[cache, b""] = Runner(model)
+            if (cache, ()) not in self._runners:
+                self._runners[cache, ()] = Runner(model)
             if plan.rewrites:
-                for change in pickle.loads(plan.rewrites):
+                for change in plan.rewrites:
                     model = model.with_rewrite(change)
-                self._runners[key] = self._runners[cache, b""].over(model)
+                self._runners[key] = self._runners[cache, ()].over(model)
         return self._runners[key]
 
     def _put(self, bound: BoundPlan, t: Any, data: np.ndarray) -> None:

@@ -6,7 +6,6 @@ and the others are stages. The plans are the same but for these names.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
@@ -30,12 +29,12 @@ _COMMON = (
 @dataclass(frozen=True)
 class PlanId:
     """A plan and a part of it, for a process that makes the plan too. options: those of `_COMMON`.
-    rewrites: those of its graph that a model does not have by itself, pickled."""
+    rewrites: of its graph, those that a model does not have by itself; equal ones compare so."""
 
     key: PlanKey
     segment: int
     options: tuple[tuple[str, Any], ...]
-    rewrites: bytes = b""
+    rewrites: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +66,7 @@ def plan_id(plan: Plan, segment: int) -> PlanId:
         raise ValueError("a plan for stages is one of a model's")
     setup, key = plan.made_for
     n = setup.n_own_rewrites
-    extra = pickle.dumps(setup.rewrites[n:]) if len(setup.rewrites) > n else b""
-    return PlanId(key, segment, common(setup.options), extra)
+    return PlanId(key, segment, common(setup.options), setup.rewrites[n:])
 
 
 def part_of(plan: Plan, first: Tensor) -> Part:

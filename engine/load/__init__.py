@@ -8,10 +8,9 @@ from __future__ import annotations
 from .kept import Keeper, keeper_of
 from .parts import columns_of, rows_of
 from .source import COMPUTE_TYPES, ModelSource, WeightSource, file_weight, open_model
-from .weights import Progress, WeightStore, held_weights, weight_users
+from .weights import Progress, WeightStore, weight_users
 
 __all__ = [
     "COMPUTE_TYPES", "Keeper", "ModelSource", "Progress", "WeightSource", "WeightStore",
-    "columns_of", "file_weight", "held_weights", "keeper_of", "open_model", "rows_of",
-    "weight_users",
+    "columns_of", "file_weight", "keeper_of", "open_model", "rows_of", "weight_users",
 ]  # fmt: skip

@@ -49,11 +49,14 @@ class WeightStore:
         keeper: Keeper | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Bring the weights `leaves` to their backends, repacked where the backend wants it;
-        those held in the form wanted stay. keeper: finds repacked ones of an earlier start, and
-        keeps them for the next. check: raises GgufError for files that changed."""
+        """Bring the weights `leaves` to their backends, repacked where the backend wants it; those
+        held in the form wanted stay, and those of another process there. keeper: finds repacked
+        ones of an earlier start, and keeps them for the next. check: raises GgufError for files
+        that changed."""
         todo = []
         for t in leaves:
+            if not backend_of(t).holds:
+                continue
             packed_bytes = backend_of(t).packed_bytes(t, users.get(t, []))
             held = t.name in self.buffers and (t.name in self.packed) == (packed_bytes > 0)
             if not held:
@@ -114,11 +117,6 @@ class WeightStore:
             t = c.owner
             if t.role is Role.WEIGHT and c.target in here and c.source not in here:
                 self.buffers[t.name] = here[c.target].load_weight(t, sources[t.name].read(), False)
-
-
-def held_weights(plan: Plan, backends: Mapping[str, Backend]) -> list[Tensor]:
-    """A plan's weights but for those that another process holds."""
-    return [t for t in plan.leaves(Role.WEIGHT) if backends[plan.placement.of[t]].holds]
 
 
 class _Told:

@@ -16,7 +16,7 @@ from gguflow.engine.cluster.work import Started
 from gguflow.engine.serving.aio import Mailbox
 
 from .replica import Parcel
-from .travel import token_of
+from .travel import Parted, token_of
 
 _KEYS = count()
 
@@ -80,8 +80,8 @@ class Link:
                 box.fail(self.lost)
         raise self.lost
 
-    def open(self, data: bytes) -> tuple[int, Mailbox]:
-        """Send a packed request; its key, and where its tokens come. Raises ReplicaLostError."""
+    def open(self, data: Parted) -> tuple[int, Mailbox]:
+        """Send a request; its key, and where its tokens come. Raises ReplicaLostError."""
         if self.lost is not None:
             raise self.lost
         key = next(_KEYS)

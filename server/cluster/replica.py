@@ -25,7 +25,7 @@ from gguflow.engine.serving.request import RequestId, Token
 from gguflow.server.constraints import Vocabulary
 from gguflow.server.monitor import Step, WatchedEngine
 
-from .travel import Row, row, unpack
+from .travel import Parted, Row, row
 
 BEAT = 1.0  # seconds after which a look is answered though nothing has come
 STATS_EVERY = 0.25  # seconds between two tellings of statistics
@@ -101,7 +101,7 @@ class Replica:
     def __init__(self, work: Work, stages: Sequence[Any] = ()) -> None:
         """stages: the actors that hold the other stages of the model, in order."""
         self._work, self._stages = work, [*stages]
-        self._ids: dict[int, RequestId | None] = {}  # by key; None while it is being unpacked
+        self._ids: dict[int, RequestId | None] = {}  # by key; None while its processor is made
         self._told = 0.0
         self._n_told = 0  # steps
 
@@ -126,18 +126,18 @@ class Replica:
 
     @property
     def tokenizer(self) -> Any:
-        """What requests leave behind when they are packed, as is `vocabulary`."""
+        """What processors are made with, as is `vocabulary`."""
         return self._model.tokenizer
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self._model.tokenizer, self._model.hp.n_vocab)
 
-    async def submit(self, key: int, data: bytes) -> None:
+    async def submit(self, key: int, data: Parted) -> None:
         """A request. What is wrong with it comes back as its last token."""
         self._ids[key] = None
         try:
-            request = await asyncio.to_thread(unpack, data, self)
+            request = await asyncio.to_thread(data.joined, self)
             if key not in self._ids:  # cancelled meanwhile
                 return
             self._ids[key] = self._pump.add(key, request)

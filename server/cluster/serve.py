@@ -42,5 +42,5 @@ class RayCluster:
         )  # fmt: skip
         fleet = Fleet(self._ray, work, c)
         n_pages = max(model.cache_size().n_pages.values())
-        engine = ClusterEngine(fleet, model.tokenizer, spec.options.n_seqs, n_pages, most)
+        engine = ClusterEngine(fleet, spec.options.n_seqs, n_pages, most)
         return engine, engine.watched

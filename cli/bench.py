@@ -35,6 +35,7 @@ from .options import (
 )
 from .profiling import new_profile, save_profile
 from .prompt import random_ids
+from .ray_options import add_stages
 from .speculation_options import add_draft
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ def add_arguments(p: ArgumentParser) -> None:
         help="what --kernels runs on: see `gguflow devices` (default cpu)",
     )
     add_profile(p)
+    add_stages(p)
     add_serve(p)
 
 

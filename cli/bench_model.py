@@ -75,7 +75,7 @@ def load(source: ModelSource, tests: Sequence[Settings], args: Namespace) -> Mod
         **placement(args),
         **sparse(args),
     )
-    model = prepare(source, options)
+    model = prepare(source, options, args)
     load_weights(model, quiet=True)
     return model
 

@@ -124,11 +124,15 @@ def warn_of_context(source: ModelSource, n_ctx: int) -> None:
         note(f"note: context {n_ctx} is beyond the {trained} the model was trained with")
 
 
-def prepare(source: ModelSource, options: Options) -> Model:
-    """A model whose weights are not loaded yet."""
+def prepare(source: ModelSource, options: Options, args: Namespace | None = None) -> Model:
+    """A model whose weights are not loaded yet. args: may ask for stages on other machines."""
     from gguflow.engine.model import Model
 
+    from .ray_options import staged_model
+
     check_context(source, options)
+    if args is not None and (model := staged_model(args, source, options)) is not None:
+        return model
     return Model(source, options)
 
 

@@ -19,6 +19,7 @@ from .options import (
 )
 from .profiling import new_profile, save_profile
 from .prompt import random_ids, unescape
+from .ray_options import add_stages
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -74,6 +75,7 @@ def add_arguments(p: ArgumentParser) -> None:
         help="rows of a table; the rest is one row (default 20)",
     )
     add_engine(p)
+    add_stages(p)
 
 
 def run(args: Namespace) -> int:
@@ -82,7 +84,7 @@ def run(args: Namespace) -> int:
     from gguflow.engine.variants.relu.tools.activity import measure_activity
 
     path = check_profile(args)
-    model = prepare(open_source(args), engine_options(args))
+    model = prepare(open_source(args), engine_options(args), args)
     prompt = prompt_ids(args, model)
     n_tokens = len(prompt) + args.tg
     if n_tokens == 0:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.limits import MAX_DEVICES
+
 from .errors import PackageError, UsageError
-from .options import real, whole
+from .options import ratios, real, whole
 
 if TYPE_CHECKING:
+    from gguflow.engine.load import ModelSource
+    from gguflow.engine.model import Model
     from gguflow.engine.options import Options
     from gguflow.server.cluster.serve import RayCluster
 
 MOST = 1024  # replicas
+WAIT = 30.0  # seconds
 
 
-def add_ray(p: ArgumentParser) -> None:
-    """--ray and what goes with it, for a server."""
+def add_stages(p: ArgumentParser) -> _ArgumentGroup:
+    """--ray, --stages and --stage-shares."""
     g = p.add_argument_group("several machines")
     g.add_argument(
         "--ray",
@@ -24,6 +29,26 @@ def add_ray(p: ArgumentParser) -> None:
         help="run the model on a Ray cluster: HOST:PORT, auto for the one this machine is a node "
         "of, or local for a new one here (pip install 'gguflow[ray]')",
     )
+    g.add_argument(
+        "--stages",
+        type=whole(1, MAX_DEVICES),
+        default=1,
+        metavar="N",
+        help="with --ray: processes that hold the model together, some layers each (default 1)",
+    )
+    g.add_argument(
+        "--stage-shares",
+        type=ratios,
+        default=(),
+        metavar="LIST",
+        help="with --stages: their shares of the layers, such as 3,1 (default equal)",
+    )
+    return g
+
+
+def add_ray(p: ArgumentParser) -> None:
+    """The same and what else a server has."""
+    g = add_stages(p)
     g.add_argument(
         "--replicas",
         type=whole(1, MOST),
@@ -35,7 +60,7 @@ def add_ray(p: ArgumentParser) -> None:
     g.add_argument(
         "--ray-wait",
         type=real,
-        default=30.0,
+        default=WAIT,
         metavar="S",
         help="with --ray: seconds to wait for the cluster's room, and for a replica when all are "
         "lost (default 30)",
@@ -43,33 +68,23 @@ def add_ray(p: ArgumentParser) -> None:
     g.add_argument(
         "--ray-silence",
         type=real,
-        default=30.0,
+        default=WAIT,
         metavar="S",
         help="with --ray: a replica that says nothing for so long is lost (default 30)",
     )
 
 
-def check_ray(args: Namespace) -> None:
+def check_stages(args: Namespace) -> None:
     """Raises UsageError for flags that do not go together, PackageError without Ray."""
     if args.ray is None:
-        for flag, given in (
-            ("--replicas", args.replicas != 1),
-            ("--ray-wait", args.ray_wait != 30.0),
-            ("--ray-silence", args.ray_silence != 30.0),
-        ):
+        for flag, given in (("--stages", args.stages != 1), ("--stage-shares", args.stage_shares)):
             if given:
                 raise UsageError(f"{flag}: only with --ray")
         return
-    for flag, given in (
-        ("-m", len(args.model) > 1 and "-m again"),
-        ("-md", args.model_draft is not None),
-        ("--lookup", args.lookup or args.lookup_cache is not None),
-    ):
-        if given:
-            raise UsageError(f"{flag if given is True else given}: not with --ray, as yet")
-    for flag in ("ray_wait", "ray_silence"):
-        if getattr(args, flag) <= 0:
-            raise UsageError(f"--{flag.replace('_', '-')}: expected more than 0")
+    if args.stage_shares and len(args.stage_shares) != args.stages:
+        raise UsageError(f"--stage-shares: {len(args.stage_shares)} for {args.stages} stages")
+    if args.stages > 1 and args.devices:
+        raise UsageError("--stages: each is on one device, and --devices names several")
     from gguflow.engine.cluster.connect import use_ray
     from gguflow.engine.cluster.errors import ClusterError
 
@@ -77,6 +92,28 @@ def check_ray(args: Namespace) -> None:
         use_ray(args.ray)
     except ClusterError as e:
         raise PackageError(str(e)) from None
+
+
+def check_ray(args: Namespace) -> None:
+    """The same for a server."""
+    waits = [("--ray-wait", args.ray_wait), ("--ray-silence", args.ray_silence)]
+    if args.ray is None:
+        given = [("--replicas", args.replicas != 1), *((f, s != WAIT) for f, s in waits)]
+        for flag, is_given in given:
+            if is_given:
+                raise UsageError(f"{flag}: only with --ray")
+        return check_stages(args)
+    for flag, is_given in (
+        ("-m again", len(args.model) > 1),
+        ("-md", args.model_draft is not None),
+        ("--lookup", args.lookup or args.lookup_cache is not None),
+    ):
+        if is_given:
+            raise UsageError(f"{flag}: not with --ray, as yet")
+    for flag, seconds in waits:
+        if seconds <= 0:
+            raise UsageError(f"{flag}: expected more than 0")
+    check_stages(args)
 
 
 def needs_of(options: Options) -> dict[str, float]:
@@ -97,9 +134,31 @@ def ray_cluster(args: Namespace, options: Options) -> RayCluster | None:
     from gguflow.server.cluster.fleet import FleetConfig
     from gguflow.server.cluster.serve import RayCluster
 
-    config = FleetConfig(args.replicas, needs_of(options), args.ray_wait, args.ray_silence)
+    config = FleetConfig(
+        args.replicas, needs_of(options), args.ray_wait, args.ray_silence, args.stages,
+        args.stage_shares,
+    )  # fmt: skip
     ray: Any = connect(args.ray)
     return RayCluster(ray, config)
+
+
+def staged_model(args: Namespace, source: ModelSource, options: Options) -> Model | None:
+    """The model over --stages, of which this process is the first; None for a whole one. Raises
+    ClusterError."""
+    if getattr(args, "ray", None) is None:
+        if hasattr(args, "ray"):
+            check_stages(args)
+        return None
+    check_stages(args)
+    if args.stages < 2:
+        raise UsageError("--ray: give --stages 2 or more")
+    from gguflow.engine.cluster.connect import connect
+    from gguflow.engine.cluster.launch import staged
+
+    ray: Any = connect(args.ray)
+    return staged(
+        ray, source, options, args.stages, args.stage_shares, needs_of(options), WAIT, 10 * WAIT
+    )  # fmt: skip
 
 
 def disconnect() -> None:

@@ -72,15 +72,13 @@ if TYPE_CHECKING:
 class Model:
     """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
 
-    def __init__(self, source: ModelSource, options: Options, beside: Model | None = None) -> None:
-        """beside: a model whose devices this one shares."""
+    def __init__(self, source: ModelSource, options: Options, on: Devices | None = None) -> None:
+        """on: another model's devices, or such as are not found by name."""
         prepared = prepare(source, options)  # a wrong option is named before a device is looked for
         make = {"n_threads": options.n_threads or None, "isa": options.isa}
-        devices = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
-        if beside is not None:
-            devices = beside.devices.shared()
+        own = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
+        devices = self.devices = on or own
         prepared = open_devices(prepared, devices)
-        self.devices: Devices = devices
         self.backends: dict[str, Backend] = devices.backends
         self.speculation: Speculation | None = None
         planner = Planner(self.backends)
@@ -200,7 +198,7 @@ class Model:
         source = path if isinstance(path, ModelSource) else open_model(draft_path(path))
         options = draft_options(self.options, self.n_gpu_layers, changes)
         try:
-            draft = Model(source, options, self)
+            draft = Model(source, options, self.devices.shared())
             check_draft(self, draft)
             draft.load_weights(progress)
         except MemoryError as e:
@@ -269,6 +267,7 @@ class Model:
             self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress, keeper, self.source.check,
         )  # fmt: skip
+        self.weights.bring_others(plan, self.source.weights, self.backends)
 
     def repacked_bytes(self) -> dict[str, int]:
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""

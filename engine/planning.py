@@ -37,14 +37,16 @@ class Setup:
     """A model as it could run.
 
     source: with the weights that this takes. options: complete, with the placement rules settled
-    so far. rewrites: of its graphs, in the order they are made. most_ubatch: tokens of a piece of a
-    prompt that memory has room for.
+    so far. rewrites: of its graphs, in the order they are made; n_own_rewrites: how many of them
+    follow from the model and its options. most_ubatch: tokens of a piece of a prompt that memory
+    has room for.
     """
 
     source: ModelSource
     options: Options
     rewrites: tuple[Rewrite, ...] = ()
     most_ubatch: int = MAX_TOKENS
+    n_own_rewrites: int = 0
 
     def under(self, options: Options) -> Setup:
         """The same under other options, completed: n_ctx and n_ubatch are this model's."""
@@ -132,13 +134,15 @@ class Planner:
             rules = PlacementRules(tuple(self.backends.values()), setup.options.overrides)
             options = PlanOptions(rules, setup.options.fuse)
             self._kept[at] = compile_graph(record(setup, key), options)
+            self._kept[at].made_for = at
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return self._kept[at]
 
     def buckets(self, setup: Setup) -> Buckets:
         """The sizes that plans are compiled for. Hosts leave out rows that are not there."""
-        return buckets(setup.options, all(b.space == HOST_SPACE for b in self.backends.values()))
+        live = all(b.space == HOST_SPACE or b.on_host for b in self.backends.values())
+        return buckets(setup.options, live)
 
     def largest(self, setup: Setup) -> list[Plan]:
         """What generations run: full pieces of prompts, then single tokens."""

@@ -120,6 +120,7 @@ def resolve(prepared: Prepared, planner: Planner, trial: Trial) -> Resolved:
         decision = variant.place(prepared.original, setup, Tools(planner, trial, device, host))
         setup = decision.setup
         notes += decision.notes
+    setup = replace(setup, n_own_rewrites=len(setup.rewrites))
     return Resolved(setup, prepared.device, n_gpu_layers, tuple(notes))
 
 

@@ -67,14 +67,15 @@ class MinTokens:
     """No end before so many tokens: a `LogitsProcessor`."""
 
     def __init__(self, n_least: int, ends: Sequence[int], inner: Any) -> None:
-        self._n_least, self._ends, self._inner = n_least, list(ends), inner
+        self._n_least, self._ends, self.inner = n_least, list(ends), inner
+        self.made_from = n_least, (*ends,)  # and `inner`, to make another one elsewhere
 
     def __call__(self, ids: Sequence[int], logits: Any) -> None:
-        if self._inner is not None:
-            self._inner(ids, logits)
+        if self.inner is not None:
+            self.inner(ids, logits)
         if len(ids) < self._n_least:
             logits[self._ends] = -float("inf")
-            if self._inner is not None and not (logits > -float("inf")).any():
+            if self.inner is not None and not (logits > -float("inf")).any():
                 raise ConstraintError("min_tokens: the answer's form is complete before")
 
 

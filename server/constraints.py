@@ -159,14 +159,14 @@ class Checked:
 class Masker:
     """Sets the logits of tokens that may not come next to -inf: a `LogitsProcessor`.
 
-    Pickled it is what it was made from, to begin anew where there is a vocabulary like its own.
+    made_from: its constraint and the tokens of its prompt, to make another one elsewhere.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, matcher: LLMatcher, n_prompt: int, constraint: Constraint
     ) -> None:
         self._matcher, self._field = matcher, constraint.field
-        self._made_from = vocabulary, constraint, n_prompt
+        self.made_from = constraint, n_prompt
         self._n_seen = n_prompt
         self._mask = np.zeros((vocabulary.n_vocab + 31) // 32, np.uint32)
         self._n_vocab = vocabulary.n_vocab
@@ -182,13 +182,6 @@ class Masker:
             raise ConstraintError(f"{self._field}: {_reason(matcher.get_error())}")
         allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: self._n_vocab]
         logits[allowed == 0] = -np.inf
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _masker, self._made_from
-
-
-def _masker(vocabulary: Vocabulary, constraint: Constraint, n_prompt: int) -> Masker:
-    return vocabulary.check(constraint).processor(n_prompt)
 
 
 def _reason(text: str) -> str:

@@ -74,21 +74,18 @@ class Thinking:
 
 class Budget:
     """Ends thoughts that have had their tokens: a `LogitsProcessor`. inner: the one that comes
-    after it, which has to allow the end of thoughts. Pickled it is what it was made from."""
+    after it, which has to allow the end of thoughts. made_from: to make another one elsewhere."""
 
     def __init__(
         self, thinking: Thinking, tokenizer: Any, n_prompt: int, ending: Sequence[int]
     ) -> None:
-        self._made_from = thinking, tokenizer, n_prompt, (*ending,)
+        self.made_from = thinking, n_prompt, (*ending,)
         self._most = thinking.budget
         self._parser = thinking.form.parser(thinking.prompt, tools=False)
         self._stream = tokenizer.stream(show=thinking.form.marker_ids(tokenizer))
         self._n_seen, self._n_thought = n_prompt, 0
         self._ending, self._forced = [*ending], -1
         self.inner: Any = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Budget, self._made_from, {"inner": self.inner}
 
     def __call__(self, ids: Sequence[int], logits: np.ndarray) -> None:
         for token in ids[self._n_seen :]:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from gguflow.engine.compile import Meeting, Recv, Send, Step
 from gguflow.engine.graph import DType, Tensor
 
 from .host import HostBuffer
+
+if TYPE_CHECKING:
+    from gguflow.engine.profile import PlanRow
 
 Live = Mapping[str, int]  # rows to compute, by the name that compile.batch_rows gives them
 
@@ -207,6 +210,10 @@ class Program(ABC):
     def finish(self) -> Ticks | None:
         """Wait for the end of the run; the readings of a timed one."""
 
+    def rows(self, rows: Sequence[PlanRow]) -> list[PlanRow]:
+        """Its rows in a profile, one for each reading of its clock. rows: those of its steps."""
+        return [*rows]
+
     def token_loop(self, tensors: Mapping[str, Tensor]) -> TokenLoop | None:
         """Runs of this program of which each makes its tokens the next one's input; None where the
         device cannot do so.
@@ -314,7 +321,9 @@ class Backend(ABC):
     id: the device. name: as placement has it, `cuda:1`, or `cpu` where there is one of a kind.
     space: memory space; tensors move between backends without a copy within one space. processor:
     what runs the kernels, in a word or two. n_threads: of the host that it computes with, 0 for
-    none. n_alike: devices of this kind that the machine has.
+    none. n_alike: devices of this kind that the machine has. on_host: of memory that is apart,
+    whether it is another host's, which computes as this one does. holds: whether weights placed on
+    it are for this process to load.
     """
 
     id: DeviceId
@@ -323,6 +332,8 @@ class Backend(ABC):
     processor: str = ""
     n_threads: int = 0
     n_alike: int = 1
+    holds: bool = True
+    on_host: bool = False
     memory: DeviceMemory | None = None
     links: Links | None = None
     clock: Clock | None = None

@@ -38,12 +38,15 @@ def use_ray(address: str = "") -> Any:
 
 
 def connect(address: str = LOCAL, n_cpus: int | None = None) -> Any:
-    """Join the cluster at `address`: HOST:PORT, `auto` for the one this machine is a node of, or
-    `local` for a new one here, with n_cpus places. Returns Ray's module; `disconnect` leaves it.
+    """Join a cluster, unless this process is in one: that at HOST:PORT, `auto` for the one this
+    machine is a node of, `local` for a new one here with n_cpus places. Returns Ray's module;
+    `disconnect` leaves it.
 
     Raises ClusterError, one line.
     """
     ray = use_ray(address)
+    if ray.is_initialized():
+        return ray
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
         given |= {

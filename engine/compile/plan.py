@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gguflow.engine.graph import Graph, Role, Tensor, op_spec
 
@@ -67,6 +68,7 @@ class Plan:
 
     steps: the whole run. brought: leaves that another space has too, as they are when it begins.
     segments: its nodes as they follow each other on one backend, each with what it must have.
+    made_for: what whoever compiled it knows it by.
     """
 
     graph: Graph
@@ -80,6 +82,7 @@ class Plan:
     scratch: dict[str, int] = field(default_factory=dict)  # by memory space
     units: dict[str, int] = field(default_factory=dict)  # bytes that allocations are multiples of
     channels: dict[str, int] = field(default_factory=dict)  # for exchanges, by memory space
+    made_for: Any = None
 
     @property
     def nodes(self) -> Sequence[Tensor]:

@@ -13,7 +13,7 @@ import numpy as np
 from gguflow.engine.backends.base import Backend, Buffer, Packer
 from gguflow.engine.compile import Plan
 from gguflow.engine.compile.types import HOST_SPACE
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import Role, Tensor
 
 from .kept import LEAST, Item, Keeper
 from .source import FileBytes, WeightSource
@@ -49,11 +49,14 @@ class WeightStore:
         keeper: Keeper | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Bring the weights `leaves` to their backends, repacked where the backend wants it;
-        those held in the form wanted stay. keeper: finds repacked ones of an earlier start, and
-        keeps them for the next. check: raises GgufError for files that changed."""
+        """Bring the weights `leaves` to their backends, repacked where the backend wants it; those
+        held in the form wanted stay, and those of another process there. keeper: finds repacked
+        ones of an earlier start, and keeps them for the next. check: raises GgufError for files
+        that changed."""
         todo = []
         for t in leaves:
+            if not backend_of(t).holds:
+                continue
             packed_bytes = backend_of(t).packed_bytes(t, users.get(t, []))
             held = t.name in self.buffers and (t.name in self.packed) == (packed_bytes > 0)
             if not held:
@@ -104,6 +107,16 @@ class WeightStore:
             space = backend.space
             self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
             source.release()
+
+    def bring_others(
+        self, plan: Plan, sources: Mapping[str, WeightSource], backends: Mapping[str, Backend]
+    ) -> None:
+        """Weights that another process holds and that are read here too, as the file has them."""
+        here = {b.space: b for b in backends.values() if b.holds}
+        for c in plan.brought:
+            t = c.owner
+            if t.role is Role.WEIGHT and c.target in here and c.source not in here:
+                self.buffers[t.name] = here[c.target].load_weight(t, sources[t.name].read(), False)
 
 
 class _Told:

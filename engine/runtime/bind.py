@@ -144,7 +144,10 @@ def bind(
         memory.sent = lay_out(sides.sent, alloc)
     memory.copies = alloc_copies(plan, backends, crossing)
     brought = []
+    held = {b.space for b in backends.values() if b.holds}
     for c in plan.brought:
+        if c.owner.role is Role.WEIGHT and c.target not in held:
+            continue  # whoever holds the other part has the file too
         copy = bound_copy(memory, c.owner, c.target)
         if c.owner.role is Role.WEIGHT:  # never changes
             copy.run()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, Live, Memory, Program, TokenLoop
+from gguflow.engine.backends.base import Backend, Live, Memory, Program, Ticks, TokenLoop
 from gguflow.engine.compile import Plan, Recv
 from gguflow.engine.graph import Tensor
 
@@ -53,7 +53,7 @@ class Turns(Runner):
         self.rows = tuple(
             row
             for s, part in zip(plan.segments, self._parts, strict=True)
-            for row in step_rows(plan, s.backend, s.nodes, part.program.kernels)
+            for row in part.program.rows(step_rows(plan, s.backend, s.nodes, part.program.kernels))
         )
 
     @property
@@ -68,20 +68,22 @@ class Turns(Runner):
         return self._parts[0].program.token_loop(tensors)
 
     def run(self, live: Live | None = None) -> None:
-        for part in self._parts:
-            for c in part.copies:
-                c.run()
-            part.program.start(False, live)
-            part.program.finish()
+        for i in range(len(self._parts)):
+            self.run_part(i, live, False)
+
+    def run_part(self, i: int, live: Live | None, timed: bool) -> Ticks | None:
+        """Run one program of them, with what others made for it where it belongs."""
+        part = self._parts[i]
+        for c in part.copies:
+            c.run()
+        part.program.start(timed, live)
+        return part.program.finish()
 
     def run_timed(self, live: Live | None = None) -> np.ndarray:
         """Copies before a program count to its first step."""
         spans: list[np.ndarray] = []
-        for part in self._parts:
-            for c in part.copies:
-                c.run()
-            part.program.start(True, live)
-            ticks = part.program.finish()
+        for i in range(len(self._parts)):
+            ticks = self.run_part(i, live, True)
             assert ticks is not None
             found = spans_of(in_host_time(ticks, time.perf_counter_ns()))
             if spans:

@@ -109,7 +109,8 @@ class Runner:
         self.model = model
         self.profile = profile
         self.buckets = replace(model.buckets, n_verify=n_verify)
-        self.is_host = all(b.space == HOST_SPACE for b in model.backends.values())
+        backends = model.backends.values()
+        self.is_host = all(b.space == HOST_SPACE or b.on_host for b in backends)
         self._pid = os.getpid()
         self._n_lost, self._looks_at = n_lost(), 0
         size = model.cache_size()

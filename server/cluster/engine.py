@@ -21,7 +21,7 @@ from gguflow.engine.serving.request import EmbedRequest, Request, Token
 from .fleet import Fleet
 from .link import Link, ReplicaLostError
 from .router import Router
-from .travel import pack
+from .travel import Parted, part
 from .watch import ClusterWatch
 
 TRIES = 3  # replicas that a request may be lost with: it may be what they die of
@@ -33,9 +33,9 @@ class ClusterEngine:
     work at once."""
 
     def __init__(
-        self, fleet: Fleet, tokenizer: Any, n_seqs: int, n_pages: int, most: int
+        self, fleet: Fleet, n_seqs: int, n_pages: int, most: int
     ) -> None:  # fmt: skip
-        self._fleet, self._tokenizer, self._most = fleet, tokenizer, most
+        self._fleet, self._most = fleet, most
         self._n_seqs, self._n_pages = n_seqs, n_pages
         self.router = Router()
         self.watched = ClusterWatch(fleet)
@@ -81,13 +81,13 @@ class ClusterEngine:
         if isinstance(request, Request):
             seed = seed_of(request.settings)
             request = replace(request, settings=replace(request.settings, seed=seed))
-        data = pack(request, self._tokenizer)
+        data = part(request)
         seen: list[int | None] = []
         self._n_inside += 1
         try:
-            for n_lost in range(TRIES):
+            for _ in range(TRIES):
                 try:
-                    async for tokens in self._try(request, data, n_lost):
+                    async for tokens in self._try(request, data):
                         if fresh := _fresh(tokens, seen):
                             yield fresh
                     return
@@ -99,7 +99,7 @@ class ClusterEngine:
             self._n_inside -= 1
 
     async def _try(
-        self, request: Request | EmbedRequest, data: bytes, n_lost: int
+        self, request: Request | EmbedRequest, data: Parted
     ) -> AsyncIterator[list[Token]]:
         """The request's tokens from one replica. Raises ReplicaLostError."""
         salt = request.cache_salt if isinstance(request, Request) else b""

@@ -9,11 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from gguflow.engine.cluster.actors import make_stages
 from gguflow.engine.cluster.errors import ClusterError
 from gguflow.engine.cluster.nodes import Places
+from gguflow.engine.cluster.work import Work
 
 from .link import Link, ReplicaLostError
-from .replica import Parcel, Replica, Work
+from .replica import Parcel, Replica
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before a replica is made again
 log = logging.getLogger("gguflow.server")
@@ -21,14 +23,17 @@ log = logging.getLogger("gguflow.server")
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """n_replicas: of the model. needs: resources of the process of one, by Ray's names. wait:
-    seconds for the cluster to have them, and for a request while there is no replica. silence:
-    seconds without an answer after which a replica is lost."""
+    """n_replicas: of the model. n_stages: processes of each, with layers in the proportions of
+    `shares`. needs: resources of one process, by Ray's names. wait: seconds for the cluster to have
+    them, and for a request while there is no replica. silence: seconds without an answer after
+    which a process is lost."""
 
     n_replicas: int
     needs: Mapping[str, float]
     wait: float = 30.0
     silence: float = 30.0
+    n_stages: int = 1
+    shares: tuple[float, ...] = ()
 
 
 class Fleet:
@@ -47,6 +52,7 @@ class Fleet:
         self.told: Callable[[Link, Parcel], None] = lambda *_: None
         self._places: Places | None = None
         self._actors: dict[int, list[Any]] = {}
+        self._pids: dict[int, list[tuple[str, int]]] = {}
         self._program = ""
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -54,7 +60,7 @@ class Fleet:
         """All of them, side by side. Raises ClusterError: what is wrong with one is wrong."""
         c = self.config
         self._places = await asyncio.to_thread(
-            Places, self._ray, c.n_replicas, c.needs, c.wait
+            Places, self._ray, c.n_replicas * self._work.n_stages, c.needs, c.wait
         )  # fmt: skip
         tasks = [asyncio.create_task(self._bring(i)) for i in range(c.n_replicas)]
         try:
@@ -79,20 +85,28 @@ class Fleet:
             self._places = None
         self.links.clear()
 
+    def processes(self) -> list[tuple[str, int]]:
+        """What runs, and the number of its process on its node."""
+        return [p for i in sorted(self._pids) for p in self._pids[i]]
+
     async def _bring(self, i: int) -> Link:
         """Replica i with its model. Raises ClusterError."""
         assert self._places is not None
-        actor = self._places.actor(Replica, i, self._work)
-        self._actors[i] = [actor]
+        at = i * self._work.n_stages
+        stages = self._actors[i] = make_stages(self._places, at + 1, self._work)
+        actor = self._places.actor(Replica, at, self._work, tuple(stages))
+        self._actors[i] = [*stages, actor]
         link = Link(actor, self.config.silence, lambda link, parcel: self.told(link, parcel))
-        started = await link.start()
-        self._program = self._program or started.program
-        if started.program != self._program:
-            raise ClusterError(
-                f"node {started.node} has {started.program}, another replica {self._program}: "
-                "their bits differ, and a text could not go on elsewhere"
-            )
-        log.info("replica %d is on node %s, process %d", i, started.node, started.pid)
+        for k, started in enumerate(await link.start(stages)):
+            self._program = self._program or started.program
+            if started.program != self._program:
+                raise ClusterError(
+                    f"node {started.node} has {started.program}, another one {self._program}: "
+                    "their bits differ, and a text could not go on elsewhere"
+                )
+            what = f"replica {i}" if not stages else f"stage {k} of replica {i}"
+            log.info("%s is on node %s, process %d", what, started.node, started.pid)
+            self._pids.setdefault(i, []).append((what, started.pid))
         self.links.append(link)
         self.came(link)
         return link
@@ -122,6 +136,7 @@ class Fleet:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _end(self, i: int) -> None:
+        self._pids.pop(i, None)
         for actor in self._actors.pop(i, ()):
             with suppress(Exception):  # it may be gone already
                 self._ray.kill(actor)

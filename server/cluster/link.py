@@ -7,15 +7,16 @@ or stays unanswered for long; everybody who waits for tokens of it is told so at
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 from gguflow.engine.cluster.errors import ClusterError
+from gguflow.engine.cluster.work import Started
 from gguflow.engine.serving.aio import Mailbox
 
-from .replica import Parcel, Started
-from .travel import token_of
+from .replica import Parcel
+from .travel import Parted, token_of
 
 _KEYS = count()
 
@@ -34,19 +35,20 @@ class Link:
         self.started: Started | None = None
         self.lost: ReplicaLostError | None = None
 
-    async def start(self) -> Started:
-        """Let it load the model. Raises what `Replica.start` does, and ClusterError where the
-        process is gone."""
+    async def start(self, stages: Sequence[Any] = ()) -> list[Started]:
+        """Let it load the model, and the actors of its stages theirs. Raises what `Replica.start`
+        does, and ClusterError where a process is gone."""
         from ray.exceptions import RayError, RayTaskError
 
         try:
-            self.started = await self._actor.start.remote()
+            all = [a.start.remote() for a in (self._actor, *stages)]
+            found: list[Started] = [*await asyncio.gather(*all)]
+            self.started = found[0]
         except RayTaskError as e:
             raise e.cause if isinstance(e.cause, Exception) else ClusterError(str(e)) from None
         except RayError as e:
             raise ClusterError(f"a replica did not start: {_line(e)}") from None
-        assert self.started is not None
-        return self.started
+        return found
 
     async def run(self) -> None:
         """Bring what comes to those who wait for it, until the replica is lost: raises
@@ -78,8 +80,8 @@ class Link:
                 box.fail(self.lost)
         raise self.lost
 
-    def open(self, data: bytes) -> tuple[int, Mailbox]:
-        """Send a packed request; its key, and where its tokens come. Raises ReplicaLostError."""
+    def open(self, data: Parted) -> tuple[int, Mailbox]:
+        """Send a request; its key, and where its tokens come. Raises ReplicaLostError."""
         if self.lost is not None:
             raise self.lost
         key = next(_KEYS)

@@ -7,55 +7,28 @@ that a step costs one call, however many sequences it was of.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from gguflow.engine.cluster.errors import ClusterError, ClusterFileError
-from gguflow.engine.cluster.sameness import check_same, digest, digest_files, program
-from gguflow.engine.gguf.errors import GgufError
-from gguflow.engine.load import open_model
-from gguflow.engine.load.bundled import bundled_model
+from gguflow.engine.cluster.actors import calls_to
+from gguflow.engine.cluster.connect import use_ray
+from gguflow.engine.cluster.holder import stage_model
+from gguflow.engine.cluster.work import Started, Work, named_errors
 from gguflow.engine.model import Model
-from gguflow.engine.options import Options
 from gguflow.engine.profile import Profile
 from gguflow.engine.serving.aio import AsyncEngine
 from gguflow.engine.serving.engine import EngineStats
 from gguflow.engine.serving.request import RequestId, Token
-from gguflow.models.base import ModelError
 from gguflow.server.constraints import Vocabulary
 from gguflow.server.monitor import Step, WatchedEngine
 
-from .travel import Row, row, unpack
+from .travel import Parted, Row, row
 
 BEAT = 1.0  # seconds after which a look is answered though nothing has come
 STATS_EVERY = 0.25  # seconds between two tellings of statistics
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a replica is to run.
-
-    path: the file on its node; empty for the bundled model. options: how. hashes: of the file and
-    of each adapter, as they are where requests are answered.
-    """
-
-    path: str
-    options: Options
-    hashes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Started:
-    """Where a replica runs, its process there, and what computes."""
-
-    node: str
-    pid: int
-    program: str
 
 
 @dataclass
@@ -68,11 +41,6 @@ class Parcel:
     stats: EngineStats | None = None
     steps: list[Step] = field(default_factory=list)
     sequences: list[list[int]] = field(default_factory=list)
-
-
-def hashes_of(path: str | Path, options: Options) -> tuple[str, ...]:
-    """Of the file and each adapter."""
-    return (digest(path), *(digest_files([file]) for file, _ in options.lora))
 
 
 class _Pump(AsyncEngine):
@@ -130,47 +98,46 @@ class _Pump(AsyncEngine):
 class Replica:
     """The process. `start` first; then `submit`, `cancel` and `take` from one place alone."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._ids: dict[int, RequestId | None] = {}  # by key; None while it is being unpacked
+    def __init__(self, work: Work, stages: Sequence[Any] = ()) -> None:
+        """stages: the actors that hold the other stages of the model, in order."""
+        self._work, self._stages = work, [*stages]
+        self._ids: dict[int, RequestId | None] = {}  # by key; None while its processor is made
         self._told = 0.0
         self._n_told = 0  # steps
 
     async def start(self) -> Started:
         """Compare the file, load the model, begin. Raises ClusterError, which names the node."""
-        node = _node()
-        try:
-            model = await asyncio.to_thread(self._load, node)
-        except (GgufError, ModelError) as e:
-            raise ClusterFileError(f"node {node}: {e}") from None
-        except (MemoryError, OSError) as e:
-            raise ClusterError(f"node {node}: {e}") from None
-        self._model = model
+        self._model = model = await asyncio.to_thread(self._load)
         self._pump = _Pump(WatchedEngine(model))
         await self._pump.__aenter__()
-        return Started(node, os.getpid(), program(model.backends.values()))
+        return Started.of(model)
 
-    def _load(self, node: str) -> Model:
-        path = self._work.path or bundled_model()
-        check_same(node, str(path), hashes_of(path, self._work.options), self._work.hashes)
-        model = Model(open_model(path), self._work.options)
-        model.load_weights()
+    def _load(self) -> Model:
+        w = self._work
+        with named_errors():
+            source = w.source()
+            if w.n_stages == 1:
+                model = Model(source, w.options)
+            else:
+                calls = calls_to(use_ray(), self._stages, w.patience)
+                model = stage_model(source, w.options, 0, calls, w.n_stages, w.shares)
+            model.load_weights()
         return model
 
     @property
     def tokenizer(self) -> Any:
-        """What requests leave behind when they are packed, as is `vocabulary`."""
+        """What processors are made with, as is `vocabulary`."""
         return self._model.tokenizer
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self._model.tokenizer, self._model.hp.n_vocab)
 
-    async def submit(self, key: int, data: bytes) -> None:
+    async def submit(self, key: int, data: Parted) -> None:
         """A request. What is wrong with it comes back as its last token."""
         self._ids[key] = None
         try:
-            request = await asyncio.to_thread(unpack, data, self)
+            request = await asyncio.to_thread(data.joined, self)
             if key not in self._ids:  # cancelled meanwhile
                 return
             self._ids[key] = self._pump.add(key, request)
@@ -226,9 +193,3 @@ class Replica:
         assert isinstance(engine, WatchedEngine)
         engine.watch_ops(deliver)
         return await done
-
-
-def _node() -> str:
-    from gguflow.engine.cluster.connect import node_name, use_ray
-
-    return node_name(use_ray())

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from gguflow.engine.load.bundled import bundled_folder
+from gguflow.engine.cluster.work import Work
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.server.config import ModelSpec
 
 from .engine import ClusterEngine
 from .fleet import Fleet, FleetConfig
-from .replica import Work, hashes_of
 from .watch import ClusterWatch
 
 
@@ -38,12 +36,11 @@ class RayCluster:
         self, spec: ModelSpec, model: Model, most: int
     ) -> tuple[ClusterEngine, ClusterWatch]:
         """See `manager.Cluster`. Reads the whole file, for its hash."""
-        path = spec.path.absolute()
-        adapters = tuple((str(Path(file).absolute()), f) for file, f in spec.options.lora)
-        options = replace(spec.options, lora=adapters)
-        # Each node has its own installation, and the bundled model in it.
-        shown = "" if bundled_folder() in path.parents else str(path)
-        fleet = Fleet(self._ray, Work(shown, options, hashes_of(path, options)), self._config)
+        c = self._config
+        work = Work.of(
+            spec.path, spec.options, n_stages=c.n_stages, shares=c.shares, patience=c.silence
+        )  # fmt: skip
+        fleet = Fleet(self._ray, work, c)
         n_pages = max(model.cache_size().n_pages.values())
-        engine = ClusterEngine(fleet, model.tokenizer, options.n_seqs, n_pages, most)
+        engine = ClusterEngine(fleet, spec.options.n_seqs, n_pages, most)
         return engine, engine.watched

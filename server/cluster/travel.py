@@ -1,53 +1,103 @@
-"""Requests as bytes. What a processor of logits is made of goes along; a tokenizer and its
-vocabulary do not: a replica has its own, of the same file."""
+"""Requests on their way to a replica. What changes their logits was made for the tokenizer here: it
+goes as what it was made from, and is made again with the replica's own, of the same file."""
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from gguflow.engine.serving.request import EmbedRequest, Request, Token
-from gguflow.server.constraints import Vocabulary
+from gguflow.server.answer import MinTokens
+from gguflow.server.constraints import Constraint, Masker, Vocabulary
+from gguflow.server.thinking import Budget, Thinking
 
-VOCABULARY, TOKENIZER = "vocabulary", "tokenizer"
 Row = tuple[Any, ...]
 
 
-class _Packer(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, tokenizer: Any) -> None:
-        super().__init__(file, protocol=5)
-        self._tokenizer = tokenizer
+class Here(Protocol):
+    """What a process has of a model to make a processor with."""
 
-    def persistent_id(self, obj: Any) -> str | None:
-        if obj is self._tokenizer:
-            return TOKENIZER
-        return VOCABULARY if isinstance(obj, Vocabulary) else None
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def vocabulary(self) -> Vocabulary: ...
 
 
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, here: Any) -> None:
-        super().__init__(file)
-        self._here = here
+class Recipe(Protocol):
+    """What a processor of logits is made from."""
 
-    def persistent_load(self, pid: Any) -> Any:
-        return getattr(self._here, pid)
+    def make(self, here: Here) -> Any:
+        """The processor; a constraint is compiled, which may take up to a second."""
 
 
-def pack(request: Request | EmbedRequest, tokenizer: Any) -> bytes:
-    """A request, and what its processor was made from."""
-    file = io.BytesIO()
-    _Packer(file, tokenizer).dump(request)
-    return file.getvalue()
+@dataclass(frozen=True)
+class _Masker:
+    constraint: Constraint
+    n_prompt: int
+
+    def make(self, here: Here) -> Masker:
+        return here.vocabulary.check(self.constraint).processor(self.n_prompt)
 
 
-def unpack(data: bytes, here: Any) -> Any:
-    """The request for the model `here`, a `Loaded`. A constraint is compiled, which may take long.
+@dataclass(frozen=True)
+class _MinTokens:
+    n_least: int
+    ends: tuple[int, ...]
+    inner: Recipe | None
 
-    For bytes of `pack` only: they may say what is to be run.
-    """
-    return _Unpacker(io.BytesIO(data), here).load()
+    def make(self, here: Here) -> MinTokens:
+        return MinTokens(self.n_least, self.ends, _made(self.inner, here))
+
+
+@dataclass(frozen=True)
+class _Budget:
+    thinking: Thinking
+    n_prompt: int
+    ending: tuple[int, ...]
+    inner: Recipe | None
+
+    def make(self, here: Here) -> Budget:
+        budget = Budget(self.thinking, here.tokenizer, self.n_prompt, self.ending)
+        budget.inner = _made(self.inner, here)
+        return budget
+
+
+def _made(recipe: Recipe | None, here: Here) -> Any:
+    return None if recipe is None else recipe.make(here)
+
+
+def _recipe(processor: Any) -> Recipe | None:
+    if processor is None:
+        return None
+    if isinstance(processor, Masker):
+        return _Masker(*processor.made_from)
+    if isinstance(processor, Budget):
+        return _Budget(*processor.made_from, _recipe(processor.inner))
+    if isinstance(processor, MinTokens):
+        return _MinTokens(*processor.made_from, _recipe(processor.inner))
+    raise TypeError(f"{type(processor).__name__} cannot go to another process")
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A request without its processor, and what that is made from."""
+
+    request: Request | EmbedRequest
+    recipe: Recipe | None = None
+
+    def joined(self, here: Here) -> Request | EmbedRequest:
+        """The request for the model of this process."""
+        if self.recipe is None or isinstance(self.request, EmbedRequest):
+            return self.request
+        return replace(self.request, processor=self.recipe.make(here))
+
+
+def part(request: Request | EmbedRequest) -> Parted:
+    """Raises TypeError for a processor that is none of the server's."""
+    if isinstance(request, EmbedRequest) or request.processor is None:
+        return Parted(request)
+    return Parted(replace(request, processor=None), _recipe(request.processor))
 
 
 def row(key: int, token: Token) -> Row:

@@ -118,7 +118,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "engine/evaluate.py": ENGINE,
     "engine/verify": (*ENGINE, "engine.backends.host"),
-    "engine/cluster": ENGINE,
+    "engine/cluster": (*ENGINE, "engine.backends.host", "engine.devices", "engine.serving"),
     "engine/kernel_bench": LOADED,
     "engine/convert": (
         "engine.graph",

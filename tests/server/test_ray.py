@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from ray_nodes import OPTIONS, serving, three_nodes
+from ray_nodes import serving, three_nodes
 from serving import Running
 
-from gguflow.engine.cluster.errors import ClusterError, ClusterFileError
-from gguflow.server.cluster.fleet import Fleet, FleetConfig
-from gguflow.server.cluster.replica import Work
+from gguflow.engine.cluster.errors import ClusterError
+from gguflow.engine.cluster.nodes import Places
 
 # Not imported here: what Ray is told for one machine has to be said before.
 if find_spec("ray") is None:
@@ -39,7 +36,6 @@ SHORT = [
     for i, who in enumerate(("The king", "A fox", "An old man", "The bear", "Her son"))
     for where in ("the wood", "the town")
 ]
-OTHER = Work("", OPTIONS, ("0" * 64,))  # as if the file here were not the one that is there
 
 
 def ask(server: Running, body: dict[str, Any]) -> tuple[int, Any]:
@@ -73,28 +69,44 @@ def test_replicas_and_stages_on_three_nodes() -> None:
             status, _, metrics = server.get("/metrics")
             assert status == 200 and b"vllm:generation_tokens_total" in metrics
             server.wait_idle()
-        check_refusals(ray)
+        with serving(ray, n_replicas=1, n_stages=2) as server:
+            with ThreadPoolExecutor(8) as pool:
+                assert [*pool.map(lambda b: ask(server, b), FORMS)] == forms
+            assert server.post("/v1/embeddings", {"input": "A tale"})[2]["data"] == vector
+            check_a_lost_stage(server, short)
+            server.wait_idle()
+        check_too_small(ray)
 
 
-def check_refusals(ray: Any) -> None:
-    """A node with another file or none, and a cluster that is too small."""
-
-    async def start(work: Work, n: int = 1) -> None:
-        await Fleet(ray, work, FleetConfig(n, {"CPU": 1.0})).start()
-
-    async def both() -> list[Any]:
-        missing = replace(OTHER, path="/nowhere/model.gguf")
-        return await asyncio.gather(start(OTHER), start(missing), return_exceptions=True)
-
-    other, missing = asyncio.run(both())
-    assert isinstance(other, ClusterFileError) and "another file there" in str(other)
-    assert isinstance(missing, ClusterFileError) and "/nowhere/model.gguf" in str(missing)
+def check_too_small(ray: Any) -> None:
     with pytest.raises(ClusterError, match="3 nodes have room for 6"):
-        asyncio.run(start(OTHER, 7))
+        Places(ray, 7, {"CPU": 1.0}, 1.0)
 
 
-def check_kills(server: Running, expected: list[tuple[int, Any]]) -> None:
-    """200 requests, two processes killed among them: each has its text, or a clear error."""
+def check_a_lost_stage(server: Running, expected: list[tuple[int, Any]]) -> None:
+    """Requests wait for the stage to come back, and are replayed."""
+    fleet = server.loaded.engine._fleet
+    (last,) = (pid for what, pid in fleet.processes() if what.startswith("stage 1"))
+    lock, n_done = threading.Lock(), [0]
+
+    def one(i: int) -> tuple[int, Any]:
+        with lock:
+            n_done[0] += 1
+            if n_done[0] == 10:
+                kill(last)
+        return ask(server, SHORT[i % len(SHORT)])
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(one, range(30))]
+    for i, answer in enumerate(found):
+        assert answer == expected[i % len(SHORT)]
+    assert server.loaded.engine.n_retried >= 1
+
+
+def check_kills(
+    server: Running, expected: list[tuple[int, Any]], at: tuple[int, ...] = (80,)
+) -> None:  # fmt: skip
+    """200 requests; with some of them a process is killed: each has its text, or a clear error."""
     fleet = server.loaded.engine._fleet
     n_done, killed = [0], list[int]()
     lock = threading.Lock()
@@ -102,7 +114,7 @@ def check_kills(server: Running, expected: list[tuple[int, Any]]) -> None:
     def one(i: int) -> tuple[int, Any]:
         with lock:
             n_done[0] += 1
-            if n_done[0] in (60, 130):
+            if n_done[0] in at:
                 link = max(fleet.links, key=lambda link: link.n_active)
                 killed.append(link.started.pid)
                 kill(killed[-1])
@@ -115,10 +127,21 @@ def check_kills(server: Running, expected: list[tuple[int, Any]]) -> None:
             assert (status, answer) == expected[i % len(SHORT)]
         else:
             assert status == 503 and "replica" in answer["error"]["message"], answer
-    assert len(killed) == 2
+    assert len(killed) == len(at)
     assert sum(status == 200 for status, _ in found) >= 190
     assert server.loaded.engine.n_retried >= 1
     end = time.monotonic() + 60
     while len(fleet.links) < 2:  # those that were killed come back
         assert time.monotonic() < end, fleet.last
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_processes_that_die_again_and_again() -> None:
+    """Two pairs of stages, of which a process dies every now and then, and a node in the end."""
+    with serving() as alone:
+        short = [ask(alone, body) for body in SHORT]
+    with three_nodes() as ray, serving(ray, n_replicas=2, n_stages=2) as server:
+        for _ in range(4):
+            check_kills(server, short, (30, 60, 90, 120, 150))
+        check_a_lost_stage(server, short)

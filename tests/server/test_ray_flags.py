@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gguflow.cli.ray_options import needs_of
 from gguflow.engine.cluster import sameness
 from gguflow.engine.cluster.connect import LOCAL, use_ray
 from gguflow.engine.cluster.errors import ClusterError, ClusterFileError
+from gguflow.engine.cluster.work import Work, named_errors
 from gguflow.engine.options import Options
 
 
@@ -31,6 +33,9 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
     [
         (["--replicas", "2"], "--replicas: only with --ray"),
         (["--ray-wait", "3"], "--ray-wait: only with --ray"),
+        (["--stages", "2"], "--stages: only with --ray"),
+        (["--ray", "local", "--stages", "2", "--stage-shares", "1,2,3"], "--stage-shares: 3 for 2"),
+        (["--ray", "local", "--stages", "2", "--devices", "cuda:0"], "--stages: each is on one"),
         (["--ray", "local", "-md", "x.gguf"], "-md: not with --ray"),
         (["--ray", "local", "--lookup"], "--lookup: not with --ray"),
         (["--ray", "local", "-m", "a.gguf", "-m", "b.gguf"], "-m again: not with --ray"),
@@ -77,6 +82,17 @@ def test_another_file_shows_wherever_it_differs(
     sameness.check_same("10.0.0.2", "m.gguf", [same], [again])
     with pytest.raises(ClusterFileError, match=r"^node 10.0.0.2: m.gguf is another file there"):
         sameness.check_same("10.0.0.2", "m.gguf", [other], [same])
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is missing: pip install 'gguflow[ray]'")
+def test_a_node_with_another_file_or_none() -> None:
+    use_ray(LOCAL)
+    work = Work.of(bundled_model(), Options())
+    assert work.path == "" and work.source().arch.name == "llama"
+    with pytest.raises(ClusterFileError, match=r"^node [\d.]+: .* is another file there: sha256"):
+        replace(work, hashes=("0" * 64,)).source()
+    with pytest.raises(ClusterFileError, match=r"^node [\d.]+: /nowhere/m.gguf"), named_errors():
+        replace(work, path="/nowhere/m.gguf").source()
 
 
 def test_codes_of_errors() -> None:

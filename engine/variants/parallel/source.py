@@ -23,6 +23,16 @@ def with_parts(source: ModelSource, cuts: Cuts) -> ModelSource:
     return replace(source, weights=weights)
 
 
+def with_own_head(source: ModelSource) -> ModelSource:
+    """The model with an output head of its own where the embeddings are that too: one is for the
+    first device, the other for the last, in the layout that its products want."""
+    name = "output.weight"
+    if name in source.weights or all(spec.name != name for spec in source.arch.weights()):
+        return source
+    head = replace(source.weights["token_embd.weight"], name=name)
+    return replace(source, weights={**source.weights, name: head})
+
+
 def _part(w: WeightSource, cut: Cut, k: int) -> WeightSource:
     shape = cut.shape(w.shape, k)
     return replace(w, name=part_name(w.name, k), shape=shape, read=partial(_read, w, cut, k))

@@ -19,7 +19,7 @@ from gguflow.models.relullama import ReluLlama
 
 from .cuts import Cuts, decide, shares, sizes
 from .rewrite import TensorSplit
-from .source import with_parts
+from .source import with_own_head, with_parts
 
 _TOKENS = 3  # of the graph that cuts are decided by: they are the same for any number
 Overrides = tuple[tuple[str, str], ...]
@@ -79,6 +79,8 @@ class ParallelVariant:
             if n_layer + 1 < len(names):
                 raise OptionError(f"`devices`: {len(names)} for {n_layer} layers and the output")
             rules = layer_rules(n_layer, names, ratios)
+            if len(names) > 1:
+                setup = replace(setup, source=with_own_head(setup.source))
             notes.append(_layer_note(n_layer, names, ratios))
         setup = replace(setup, options=replace(options, overrides=(*options.overrides, *rules)))
         _check(setup, tools, devices)

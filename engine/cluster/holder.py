@@ -1,0 +1,156 @@
+"""The process that holds a stage: a model of which it loads its own layers, and runs its part."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from gguflow.engine.backends.base import Backend, DeviceId, Live, find_backend
+from gguflow.engine.devices import Devices
+from gguflow.engine.load import ModelSource
+from gguflow.engine.model import Model
+from gguflow.engine.options import Options
+from gguflow.engine.runtime import BoundPlan, host_array
+from gguflow.engine.runtime.turns import Turns
+from gguflow.engine.serving.runner import Runner
+
+from .errors import ClusterError
+from .part import KIND, Part, PlanId, common, part_at, stage_devices
+from .stage import Calls, StageBackend, Values
+
+BOUND = 64  # plans that are kept ready
+
+
+def own_device(options: Options) -> str:
+    """What a process computes its stage with."""
+    if options.devices:
+        return options.devices[0]
+    return "cuda:0" if options.n_gpu_layers else "cpu"
+
+
+def stage_model(
+    source: ModelSource, options: Options, index: int, calls: dict[int, Calls], n: int,
+    shares: tuple[float, ...] = (),
+) -> Model:  # fmt: skip
+    """The model as the process has it that holds stage `index` of n, on its GPU if the options ask
+    for one, or on the processor. calls: of the stages that it runs; the others it only knows of.
+    shares: of the layers, in proportion; none for equal ones."""
+    own = own_device(options)
+    options = options.with_fields(
+        {
+            "devices": stage_devices(index, n, own), "split_mode": "layer", "n_gpu_layers": 0,
+            "tensor_split": shares,
+        }
+    )  # fmt: skip
+    kind = DeviceId.parse(own)
+    given: dict[str, Any] = {"n_threads": options.n_threads or None, "isa": options.isa}
+    found: list[Backend] = []
+
+    def find(name: str, i: int) -> Backend:
+        if name != KIND:
+            return find_backend(name, given | {"device": i})
+        if not found:  # which kernels there are is the same on every device of a kind
+            found.append(find_backend(own, given | {"device": kind.index}))
+        return StageBackend(i, found[0], calls.get(i))
+
+    return Model(source, options, Devices(find, options.device))
+
+
+class Holder:
+    """A stage, asked for by what `Calls` lists; one call at a time."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._runners: dict[tuple[int, tuple[Any, ...]], Runner] = {}
+        self._ready: OrderedDict[tuple[int, PlanId], tuple[BoundPlan, Part]] = OrderedDict()
+
+    def open(self, cache: int, plan: PlanId, fingerprint: str) -> tuple[str, ...]:
+        """See `Calls`."""
+        bound, part = self._bound(cache, plan)
+        if part.fingerprint != fingerprint:
+            raise ClusterError(
+                f"a stage makes another plan of {self._model.source.path} than the one that runs "
+                "it: their versions or devices differ"
+            )
+        return tuple(r.kernel for r in bound.rows if r.segment == plan.segment)
+
+    def run(
+        self, cache: int, plan: PlanId, live: Live | None, values: Values, timed: bool
+    ) -> tuple[Values, np.ndarray | None]:
+        """See `Calls`."""
+        bound, part = self._bound(cache, plan)
+        for t in part.takes:
+            self._put(bound, t, values[t.name])
+        for c in bound.brought:
+            c.run()
+        turns = bound.runner
+        assert isinstance(turns, Turns)
+        ticks = turns.run_part(plan.segment, live, timed)
+        found = {}
+        for t in part.gives:
+            x = host_array(bound.memory, t)
+            rows = bound.memory.rows.get(t)
+            known = rows is not None and live is not None and rows in live
+            found[t.name] = x[: live[rows]] if known else x  # type: ignore[index]
+        return found, None if ticks is None else ticks.ns
+
+    def fetch(self, cache: int, plan: PlanId, name: str, at: int, nbytes: int) -> np.ndarray:
+        """See `Calls`."""
+        bound, part = self._bound(cache, plan)
+        t = next(t for t in part.keeps if t.name == name)
+        buffer, offset = bound.memory.locate(t)
+        return np.array(buffer.read(offset + at, nbytes))
+
+    def read(self, cache: int, name: str, at: int, nbytes: int) -> np.ndarray:
+        """See `Calls`."""
+        return np.array(self._runners[cache, ()].states[name].read(at, nbytes))
+
+    def write(self, cache: int, name: str, at: int, data: np.ndarray) -> None:
+        """See `Calls`."""
+        self._runners[cache, ()].states[name].write(at, data)
+
+    def drop(self, cache: int) -> None:
+        """See `Calls`."""
+        for key in [k for k in self._runners if k[0] == cache]:
+            del self._runners[key]
+        for ready in [k for k in self._ready if k[0] == cache]:
+            del self._ready[ready]
+
+    def _bound(self, cache: int, plan: PlanId) -> tuple[BoundPlan, Part]:
+        at = cache, plan
+        if at not in self._ready:
+            bound = self._runner(cache, plan).plan(plan.key)
+            if plan.segment >= len(bound.plan.segments):
+                raise ClusterError("a stage makes another plan than the one that runs it")
+            self._ready[at] = bound, part_at(bound.plan, plan.segment)
+            while len(self._ready) > BOUND:
+                self._ready.popitem(last=False)
+        self._ready.move_to_end(at)
+        return self._ready[at]
+
+    def _runner(self, cache: int, plan: PlanId) -> Runner:
+        """The plans over a set of states, of a form of the model."""
+        key = cache, plan.rewrites
+        if key not in self._runners:
+            model = self._model
+            changes = {k: v for k, v in plan.options if dict(common(model.options))[k] != v}
+            if changes:
+                model = model.with_options(**changes)  # type: ignore[arg-type]
+            if (cache, ()) not in self._runners:
+                self._runners[cache, ()] = Runner(model)
+            if plan.rewrites:
+                for change in plan.rewrites:
+                    model = model.with_rewrite(change)
+                self._runners[key] = self._runners[cache, ()].over(model)
+        return self._runners[key]
+
+    def _put(self, bound: BoundPlan, t: Any, data: np.ndarray) -> None:
+        """A value that another stage has made, to where this process looks for it."""
+        buffer, offset = bound.memory.locate(t)
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if (host := buffer.host()) is not None:
+            host[offset : offset + raw.nbytes] = raw
+        else:
+            buffer.write(offset, raw)

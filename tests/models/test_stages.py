@@ -1,0 +1,124 @@
+"""Stages of a model in processes of their own: here side by side in one, without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gguflow
+from gguflow.cli.load import bundled_model
+from gguflow.engine.cluster.errors import ClusterError
+from gguflow.engine.cluster.holder import Holder, stage_model
+from gguflow.engine.load import open_model
+from gguflow.engine.model import Model
+from gguflow.engine.options import Options
+from gguflow.engine.profile import Profile
+from gguflow.engine.serving.request import EmbedRequest
+
+OPTIONS = Options(n_ctx=256, n_seqs=4, n_cache=1024, n_threads=1, weight_cache=False)
+
+
+class Watched:
+    """Calls to a holder, counted, with everything that crosses copied as a network would."""
+
+    def __init__(self, holder: Holder) -> None:
+        self.holder, self.n_bytes, self.seen = holder, 0, []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            self.seen.append(name)
+            found = getattr(self.holder, name)(*args)
+            if name == "run":
+                values, ns = found
+                self.n_bytes += sum(x.nbytes for x in args[3].values())
+                return {k: x.copy() for k, x in values.items()}, ns
+            return found
+
+        return call
+
+
+def pipeline(path: Path, options: Options, n: int) -> tuple[Model, list[Watched]]:
+    calls = {}
+    for i in range(1, n):
+        model = stage_model(open_model(path), options, i, {}, n)
+        model.load_weights()
+        calls[i] = Watched(Holder(model))
+    first = stage_model(open_model(path), options, 0, calls, n)
+    first.load_weights()
+    return first, [*calls.values()]
+
+
+@pytest.fixture(scope="module")
+def whole() -> Model:
+    return Model.load(bundled_model(), OPTIONS)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_same_bytes_as_in_one_process(whole: Model, n: int) -> None:
+    staged, calls = pipeline(bundled_model(), OPTIONS, n)
+    ids = whole.tokenizer.encode("Once upon a time there was a king who had a daughter")
+    assert np.array_equal(staged.logits(ids), whole.logits(ids))
+    for settings in (
+        {"temperature": 0.0},
+        {"seed": 6, "repeat_penalty": 1.1},
+        {"seed": 3, "mirostat": 2},
+    ):
+        asked = {"max_tokens": 40, **settings}
+        found = "".join(staged.generate("The old woman", **asked))
+        assert found == "".join(whole.generate("The old woman", **asked))
+    assert all("run" in c.seen for c in calls)
+
+
+def test_many_sequences_pages_and_embeddings(whole: Model) -> None:
+    """Prefixes found, pages given back and copied, host samplers, vectors: through the engine."""
+    staged, calls = pipeline(bundled_model(), OPTIONS, 2)
+    prompts = ["A wolf. " * 20 + who for who in ("The king", "A fox", "He", "Her son", "A king")]
+    found = []
+    for model in (whole, staged):
+        texts = [""] * len(prompts)
+        for i, piece in model.generate_many(prompts, max_tokens=30, seed=4, logprobs=2):
+            texts[i] += piece
+        engine = gguflow.Engine(model)
+        engine.add(EmbedRequest(model.tokenizer.encode("A tale of a king")))
+        vector = next(t.embedding for t in engine.step() if t.embedding is not None)
+        found.append((texts, vector.tobytes()))
+    assert found[0] == found[1]
+    del engine, model
+    assert "fetch" in calls[0].seen  # logits, for those who asked
+
+
+def test_a_stage_loads_its_own_part(whole: Model) -> None:
+    staged, (calls,) = pipeline(bundled_model(), OPTIONS, 2)
+    mine = set(staged.weights.buffers)
+    theirs = set(calls.holder._model.weights.buffers)
+    assert not mine & theirs
+    assert mine | theirs >= set(whole.weights.buffers)
+    assert any(name.startswith("blk.0.") for name in mine)
+    assert any(name.startswith("blk.8.") for name in theirs) and "output.weight" in theirs
+
+
+def test_a_token_takes_one_vector_over(whole: Model) -> None:
+    staged, (calls,) = pipeline(bundled_model(), OPTIONS, 2)
+    ids = whole.tokenizer.encode("Once upon a time there was a king")
+    session = staged.new_session()
+    session.prefill(ids, None, "last")
+    calls.n_bytes = 0
+    session.step((5,), "last", prompt=False)
+    inputs = 256 * 4 + 2048  # a row of floats; positions, rows, pages
+    assert 256 * 4 < calls.n_bytes < inputs
+    profile = Profile("x", 1, {})
+    session.profile = profile
+    session.step((6,), "last")
+    rows = [r for r in profile.rows() if r.op == "wire"]
+    assert [r.name for r in rows] == ["stage:1.there", "stage:1.back"]
+
+
+def test_another_plan_is_refused() -> None:
+    staged, (calls,) = pipeline(bundled_model(), OPTIONS, 2)
+    opened = calls.holder.open
+    calls.holder.open = lambda cache, plan, _: opened(cache, plan, "0" * 64)
+    with pytest.raises(ClusterError, match="another plan"):
+        staged.logits([1, 2, 3])

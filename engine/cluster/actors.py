@@ -16,8 +16,7 @@ from .part import PlanId
 from .stage import Calls, Values
 from .work import Started, Work, named_errors
 
-
-# Arrays up to this size travel as bytes: Ray takes a third of a call's time over each set of others.
+# Arrays up to this size travel as bytes, of which Ray makes less than of arrays.
 SMALL = 64 << 10
 Flat = dict[str, Any]
 
@@ -43,6 +42,7 @@ class StageActor:
 
     def __init__(self, work: Work, index: int) -> None:
         self._work, self._index = work, index
+        self._plans: dict[int, tuple[int, PlanId]] = {}
 
     def start(self) -> Started:
         """Compare the file and load what is this stage's. Raises ClusterError, which names the
@@ -54,10 +54,16 @@ class StageActor:
         self._holder = Holder(model)
         return Started.of(model)
 
+    def open(self, number: int, cache: int, plan: PlanId, fingerprint: str) -> tuple[str, ...]:
+        """`Calls.open` of a plan that `run` has by its number from then on."""
+        self._plans[number] = cache, plan
+        return self._holder.open(cache, plan, fingerprint)
+
     def run(
-        self, cache: int, plan: PlanId, live: Live | None, values: Flat, timed: bool
+        self, number: int, live: Live | None, values: Flat, timed: bool
     ) -> tuple[Flat, bytes | None]:
         """`Calls.run` with values as they travel."""
+        cache, plan = self._plans[number]
         found, ns = self._holder.run(cache, plan, live, full(values), timed)
         return flat(found), None if ns is None else ns.tobytes()
 
@@ -72,6 +78,7 @@ class RayCalls:
 
     def __init__(self, ray: Any, actor: Any, index: int, patience: float) -> None:
         self._ray, self._actor, self._index, self._patience = ray, actor, index, patience
+        self._numbers: dict[tuple[int, PlanId], int] = {}
 
     def _get(self, name: str, *args: Any) -> Any:
         return self._wait(self._actor.call.remote(name, *args))
@@ -94,13 +101,16 @@ class RayCalls:
             raise ClusterError(f"stage {self._index} is lost: {why}") from None
 
     def open(self, cache: int, plan: PlanId, fingerprint: str) -> tuple[str, ...]:
-        found: tuple[str, ...] = self._get("open", cache, plan, fingerprint)
+        number = self._numbers.setdefault((cache, plan), len(self._numbers))
+        ref = self._actor.open.remote(number, cache, plan, fingerprint)
+        found: tuple[str, ...] = self._wait(ref)
         return found
 
     def run(
         self, cache: int, plan: PlanId, live: Live | None, values: Values, timed: bool
     ) -> tuple[Values, np.ndarray | None]:
-        ref = self._actor.run.remote(cache, plan, live, flat(values), timed)
+        number = self._numbers[cache, plan]
+        ref = self._actor.run.remote(number, live, flat(values), timed)
         found, ns = self._wait(ref)
         return full(found), None if ns is None else np.frombuffer(ns, np.int64)
 

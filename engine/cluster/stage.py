@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, DeviceId, Flags, Live, Memory, Program, Ticks
+from gguflow.engine.backends.base import Backend, DeviceId, Live, Meets, Memory, Program, Ticks
 from gguflow.engine.backends.host import PRIVATE, HostBuffer
 from gguflow.engine.compile import Step
 from gguflow.engine.compile.types import HOST_SPACE
@@ -140,7 +140,7 @@ class StageBackend(Backend):
         steps: Sequence[Step],
         memory: Memory,
         n_threads: int | None = None,
-        flags: Flags | None = None,
+        meets: Meets | None = None,
     ) -> Program:
         """The part of the plan that begins with the first of the steps."""
         assert isinstance(memory, SpaceMemory) and isinstance(steps[0], Tensor)

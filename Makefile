@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h kernels/guard/*.cpp)
 
-.PHONY: demo test slow lint format types layout check docs site wheels arm64 sanitize fuzz kills pins audit sbom clean
+.PHONY: demo test slow lint format types layout check docs site wheels arm64 sanitize fuzz kills faults soak pins audit sbom clean
 
 demo: $(VENV)/installed
 	$(BIN)/gguflow generate -p "Once upon a time" -n 200 --repeat-penalty 1.1
@@ -67,6 +67,13 @@ fuzz: $(VENV)/installed-dev
 kills: $(VENV)/installed-dev
 	$(BIN)/python tests/fuzz/kill_moments.py --kills 500
 
+faults: $(VENV)/installed-dev
+	$(BIN)/python tests/fuzz/fault_sweep.py
+
+# SECONDS of load by 64 clients on a server of the bundled model: texts, memory, threads, files, pages.
+soak: $(VENV)/installed-dev
+	PYTHON=$(BIN)/python tests/soak.sh $(SECONDS)
+
 # -- what is installed -----------------------------------------------------------------------------
 
 # The versions that CI installs, by hash (PINNED=1), what is known to be wrong with them, and a list
@@ -79,7 +86,7 @@ pins: $(BIN)/pip
 
 audit: $(BIN)/pip
 	$(BIN)/python -m pip install -q pip-audit
-	$(BIN)/pip-audit --disable-pip --require-hashes -r .ci/requirements.txt
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r .ci/requirements.txt
 
 sbom: $(BIN)/pip
 	$(BIN)/python -m pip install -q cyclonedx-bom

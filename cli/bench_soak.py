@@ -1,7 +1,8 @@
 """`gguflow bench --serve URL --soak SECONDS`: the same requests over and over, by many clients.
 
 Every request is asked alone first; under load each has to get that text again. Of a server of this
-project, the memory it takes is watched too: what it grows by after the first minute is a leak.
+project, the memory it takes is watched too: what it grows by after the first minute is a leak, and
+so are threads, descriptors and pages of the KV cache that it holds more of in the end than before.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ N_REQUESTS = 64  # that are different
 WARM = 60.0  # seconds, or a quarter of the time
 GROWTH = 32 << 20  # bytes that caches may still take after that
 PAUSE = 0.5  # seconds between two looks at the memory
+QUIET = 20  # looks until a server that nobody asks has put everything away
 
 
 @dataclass
 class Soak:
-    """What came of it. other: texts that were not those alone. memory: (seconds, bytes)."""
+    """What came of it. other: texts that were not those alone. memory: (seconds, bytes). before,
+    after: what the server held with nobody there, by name."""
 
     n_requests: int = 0
     n_tokens: int = 0
@@ -36,6 +39,13 @@ class Soak:
     n_busy: int = 0  # 429: a queue that is full is none of the server's faults
     errors: Counter[str] = field(default_factory=Counter)
     memory: list[tuple[float, int]] = field(default_factory=list)
+    before: dict[str, int] = field(default_factory=dict)
+    after: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> list[str]:
+        """The names of what it holds more of than before."""
+        return [name for name, n in self.before.items() if self.after.get(name, n) > n]
 
     def grown(self, seconds: float) -> int:
         """Bytes that the memory grew by after the first minute, or quarter."""
@@ -75,7 +85,8 @@ async def soak(
         if got.status != 200 or got.error:
             raise HttpError(got.error or f"status {got.status}")
         alone.append(got.texts)
-    out, began = Soak(), time.monotonic()
+    out = Soak(before=await _held(endpoint, {}))
+    began = time.monotonic()
     end = began + seconds
 
     async def client(k: int) -> None:
@@ -99,14 +110,34 @@ async def soak(
                 seen = await endpoint.get("/live/memory")
             except (HttpError, OSError):
                 return  # not a server of this project
-            out.memory.append((time.monotonic() - began, int(seen["rss"])))
+            passed = time.monotonic() - began
+            out.memory.append((passed, int(seen["rss"])))
+            if passed <= min(WARM, seconds / 4):  # helpers are started when they are needed first
+                n = seen.get("held", {}).get("threads", 0)
+                out.before["threads"] = max(out.before.get("threads", 0), n)
             await asyncio.sleep(PAUSE)
 
     async with asyncio.TaskGroup() as group:
         group.create_task(watch())
         for k in range(n_clients):
             group.create_task(client(k))
+    out.after = await _held(endpoint, out.before)
     return out
+
+
+async def _held(endpoint: Endpoint, least: dict[str, int]) -> dict[str, int]:
+    """What a server of this project holds with nobody there: once it is no more than `least`, or
+    after a while."""
+    held: dict[str, int] = {}
+    for _ in range(QUIET):
+        await asyncio.sleep(PAUSE)
+        try:
+            held = (await endpoint.get("/live/memory")).get("held", {})
+        except (HttpError, OSError):
+            return {}  # not a server of this project
+        if all(held.get(name, n) <= n for name, n in least.items()):
+            break
+    return held
 
 
 async def run(
@@ -114,7 +145,7 @@ async def run(
 ) -> int:
     """Every number of clients, a row each. The exit code."""
     code, head = OK, ("clients", "seconds", "requests", "429", "t/s", "other texts", "errors",
-                      "MiB at first", "MiB grown")  # fmt: skip
+                      "MiB at first", "MiB grown", "threads", "files", "pages")  # fmt: skip
     write("| " + " | ".join(head) + " |\n")
     write("|" + "|".join("-" * (len(n) + 1) + ":" for n in head) + "|\n")
     for n_clients in args.clients or [256]:
@@ -123,10 +154,14 @@ async def run(
         first = got.memory[0][1] if got.memory else 0
         cells = (n_clients, f"{args.soak:g}", got.n_requests, got.n_busy,
                  f"{got.n_tokens / args.soak:.0f}", got.n_other, sum(got.errors.values()),
-                 f"{first / 2**20:.0f}", f"{grown / 2**20:.1f}")  # fmt: skip
+                 f"{first / 2**20:.0f}", f"{grown / 2**20:.1f}",
+                 *(f"{got.before.get(name, 0)} {got.after.get(name, 0)}"
+                   for name in ("threads", "descriptors", "pages")))  # fmt: skip
         write("| " + " | ".join(map(str, cells)) + " |\n")
         for what, n in got.errors.most_common(5):
             note(f"bench: {n} x {what}")
-        if got.n_other or got.errors or grown > GROWTH or not got.n_requests:
+        for name in got.kept:
+            note(f"bench: {name}: {got.before[name]} before, {got.after[name]} in the end")
+        if got.n_other or got.errors or grown > GROWTH or got.kept or not got.n_requests:
             code = CHECK_FAILED
     return code

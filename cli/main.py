@@ -8,7 +8,6 @@ with SUMMARY is a family of commands, its modules: `gguflow sparse solve ...`.
 from __future__ import annotations
 
 import os
-import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from types import ModuleType
 
 from gguflow import __version__
 from gguflow.engine import env
+from gguflow.engine.found import modules_in
 
 from .errors import EXIT_CODES, OK, UsageError, exit_code, message
 from .limit import add_limit, set_limit
@@ -123,7 +123,7 @@ def _is_family(module: ModuleType) -> bool:
 
 
 def _modules(package: ModuleType) -> list[str]:
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__))
+    return sorted(m.name for m in modules_in(package.__path__))
 
 
 def _command(package: ModuleType, name: str) -> ModuleType | None:

@@ -1,12 +1,14 @@
-"""Ctrl-C while native code runs: Python's own handler waits until it returns.
+"""Native code that runs is ended by another thread: Ctrl-C, or somebody who gives its results up.
 
-The interpreter writes a signal's number to a file at once, whatever its main thread does. A thread
-reads it and tells the kernels' executors, which leave the program they are at after the op they
-are at; the run then raises KeyboardInterrupt.
+Python's own handler of Ctrl-C waits until native code returns. The interpreter writes a signal's
+number to a file at once, whatever its main thread does. A thread reads it and tells the kernels'
+executors, which leave the program they are at after the op they are at; the run then raises
+KeyboardInterrupt. A `Cancellation` ends runs of one thread alone, which raise Cancelled.
 """
 
 from __future__ import annotations
 
+import ctypes
 import selectors
 import signal
 import socket
@@ -16,11 +18,51 @@ from contextlib import contextmanager
 from types import FrameType
 
 _ends: list[Callable[[], None]] = []
+_words: list[tuple[Callable[..., None], Callable[..., None]]] = []
+
+
+class Cancelled(RuntimeError):
+    """A run was given up by a Cancellation: what it wrote is of no use."""
 
 
 def add(end: Callable[[], None]) -> None:
     """What ends native code that is running, from any thread."""
     _ends.append(end)
+
+
+def add_word(heed: Callable[..., None], cancel: Callable[..., None]) -> None:
+    """A library whose runs heed a word: gf_heed and gf_cancel of kernels/cpu/executor.cpp."""
+    _words.append((heed, cancel))
+
+
+class Cancellation:
+    """Ends the runs of the thread that heeds it, from any thread."""
+
+    def __init__(self) -> None:
+        self._word = ctypes.c_int32(0)
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Within it, native runs of this thread raise Cancelled once `request` has been called: in
+        the middle of an op, or instead of beginning."""
+        libraries = [*_words]
+        for heed, _ in libraries:
+            heed(ctypes.byref(self._word))
+        try:
+            yield
+        finally:
+            for heed, _ in libraries:
+                heed(None)
+
+    def request(self) -> None:
+        """End what runs, and what would begin until `clear`."""
+        self._word.value = 1
+        for _, cancel in [*_words]:
+            cancel(ctypes.byref(self._word))
+
+    def clear(self) -> None:
+        """Runs may begin again. No run of the thread may be on its way."""
+        self._word.value = 0
 
 
 @contextmanager

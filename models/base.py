@@ -6,12 +6,12 @@ there.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar
 
+from gguflow.engine.found import modules_in
 from gguflow.engine.graph import Graph, Tensor
 
 from .batch import Batch, CacheLayer, StateLayer
@@ -134,7 +134,7 @@ def architectures() -> dict[str, type[Architecture]]:
 
 def _module_names() -> list[str]:
     package = import_module("gguflow.models")
-    return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
+    return [m.name for m in modules_in(package.__path__) if not m.ispkg]
 
 
 def architecture(name: str) -> type[Architecture]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -113,7 +115,8 @@ async def memory(exchange: Exchange) -> None:
     }
     repacked = loaded.model.repacked_bytes()
     await exchange.json({"model": loaded.spec.name, "forecast": spaces, "room": used,
-                         "rss": _resident(), "repacked": repacked})  # fmt: skip
+                         "rss": _resident(), "repacked": repacked,
+                         "held": _held(loaded)})  # fmt: skip
 
 
 async def request(exchange: Exchange) -> None:
@@ -122,6 +125,18 @@ async def request(exchange: Exchange) -> None:
     if line is None:
         raise ApiError(404, "no such request, or too long ago")
     await exchange.json(line.row(whole=True))
+
+
+def _held(loaded: Loaded) -> dict[str, int]:
+    """What the process has that comes back: threads and descriptors, where the system says, pages
+    of the KV cache that sequences hold."""
+    held = {}
+    for name, place in (("threads", "task"), ("descriptors", "fd")):
+        with suppress(OSError):
+            held[name] = len(os.listdir(f"/proc/self/{place}"))
+    stats = loaded.watched.stats
+    held["pages"] = sum(n - stats.n_available[group] for group, n in stats.n_pages.items())
+    return held
 
 
 def _resident() -> int:

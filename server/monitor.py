@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gguflow.engine.profile import Peaks, Profile
 from gguflow.engine.profile.group import GROUPINGS, regroup, totals_by_name
 from gguflow.engine.profile.machine import machine_name
-from gguflow.engine.serving.engine import Engine, EngineStats
+from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Token
+from gguflow.engine.serving.stats import EngineStats
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model

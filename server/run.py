@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 
 import uvicorn
 
@@ -46,6 +47,14 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started and not self.should_exit:
             self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets those in work finish; the next one cancels them."""
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+            return
+        for task in [*self.server_state.tasks]:
+            task.get_loop().call_soon_threadsafe(task.cancel)
 
 
 def make_server(service: Service, ready: Callable[[], None]) -> Server:

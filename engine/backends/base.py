@@ -6,7 +6,6 @@ of its own, or None.
 
 from __future__ import annotations
 
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from gguflow.engine.compile import Meeting, Recv, Send, Step
+from gguflow.engine.found import modules_in
 from gguflow.engine.graph import DType, Tensor
 
 from .host import HostBuffer
@@ -394,7 +394,7 @@ class Backend(ABC):
 def backend_names() -> list[str]:
     """Every backend there is a directory for; making one shows whether this machine can use it."""
     package = import_module("gguflow.engine.backends")
-    return [m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg]
+    return [m.name for m in modules_in(package.__path__) if m.ispkg]
 
 
 def find_backend(name: str, options: Mapping[str, Any] | None = None) -> Backend:

@@ -5,9 +5,10 @@ Files are found, not listed: a new op is a new file.
 
 from __future__ import annotations
 
-import pkgutil
 from importlib import import_module
 
-for _module in pkgutil.iter_modules(__path__):
+from gguflow.engine.found import modules_in
+
+for _module in modules_in(__path__):
     if _module.name != "__main__":  # the table generator runs when imported
         import_module(f"{__name__}.{_module.name}")

@@ -9,12 +9,13 @@ have no file here are read by `dequantize_any`.
 
 from __future__ import annotations
 
-import pkgutil
 from importlib import import_module
+
+from gguflow.engine.found import modules_in
 
 from .base import Codec, all_codecs, codec, decode, encode
 
-for _module in pkgutil.iter_modules(__path__):
+for _module in modules_in(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 from .other import dequantize_any  # noqa: E402

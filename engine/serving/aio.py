@@ -101,8 +101,9 @@ class AsyncEngine:
         return self._failed
 
     async def close(self) -> None:
-        """End the thread after the step it is at. Requests in work raise EngineClosedError."""
+        """End the thread and the run it is at. Requests in work raise EngineClosedError."""
         self._closing = True
+        self.engine.give_up()
         self._wake.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)

@@ -9,8 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from gguflow.engine.graph import Graph
+from gguflow.engine.interrupt import Cancelled
 from gguflow.models.base import ModelError
 
+from .flight import Flight
 from .kv import KvCache
 from .pages import OutOfPages
 from .request import Pooling, RequestId
@@ -63,12 +65,13 @@ class Embedded(NamedTuple):
 
 class Embedder:
     """Requests in, vectors out; a run at a time, beside those that generate. runner: theirs, whose
-    cache has the pages."""
+    cache has the pages. flight: told of its runs."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, flight: Flight) -> None:
         model = runner.model
         self._runner = runner.over(model.with_rewrite(EndAtNorm(model.source.path)))
         self._kv: KvCache = runner.kv
+        self._flight = flight
         self._most = model.options.n_ubatch
         self._waiting: list[_Job] = []
         self._running: list[_Job] = []
@@ -95,6 +98,8 @@ class Embedder:
             return []
         try:
             self._run(batch)
+        except Cancelled:  # whoever still wants its rows gets them next time
+            return []
         except Exception as e:
             for job, _ in batch:
                 self._running.remove(job)
@@ -133,7 +138,8 @@ class Embedder:
         for job, n in batch:
             assert job.seq is not None
             pieces.append(Piece(job.seq, job.ids[job.n_rows : job.n_rows + n], n))
-        values = self._runner.run(rows_of(self._kv, pieces), every=True)[0]
+        with self._flight.of({job.id: n for job, n in batch}, self._kv.states is None):
+            values = self._runner.run(rows_of(self._kv, pieces), every=True)[0]
         at = 0
         for (job, n), piece in zip(batch, pieces, strict=True):
             rows = values[at : at + n]

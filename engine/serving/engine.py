@@ -13,7 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,13 @@ import numpy as np
 
 from gguflow.engine.adapters import salted
 from gguflow.engine.ahead import Ahead
+from gguflow.engine.interrupt import Cancelled
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import token_ids
 from gguflow.engine.sampling import GREEDY, SamplerRows, seed_of
 
 from .embed import Embedder
+from .flight import Flight
 from .host_sampling import Choice, HostSampler, check_extras, ranked
 from .replay import replay
 from .request import POOLINGS, EmbedRequest, Finish, Job, LogitsError, Request, RequestId, Token
@@ -35,6 +38,7 @@ from .scheduler import Batch, Scheduler
 from .speculation import Drafting, Line, rows_to_check
 from .speculation_host import Picked
 from .speculator import Speculator
+from .stats import EngineStats
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -43,25 +47,6 @@ LEAST_AHEAD = 3  # steps that are worth starting to run ahead
 MOST_AHEAD = 128  # for which pages are set aside at a time
 NOTHING: Mapping[RequestId, Choice | Exception] = {}
 LOGITS_BYTES = 32 << 20  # of the rows of a prompt whose probabilities are asked for, in one run
-
-
-@dataclass
-class EngineStats:
-    """Since the engine was made. n_prompt: tokens of prompts computed, those of requests that gave
-    their pages back again included; n_found: those that were in the cache already. n_pages,
-    n_available: of the KV cache by group, those available being free or wanted by nobody now.
-    drafting: what came of guesses."""
-
-    n_steps: int
-    n_prompt: int
-    n_found: int
-    n_generated: int
-    n_preempted: int
-    n_running: int
-    n_waiting: int
-    n_pages: dict[str, int]
-    n_available: dict[str, int]
-    drafting: Drafting
 
 
 class Engine:
@@ -103,6 +88,7 @@ class Engine:
         self._lock = threading.Lock()
         self._incoming: deque[Job] = deque()
         self._cancelled: deque[RequestId] = deque()
+        self._flight = Flight(self._cancelled)
         self._ahead: Ahead | None = None
         self._aboard: list[Job] = []  # whose tokens the steps on their way make,
         self._aboard_seqs = np.zeros(0, np.int64)  # and their numbers in the cache
@@ -152,8 +138,14 @@ class Engine:
         return id
 
     def cancel(self, id: RequestId) -> None:
-        """End a request with the next step; nothing happens when it has ended already."""
+        """End a request with the next step, and the run it is in where that was mostly its own (see
+        `flight`); nothing happens when it has ended already."""
         self._cancelled.append(id)
+        self._flight.leave(id)
+
+    def give_up(self) -> None:
+        """End the run that `step` is at, and let it make none any more."""
+        self._flight.end()
 
     @property
     def has_work(self) -> bool:
@@ -192,9 +184,15 @@ class Engine:
         """One run of one plan: a token for every request that generates, or several where guesses
         came true, and those that end without one.
 
-        Should it raise, the requests are as before it and the next step does the same again.
+        Should it raise, the requests are as before it and the next step does the same again; a run
+        that was given up in the middle makes no tokens, and its rows are as before too.
         """
         done: list[Token] = []
+        with suppress(Cancelled):
+            self._step(done)
+        return done
+
+    def _step(self, done: list[Token]) -> None:
         self._take_in(done)
         if self._embeds:
             self._step_embeds(done)
@@ -203,10 +201,10 @@ class Engine:
             n = len(self._aboard)
             self._step_ahead(done)
             self._ran_plain(n, began)
-            return done
+            return
         batch = self._scheduler.next()
         if not batch.singles and not batch.chunks:
-            return done
+            return
         self._n_steps += 1
         for job in batch.singles:
             if job.n_new > 1:
@@ -221,7 +219,6 @@ class Engine:
             else:
                 self._run(batch, done)
             self._ran_plain(len(batch.singles), began)
-        return done
 
     def _take_in(self, done: list[Token]) -> None:
         """Requests that have come and cancellations since the last step."""
@@ -276,7 +273,7 @@ class Engine:
     def _step_embeds(self, done: list[Token]) -> None:
         """One run of texts to be made vectors of. Steps that are on their way come first."""
         if self._embedder is None:
-            self._embedder = Embedder(self._runner)
+            self._embedder = Embedder(self._runner, self._flight)
         while self._new_embeds:
             id = self._new_embeds.popleft()
             if (request := self._embeds.get(id)) is not None:
@@ -315,7 +312,9 @@ class Engine:
         else:
             rows = self._single_rows(singles, seqs)
         sampling = self._sampling(seqs) if sampled and not every else None
-        results = self._runner.run(rows, sampling, every)
+        aboard = {job.id: 1 for job in singles} | {job.id: n for job, n in chunks}
+        with self._flight.of(aboard, self._kv.states is None):
+            results = self._runner.run(rows, sampling, every)
         if every:
             at = self._take_prompt_logprobs(batch, results[-1])
         if sampled:

@@ -6,7 +6,6 @@ It may change which weights a model has, rewrite its graphs, and place it on dev
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
+from gguflow.engine.found import modules_in
 from gguflow.engine.load import ModelSource
 from gguflow.engine.options import Options
 from gguflow.engine.planning import Planner, Setup
@@ -74,5 +74,5 @@ class Variant(Protocol):
 def variants() -> tuple[Variant, ...]:
     """Every variant there is, by name."""
     package = import_module("gguflow.engine.variants")
-    found = (m.name for m in pkgutil.iter_modules(package.__path__) if m.name != "base")
+    found = (m.name for m in modules_in(package.__path__) if m.name != "base")
     return tuple(import_module(f"gguflow.engine.variants.{name}").VARIANT for name in sorted(found))

@@ -93,7 +93,14 @@ struct Job {
   int spins = 0;               // turns of the wait loop before a thread parks between ops
   const std::atomic<int32_t>* stop = nullptr;  // not 0 once an op of thread 0 has ended the program
   bool heeds = false;                          // whether gf_interrupt ends it
+  const std::atomic<int32_t>* cancel = nullptr;  // not 0 once gf_cancel has been called with it
 };
+
+// What gf_pool_run returns.
+enum Outcome : int32_t { kRan = 0, kInterrupted = 1, kCancelled = 2 };
+
+// The calling thread's word, see gf_heed.
+thread_local const std::atomic<int32_t>* heeded = nullptr;
 
 std::mutex interrupting;        // held to begin a program and to interrupt it
 std::vector<gf_pool*> running;  // pools whose programs heed it
@@ -219,11 +226,14 @@ struct gf_pool {
     return j.stop && j.stop->load(std::memory_order_relaxed) != 0;
   }
 
-  // Whether all of it ran, for all that gf_interrupt has to do with it.
-  bool run(const Job& program) {
+  // `interrupting` is held.
+  bool heeds_word(const std::atomic<int32_t>* word) const { return job.cancel == word; }
+
+  Outcome run(const Job& program) {
     std::lock_guard<std::mutex> turn(callers);
     {
       std::lock_guard<std::mutex> lock(interrupting);
+      if (program.cancel && program.cancel->load()) return kCancelled;  // before it began
       job = program;
       counters[0].value = 0;
       left.store(-1);
@@ -238,7 +248,8 @@ struct gf_pool {
       std::lock_guard<std::mutex> lock(interrupting);
       running.erase(std::find(running.begin(), running.end(), this));
     }
-    return left.load() < 0;
+    if (left.load() < 0) return kRan;
+    return program.cancel && program.cancel->load() ? kCancelled : kInterrupted;
   }
 
   const int n_threads;
@@ -272,13 +283,13 @@ GF_EXPORT void gf_pool_destroy(gf_pool* pool) { delete pool; }
 
 // Runs the ops in order. Every op sees all results of the ops before it.
 // ends_ns: null, or room for n_ops + 1 readings of the monotonic clock in nanoseconds: the start,
-// then the end of each op. Callers on other threads wait their turn. Returns 0, or 1 where
-// gf_interrupt ended it after an op: the results are then of no use.
+// then the end of each op. Callers on other threads wait their turn. Returns 0, or where it was
+// ended in the middle, and the results are of no use, 1 for gf_interrupt and 2 for gf_cancel.
 GF_EXPORT int32_t gf_pool_run(gf_pool* pool, const gf_op* ops, int64_t n_ops,
                               unsigned char* scratch, int64_t scratch_bytes, int64_t* ends_ns) {
   if (n_ops <= 0) return 0;
-  return pool->run({ops, n_ops, scratch, scratch_bytes, ends_ns, pool->spins, nullptr, true}) ? 0
-                                                                                              : 1;
+  return pool->run(
+      {ops, n_ops, scratch, scratch_bytes, ends_ns, pool->spins, nullptr, true, heeded});
 }
 
 // Ends what gf_pool_run runs at the moment, from any thread, in the middle of an op too: of those
@@ -286,6 +297,20 @@ GF_EXPORT int32_t gf_pool_run(gf_pool* pool, const gf_op* ops, int64_t n_ops,
 GF_EXPORT void gf_interrupt() {
   std::lock_guard<std::mutex> lock(interrupting);
   for (gf_pool* pool : running) pool->leave_work();
+}
+
+// From now on gf_pool_run of the calling thread is ended by gf_cancel with this word, and begins
+// nothing while the word is not 0. Null: no longer. The word stays while a program runs.
+GF_EXPORT void gf_heed(int32_t* word) { heeded = reinterpret_cast<std::atomic<int32_t>*>(word); }
+
+// Sets the word and ends what runs by it, from any thread, as gf_interrupt does.
+GF_EXPORT void gf_cancel(int32_t* word) {
+  auto* const flag = reinterpret_cast<std::atomic<int32_t>*>(word);
+  std::lock_guard<std::mutex> lock(interrupting);
+  flag->store(1);
+  for (gf_pool* pool : running) {
+    if (pool->heeds_word(flag)) pool->leave_work();
+  }
 }
 
 // The same for a program with waits for another device. spins: turns of the wait loop before a

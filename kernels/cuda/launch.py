@@ -14,7 +14,6 @@ builds its bytes.
 
 from __future__ import annotations
 
-import pkgutil
 import re
 import struct
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from math import prod
 from pathlib import Path
 from types import ModuleType
 
+from gguflow.engine.found import modules_in
 from gguflow.engine.graph import DType, Tensor
 from gguflow.engine.graph.tensor import MAX_DIMS
 
@@ -192,7 +192,7 @@ def launch_files() -> dict[str, ModuleType]:
     """The launch file of every op that has one."""
     found: dict[str, ModuleType] = {}
     package = import_module(__package__)
-    for m in pkgutil.iter_modules(package.__path__):
+    for m in modules_in(package.__path__):
         module = import_module(f"{__package__}.{m.name}")
         for op in getattr(module, "OPS", ()):
             if op in found:

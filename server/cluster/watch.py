@@ -9,8 +9,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.profile import Profile
-from gguflow.engine.serving.engine import EngineStats
 from gguflow.engine.serving.speculation import Drafting
+from gguflow.engine.serving.stats import EngineStats
 from gguflow.server.monitor import KEPT_STEPS, Step
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # always allowed; a name stands for all that is in it.
 GROUND = ("engine.graph", "engine.quants", "engine.ops", "engine.gguf", "engine.env",
           "engine.harmless", "engine.mapped", "engine.room", "engine.files", "engine.limits",
-          "engine.plan_key", "engine.prompt", "engine.adapters")  # fmt: skip
+          "engine.plan_key", "engine.prompt", "engine.adapters", "engine.found")  # fmt: skip
 BASE = (*GROUND, "models", "engine.compile", "engine.backends.base", "engine.options",
         "engine.sampling", "engine.profile")  # fmt: skip
 LOADED = (*BASE, "engine.load", "engine.requantize", "engine.runtime", "engine.planning")
@@ -24,8 +24,8 @@ ENGINE = (*LOADED, "engine.variants", "engine.resolve", "engine.session", "engin
 ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/__init__.py": (),
     "engine/graph": (),
-    "engine/quants": ("engine.graph",),
-    "engine/ops": ("engine.graph", "engine.quants", "engine.plan_key"),
+    "engine/quants": ("engine.graph", "engine.found"),
+    "engine/ops": ("engine.graph", "engine.quants", "engine.plan_key", "engine.found"),
     "engine/gguf": (
         "engine.graph",
         "engine.quants",
@@ -44,10 +44,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/plan_key.py": (),
     "engine/prompt.py": (),
     "engine/adapters.py": (),
-    "kernels": ("engine.graph", "engine.files", "engine.plan_key"),
+    "engine/found.py": (),
+    "kernels": ("engine.graph", "engine.files", "engine.found", "engine.plan_key"),
     "engine/compile": ("engine.graph",),
     "engine/profile": ("engine.graph", "engine.env", "engine.files", "engine.harmless"),
     "engine/backends": (
+        "engine.found",
         "engine.graph",
         "engine.interrupt",
         "engine.ops",
@@ -58,6 +60,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "kernels",
     ),
     "models": (
+        "engine.found",
         "engine.graph",
         "engine.harmless",
         "engine.ops",
@@ -82,7 +85,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.profile",
         "engine.env",
     ),
-    "engine/serving": (*LOADED, "engine.ahead", "engine.samplers"),
+    "engine/serving": (*LOADED, "engine.ahead", "engine.interrupt", "engine.samplers"),
     "engine/ahead.py": BASE,
     "engine/planning.py": (*BASE, "engine.load", "engine.serving.buckets", "engine.serving.kv"),
     "engine/devices.py": ("engine.backends.base",),

@@ -38,6 +38,14 @@ from gguflow.kernels.cuda import jit  # noqa: E402
 OLD = b"what was there before"
 
 
+class Ended(Exception):
+    """A command ended with this exit code and said that."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(f"exit code {code}: {said}")
+        self.code, self.said = code, said
+
+
 @dataclass(frozen=True)
 class Job:
     """write: makes the file `target`."""
@@ -57,8 +65,10 @@ def jobs(folder: Path) -> list[Job]:
         place.mkdir()
 
     def run(*words: str) -> None:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            assert command(list(words)) == 0, words
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+            code = command(list(words))
+        if code:
+            raise Ended(code, said.getvalue())
 
     def save() -> None:
         s = session.new_session()

@@ -60,6 +60,17 @@ def test_planning_is_linear_in_layers() -> None:
     assert large < 20 * small  # of squares it would be 64
 
 
+@pytest.mark.slow
+def test_planning_of_thousands_of_layers() -> None:
+    def plan(n_layer: int) -> float:
+        source = deep(n_layer)
+        return seconds(lambda: Model(source, Options(n_ctx=64)).plan(token_key()))
+
+    plan(10)
+    small, large = plan(512), plan(4096)
+    assert large < 16 * small  # ten seconds of one processor; of squares it would be ten minutes
+
+
 def test_cost_of_attention_at_any_length() -> None:
     """A closed form: equal to the sum over tokens, and as quick for two thousand million."""
 

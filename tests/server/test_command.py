@@ -95,6 +95,28 @@ def test_it_serves_logs_and_drains(processes: list[Process], tmp_path: Path) -> 
     assert "secret" not in "".join(p.lines)
 
 
+def test_a_second_signal_ends_what_is_in_work(processes: list[Process]) -> None:
+    """A request that is not over for minutes holds up the first SIGTERM and not the next."""
+    p = Process("-c", "512", "--no-access-log", "--drain", "300", "--body-timeout", "300")
+    processes.append(p)
+    waiting = p.connect()
+    waiting.putrequest("POST", "/v1/completions")
+    waiting.putheader("content-type", "application/json")
+    waiting.putheader("content-length", "100")
+    waiting.endheaders(b"{")
+    assert post(p.connect(), {"prompt": "Once", "max_tokens": 1}).status == 200
+    p.process.send_signal(signal.SIGTERM)
+    for _ in range(300):  # until nobody is let in any more
+        try:
+            socket.create_connection((waiting.host, waiting.port), 5).close()
+        except OSError:
+            break
+        time.sleep(0.1)
+    assert p.process.poll() is None
+    p.process.send_signal(signal.SIGTERM)
+    assert p.process.wait(60) == 0, p.lines
+
+
 def test_guesses_change_no_text(processes: list[Process]) -> None:
     body = {"prompt": "the king and the queen and the king and", "max_tokens": 40, "temperature": 0}
     texts = []
@@ -181,6 +203,7 @@ def test_a_soak(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     rows = capsys.readouterr().out.splitlines()
     cells = [cell.strip() for cell in rows[-1].strip("|").split("|")]
     assert code == 0 and cells[0] == "6" and int(cells[2]) > 6 and cells[5:7] == ["0", "0"], rows
+    assert cells[11] == "0 0" and all(int(n) > 1 for n in cells[9].split()), rows
     assert main([*args, "--rate", "3"]) == 2 and "--soak" in capsys.readouterr().err
 
 
@@ -202,6 +225,8 @@ def test_a_soak_sees_texts_that_differ_and_memory_that_grows() -> None:
     assert found.n_tokens == 2 * found.n_requests
     found.memory = [(1.0, 100), (59.0, 200), (61.0, 150), (300.0, 260)]
     assert found.grown(600) == 60 and found.grown(100) == 160
+    found.before, found.after = {"threads": 3, "pages": 0}, {"threads": 3, "pages": 1}
+    assert found.kept == ["pages"]
 
 
 def test_figures() -> None:

@@ -58,6 +58,11 @@ class CpuLibrary:
         self.cdll.gf_interrupt.restype = None
         interrupt.add(self.cdll.gf_interrupt)
         self._addresses: dict[str, int] = {}
+        if self.address("gf_heed"):
+            heed, cancel = self.cdll.gf_heed, self.cdll.gf_cancel
+            for word in (heed, cancel):
+                word.restype, word.argtypes = None, [ctypes.c_void_p]
+            interrupt.add_word(heed, cancel)
 
     def address(self, symbol: str) -> int:
         """Address of an exported function, 0 when there is none."""

@@ -14,6 +14,7 @@ from gguflow.engine.backends.base import Live, Meets, Memory, Program, Ticks, re
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.graph import Tensor
+from gguflow.engine.interrupt import Cancelled
 
 from .abi import GfOp
 from .live_rows import LiveRows
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Turns of the wait loop before a worker parks, about a millisecond: while the device computes, all
 # but one thread sit at a barrier, and waking sixteen of them costs more than a layer's share.
 LINKED_SPINS = 30_000
+INTERRUPTED = 1  # what gf_pool_run returns after gf_interrupt; 2 after gf_cancel
 
 
 class CpuProgram(Program):
@@ -107,8 +109,9 @@ class CpuProgram(Program):
         if timed:
             self._ticks = np.zeros(len(self.kernels) + 1, np.int64)
             ends = ctypes.c_void_p(self._ticks.ctypes.data)
-        if self._run(*self._before, ends, *self._after):
-            raise KeyboardInterrupt  # ended in the middle, see `engine.interrupt`
+        ended = self._run(*self._before, ends, *self._after)
+        if ended:  # in the middle, see `engine.interrupt`
+            raise KeyboardInterrupt if ended == INTERRUPTED else Cancelled
 
     def finish(self) -> Ticks | None:
         ticks, self._ticks = self._ticks, None

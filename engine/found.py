@@ -1,0 +1,35 @@
+"""What is found by being there: the modules of a package."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Found(NamedTuple):
+    """A module, or a package, by its name."""
+
+    name: str
+    ispkg: bool
+
+
+def modules_in(paths: Iterable[str]) -> list[Found]:
+    """The modules and packages in a package's `__path__`, by name. Raises OSError for a folder that
+    cannot be read now, for want of memory or open files say, which `pkgutil.iter_modules` takes for
+    an empty one: an op, a backend or a variant would be missing without a word."""
+    found = []
+    for place in paths:
+        for name in sorted(os.listdir(place)):
+            stem, dot, kind = name.partition(".")
+            path = os.path.join(place, name)
+            if kind == "py" and stem != "__init__":
+                found.append(Found(stem, False))
+            elif not dot and _is_folder(path) and "__init__.py" in os.listdir(path):
+                found.append(Found(stem, True))
+    return found
+
+
+def _is_folder(path: str) -> bool:
+    return stat.S_ISDIR(os.stat(path).st_mode)  # os.path.isdir hides what is wrong

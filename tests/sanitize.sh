@@ -41,4 +41,5 @@ export UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:report_signal_unsafe=0
 export PYTHONMALLOC=malloc # so that a read past an array of Python's is seen
 [ $# -gt 0 ] || set -- -q -x "${suite[@]}"
-exec "$python" -m pytest --cpu-lib "$build" -p no:cacheprovider "$@"
+# What is written as the process ends must not be captured.
+exec "$python" -m pytest --capture=sys --cpu-lib "$build" -p no:cacheprovider "$@"

@@ -93,13 +93,21 @@ def check_layout(t: Tensor) -> None:
             f"operand {t.name}: rows of {t.shape[-1]} with a stride of {t.strides[-1]} are no "
             f"whole blocks of {t.dtype.name}"
         )
-    unit = 1 if t.dtype.is_quantized else t.dtype.storage.itemsize
+    unit = _unit(t)
     if any(s % unit for s, n in zip(t.strides, t.shape, strict=True) if n > 1):
         raise DescriptorError(f"operand {t.name}: strides {list(t.strides)} split an element")
     if (end := _end(t)) > owner.nbytes:
         raise DescriptorError(
             f"operand {t.name}: ends at byte {end} of {owner.name}, which has {owner.nbytes}"
         )
+
+
+def _unit(t: Tensor) -> int:
+    """What addresses and strides are multiples of: an element's bytes, or two where blocks hold
+    16-bit scales, which is where they have an even size."""
+    if t.dtype.is_quantized:
+        return 2 - t.dtype.nbytes % 2
+    return t.dtype.storage.itemsize
 
 
 def _end(t: Tensor) -> int:
@@ -125,7 +133,7 @@ def _span(t: Tensor, memory: Memory) -> tuple[int, int]:
             f"of {buffer.nbytes}"
         )
     address, end = buffer.address + offset + t.view_offset, _end(t)
-    if t.dtype.is_quantized and (buffer.address + offset) % 2:
+    if t.dtype.is_quantized and end and address % _unit(t):
         raise DescriptorError(f"operand {t.name}: blocks at an odd address")
     if not t.dtype.is_quantized and end and address % t.dtype.storage.itemsize:
         raise DescriptorError(

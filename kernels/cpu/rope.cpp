@@ -29,12 +29,14 @@ void sin_cos(double angle, float* sine, float* cosine) {
   *cosine = quadrant == 1 || quadrant == 2 ? -b : b;
 }
 
+constexpr double kPi = 3.14159265358979323846;  // M_PI is not in every cmath
+
 // The pairs between which YaRN blends (Peng et al. 2023, section 3.2), in units of pairs.
 struct yarn_range {
   double low, high;
   yarn_range(const rope_params& p, int n_dims) {
     const auto pair = [&](double turns) {
-      return n_dims * log(p.n_ctx_orig / (turns * 2 * M_PI)) / (2 * log(double(p.freq_base)));
+      return n_dims * log(p.n_ctx_orig / (turns * 2 * kPi)) / (2 * log(double(p.freq_base)));
     };
     low = pair(p.beta_fast);
     high = pair(p.beta_slow);

@@ -1,7 +1,7 @@
 // all_reduce: the sum of parts, in their order; of parts that other devices make while this runs,
 // too. A device writes its part into the channels of the others (see all_reduce.py), which arrive
-// there at the same time as theirs do here, and waits at its own channel. All add in the same order,
-// or one adds for all, so that every device has the same bits.
+// there at the same time as theirs do here, and waits at its own channel. All add in the same
+// order, or one adds for all, so that every device has the same bits.
 #include "cuda/arrivals.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/peer.cuh"
@@ -33,8 +33,8 @@ struct ReduceArgs {
   char* to;
   u32* given_up;
   i64 timeout_ns, nbytes;
-  i64 room, flags;           // where they begin in a channel
-  i64 stride, flag_stride;   // from one device's to the next one's
+  i64 room, flags;          // where they begin in a channel
+  i64 stride, flag_stride;  // from one device's to the next one's
   u32 code;
   i32 rank, n;
 };
@@ -49,7 +49,8 @@ __device__ __forceinline__ void end_exchange(const ReduceArgs& a, u32 e) {
   if (arrives_last(head + 1, gridDim.x) && threadIdx.x == 0) *head = e;
 }
 
-// -- small parts: data with flags ------------------------------------------------------------------
+// -- small parts: data with flags
+// ------------------------------------------------------------------
 
 // Two numbers, each with the exchange's beside it: what has the right flag is there.
 __device__ __forceinline__ uint2 wait_for_line(const uint4* from, u32 e, Patience& patience) {
@@ -92,7 +93,8 @@ __global__ void __launch_bounds__(256) all_reduce_small(const __grid_constant__ 
   end_exchange(a, e);
 }
 
-// -- large parts: pieces with a flag ---------------------------------------------------------------
+// -- large parts: pieces with a flag
+// ---------------------------------------------------------------
 
 struct Pieces {
   const ReduceArgs& a;

@@ -1,5 +1,5 @@
-// Meeting the host, or another device, in the middle of a graph: flags in memory that both reach, and
-// the copies that go with them. See `Flag` of engine/backends/base.py.
+// Meeting the host, or another device, in the middle of a graph: flags in memory that both reach,
+// and the copies that go with them. See `Flag` of engine/backends/base.py.
 #include "cuda/dependent.cuh"
 #include "cuda/peer.cuh"
 

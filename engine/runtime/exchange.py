@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -246,17 +246,18 @@ class SideBySide(Runner):
                 failed = failed or e
         code = int(self._words[GIVEN_UP])
         if code:
-            self._clear(failed is None)
+            self._clear()
         if failed is not None:
             raise failed
         return code
 
-    def _clear(self, devices: bool = True) -> None:
-        """As before the first run. devices: they still take something."""
+    def _clear(self) -> None:
+        """As before the first run: what was sent is not to be taken for the next run's."""
         self._words[:] = 0
         for b in (*self._own_flags.values(), *self._channels.values()):
-            if b is not None and devices:
-                b.write(0, np.zeros(b.nbytes, np.uint8))
+            if b is not None:
+                with suppress(Exception):  # a device that failed for good says so in its next run
+                    b.write(0, np.zeros(b.nbytes, np.uint8))
 
     def _complaint(self, code: int) -> str:
         if code > len(self.sides.meetings):

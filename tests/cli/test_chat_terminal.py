@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ class Talk:
         self.p = pexpect.spawn(
             sys.executable, ["-m", "gguflow", "chat", "-m", model, *flags], env=env, timeout=60,
             encoding="utf-8", dimensions=(50, 100),
+            # Whoever runs the tests in the background has Ctrl-C ignored in all they start.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         self.seen = ""
         self.wait()

@@ -7,6 +7,7 @@ from functools import reduce
 
 import numpy as np
 
+import gguflow.engine.ops  # noqa: F401  (registers them)
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, PlanOptions, compile_graph
 from gguflow.engine.graph import F32, Graph

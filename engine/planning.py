@@ -10,7 +10,7 @@ from typing import Protocol
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
 from gguflow.engine.compile.types import HOST_SPACE
-from gguflow.engine.graph import Graph, Role
+from gguflow.engine.graph import Graph, ParamRangeError, Role
 from gguflow.engine.limits import MAX_TOKENS
 from gguflow.engine.load import ModelSource, weight_users
 from gguflow.engine.options import Options
@@ -18,6 +18,7 @@ from gguflow.engine.plan_key import PAGE, STATES, PlanKey, step_key
 from gguflow.engine.sampling import N_HISTORY
 from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.serving.kv import window_pages
+from gguflow.models.base import ModelError
 from gguflow.models.batch import Batch, CacheLayer, CacheSize, append_sampler
 
 KEPT = 32  # plans
@@ -76,11 +77,16 @@ def buckets(options: Options, live: bool = False) -> Buckets:
 
 
 def record(setup: Setup, key: PlanKey) -> Graph:
-    """The forward pass over a run's rows as an uncompiled graph."""
+    """The forward pass over a run's rows as an uncompiled graph. Raises ModelError where the file's
+    keys, each within its own bounds, make a number that is not."""
     g = Graph()
     source, o = setup.source, setup.options
     leaves = {s.name: g.weight(s.name, s.dtype, s.shape) for s in source.weights.values()}
-    logits = source.arch.build(g, leaves, Batch(key, cache_size(setup), o.k_type, o.v_type))
+    batch = Batch(key, cache_size(setup), o.k_type, o.v_type)
+    try:
+        logits = source.arch.build(g, leaves, batch)
+    except ParamRangeError as e:
+        raise ModelError(f"{source.path}: its keys together are out of bounds: {e}") from None
     if key.n_out:
         g.output(logits)
     if key.sample:

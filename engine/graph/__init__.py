@@ -17,12 +17,22 @@ from .dtype import (
     register_dtype,
 )
 from .graph import Graph
-from .opspec import Case, Operand, OpSpec, Param, ShapeError, all_ops, op_spec, written_owners
+from .opspec import (
+    Case,
+    Operand,
+    OpSpec,
+    Param,
+    ParamRangeError,
+    ShapeError,
+    all_ops,
+    op_spec,
+    written_owners,
+)
 from .tensor import Role, Shape, Tensor, contiguous_strides
 
 __all__ = [
     "BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "LEAST_POSITIVE",
-    "Case", "DType", "Graph", "Operand", "OpSpec", "Param", "Role", "Shape", "ShapeError", "Tensor",
-    "all_dtypes", "all_ops", "contiguous_strides", "dtype_by_id", "dtype_by_name", "op_spec",
-    "register_dtype", "written_owners",
+    "Case", "DType", "Graph", "Operand", "OpSpec", "Param", "ParamRangeError", "Role", "Shape",
+    "ShapeError", "Tensor", "all_dtypes", "all_ops", "contiguous_strides", "dtype_by_id",
+    "dtype_by_name", "op_spec", "register_dtype", "written_owners",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from math import prod
 from typing import Any
 
 from .dtype import DType
-from .opspec import ShapeError, op_spec
+from .opspec import ParamRangeError, ShapeError, op_spec
 from .tensor import Role, Shape, Tensor
 
 
@@ -95,7 +95,8 @@ class Graph:
     # -- ops -----------------------------------------------------------------------------------
 
     def op(self, op: str, *srcs: Tensor | None, name: str | None = None, **params: Any) -> Tensor:
-        """Record op `op`. Raises ShapeError naming the op, the graph name and the shapes."""
+        """Record op `op`. Raises ShapeError naming the op, the graph name and the shapes, and
+        ParamRangeError."""
         spec = op_spec(op)
         full = self._name(name, op)
         least, most = spec.n_srcs
@@ -103,7 +104,10 @@ class Graph:
             raise ShapeError(f"{op} at {full}: {len(srcs)} operands, takes {least} to {most}")
         if None in srcs[:least]:
             raise ShapeError(f"{op} at {full}: operand {srcs.index(None)} is required")
-        bound = spec.bind_params(params)
+        try:
+            bound = spec.bind_params(params)
+        except ParamRangeError as e:
+            raise ParamRangeError(f"{full}: {e}") from None
         try:
             dtype, shape = spec.infer(*srcs, **bound)
         except ShapeError as e:

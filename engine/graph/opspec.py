@@ -24,6 +24,10 @@ class ShapeError(ValueError):
     """Operands that do not fit an op: names the op, the graph name and the shapes."""
 
 
+class ParamRangeError(TypeError):
+    """A number beyond the type that kernels read a parameter as: names the op and the number."""
+
+
 @dataclass(frozen=True)
 class Param:
     """One parameter of an op, in the order the kernels' parameter block holds them.
@@ -164,7 +168,8 @@ class OpSpec:
         return ShapeError(f"{self.name}: {message} (operands: {shapes})")
 
     def bind_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Defaults filled in. Unknown, missing and mistyped ones raise TypeError naming the op."""
+        """Defaults filled in. Unknown, missing and mistyped ones raise TypeError naming the op,
+        numbers out of their type's range ParamRangeError."""
         known = {p.name: p for p in self.params}
         if unknown := set(given) - set(known):
             raise TypeError(f"{self.name}: unknown parameter {', '.join(sorted(unknown))}")
@@ -182,9 +187,11 @@ class OpSpec:
                     struct.pack("<" + p.fmt, value)  # native floats are not held to their range
                 except (TypeError, ValueError, OverflowError, struct.error) as e:
                     kind = "a number" if p.fmt == "f" else "an integer"
+                    error = TypeError
                     if isinstance(e, (OverflowError, struct.error)):
+                        error = ParamRangeError
                         kind += f" of {8 * struct.calcsize(p.fmt)} bits"
-                    raise TypeError(f"{self.name}: {p.name}={value!r}, expected {kind}") from None
+                    raise error(f"{self.name}: {p.name}={value!r}, expected {kind}") from None
             bound[p.name] = value
         return bound
 

@@ -67,8 +67,12 @@ def check_neurons(
 
 
 def neurons_of_rows(n_rows: int, bucket: np.ndarray | None) -> np.ndarray:
-    """b(r) for every row."""
-    return np.arange(n_rows) if bucket is None else bucket
+    """b(r) for every row. Raises ValueError for a bucket that does not ascend from 0 or more."""
+    if bucket is None:
+        return np.arange(n_rows)
+    if bucket[0] < 0 or (np.diff(bucket) <= 0).any():
+        raise ValueError("gpu_bucket does not ascend")
+    return bucket
 
 
 def active_neurons(

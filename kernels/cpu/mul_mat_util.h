@@ -9,7 +9,7 @@
 
 #include "cpu/kernel.h"
 
-#if defined(_MSC_VER)
+#if defined(_MSC_VER) || defined(GF_CHECKED)
 #define GF_LAMBDA_INLINE
 #else
 #define GF_LAMBDA_INLINE __attribute__((always_inline))

@@ -51,3 +51,10 @@ def test_windows_and_betas_of_a_file_are_obeyed(tmp_path: Path, arch: str) -> No
     assert not np.allclose(
         logits(write_tiny(tmp_path / "b.gguf", arch, gain=2.0, keys=betas)), yarn
     )
+
+
+def test_keys_that_together_are_out_of_bounds_are_refused(tmp_path: Path) -> None:
+    """Each is a float that the file may have; what is computed of them is none."""
+    path = write_tiny(tmp_path / "m.gguf", "gemma2", keys={".final_logit_softcapping": 1e-45})
+    with pytest.raises(ModelError, match=r"m\.gguf: its keys .*logits_scaled: scale: s=7.*e\+44"):
+        Model.load(path, n_threads=1).logits(IDS)

@@ -45,8 +45,9 @@ SIZES = (256, 4096, 16384, 65536, 262144, 1048576, 4194304)  # floats of a part
 def speeds(shape: str, devices: list[str], args: argparse.Namespace) -> dict[str, float]:
     """Tokens per second by test of one process."""
     found: dict[str, float] = {}
+    mode = args.split if len(devices) > 1 else "none"
     base = [sys.executable, "-m", "gguflow", "bench", "--random", shape, "-o", "json",
-            "--devices", ",".join(devices), "-sm", args.split if len(devices) > 1 else "none"]  # fmt: skip
+            "--devices", ",".join(devices), "-sm", mode]  # fmt: skip
     runs = [["-p", str(args.p), "-n", str(args.n), "-r", str(args.r)]]
     if args.sequences:
         runs.append(["--sequences", args.sequences, "-npp", "128", "-ntg", "128"])
@@ -172,10 +173,9 @@ def equal(shape: str, names: list[str], split: str) -> None:
         found.append(np.concatenate([prompt.ravel(), *(s.ravel() for s in steps)]))
         model.close()
     one, first, second = found
-    row = {
-        "shape": shape, "cards": len(names), "nmse": float(((first - one) ** 2).sum() / (one**2).sum()),
-        "same_bits": bool(np.array_equal(first, second)),
-    }  # fmt: skip
+    nmse = float(((first - one) ** 2).sum() / (one**2).sum())
+    same = bool(np.array_equal(first, second))
+    row = {"shape": shape, "cards": len(names), "nmse": nmse, "same_bits": same}
     print(json.dumps(row))
 
 

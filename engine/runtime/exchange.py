@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -129,7 +130,7 @@ class SideBySide(Runner):
                 code = len(self.sides.meetings) + 1 + i
                 reduces[group[at.index(name)]] = Reduce(
                     at.index(name), channels, sizes, self._line(GIVEN_UP), code,
-                    int(1e9 * self._reduce_patience(i)),
+                    int(1e9 * self._reduce_patience),
                 )  # fmt: skip
         own = (b for b in self._own_flags.values() if b is not None)
         memory = (self.flags, *own, *self._staging.values(), *self._channels.values())
@@ -264,7 +265,7 @@ class SideBySide(Runner):
             i = code - len(self.sides.meetings) - 1
             node = self.sides.reductions[i][0]
             return (
-                f"a device waited {self._reduce_patience(i):.3g} s for the others' parts of "
+                f"a device waited {self._reduce_patience:.3g} s for the others' parts of "
                 f"{node.name}; the run was given up"
             )
         m = self.sides.meetings[code - 1]
@@ -278,7 +279,8 @@ class SideBySide(Runner):
         of them wait, and the host is to say so."""
         return (PATIENCE_S + m.flops / SLOW_FLOPS) * (2 if m.target != self.sides.host else 1)
 
-    def _reduce_patience(self, i: int) -> float:
+    @cached_property
+    def _reduce_patience(self) -> float:
         """The same for an exchange: other devices have all the work of the run for it."""
         work = 0
         for steps in self.sides.steps.values():

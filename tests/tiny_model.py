@@ -89,7 +89,7 @@ def write_tiny(
 ) -> Path:
     """Write a tiny model; returns `path`.
 
-    dtype: element type of the matrices; all else is float32.
+    dtype: element type of the matrices whose rows are whole blocks of it; all else is float32.
     keys: further metadata, `{arch}.` put before names that begin with a dot; None removes a key.
     weights: arrays that replace or join the drawn ones. changes: of the hyperparameters.
     """
@@ -102,7 +102,9 @@ def write_tiny(
             del values[full]
         else:
             values[full] = value
-    types = {n: dtype_by_name(dtype) if a.ndim > 1 else F32 for n, a in arrays.items()}
+    wanted = dtype_by_name(dtype)
+    whole = {n for n, a in arrays.items() if a.ndim > 1 and a.shape[-1] % wanted.block == 0}
+    types = {n: wanted if n in whole else F32 for n in arrays}
     tensors = {n: (types[n], a.shape, encode(types[n], a)) for n, a in arrays.items()}
     write_gguf(path, values, tensors)
     return path

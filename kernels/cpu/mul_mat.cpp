@@ -98,7 +98,7 @@ struct Worker {
     }
     w.kernel(w.convert ? copies[i] : group_rows(*w.t, matrix, group),
              w.convert ? p.copied_row_bytes(i) : w.t->nb[1], rows_in_group(p, group), x, tile.width,
-             p.k, out);
+             p.k, p.one_pass() && !w.convert ? kRows * w.t->nb[1] : 0, out);
   }
 
   // Makes the group's rows ready for `product`: converted, or in the cache.
@@ -113,7 +113,7 @@ struct Worker {
     for (int r = 0; r < rows_in_group(p, group); ++r, rows += w.t->nb[1]) {
       if (w.convert) {
         w.convert(w.t->type, rows, p.k, copies[i] + r * p.copied_row_bytes(i));
-      } else if (p.n_cols > kStreamColumns) {
+      } else if (!p.one_pass()) {
         read_ahead(rows, gf_row_bytes(w.t->type, p.k));
       }
     }
@@ -166,7 +166,7 @@ void run(const MulMatPlan& p, gf_thread* th) {
 
   // Items: enough for the threads to even out. One tile of columns streams the weights, best in
   // long runs; for more, the groups of an item should stay in the cache from tile to tile.
-  const bool streams = p.n_cols <= kStreamColumns || (p.w[0].packed && p.tiles.count() == 1);
+  const bool streams = p.one_pass();
   const int64_t n_groups = (p.n + kRows - 1) / kRows;
   const int64_t group_bytes = gf_row_bytes(p.w[0].t->type, p.k) * kRows * p.n_weights;
   const int64_t wanted = th->nth * int64_t{streams ? 4 : 8};

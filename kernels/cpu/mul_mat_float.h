@@ -11,12 +11,14 @@
 namespace gf {
 
 // out[c * kRows + r] = rows r = 0 .. n_rows - 1 (n_rows <= 16, row_bytes apart) times columns x[c],
-// c = 0 .. n_cols - 1 (n_cols <= kMaxTile), over k elements.
+// c = 0 .. n_cols - 1 (n_cols <= kMaxTile), over k elements. ahead: bytes from each row to one that
+// is to be brought into the cache meanwhile, for who comes next; 0: none.
 using FloatKernel = void (*)(const char* rows, int64_t row_bytes, int n_rows, const void* const* x,
-                             int n_cols, int64_t k, float* out);
+                             int n_cols, int64_t k, int64_t ahead, float* out);
 
-// Up to so many columns rows come straight from memory. For more, a register tile takes several
-// rows, which should be in the cache beforehand (see read_ahead).
+// Up to so many columns rows come straight from memory, one after the other. For more, a register
+// tile takes several rows, which should be in the cache beforehand: those of a group while the one
+// before it is multiplied, or, where there are more columns than a tile has, see read_ahead.
 constexpr int kStreamColumns = 2;
 // Bytes of a row a register tile takes at a time, so that its operands stay in the L1 cache.
 constexpr int64_t kStretchBytes = 2048;
@@ -37,11 +39,26 @@ GF_INLINE typename Row::Vec load_at(const typename Row::Elem*& p, int64_t i) {
 #endif
 }
 
+// One step of R rows times C columns.
+template <class Row, class Column, int R, int C>
+GF_INLINE void float_step(const typename Row::Elem* (&w)[R], const typename Column::Elem* (&x)[C],
+                          int64_t i, VecL (&acc)[R][C]) {
+  typename Column::Vec xv[C];
+  static_for<C>([&](auto c) GF_LAMBDA_INLINE { xv[c] = load_at<Column>(x[c], i); });
+  static_for<R>([&](auto r) GF_LAMBDA_INLINE {
+    const auto wv = load_at<Row>(w[r], i);
+    static_for<C>([&](auto c) GF_LAMBDA_INLINE { acc[r][c] = mul_add(wv, xv[c], acc[r][c]); });
+  });
+}
+
 // Sums of elements [begin, end) added to lanes[c * kRows + r]; `fresh`: these start at zero.
-template <class Row, int R, int C>
+template <class Row, int R, int C, bool AHEAD = false>
 GF_INLINE void float_register_tile(const char* rows, int64_t row_bytes, const void* const* x,
-                                   int64_t begin, int64_t end, bool fresh, VecL* lanes) {
+                                   int64_t begin, int64_t end, bool fresh, VecL* lanes,
+                                   int64_t ahead = 0) {
   using Column = typename Row::Column;
+  constexpr int64_t kLine = 64 / sizeof(typename Row::Elem);
+  static_assert(kLine % Row::kStep == 0, "whole steps have the elements of a cache line");
   const typename Row::Elem* w[R];
   const typename Column::Elem* xc[C];
   VecL acc[R][C];
@@ -57,14 +74,16 @@ GF_INLINE void float_register_tile(const char* rows, int64_t row_bytes, const vo
     static_for<C>([&](auto c) GF_LAMBDA_INLINE { xc[c] += begin; });
     static_for<R>([&](auto r) GF_LAMBDA_INLINE { w[r] += begin; });
   }
-  for (; i + Row::kStep <= end; i += Row::kStep) {
-    typename Column::Vec xv[C];
-    static_for<C>([&](auto c) GF_LAMBDA_INLINE { xv[c] = load_at<Column>(xc[c], i); });
+  while (AHEAD && i + kLine <= end) {
     static_for<R>([&](auto r) GF_LAMBDA_INLINE {
-      const auto wv = load_at<Row>(w[r], i);
-      static_for<C>([&](auto c) GF_LAMBDA_INLINE { acc[r][c] = mul_add(wv, xv[c], acc[r][c]); });
+      const auto* here = kLoadsMoveOn ? w[r] : w[r] + i;
+      __builtin_prefetch(reinterpret_cast<const char*>(here) + ahead, 0, 2);
     });
+    for (const int64_t stop = i + kLine; i < stop; i += Row::kStep) {
+      float_step<Row, Column, R, C>(w, xc, i, acc);
+    }
   }
+  for (; i + Row::kStep <= end; i += Row::kStep) float_step<Row, Column, R, C>(w, xc, i, acc);
   if (i < end) {
     typename Column::Vec xv[C];
     const int64_t at = kLoadsMoveOn ? 0 : i;
@@ -83,8 +102,15 @@ GF_INLINE void float_register_tile(const char* rows, int64_t row_bytes, const vo
 // All rows for C columns, R at a time.
 template <class Row, int C, int R>
 GF_INLINE void float_columns(const char* rows, int64_t row_bytes, int n_rows, const void* const* x,
-                             int64_t begin, int64_t end, bool fresh, VecL* lanes) {
+                             int64_t begin, int64_t end, bool fresh, VecL* lanes,
+                             int64_t ahead = 0) {
   int r = 0;
+  if (ahead != 0) {
+    for (; r + R <= n_rows; r += R) {
+      float_register_tile<Row, R, C, true>(rows + r * row_bytes, row_bytes, x, begin, end, fresh,
+                                           lanes + r, ahead);
+    }
+  }
   for (; r + R <= n_rows; r += R) {
     float_register_tile<Row, R, C>(rows + r * row_bytes, row_bytes, x, begin, end, fresh,
                                    lanes + r);
@@ -137,7 +163,7 @@ GF_INLINE float column_factor(const void* x, int64_t k) {
 
 template <class Row>
 void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* const* x, int n_cols,
-                int64_t k, float* out) {
+                int64_t k, int64_t ahead, float* out) {
   VecL lanes[kMaxTile * kRows];
   if (n_cols <= kStreamColumns) {
     int c = 0;
@@ -154,13 +180,14 @@ void float_tile(const char* rows, int64_t row_bytes, int n_rows, const void* con
       int c = 0;
       for (; n_cols - c > kLastCols; c += kFloatCols) {
         float_columns<Row, kFloatCols, kFloatRows>(rows, row_bytes, n_rows, x + c, begin, end,
-                                                   begin == 0, lanes + c * kRows);
+                                                   begin == 0, lanes + c * kRows,
+                                                   c == 0 ? ahead : 0);
       }
       static_for<kLastCols>([&](auto i) GF_LAMBDA_INLINE {
         constexpr int C = i + 1, R = C == 1 ? kFloatRows * 2 : kFloatRows;
         if (n_cols - c != C) return;
         float_columns<Row, C, R>(rows, row_bytes, n_rows, x + c, begin, end, begin == 0,
-                                 lanes + c * kRows);
+                                 lanes + c * kRows, c == 0 ? ahead : 0);
       });
     }
   }

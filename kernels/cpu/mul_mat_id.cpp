@@ -91,7 +91,7 @@ void product(const IdPlan& p, int i, const uint8_t* acts, const Rows& rows, cons
     x[c] = w.round_x ? static_cast<const void*>(a + (first + c) * rounded_column_bytes(p.k))
                      : p.column(first + c);
   }
-  w.kernel(rows.data, rows.bytes, rows.n, x, tile.width, p.k, out);
+  w.kernel(rows.data, rows.bytes, rows.n, x, tile.width, p.k, 0, out);
 }
 
 void add_bias(const IdPlan& p, int i, int64_t expert, int64_t row, int n_rows, float* v) {

@@ -116,6 +116,9 @@ struct MulMatPlan {
     }
   }
 
+  // Whether each weight is used for one tile of columns: it streams through the caches.
+  bool one_pass() const { return tiles.count() == 1; }
+
   int64_t copy_bytes(int i) const {
     if (w[i].packs) return round_up(kRows * gf_row_bytes(w[i].t->type, k), 64);
     return w[i].convert ? kRows * copied_row_bytes(i) : 0;

@@ -71,7 +71,7 @@ template <class Weight>
 __device__ i64 sum_up(i64 count, float* sums, DrawShared& s, Weight weight) {
   const float first = weight(0);
   float sum = first;
-  if (threadIdx.x == 0) sums[0] = first;
+  if (threadIdx.x == 0) s.sum = sums[0] = first;
   i64 done = 1;
   for (i64 base = 0; base < count && first > 0.0f; base += kThreads * kEach) {
     const i64 begin = base + threadIdx.x * kEach;
@@ -131,7 +131,6 @@ __device__ i64 sum_up(i64 count, float* sums, DrawShared& s, Weight weight) {
       sum = s.sum;
     }
   }
-  if (threadIdx.x == 0) s.sum = sum;
   __syncthreads();
   return done;
 }

@@ -18,6 +18,12 @@ pytestmark = pytest.mark.gpu
 CUDA = ("cuda", "cpu", "numpy")
 
 
+# To be taken off with the last of the changes of kernels that docs/equal-bits.md lists.
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="products change kernels with the number of columns",
+)
 @pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_requests_bits_are_its_own(

@@ -194,7 +194,8 @@ def test_products_of_one_value_share_its_rounded_form(gpu: Any) -> None:
     places = {t: gpu.alloc(t.nbytes) for t in (*leaves, *nodes)}
     for t, data in leaves.items():
         places[t].write(0, data)
-    program = gpu.lower(nodes, SimpleNamespace(locate=lambda t: (places[t], 0)))
+    memory = SimpleNamespace(locate=lambda t: (places[t], 0), is_packed=lambda t: False)
+    program = gpu.lower(nodes, memory)
     assert ["round_" in k for k in program.kernels] == [True, False, True, True]
     for _ in range(3):
         program.run()

@@ -7,8 +7,9 @@ other than the result. Names and numbers below are those of cublasLt.h.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from gguflow.kernels.cuda.gemm import WORKSPACE_BYTES, Gemm, Matrix
@@ -21,7 +22,9 @@ _COMPUTE_32F = 68
 _OP_N, _OP_T = 0, 1
 _DESC_TRANSA = 3
 _LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_STRIDE = 5, 6
-_PREF_WORKSPACE, _PREF_ALIGNMENT_A = 1, 5  # those of B, C and D follow
+_PREF_WORKSPACE, _PREF_REDUCTIONS, _PREF_ALIGNMENT_A = 1, 3, 5  # those of B, C and D follow
+_CONFIG_ID, _CONFIG_PARTS = 0, 2
+_MOST_CHOICES = 32
 
 
 class _Choice(ctypes.Structure):
@@ -72,28 +75,53 @@ class Cublas:
         return BoundGemm(self, gemm)
 
     def choose(self, g: Gemm, operation: Any, layouts: list[Any], addresses: list[int]) -> Any:
-        """The library's first choice of algorithm: the same for equal shapes and alignments."""
+        """The algorithm for a product: the same for equal shapes and alignments.
+
+        A column's bits must not depend on how many there are. The library's algorithms add all of k
+        in one order, whatever their tiles, except those that make parts of it, which it takes for
+        few columns: then the first of the same kind that makes none.
+        """
         alignments = [_alignment(a) for a in addresses]
         key = (g.dtype, g.out, g.n, g.m, g.k, g.batch, g.w.ld, g.x.ld, g.d.ld, g.c is None,
                g.w_rows, *alignments)  # fmt: skip
         if key not in self._choices:
-            self._choices[key] = self._ask(g, operation, layouts, alignments)
+            ask = partial(self._ask, g, operation, layouts, alignments)
+            first = next(ask(1), None)
+            if first is None:
+                raise CudaError(f"cuBLAS has no algorithm for {g.dtype} {g.n} x {g.m} x {g.k}")
+            if _config(first, _CONFIG_PARTS) > 1:
+                kind = _config(first, _CONFIG_ID)
+                whole = ask(_MOST_CHOICES, whole=True)
+                first = next((c for c in whole if _config(c, _CONFIG_ID) == kind), first)
+            self._choices[key] = first
         return self._choices[key]
 
-    def _ask(self, g: Gemm, operation: Any, layouts: list[Any], alignments: list[int]) -> Any:
-        preference, found, choice = c_void_p(), c_int(), _Choice()
+    def _ask(
+        self, g: Gemm, operation: Any, layouts: list[Any], alignments: list[int], most: int,
+        whole: bool = False,
+    ) -> Iterator[Any]:  # fmt: skip
+        """The library's choices, the fastest by its own estimate first. whole: no parts of k."""
+        preference, found, choices = c_void_p(), c_int(), (_Choice * most)()
         _call("cublasLtMatmulPreferenceCreate", byref(preference))
         try:
             _set("MatmulPreference", preference, _PREF_WORKSPACE, c_uint64(WORKSPACE_BYTES))
+            if whole:
+                _set("MatmulPreference", preference, _PREF_REDUCTIONS, c_uint32(0))
             for i, nbytes in enumerate(alignments):
                 _set("MatmulPreference", preference, _PREF_ALIGNMENT_A + i, c_uint32(nbytes))
             _call("cublasLtMatmulAlgoGetHeuristic", self.handle, operation, *layouts, preference,
-                  1, byref(choice), byref(found))  # fmt: skip
+                  most, choices, byref(found))  # fmt: skip
         finally:
             _call("cublasLtMatmulPreferenceDestroy", preference)
-        if found.value == 0:
-            raise CudaError(f"cuBLAS has no algorithm for {g.dtype} {g.n} x {g.m} x {g.k}")
-        return choice
+        return iter(choices[: found.value])
+
+
+def _config(choice: _Choice, attribute: int) -> int:
+    """A number of an algorithm's configuration."""
+    value, written = c_int32(), c_size_t()
+    _call("cublasLtMatmulAlgoConfigGetAttribute", byref(choice), attribute, byref(value),
+          c_size_t(4), byref(written))  # fmt: skip
+    return value.value
 
 
 def _set(kind: str, what: c_void_p, attribute: int, value: Any) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import threading
+from types import FrameType
 
 MOMENT_S = 0.005
+_KEEPERS = ("<frozen importlib._bootstrap>", f"{os.sep}weakref.py")
 
 
 def _leave(number: int, frame: object) -> None:
@@ -14,12 +18,20 @@ def _leave(number: int, frame: object) -> None:
     os._exit(130)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    """In a command: as Python does it, but not while a module is looked for, where callbacks drop
-    exceptions; a moment later then."""
-    if getattr(getattr(frame, "f_code", None), "co_filename", "").startswith("<frozen importlib"):
-        import threading
+def _keeps_exceptions(frame: FrameType | None) -> bool:
+    """Whether somebody further out drops exceptions, or makes others of them: an import, whose
+    callbacks and class bodies do, or the end of an object."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or code.co_filename.endswith(_KEEPERS):
+            return True
+        frame = frame.f_back
+    return False
 
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """In a command: as Python does it, but a moment later where an exception would be lost."""
+    if _keeps_exceptions(frame):
         again = threading.Timer(MOMENT_S, os.kill, (os.getpid(), signal.SIGINT))
         again.daemon = True
         again.start()
@@ -40,6 +52,9 @@ def main() -> int:
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds:
         signal.signal(signal.SIGINT, _leave)
+        # The interpreter's last act gives handlers back, and a Ctrl-C then would end the process by
+        # the signal, whatever its exit code was to be. What is registered first runs last.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     try:
         from gguflow.cli.main import main as run
 

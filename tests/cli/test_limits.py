@@ -144,3 +144,43 @@ def test_ctrl_c_while_it_starts(tiny_model: str) -> None:
         _, err = p.communicate(timeout=60)
         assert "Traceback" not in err and "Exception" not in err, (wait, err)
         assert p.returncode in (0, 130), (wait, err)
+
+
+AT_A_BAD_TIME = """
+import os, signal, sys
+from gguflow import start
+
+class Interrupts:
+    def __set_name__(self, owner, name):  # what comes out here becomes a RuntimeError
+        os.kill(os.getpid(), signal.SIGINT)
+
+class Last:
+    def __del__(self):  # when modules are taken down
+        os.kill(os.getpid(), signal.SIGINT)
+
+if sys.argv.pop(1) == "import":
+    import gguflow.cli.generate as command
+    signal.Interrupts = Interrupts
+    run = command.run
+    def interrupted(args):
+        import interrupted_module
+        return run(args)
+    command.run = interrupted
+else:
+    last = Last()
+sys.exit(start.main())
+"""
+
+
+@pytest.mark.parametrize(("when", "code"), [("import", 130), ("end", 0)])
+def test_ctrl_c_where_exceptions_are_lost(
+    tiny_model: str, tmp_path: Path, when: str, code: int
+) -> None:
+    module = "import signal\nclass Body:\n    field = signal.Interrupts()\n"
+    (tmp_path / "interrupted_module.py").write_text(module)
+    args = ["generate", "-m", tiny_model, "-p", "A", "-n", "4", "-s", "1"]
+    done = subprocess.run([sys.executable, "-c", AT_A_BAD_TIME, when, *args], capture_output=True,
+                          text=True, env={**ENV, "PYTHONPATH": str(tmp_path)}, timeout=60,
+                          preexec_fn=default_sigint)  # fmt: skip
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
+    assert done.returncode == code, done.stderr

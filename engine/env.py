@@ -4,7 +4,7 @@
 |---|---|---|
 | GGUFLOW_API_KEY | text | a key of `gguflow serve`, besides those of its file |
 | GGUFLOW_CACHE_DIR | directory | repacked weights, GPU kernels, what was measured of ReLU models |
-| GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16, dotprod, i8mm | use this CPU library |
+| GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16, amx, dotprod, i8mm | use this CPU library |
 | GGUFLOW_CPU_PIN | 0, 1 | pin worker threads (default 1); of several processes the first does |
 | GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 1000) |
 | GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |

@@ -5,20 +5,25 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
 // What CPUID says, and which registers the system saves. __builtin_cpu_supports would do, were it
 // not that some compilers' runtimes leave its answers empty.
 struct Features {
-  unsigned ecx1 = 0, ebx7 = 0, ecx7 = 0, eax71 = 0;
+  unsigned ecx1 = 0, ebx7 = 0, ecx7 = 0, edx7 = 0, eax71 = 0;
   bool avx = false, wide = false;  // the system saves 256 and 512 bits of a register
+  bool tiles = false;              // and tile registers
 
   Features() {
     unsigned a, b, c, d;
     if (__get_cpuid(1, &a, &b, &c, &d)) ecx1 = c;
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
-      ebx7 = b, ecx7 = c;
+      ebx7 = b, ecx7 = c, edx7 = d;
       if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) eax71 = a;
     }
     if (!bit(ecx1, 27)) return;  // the system manages no extended state
@@ -26,9 +31,20 @@ struct Features {
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     avx = bit(ecx1, 28) && (low & 0x06) == 0x06;
     wide = (low & 0xe6) == 0xe6;
+    tiles = (low & 0x60000) == 0x60000;
   }
   static bool bit(unsigned word, int i) { return (word >> i & 1) != 0; }
 };
+
+// Tile registers are 8 KiB that a process has to ask for, once.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 
 }  // namespace
 #endif
@@ -98,7 +114,12 @@ GF_EXPORT int32_t gf_cpu_supports(const char* isa) {
                       f.bit(f.ebx7, 30) && f.bit(f.ebx7, 31) && f.bit(f.ecx7, 11);
   if (strcmp(isa, "avx2") == 0) return avx2;
   if (strcmp(isa, "avx512") == 0) return avx512;
-  if (strcmp(isa, "avx512bf16") == 0) return avx512 && f.bit(f.eax71, 5);
+  const bool bf16 = avx512 && f.bit(f.eax71, 5);
+  if (strcmp(isa, "avx512bf16") == 0) return bf16;
+  if (strcmp(isa, "amx") == 0) {
+    const bool has = f.tiles && f.bit(f.edx7, 22) && f.bit(f.edx7, 24) && f.bit(f.edx7, 25);
+    return bf16 && has && may_use_tiles();
+  }
 #elif defined(__aarch64__) || defined(_M_ARM64)
   const arm_features has;
   if (strcmp(isa, "dotprod") == 0) return has.dotprod;

@@ -10,7 +10,11 @@
 namespace gf {
 namespace {
 
-constexpr int64_t kChunkBytes = 192 << 10;  // of weights, to stay in the second-level cache
+#if defined(__AMX_INT8__)
+constexpr int64_t kChunkBytes = 768 << 10;
+#else
+constexpr int64_t kChunkBytes = 192 << 10;
+#endif
 
 // -- INIT: the columns as the weights want them
 
@@ -70,16 +74,17 @@ struct Worker {
   const uint8_t* acts;
   char* copies[2];  // sixteen converted rows of each weight
 
-  // out [tile.width][16]
-  void product(int i, int64_t matrix, int64_t group, const Tile& tile, float* out) const {
+  // out [n_groups][tile.width][16]
+  void product(int i, int64_t matrix, int64_t group, int n_groups, const Tile& tile,
+               float* out) const {
     const Weight& w = p.w[i];
     if (w.packed) {
       const int64_t n_blocks = p.k / 32 / w.packed->blocks_of_32;
       const auto* rows = w.packs ? reinterpret_cast<const uint8_t*>(copies[i])
                                  : static_cast<const uint8_t*>(w.t->data) +
-                                       group * kRows * n_blocks * w.packed->block_bytes;
+                                       group * w.packed->group_bytes(n_blocks);
       const uint8_t* a = acts + w.acts + tile.first * (p.k / 32) * kActBlockBytes;
-      w.packed->kernel(tile.width)(rows, a, n_blocks, out);
+      w.packed->multiply(rows, n_groups, a, n_blocks, tile, out);
       return;
     }
     if (w.grid) {
@@ -152,6 +157,43 @@ struct Glu {
   }
 };
 
+// Asks for the lines of the results, and of what is added to them, which lie far apart in memory,
+// before the products that take the time until they come.
+void fetch_results(const MulMatPlan& p, int64_t matrix, int64_t group, int n_groups,
+                   const Tile& tile) {
+  const int64_t begin = group * kRows * int64_t{sizeof(float)};
+  const int64_t end = begin + n_groups * kRows * int64_t{sizeof(float)};
+  for (int c = 0; c < tile.width; ++c) {
+    const char* to = p.column(p.dst, matrix, tile.first + c);
+    for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(to + at, 1, 2);
+    if (!p.residual.t) continue;
+    const char* from = p.column(p.residual, matrix, tile.first + c);
+    for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(from + at, 0, 2);
+  }
+}
+
+// Finishes and stores a group's products with the columns of a tile.
+template <class Epilogue>
+void finish(const MulMatPlan& p, int64_t matrix, int64_t group, const Tile& tile, float* v,
+            const float* v1) {
+  const int64_t row = group * kRows;
+  const int n_rows = rows_in_group(p, group);
+  for (int c = 0; c < tile.width; ++c) {
+    Epilogue::finish(p, matrix, tile.first + c, row, n_rows, v + c * kRows, v1 + c * kRows);
+  }
+  // Apart from what reads, as columns often lie a multiple of 4 KiB from each other: a processor
+  // that tells addresses apart by their last twelve bits takes the next reading for one of the
+  // writing before.
+  for (int c = 0; c < tile.width; ++c, v += kRows) {
+    auto* to = reinterpret_cast<float*>(p.column(p.dst, matrix, tile.first + c)) + row;
+    if (n_rows == kRows) {
+      std::memcpy(to, v, sizeof(float) * kRows);
+    } else {
+      std::memcpy(to, v, sizeof(float) * static_cast<size_t>(n_rows));
+    }
+  }
+}
+
 template <class Epilogue>
 void run(const MulMatPlan& p, gf_thread* th) {
   if (p.n == 0 || p.n_cols == 0) return;
@@ -180,7 +222,11 @@ void run(const MulMatPlan& p, gf_thread* th) {
   if (tile_items > p.tiles.count()) tile_items = p.tiles.count();
   if (tile_items < 1 || th->nth == 1) tile_items = 1;
 
-  alignas(64) float out[2][kMaxTile * kRows];
+  // Packed rows are multiplied some groups at a time by some tiles at a time where that pays.
+  const bool together = p.all_packed();
+  const int most_tiles = together ? kTilesTogether : 1;
+  alignas(64) float out[2][kGroupsTogether * kTilesTogether * kMaxTile * kRows];
+  const MatrixUnit unit(p.n_cols >= kMaxTile);
   for (int64_t item; (item = gf_steal(th)) < row_items * tile_items * p.n_matrices;) {
     const int64_t matrix = item / (row_items * tile_items);
     const int64_t first = item / tile_items % row_items * groups;
@@ -189,24 +235,20 @@ void run(const MulMatPlan& p, gf_thread* th) {
     for (int64_t group = first; group < last; ++group) {
       for (int i = 0; i < Epilogue::kWeights; ++i) worker.prepare(i, matrix, group);
     }
-    for (int64_t t = p.tiles.count() * tile_item / tile_items;
-         t < p.tiles.count() * (tile_item + 1) / tile_items; ++t) {
-      const Tile tile = p.tiles[t];
-      for (int64_t group = first; group < last; ++group) {
+    const int64_t end = p.tiles.count() * (tile_item + 1) / tile_items;
+    for (int64_t t = p.tiles.count() * tile_item / tile_items; t < end;) {
+      const Tile tile = p.tiles.joined(t, end, most_tiles);
+      t += Tiling::count(tile);
+      const int most_groups = together && tile.width >= kMaxTile ? kGroupsTogether : 1;
+      for (int64_t group = first; group < last; group += most_groups) {
+        const int n = last - group < most_groups ? static_cast<int>(last - group) : most_groups;
+        if (!streams) fetch_results(p, matrix, group, n, tile);
         for (int i = 0; i < Epilogue::kWeights; ++i) {
-          worker.product(i, matrix, group, tile, out[i]);
+          worker.product(i, matrix, group, n, tile, out[i]);
         }
-        const int64_t row = group * kRows;
-        const int n_rows = rows_in_group(p, group);
-        for (int c = 0; c < tile.width; ++c) {
-          float* v = out[0] + c * kRows;
-          Epilogue::finish(p, matrix, tile.first + c, row, n_rows, v, out[1] + c * kRows);
-          auto* to = reinterpret_cast<float*>(p.column(p.dst, matrix, tile.first + c)) + row;
-          if (n_rows == kRows) {
-            std::memcpy(to, v, sizeof(float) * kRows);
-          } else {
-            std::memcpy(to, v, sizeof(float) * static_cast<size_t>(n_rows));
-          }
+        for (int g = 0; g < n; ++g) {
+          const int64_t at = int64_t{g} * tile.width * kRows;
+          finish<Epilogue>(p, matrix, group + g, tile, out[0] + at, out[1] + at);
         }
       }
     }

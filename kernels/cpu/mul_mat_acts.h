@@ -48,6 +48,15 @@ class Tiling {
     const int64_t left = columns_ - first;
     return {first, left < kAnyWidth ? static_cast<int>(left) : kAnyWidth};
   }
+  // Tile i and those that follow it before `end`, while they are full and no more than `most`.
+  Tile joined(int64_t i, int64_t end, int most) const {
+    Tile t = (*this)[i];
+    const int64_t full = (end < full_ ? end : full_) - i;
+    if (full > 1) t.width *= full < most ? static_cast<int>(full) : most;
+    return t;
+  }
+  // The tiles a joined one is made of.
+  static int64_t count(const Tile& t) { return t.width < kMaxTile ? 1 : t.width / kMaxTile; }
 
  private:
   int64_t columns_, full_;

@@ -33,7 +33,7 @@ void convert_for(const IdPlan& p, int i, const gf_thread* th) {
   if (p.one_row) return quantize(Tile{0, 1});
   int64_t index = 0;
   for (int64_t e = 0; e < p.n_experts; ++e) {
-    p.for_tiles(e, [&](Tile tile) {
+    p.for_tiles(e, 1, [&](Tile tile) {
       if (index++ % th->nth == th->ith) quantize(tile);
     });
   }
@@ -79,8 +79,8 @@ void product(const IdPlan& p, int i, const uint8_t* acts, const Rows& rows, cons
   if (w.quantizes_x()) {
     const uint8_t* const columns = a + first * (p.k / 32) * kActBlockBytes;
     if (w.packed) {
-      w.packed->kernel(tile.width)(reinterpret_cast<const uint8_t*>(rows.data), columns,
-                                   p.k / 32 / w.packed->blocks_of_32, out);
+      w.packed->multiply(reinterpret_cast<const uint8_t*>(rows.data), 1, columns,
+                         p.k / 32 / w.packed->blocks_of_32, tile, out);
     } else {
       w.grid->kernel(tile.width)(rows.data, rows.bytes, rows.n, columns, p.k, out);
     }
@@ -105,12 +105,13 @@ void add_bias(const IdPlan& p, int i, int64_t expert, int64_t row, int n_rows, f
 template <int N, typename Join>
 void run_groups(const IdPlan& p, const uint8_t* acts, int64_t expert, int64_t first, int64_t last,
                 Join&& join) {
-  alignas(64) float out[N][kMaxTile * kRows];
+  alignas(64) float out[N][kTilesTogether * kMaxTile * kRows];
+  const int together = p.all_packed() ? kTilesTogether : 1;
   for (int64_t group = first; group < last; ++group) {
     const int64_t row = group * kRows;
     Rows rows[N];
     for (int i = 0; i < N; ++i) rows[i] = rows_of(p, i, expert, group);
-    p.for_tiles(expert, [&](Tile tile) {
+    p.for_tiles(expert, together, [&](Tile tile) {
       for (int i = 0; i < N; ++i) product(p, i, acts, rows[i], tile, out[i]);
       for (int c = 0; c < tile.width; ++c) {
         float* const v = out[0] + c * kRows;
@@ -147,6 +148,7 @@ void run(IdPlan& p, gf_thread* th, Join&& join) {
     groups = std::min(groups, std::max<int64_t>(1, kChunkBytes / (group_bytes + 1)));
   }
   const int64_t per_expert = (p.n_groups + groups - 1) / groups;
+  const MatrixUnit unit(p.n_pairs >= kMaxTile);
   int64_t item = gf_steal(th), first = 0;
   for (int64_t e = 0; e < p.n_experts; ++e) {
     if (p.starts[e + 1] == p.starts[e]) continue;

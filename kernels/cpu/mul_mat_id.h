@@ -106,18 +106,22 @@ struct IdPlan {
     starts[0] = 0;
   }
 
-  // Calls f(tile) for the tiles of an expert's pairs; tile.first counts all pairs.
+  bool all_packed() const { return w[0].packed && (n_weights == 1 || w[1].packed); }
+
+  // Calls f(tile) for the tiles of an expert's pairs, up to `together` full ones joined; tile.first
+  // counts all pairs.
   template <typename F>
-  void for_tiles(int64_t expert, F&& f) const {
+  void for_tiles(int64_t expert, int together, F&& f) const {
     const int64_t begin = starts[expert], end = starts[expert + 1];
     if (one_row) {
       for (int64_t i = begin; i < end; ++i) f(Tile{i, 1});
       return;
     }
     const Tiling tiles(end - begin);
-    for (int64_t i = 0; i < tiles.count(); ++i) {
-      const Tile t = tiles[i];
+    for (int64_t i = 0; i < tiles.count();) {
+      const Tile t = tiles.joined(i, tiles.count(), together);
       f(Tile{begin + t.first, t.width});
+      i += Tiling::count(t);
     }
   }
 

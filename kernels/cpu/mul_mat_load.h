@@ -24,6 +24,13 @@ GF_INLINE VecW unit_of(const uint8_t* p) {
   return load_w(p + 64 * (i % bits));
 }
 
+// Groups of packed rows that follow each other.
+struct PackedGroups {
+  const uint8_t* at;
+  int64_t bytes;  // of one
+  int n;
+};
+
 // What types have in common. kHeader: bytes of scales a row.
 template <int type, int header, int elements, int low, int high, int halves, int bias, bool mins>
 struct Layout {

@@ -10,11 +10,17 @@
 #if defined(GF_NEON)
 #include "cpu/mul_mat_packed_neon.h"
 #endif
+#if defined(__AMX_INT8__)
+#include "cpu/mul_mat_packed_amx.h"
+#endif
 
 namespace gf {
 
 // w: the group's packed blocks; a: the tile's activations; out: [T][16].
 using PackedKernel = void (*)(const uint8_t* w, const uint8_t* a, int64_t n_blocks, float* out);
+// n_tiles full tiles, one after the other at a; out: [groups][n_tiles * kMaxTile][16].
+using PackedTilesKernel = void (*)(const PackedGroups& w, const uint8_t* a, int64_t n_blocks,
+                                   int n_tiles, float* out);
 
 #if !defined(GF_NEON)
 template <class L, int T>
@@ -47,6 +53,19 @@ void packed_tile(const uint8_t* w, const uint8_t* a, int64_t n_blocks, float* ou
     }
   }
   static_for<T>([&](auto c) GF_LAMBDA_INLINE { store_f(out + kRows * c, acc[c]); });
+}
+#endif
+
+#if !defined(__AMX_INT8__)
+constexpr int kTilesTogether = 1, kGroupsTogether = 1;
+
+struct MatrixUnit {
+  explicit MatrixUnit(bool) {}  // there is none
+};
+
+template <class L>
+void packed_tiles(const PackedGroups& w, const uint8_t* a, int64_t n_blocks, int, float* out) {
+  packed_tile<L, kMaxTile>(w.at, a, n_blocks, out);
 }
 #endif
 

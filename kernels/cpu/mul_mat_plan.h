@@ -119,6 +119,8 @@ struct MulMatPlan {
   // Whether each weight is used for one tile of columns: it streams through the caches.
   bool one_pass() const { return tiles.count() == 1; }
 
+  bool all_packed() const { return w[0].packed && (n_weights == 1 || w[1].packed); }
+
   int64_t copy_bytes(int i) const {
     if (w[i].packs) return round_up(kRows * gf_row_bytes(w[i].t->type, k), 64);
     return w[i].convert ? kRows * copied_row_bytes(i) : 0;

@@ -12,9 +12,18 @@ struct PackedType {
   int block_bytes;   // of one row
   int blocks_of_32;  // in one block
   SumUse sums;
-  PackedKernel tile[kAnyWidth + 1];  // widths 1 .. kAnyWidth, then kMaxTile
+  PackedKernel tile[kAnyWidth];  // widths 1 .. kAnyWidth
+  PackedTilesKernel full;        // up to kTilesTogether tiles of kMaxTile
 
-  PackedKernel kernel(int width) const { return tile[width <= kAnyWidth ? width - 1 : kAnyWidth]; }
+  int64_t group_bytes(int64_t n_blocks) const { return kRows * n_blocks * block_bytes; }
+
+  // out [groups][columns][16]: the groups' blocks times the columns at a, a tile or a joined one;
+  // one group, unless the tile is full.
+  void multiply(const uint8_t* w, int n_groups, const uint8_t* a, int64_t n_blocks, const Tile& t,
+                float* out) const {
+    if (t.width < kMaxTile) return tile[t.width - 1](w, a, n_blocks, out);
+    full({w, group_bytes(n_blocks), n_groups}, a, n_blocks, t.width / kMaxTile, out);
+  }
 };
 
 template <class L, int... i>
@@ -23,7 +32,8 @@ constexpr PackedType packed_type(std::integer_sequence<int, i...>) {
           L::kBlockBytes,
           L::kSubBlocks,
           {L::kBias, L::kHalves, L::kMins, kPairs},
-          {&packed_tile<L, i + 1>..., &packed_tile<L, kMaxTile>}};
+          {&packed_tile<L, i + 1>...},
+          &packed_tiles<L>};
 }
 
 template <class L>

@@ -15,7 +15,7 @@ LIB_DIR = Path(os.environ.get("GGUFLOW_TEST_LIB_DIR") or str(files("gguflow.kern
 
 
 @pytest.fixture(
-    scope="session", params=["baseline", "avx2", "avx512", "avx512bf16", "dotprod", "i8mm"]
+    scope="session", params=["baseline", "avx2", "avx512", "avx512bf16", "amx", "dotprod", "i8mm"]
 )
 def native(request: pytest.FixtureRequest) -> Native:
     base, path = (LIB_DIR / f"libgguflow_cpu_{isa}.so" for isa in ("baseline", request.param))

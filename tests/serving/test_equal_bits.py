@@ -62,7 +62,9 @@ def test_a_requests_bits_are_its_own(folder: Path, weights: str, type_kv: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512bf16", "dotprod", "i8mm"])
+@pytest.mark.parametrize(
+    "isa", ["baseline", "avx2", "avx512", "avx512bf16", "amx", "dotprod", "i8mm"]
+)
 def test_with_each_instruction_set(folder: Path, isa: str, weights: str, type_kv: str) -> None:
     if isa not in runnable_isas():
         pytest.skip(f"this machine has no {isa}")

@@ -14,7 +14,7 @@ from gguflow.engine.graph import DType
 from .abi import ABI_VERSION, GfOp, GfTensor
 
 # Best first, of both families of processors: a library is built for one of them.
-ISAS = ("avx512bf16", "avx512", "avx2", "i8mm", "dotprod", "baseline")
+ISAS = ("amx", "avx512bf16", "avx512", "avx2", "i8mm", "dotprod", "baseline")
 
 
 class CpuLibraryError(RuntimeError):

@@ -33,6 +33,7 @@ def peaks_line(peaks: Peaks) -> str:
     for kind, value in (
         ("FLOP/s f32", peaks.f32_gflops),
         ("FLOP/s f16", peaks.f16_gflops),
+        ("FLOP/s bf16", peaks.bf16_gflops),
         ("OP/s int8", peaks.int8_gops),
     ):
         if value:

@@ -355,9 +355,9 @@ class Backend(ABC):
         """Whether this backend has a kernel for the node's op, types and layout."""
 
     @abstractmethod
-    def peaks(self) -> tuple[float, ...] | None:
-        """Measured GB/s read, float32 GFLOP/s, int8 GOP/s and, where units of their own do them,
-        float16 GFLOP/s: the fields of `Peaks`. None for a backend without roofs."""
+    def peaks(self) -> tuple[float | None, ...] | None:
+        """What was measured, in the order of the fields of `engine.profile.Peaks`; None for a
+        backend without roofs."""
 
     @abstractmethod
     def alloc(self, nbytes: int) -> Buffer:

@@ -42,6 +42,7 @@ def page_data(recording: Recording) -> dict[str, Any]:
                     "f32": p.f32_gflops,
                     "int8": p.int8_gops,
                     "f16": p.f16_gflops,
+                    "bf16": p.bf16_gflops,
                 }
                 for b, p in header.peaks.items()
             ],

@@ -16,13 +16,15 @@ class Peaks:
 
     read_gbs: GB/s read from main memory. f32_gflops: GFLOP/s of float32 matrix products.
     int8_gops: giga operations a second of int8 dot products, two a multiply-add. f16_gflops:
-    GFLOP/s of float16 matrix products, where units of their own do them.
+    GFLOP/s of float16 matrix products, where units of their own do them. bf16_gflops: of bf16 ones,
+    where they are faster than that.
     """
 
     read_gbs: float | None = None
     f32_gflops: float | None = None
     int8_gops: float | None = None
     f16_gflops: float | None = None
+    bf16_gflops: float | None = None
 
     def compute(self, types: Sequence[str]) -> float | None:
         """The compute roof of an op with these types (result first): the highest known one that its
@@ -30,6 +32,8 @@ class Peaks:
         quantized = any(is_quantized(t) for t in types)
         if quantized and (roofs := [r for r in (self.int8_gops, self.f16_gflops) if r]):
             return max(roofs)
+        if self.bf16_gflops and "bf16" in types:
+            return self.bf16_gflops
         if self.f16_gflops and any(t in ("f16", "bf16") for t in types):
             return self.f16_gflops
         return self.f32_gflops

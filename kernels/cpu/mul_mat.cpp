@@ -37,9 +37,10 @@ void quantize_units(const MulMatPlan& p, const Weight& w, uint8_t* acts, gf_rang
 
 void round_columns(const MulMatPlan& p, const Weight& w, uint8_t* acts, gf_range columns) {
   for (int64_t i = columns.begin; i < columns.end; ++i) {
-    const char* x = p.column(p.x, i / p.n_cols, i % p.n_cols);
-    w.round_x(reinterpret_cast<const float*>(x), p.k,
-              reinterpret_cast<uint16_t*>(acts + i * rounded_column_bytes(p.k)));
+    const int64_t matrix = i / p.n_cols, column = i % p.n_cols;
+    const char* x = p.column(p.x, matrix, column);
+    w.round(reinterpret_cast<const float*>(x), p.k, p.tiles.of(column), column,
+            acts + matrix * p.n_cols * rounded_column_bytes(p.k));
   }
 }
 
@@ -93,13 +94,12 @@ struct Worker {
           acts + w.acts + tile.first * (p.k / 32) * kActBlockBytes, p.k, out);
       return;
     }
+    const uint8_t* rounded = acts + w.acts + matrix * p.n_cols * rounded_column_bytes(p.k);
     const void* x[kMaxTile];
     for (int c = 0; c < tile.width; ++c) {
       const int64_t column = tile.first + c;
-      x[c] = w.round_x
-                 ? static_cast<const void*>(
-                       acts + w.acts + (matrix * p.n_cols + column) * rounded_column_bytes(p.k))
-                 : p.column(p.x, matrix, column);
+      x[c] = w.round_x ? static_cast<const void*>(rounded + w.rounded_at(tile, column, p.k))
+                       : p.column(p.x, matrix, column);
     }
     w.kernel(w.convert ? copies[i] : group_rows(*w.t, matrix, group),
              w.convert ? p.copied_row_bytes(i) : w.t->nb[1], rows_in_group(p, group), x, tile.width,
@@ -226,7 +226,7 @@ void run(const MulMatPlan& p, gf_thread* th) {
   const bool together = p.all_packed();
   const int most_tiles = together ? kTilesTogether : 1;
   alignas(64) float out[2][kGroupsTogether * kTilesTogether * kMaxTile * kRows];
-  const MatrixUnit unit(p.n_cols >= kMaxTile);
+  const MatrixUnit unit;
   for (int64_t item; (item = gf_steal(th)) < row_items * tile_items * p.n_matrices;) {
     const int64_t matrix = item / (row_items * tile_items);
     const int64_t first = item / tile_items % row_items * groups;

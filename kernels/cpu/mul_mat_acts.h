@@ -48,6 +48,11 @@ class Tiling {
     const int64_t left = columns_ - first;
     return {first, left < kAnyWidth ? static_cast<int>(left) : kAnyWidth};
   }
+  // The tile a column is in.
+  Tile of(int64_t column) const {
+    const bool full = column < full_ * kMaxTile;
+    return (*this)[full ? column / kMaxTile : full_ + (column - full_ * kMaxTile) / kAnyWidth];
+  }
   // Tile i and those that follow it before `end`, while they are full and no more than `most`.
   Tile joined(int64_t i, int64_t end, int most) const {
     Tile t = (*this)[i];

@@ -6,6 +6,9 @@
 #pragma once
 
 #include "cpu/mul_mat_acts.h"
+#if defined(__AMX_BF16__)
+#include "cpu/mul_mat_float_amx.h"
+#endif
 #include "quants/traits.h"
 
 namespace gf {
@@ -209,34 +212,45 @@ inline void row_to_f32(int type, const void* row, int64_t k, void* out) {
 }
 
 // Rounds a column to the halves a kernel multiplies, with zeros up to a multiple of 32 and, where
-// the kernel knows of it, a factor behind them.
-using ColumnRounder = void (*)(const float* x, int64_t k, uint16_t* out);
+// the kernel knows of it, a factor behind them. step: pairs of elements from one of the column to
+// its next, where the kernel takes a tile's columns interleaved.
+using ColumnRounder = void (*)(const float* x, int64_t k, uint16_t* out, int step);
+
+template <void (*round)(const float* x, int64_t k, uint16_t* out)>
+void by_itself(const float* x, int64_t k, uint16_t* out, int) {
+  round(x, k, out);
+}
 
 // How rows that are not packed are multiplied.
 struct FloatType {
-  FloatKernel kernel;     // on rows as they are; may be null
-  FloatKernel on_copy;    // on rows converted beforehand, worth it for many columns; may be null
-  RowConverter convert;   // to what on_copy takes
-  int copy_bytes;         // an element of a converted row
-  ColumnRounder round_x;  // null: columns are taken as they are
+  FloatKernel kernel;    // on rows as they are; may be null
+  FloatKernel on_copy;   // on rows converted beforehand, worth it for many columns; may be null
+  RowConverter convert;  // to what on_copy takes
+  int copy_bytes;        // an element of a converted row
+  ColumnRounder round_x = nullptr;  // null: columns are taken as they are
+  bool interleaved = false;         // a tile's rounded columns, pair by pair
 };
 
 // The type is one of gguflow's float or quantized types; a quantized row has no kernel of its own.
 inline FloatType float_type(int type) {
-#if defined(GF_BF16_DOT)
-  if (type == GF_BF16) return {&float_tile<RowDotBF16>, nullptr, nullptr, 0, &f32_row_to_bf16};
+#if defined(__AMX_BF16__)
+  if (type == GF_BF16) return {&bf16_tile, nullptr, nullptr, 0, &f32_row_to_bf16_pairs, true};
+#elif defined(GF_BF16_DOT)
+  constexpr ColumnRounder to_bf16 = &by_itself<f32_row_to_bf16>;
+  if (type == GF_BF16) return {&float_tile<RowDotBF16>, nullptr, nullptr, 0, to_bf16, false};
 #else
-  if (type == GF_BF16) return {&float_tile<RowBF16>, &float_tile<RowF32>, &row_to_f32, 4, nullptr};
+  if (type == GF_BF16) return {&float_tile<RowBF16>, &float_tile<RowF32>, &row_to_f32, 4};
 #endif
 #if defined(GF_F16_DOT)
-  if (type == GF_F16) return {&float_tile<RowDotF16>, nullptr, nullptr, 0, &f32_row_to_f16};
+  constexpr ColumnRounder to_f16 = &by_itself<f32_row_to_f16>;
+  if (type == GF_F16) return {&float_tile<RowDotF16>, nullptr, nullptr, 0, to_f16, false};
 #else
   // Not as bf16, where that is native: twice the speed for prompts, but bf16's error for f16
   // weights.
-  if (type == GF_F16) return {&float_tile<RowF16>, &float_tile<RowF32>, &row_to_f32, 4, nullptr};
+  if (type == GF_F16) return {&float_tile<RowF16>, &float_tile<RowF32>, &row_to_f32, 4};
 #endif
-  if (type == GF_F32) return {&float_tile<RowF32>, nullptr, nullptr, 0, nullptr};
-  return {nullptr, &float_tile<RowF32>, &row_to_f32, 4, nullptr};
+  if (type == GF_F32) return {&float_tile<RowF32>, nullptr, nullptr, 0};
+  return {nullptr, &float_tile<RowF32>, &row_to_f32, 4};
 }
 
 }  // namespace gf

@@ -13,28 +13,25 @@ constexpr int64_t kChunkBytes = 192 << 10;  // of weights, to stay in the second
 void convert_for(const IdPlan& p, int i, const gf_thread* th) {
   const Weight& w = p.w[i];
   uint8_t* const acts = p.acts(th) + w.acts;
-  if (!w.quantizes_x()) {
-    const gf_range all{0, p.one_row ? 1 : p.starts[p.n_experts]};
-    const gf_range share = p.one_row ? all : gf_split(all.end, th);
-    for (int64_t c = share.begin; c < share.end; ++c) {
-      w.round_x(p.column(c), p.k,
-                reinterpret_cast<uint16_t*>(acts + c * rounded_column_bytes(p.k)));
-    }
-    return;
-  }
   const int64_t n_blocks = p.k / 32;
   const auto column = [&p](int64_t c) { return p.column(c); };
-  const auto quantize = [&](Tile tile) {
+  const auto convert = [&](Tile tile) {
+    if (!w.quantizes_x()) {
+      for (int64_t c = tile.first; c < tile.first + tile.width; ++c) {
+        w.round(p.column(c), p.k, tile, c, acts);
+      }
+      return;
+    }
     uint8_t* const base = acts + tile.first * n_blocks * kActBlockBytes;
     for (int64_t ib = 0; ib < n_blocks; ++ib) {
       quantize_tile_block(tile, column, ib, w.sums(), base + ib * kActBlockBytes * tile.width);
     }
   };
-  if (p.one_row) return quantize(Tile{0, 1});
+  if (p.one_row) return convert(Tile{0, 1});
   int64_t index = 0;
   for (int64_t e = 0; e < p.n_experts; ++e) {
     p.for_tiles(e, 1, [&](Tile tile) {
-      if (index++ % th->nth == th->ith) quantize(tile);
+      if (index++ % th->nth == th->ith) convert(tile);
     });
   }
 }
@@ -86,9 +83,10 @@ void product(const IdPlan& p, int i, const uint8_t* acts, const Rows& rows, cons
     }
     return;
   }
+  const Tile converted{first, tile.width};
   const void* x[kMaxTile];
   for (int c = 0; c < tile.width; ++c) {
-    x[c] = w.round_x ? static_cast<const void*>(a + (first + c) * rounded_column_bytes(p.k))
+    x[c] = w.round_x ? static_cast<const void*>(a + w.rounded_at(converted, first + c, p.k))
                      : p.column(first + c);
   }
   w.kernel(rows.data, rows.bytes, rows.n, x, tile.width, p.k, 0, out);
@@ -148,7 +146,7 @@ void run(IdPlan& p, gf_thread* th, Join&& join) {
     groups = std::min(groups, std::max<int64_t>(1, kChunkBytes / (group_bytes + 1)));
   }
   const int64_t per_expert = (p.n_groups + groups - 1) / groups;
-  const MatrixUnit unit(p.n_pairs >= kMaxTile);
+  const MatrixUnit unit;
   int64_t item = gf_steal(th), first = 0;
   for (int64_t e = 0; e < p.n_experts; ++e) {
     if (p.starts[e + 1] == p.starts[e]) continue;

@@ -60,7 +60,7 @@ void packed_tile(const uint8_t* w, const uint8_t* a, int64_t n_blocks, float* ou
 constexpr int kTilesTogether = 1, kGroupsTogether = 1;
 
 struct MatrixUnit {
-  explicit MatrixUnit(bool) {}  // there is none
+  MatrixUnit() {}  // there is none
 };
 
 template <class L>

@@ -5,6 +5,7 @@
 // unit is that scaling. Rows are unpacked a stretch at a time for several tiles of columns.
 #pragma once
 
+#include "cpu/matrix_unit.h"
 #include "cpu/mul_mat_acts.h"
 #include "cpu/mul_mat_load.h"
 
@@ -14,30 +15,6 @@ static_assert(kMaxTile == 16 && kVecRows == 16 && !kSignedDot, "a tile register 
 
 constexpr int kTilesTogether = 8, kGroupsTogether = 2;
 constexpr int kStretchBlocks = 16;  // of 32 elements
-
-// Sets the tile registers up for packed_tiles, for as long as it lives, if they are used at all.
-class MatrixUnit {
- public:
-  explicit MatrixUnit(bool used) : used_(used) {
-    if (used_) _tile_loadconfig(&kShapes);
-  }
-  ~MatrixUnit() {
-    if (used_) _tile_release();
-  }
-  MatrixUnit(const MatrixUnit&) = delete;
-  MatrixUnit& operator=(const MatrixUnit&) = delete;
-
- private:
-  const bool used_;
-  // Registers 0, 1: sums. 2, 3: columns and rows of 32 bytes. 4 to 7: of 16, two of each.
-  struct alignas(64) Shapes {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  };
-  static constexpr Shapes kShapes = {
-      1, 0, {}, {64, 64, 32, 64, 16, 64, 16, 64}, {16, 16, 16, 8, 16, 4, 16, 4}};
-};
 
 // Rows of a group, unpacked: bytes as the matrix unit wants them, scales and minimums.
 template <class L>
@@ -131,6 +108,7 @@ void packed_tiles(const PackedGroups& w, const uint8_t* a, int64_t n_blocks, int
   constexpr int kBlockActs = kMaxTile * kActBlockBytes;
   constexpr int kAtOnce = kStretchBlocks / L::kSubBlocks;
   static_assert(kAtOnce * L::kSubBlocks == kStretchBlocks, "a stretch has whole blocks");
+  MatrixUnit::bytes();
   Stretch<L> rows;
   alignas(64) int32_t sums[2][L::kHalves * 256];
   const int64_t tile_acts = n_blocks * L::kSubBlocks * kBlockActs;

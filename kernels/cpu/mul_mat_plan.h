@@ -29,6 +29,7 @@ struct Weight {
   RowConverter convert = nullptr;   // to the rows kernel takes; null: as they are
   int copy_bytes = 0;               // an element of a converted row
   ColumnRounder round_x = nullptr;  // to the halves that the kernel multiplies; null: floats
+  bool interleaved = false;         // a tile's rounded columns
   int64_t acts = 0;                 // scratch offset of the converted columns, where it wants any
 
   bool quantizes_x() const { return packed || grid; }
@@ -37,6 +38,14 @@ struct Weight {
   bool same_acts(const Weight& o) const {
     if (quantizes_x() && o.quantizes_x()) return sums() == o.sums();
     return round_x && round_x == o.round_x;
+  }
+  // Where column c of a tile begins among the rounded columns of depth k.
+  int64_t rounded_at(const Tile& tile, int64_t c, int64_t k) const {
+    return interleaved ? tile.first * rounded_column_bytes(k) + 4 * (c - tile.first)
+                       : c * rounded_column_bytes(k);
+  }
+  void round(const float* x, int64_t k, const Tile& tile, int64_t c, uint8_t* columns) const {
+    round_x(x, k, reinterpret_cast<uint16_t*>(columns + rounded_at(tile, c, k)), tile.width);
   }
 };
 
@@ -58,6 +67,7 @@ inline Weight read_weight(const gf_tensor& t, int64_t n_cols) {
   if (w.grid) return w;
   const FloatType f = float_type(t.type);
   w.round_x = f.round_x;
+  w.interleaved = f.interleaved;
   const bool copy = f.convert && (n_cols > kFewColumns || !f.kernel);
   w.kernel = copy ? f.on_copy : f.kernel;
   if (copy) {

@@ -8,6 +8,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__AMX_INT8__)
+#include "cpu/matrix_unit.h"
+#endif
 
 namespace {
 
@@ -81,6 +84,17 @@ inline void opaque(T& x) {
 
 // `turns` rounds of int8 dot products in registers. Returns the operations done, two a
 // multiply-add.
+#if defined(__AMX_INT8__)
+GF_EXPORT int64_t gf_peak_int8(int64_t turns) {
+  const gf::MatrixUnit unit;
+  gf::MatrixUnit::halves(16, 16);  // as many bytes
+  for (int64_t t = 0; t < turns; ++t) {
+    _tile_dpbssd(0, 1, 2);
+    _tile_dpbssd(5, 3, 4);
+  }
+  return turns * 2 * (16 * 16 * 64) * 2;
+}
+#else
 GF_EXPORT int64_t gf_peak_int8(int64_t turns) {
   int seed = 0x01020304;
   opaque(seed);
@@ -93,6 +107,33 @@ GF_EXPORT int64_t gf_peak_int8(int64_t turns) {
   for (vi& x : acc) opaque(x);
   return turns * kChains * kBytes * 2;
 }
+#endif
+
+// The same for bf16, where there are instructions for it.
+#if defined(__AMX_BF16__)
+GF_EXPORT int64_t gf_peak_bf16(int64_t turns) {
+  const gf::MatrixUnit unit;
+  gf::MatrixUnit::halves(16, 16);
+  for (int64_t t = 0; t < turns; ++t) {
+    _tile_dpbf16ps(0, 1, 2);
+    _tile_dpbf16ps(5, 3, 4);
+  }
+  return turns * 2 * (16 * 16 * 32) * 2;
+}
+#elif defined(__AVX512BF16__)
+GF_EXPORT int64_t gf_peak_bf16(int64_t turns) {
+  int seed = 0x3f803f80;
+  opaque(seed);
+  const auto w = reinterpret_cast<__m512bh>(splat(seed));
+  __m512 acc[kChains];
+  for (auto& x : acc) x = _mm512_setzero_ps();
+  for (int64_t t = 0; t < turns; ++t) {
+    for (auto& x : acc) x = _mm512_dpbf16_ps(x, w, w);
+  }
+  for (auto& x : acc) opaque(x);
+  return turns * kChains * 32 * 2;
+}
+#endif
 
 // The same for float32 multiply-adds.
 GF_EXPORT int64_t gf_peak_f32(int64_t turns) {

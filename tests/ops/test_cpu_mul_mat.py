@@ -82,13 +82,25 @@ def as_kernels_round(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("dtype", FLOATS + QUANTS)
 def test_a_column_does_not_depend_on_its_neighbours(backend: CpuBackend, dtype: str) -> None:
     k, n = (512, 37) if dtype in QUANTS else (1061, 37)
-    w, x = weight(dtype, n, k), columns(33, k)
+    w, x = weight(dtype, n, k), columns(max(COLUMNS), k)
     for packed in (False, True) if dtype in QUANTS else (False,):
         whole = run(backend, "mul_mat", w, f32(x), packed=packed)
         for m in COLUMNS:
             for threads in (1, 2):
                 part = run(backend, "mul_mat", w, f32(x[-m:]), packed=packed, threads=threads)
                 assert part.tobytes() == whole[-m:].tobytes(), f"{m} columns, {threads} threads"
+
+
+@pytest.mark.skipif("amx" not in runnable_isas(), reason="this machine does not run amx")
+@pytest.mark.parametrize("dtype", QUANTS)
+def test_the_matrix_unit_changes_no_bit(dtype: str) -> None:
+    """It leaves whole numbers; what is done with them is AVX-512's in the same order."""
+    w, x = weight(dtype, 37, 1280), columns(149, 1280)
+    ours, theirs = (
+        run(CpuBackend(n_threads=2, isa=isa), "mul_mat", w, f32(x), packed=True)
+        for isa in ("amx", "avx512bf16")
+    )
+    assert ours.tobytes() == theirs.tobytes()
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 160])

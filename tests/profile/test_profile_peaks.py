@@ -34,11 +34,21 @@ def test_quantized_types():
 
 
 def test_measured_peaks_are_those_of_a_computer():
-    read_gbs, f32_gflops, int8_gops = find_backend("cpu", {"n_threads": 1}).peaks()
+    peaks = Peaks(*find_backend("cpu", {"n_threads": 1}).peaks())
+    read_gbs, f32_gflops, int8_gops = peaks.read_gbs, peaks.f32_gflops, peaks.int8_gops
+    assert read_gbs and f32_gflops and int8_gops
     assert 0.5 < read_gbs < 10_000
     assert 0.5 < f32_gflops < 100_000
     # Every instruction set does at least as many int8 as float32 operations, a busy machine aside.
     assert int8_gops > 0.5 * f32_gflops
+    assert peaks.bf16_gflops is None or peaks.bf16_gflops > 0.5 * f32_gflops
+
+
+def test_bf16_has_a_roof_of_its_own():
+    cpu = Peaks(f32_gflops=100, int8_gops=400, bf16_gflops=800)
+    assert cpu.compute(["f32", "bf16"]) == 800
+    assert cpu.compute(["f32", "f16"]) == 100
+    assert Peaks(f32_gflops=100, f16_gflops=300).compute(["f32", "bf16"]) == 300
 
 
 def test_machine_name_has_the_cores():

@@ -21,7 +21,7 @@ from .abi import GF_PACKED, MAX_SRC, PARAM_BYTES, AbiError, GfOp, GfTensor, tens
 from .convert import NativeConverter
 from .native import CpuLibrary, ThreadError, load_library, runnable_isas
 from .packing import PACKED_ROWS, NativePacker
-from .peaks import measure
+from .peaks import Measured, measure
 from .pinning import may_pin
 from .program import CpuProgram
 
@@ -123,8 +123,8 @@ class CpuBackend(Backend):
         """The native quantizers."""
         return NativeConverter(self.lib, self.n_threads)
 
-    def peaks(self) -> tuple[float, float, float]:
-        """Measured GB/s read, float32 GFLOP/s and int8 GOP/s of this backend's threads."""
+    def peaks(self) -> Measured:
+        """As `peaks.measure`, of this backend's threads."""
         return measure(self.lib, self.n_threads)
 
     # -- memory ----------------------------------------------------------------------------------

@@ -16,14 +16,21 @@ TURNS = 400_000  # of the arithmetic loops: a few milliseconds
 ROUNDS = 8
 
 
-def measure(lib: CpuLibrary, n_threads: int) -> tuple[float, float, float]:
-    """(GB/s read from memory, GFLOP/s of float32, GOP/s of int8), all threads together.
+Measured = tuple[float, float, float, None, float | None]
+
+
+def measure(lib: CpuLibrary, n_threads: int) -> Measured:
+    """GB/s read from memory, GFLOP/s of float32, GOP/s of int8, nothing for float16, which no
+    instructions of ours multiply faster, GFLOP/s of bf16 where some do; all threads together, in
+    the order of `engine.profile.Peaks`.
 
     The best of several rounds: peaks are roofs, and anything else on the machine lowers a reading.
     About a quarter of a second.
     """
     arithmetic = {}
-    for name in ("gf_peak_f32", "gf_peak_int8"):
+    for name in ("gf_peak_f32", "gf_peak_int8", "gf_peak_bf16"):
+        if not lib.address(name):
+            continue
         fn = getattr(lib.cdll, name)
         fn.restype, fn.argtypes = ctypes.c_int64, [ctypes.c_int64]
         arithmetic[name] = fn
@@ -45,6 +52,8 @@ def measure(lib: CpuLibrary, n_threads: int) -> tuple[float, float, float]:
                 rates.append(done / (time.perf_counter() - began) / 1e9)
             return max(rates)
 
-        f32 = best(lambda i: int(arithmetic["gf_peak_f32"](TURNS)))
-        int8 = best(lambda i: int(arithmetic["gf_peak_int8"](TURNS)))
-        return best(read_part), f32, int8
+        def rate(name: str) -> float:
+            return best(lambda i: int(arithmetic[name](TURNS)))
+
+        bf16 = rate("gf_peak_bf16") if "gf_peak_bf16" in arithmetic else None
+        return best(read_part), rate("gf_peak_f32"), rate("gf_peak_int8"), None, bf16

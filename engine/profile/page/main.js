@@ -8,7 +8,7 @@ function drawHeader() {
   const h = data.header;
   byId("model").textContent = h.model || "unnamed model";
   const peaks = h.peaks.map((p) => {
-    const parts = [p.gbs && `${number(p.gbs)} GB/s`, p.f32 && `${number(p.f32)} GFLOP/s f32`, p.int8 && `${number(p.int8)} GOP/s int8`, p.f16 && `${number(p.f16)} GFLOP/s f16`];
+    const parts = [p.gbs && `${number(p.gbs)} GB/s`, p.f32 && `${number(p.f32)} GFLOP/s f32`, p.int8 && `${number(p.int8)} GOP/s int8`, p.f16 && `${number(p.f16)} GFLOP/s f16`, p.bf16 && `${number(p.bf16)} GFLOP/s bf16`];
     return `${p.backend} peaks: ${parts.filter(Boolean).join(", ") || "not measured"}`;
   });
   const facts = [h.machine, h.threads ? `${h.threads} thread${h.threads > 1 ? "s" : ""}` : "", ...h.facts.map(([k, v]) => `${k} ${v}`), ...peaks, h.created.replace("T", " ").replace("+00:00", " UTC")];

@@ -24,7 +24,7 @@ function drawRoofline(phase, peaks) {
   const card = byId("roofline-card");
   card.hidden = phase.dots.length === 0;
   if (card.hidden) return;
-  const known = peaks.filter((p) => p.gbs || p.f32 || p.int8 || p.f16);
+  const known = peaks.filter((p) => p.gbs || p.f32 || p.int8 || p.f16 || p.bf16);
   byId("roofline-note").textContent =
     "A dot is a module of the model, all layers together; its area is its share of the time. " +
     (known.length
@@ -39,8 +39,8 @@ function drawRoofline(phase, peaks) {
     return { ...d, ...r, x: r.flops / r.bytes, y: r.gflops, part: phase.wall_us ? r.us / phase.wall_us : 0 };
   });
 
-  const ridges = known.flatMap((p) => [p.f32, p.int8, p.f16].filter((c) => c && p.gbs).map((c) => c / p.gbs));
-  const tops = known.flatMap((p) => [p.f32, p.int8, p.f16].filter(Boolean));
+  const ridges = known.flatMap((p) => [p.f32, p.int8, p.f16, p.bf16].filter((c) => c && p.gbs).map((c) => c / p.gbs));
+  const tops = known.flatMap((p) => [p.f32, p.int8, p.f16, p.bf16].filter(Boolean));
   const xs = [...dots.map((d) => d.x), ...ridges];
   const ys = [...dots.map((d) => d.y), ...tops];
   const x0 = Math.min(...xs) / 2.2, x1 = Math.max(...xs) * 3;
@@ -94,7 +94,7 @@ function drawRoofline(phase, peaks) {
 
 function drawRoofs(root, p, { X, Y, x0, x1, y0, y1, box, taken, named }) {
   const prefix = named ? `${p.backend}: ` : "";
-  const roofs = [["f32", p.f32], ["int8", p.int8], ["f16", p.f16]].filter(([, v]) => v);
+  const roofs = [["f32", p.f32], ["int8", p.int8], ["f16", p.f16], ["bf16", p.bf16]].filter(([, v]) => v);
   const top = Math.max(0, ...roofs.map(([, v]) => v)) || y1;
   if (p.gbs) {
     // y = bandwidth * x, from the edge of the plot to the highest roof.

@@ -111,7 +111,12 @@ def _run_command(
     env.check()
     begin()
     set_limit(args)
-    return int(module.run(args))
+    if getattr(module, "OWN_SIGNALS", False):
+        return int(module.run(args))
+    from gguflow.engine import interrupt
+
+    with interrupt.heeded():  # or Ctrl-C would wait for native code: a long prompt takes seconds
+        return int(module.run(args))
 
 
 def _root() -> ModuleType:

@@ -56,6 +56,7 @@ _CODES = (
     ("gguflow.engine.prompt", "ContextError", NO_RESOURCES),
     ("gguflow.engine.options", "OptionError", BAD_ARGUMENT),
     ("gguflow.server.constraints", "ConstraintError", BAD_ARGUMENT),
+    ("gguflow.engine.hub", "HubNameError", BAD_ARGUMENT),
     ("gguflow.engine.hub", "HubError", NO_RESOURCES),
     ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),
     ("gguflow.engine.cluster.errors", "ClusterFileError", BAD_FILE),

@@ -93,7 +93,11 @@ def test_options_that_change_nothing_are_named(call, tiny_model: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--lora-scaled a.gguf 2", "--lora-scaled: --lora FILE=SCALE"),
+        ("--lora-scaled a.gguf", "--lora-scaled: a.gguf: expected FILE:SCALE"),
+        ("-mu http://x", "-mu: fetch the file"),
+        ("--device none", "expected the number of a GPU"),
+        ("--context-shift -j {}", "-j: not with --context-shift"),
+        ("-hff x.gguf", "-hff/--hf-file: only with -hf"),
         ("--json-schema x", "-j: no JSON"),
         ("--grammar-file none", "--grammar-file none: No such file"),
         ("--rope-freq-base 1e5", "--rope-freq-base: scaling is what the file says"),

@@ -134,14 +134,17 @@ def ask(
     return Asked(request, StopStrings(stops))
 
 
-def check_session(session: object, model: Model) -> None:
-    """Raises TypeError for what is no session, ValueError for another model's: it would go on with
-    the other's weights."""
+def session_of(model: Model, session: Session | None) -> Session:
+    """The session to use: the model's own for None. Raises TypeError for what is none, ValueError
+    for another model's: it would go on with the other's weights."""
+    if session is None:
+        return model.session
     if not isinstance(session, Session):
         raise TypeError(f"session {session!r}: expected one of `new_session`")
     own = session.model
     if own.weights is not model.weights and own.source is not model.source:
         raise ValueError(f"session: it is another model's, of {own.source.path}")
+    return session
 
 
 def _names() -> str:

@@ -25,9 +25,9 @@ from gguflow.engine.generate import (
     GenerateOptions,
     ask,
     chat_ids,
-    check_session,
     embed,
     prompt_ids,
+    session_of,
     stream,
     stream_many,
 )
@@ -42,7 +42,7 @@ from gguflow.engine.load import (
 )
 from gguflow.engine.load.bundled import bundled_model, draft_path
 from gguflow.engine.load.offload import check_limit, needed
-from gguflow.engine.options import OptionFields, Options, draft_options
+from gguflow.engine.options import OptionFields, Options, draft_options, options_with
 from gguflow.engine.piece import Piece
 from gguflow.engine.plan_key import PlanKey
 from gguflow.engine.planning import (
@@ -247,9 +247,7 @@ class Model:
         progress: Progress | None,
         changes: OptionFields,
     ) -> Model:
-        if options is not None and not isinstance(options, Options):
-            raise TypeError(f"options {options!r}: expected Options")
-        model = cls(source, (options or Options()).with_fields(changes))
+        model = cls(source, options_with(options, changes))
         model.load_weights(progress)
         return model
 
@@ -369,12 +367,6 @@ class Model:
             self._session = self._beside_itself().new_session()
         return self._session
 
-    def _own(self, session: Session | None) -> Session:
-        if session is None:
-            return self.session
-        check_session(session, self)
-        return session
-
     def _beside_itself(self) -> Model:
         """The same model, for what this one keeps: in a circle it would outlive its users."""
         other = copy(self)
@@ -393,10 +385,9 @@ class Model:
         """Continue a prompt; yields pieces of text, which know their tokens (`Piece`).
 
         prompt: text, or token ids taken as they are. max_tokens: -1 for until the model ends or the
-        context is full. session: one of this model's, instead of its own; another model's is
-        refused. options: fields of
-        `SamplerSettings` (temperature, ...), stop, logprobs, logit_bias, logits_processor, as in
-        `GenerateOptions`. Raises ContextError when the prompt does not fit, TypeError and
+        context is full. session: another one of this model's. options: fields of `SamplerSettings`
+        (temperature, ...), stop, logprobs, logit_bias, logits_processor, as in `GenerateOptions`.
+        Raises ContextError when the prompt does not fit, TypeError and
         ValueError for arguments that cannot be used, and what a processor raises.
 
             for piece in model.generate("Once", max_tokens=20, stop=["end"], logprobs=3, seed=1):
@@ -404,7 +395,7 @@ class Model:
             print(piece.finish_reason, piece.timings)
         """
         asked = self._ask(prompt, max_tokens, settings, stop_at_eog, options)
-        return stream(self._own(session), asked)
+        return stream(session_of(self, session), asked)
 
     def astream(
         self,
@@ -457,7 +448,7 @@ class Model:
         self.check_open()
         ids = chat_ids(self, messages, tools, template, template_variables)
         asked = ask(self, ids, max_tokens, settings, True, **options)
-        return stream(self._own(session), asked)
+        return stream(session_of(self, session), asked)
 
     def embed(
         self, texts: Prompt | Sequence[Prompt], pooling: Pooling = POOLINGS[0],

@@ -202,6 +202,14 @@ class Options:
             )
 
 
+def options_with(options: Options | None, changes: OptionFields) -> Options:
+    """`options`, the defaults without them, with other values for some fields. Raises TypeError for
+    what are no options."""
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"options {options!r}: expected Options")
+    return (options or Options()).with_fields(changes)
+
+
 def draft_options(o: Options, n_gpu_layers: int, changes: OptionFields) -> Options:
     """How a draft model runs beside one that runs with `o` and so many layers on a device."""
     return Options(

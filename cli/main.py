@@ -77,10 +77,26 @@ def _debug_asked() -> bool:
 GLOBAL = ("--debug", "-q", "--quiet", "-v", "--verbose")  # which may stand before the command
 
 
+def _command_at(words: Sequence[str]) -> int:
+    """Where the command stands: after options that may come before it, one of them with a value."""
+    i = 0
+    while i < len(words):
+        name, equals, _ = words[i].partition("=")
+        if name == "--max-memory":
+            i += 1 if equals else 2
+        elif words[i] in GLOBAL:
+            i += 1
+        else:
+            break
+    return min(i, len(words))
+
+
 def _dispatch(words: list[str], begin: Callable[[], object]) -> int:
-    first = next((i for i, word in enumerate(words) if word not in GLOBAL), len(words))
+    first = _command_at(words)
     if first and first < len(words):
         words = [words[first], *words[:first], *words[first + 1 :]]
+    if words and first == len(words):
+        raise UsageError(f"{words[-1]}: and no command; `gguflow --help` lists them")
     if words[:1] == ["help"] and len(words) > 1 and not words[1].startswith("-"):
         words = [*words[1:], "--help"]
     if words and words[0] in ("-V", "--version", "version"):

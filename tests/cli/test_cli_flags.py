@@ -179,6 +179,12 @@ def test_global_options_and_help(call) -> None:
     code, out, _ = call("help", "generate")
     assert code == 0 and out.startswith("usage: gguflow generate")
     assert call("--debug", "tokenize", "A")[0] == 0
+    for limit in (["--max-memory", "0"], ["--max-memory=0"]):
+        code, _, err = call("-q", *limit, "generate", "-p", "A")
+        assert code == 2 and "--max-memory: 0: expected GiB" in err
+    for words in (["-q"], ["--max-memory", "2"], ["--max-memory"]):
+        code, _, err = call(*words)
+        assert code == 2 and f"{words[-1]}: and no command" in err
     assert call("help", "sparse", "solve")[1].startswith("usage: gguflow sparse solve")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from .options import (
     sampler_settings,
     whole,
 )
-from .options_values import json_object
+from .options_values import json_object, some_text
 from .profiling import new_profile, save_profile
 from .prompt import read_file, unescape
 from .speculation_options import add_speculation, set_speculation, speculation_settings
@@ -132,6 +133,7 @@ def add_arguments(p: ArgumentParser) -> None:
         "--reverse-prompt",
         action="append",
         default=[],
+        type=some_text,
         metavar="TEXT",
         help="end an answer before this text; may be given more than once",
     )
@@ -153,7 +155,7 @@ def run(args: Namespace) -> int:
         first = read_file(args.file, "-f/--file").removesuffix("\n")
     began = time.perf_counter()
     model = prepare(open_source(args), engine_options(args))
-    template = _template(model, choice)
+    template = _template(model, choice, args.chat_template_kwargs)
     within = answers_within(asked, model, template)
     load_weights(model, quiet=not args.verbose)
     set_speculation(model, args, speculation)
@@ -197,10 +199,14 @@ def _template_text(args: Namespace) -> str | None:
     return choice
 
 
-def _template(model: Model, choice: str | None) -> ChatTemplate:
+def _template(model: Model, choice: str | None, variables: Mapping[str, object]) -> ChatTemplate:
     """The format of the conversation. Says so where the model has none of its own."""
-    from gguflow.models.chat import ChatTemplate, ChatTemplateError
+    from gguflow.models.chat import ChatTemplate, ChatTemplateError, check_variables
 
+    try:
+        check_variables(variables)
+    except ChatTemplateError as e:
+        raise UsageError(f"--chat-template-kwargs: {e}") from None
     metadata, tokenizer = model.source.metadata, model.tokenizer
     try:
         template = ChatTemplate.for_model(metadata, tokenizer, choice)

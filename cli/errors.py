@@ -45,6 +45,7 @@ _CODES = (
     ("gguflow.engine.compile.place", "PlacementError", BAD_ARGUMENT),
     ("gguflow.engine.profile.errors", "ProfilePathError", BAD_ARGUMENT),
     ("gguflow.models.mixes", "MixError", BAD_ARGUMENT),
+    ("gguflow.engine.backends.base", "BackendNameError", BAD_ARGUMENT),
     ("gguflow.engine.backends.cpu.native", "ThreadError", NO_RESOURCES),
     ("gguflow.engine.backends.cpu.native", "CpuLibraryError", BAD_ARGUMENT),
     ("gguflow.engine.gguf.errors", "GgufError", BAD_FILE),
@@ -141,4 +142,6 @@ def message(error: BaseException) -> str:
     text = one_line(with_flags(" ".join(str(error).split())))
     if exit_code(error) == INTERNAL:
         return f"{type(error).__name__}: {text} (this is a bug; --debug shows where)"
+    if not text and isinstance(error, MemoryError):
+        return "out of memory: the machine, or --max-memory, gives no more"
     return text or type(error).__name__

@@ -24,6 +24,7 @@ from .options import (
     sampler_settings,
     whole,
 )
+from .options_values import some_text
 from .profiling import new_profile, save_profile
 from .prompt import check_writable, prompt_text, unescape
 from .shift import add_shift, shift
@@ -55,6 +56,7 @@ def add_arguments(p: ArgumentParser) -> None:
         "--reverse-prompt",
         action="append",
         default=[],
+        type=some_text,
         metavar="TEXT",
         help="end before this text; may be given more than once",
     )

@@ -81,9 +81,10 @@ def chat_ids(
         isinstance(tools, str | bytes | Mapping) or not all(isinstance(t, Mapping) for t in tools)
     ):
         raise TypeError("tools is a list of mappings, as OpenAI's API has them")
-    from gguflow.models.chat import ChatTemplate  # jinja2, which plain text does not need
+    from gguflow.models.chat import ChatTemplate, check_variables  # jinja2: not for plain text
     from gguflow.models.chat_tools import shows_tools, told_of_tools
 
+    check_variables(variables or {})
     form = model.chat_template
     if template is not None:
         form = ChatTemplate.for_model(model.source.metadata, model.tokenizer, template)

@@ -23,6 +23,17 @@ class ChatTemplateError(ValueError):
         super().__init__(one_line(text))
 
 
+# What templates see and nobody else sets; names of `encode`'s own among them.
+OWN = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tokenizer", "self")
+
+
+def check_variables(variables: Mapping[str, object]) -> None:
+    """Raises ChatTemplateError for a variable that a template has of its own."""
+    for name in OWN:
+        if name in variables:
+            raise ChatTemplateError(f"variable {name!r}: a template has its own")
+
+
 class ChatTemplate:
     """A jinja2 chat template, rendered in a sandbox with bounded time and memory.
 

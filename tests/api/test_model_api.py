@@ -145,6 +145,8 @@ def test_many_give_what_one_gives(model: Model) -> None:
         (lambda m: m.chat([{"content": "x"}]), ValueError, "message 0 has no role"),
         (lambda m: m.chat([{"role": "user"}], template=5), TypeError, "template 5"),
         (lambda m: m.chat([{"role": "user"}], tools="x"), TypeError, "tools is a list"),
+        (lambda m: m.chat([{"role": "user", "content": ""}], template_variables={"messages": []}),
+         ValueError, "variable 'messages'"),
         (lambda m: m.chat(["a"], tools=[{}]), ValueError, "message 0 has no role"),
         (lambda m: m.tokenizer.decode("a"), TypeError, "token ids must be .* not str"),
         (lambda m: m.embed(b"abc"), TypeError, "not bytes"),

@@ -100,6 +100,12 @@ def test_bad_templates(call, tiny_model: str, choice: str, code: int, words: str
     assert (found, out) == (code, "") and words in err
 
 
+@pytest.mark.parametrize("name", ["messages", "tokenizer", "bos_token"])
+def test_what_a_template_has_of_its_own(call, tiny_model: str, name: str) -> None:
+    code, out, err = call("chat", "-m", tiny_model, "--chat-template-kwargs", f'{{"{name}": 1}}')
+    assert (code, out) == (2, "") and f"--chat-template-kwargs: variable '{name}'" in err
+
+
 def conversation(model: Model, **options: Any) -> Conversation:
     template = ChatTemplate.for_model(model.source.metadata, model.tokenizer)
     given = {"settings": GREEDY, "n_predict": 8, "ignore_eos": True} | options

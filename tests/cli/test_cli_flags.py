@@ -95,6 +95,8 @@ def test_options_that_change_nothing_are_named(call, tiny_model: str) -> None:
     [
         ("--lora-scaled a.gguf", "--lora-scaled: a.gguf: expected FILE:SCALE"),
         ("-mu http://x", "-mu: fetch the file"),
+        ("--devices foo", "no backend called 'foo'; there are cpu, "),
+        ("-r=", "-r/--reverse-prompt: expected a text"),
         ("--device none", "expected the number of a GPU"),
         ("--context-shift -j {}", "-j: not with --context-shift"),
         ("-hff x.gguf", "-hff/--hf-file: only with -hf"),

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 
+from .common import add_common
 from .errors import OK
-from .limit import add_limit
 from .parser import Parser
 from .stream import write
 
@@ -79,8 +79,7 @@ def parsers() -> Mapping[tuple[str, ...], Parser | None]:
                 continue
             parser = found[at] = Parser(" ".join(("gguflow", *at)), summary)
             module.add_arguments(parser)
-            parser.add_argument("--debug", action="store_true")
-            add_limit(parser)
+            add_common(parser)
 
     visit(import_module(__package__ or "gguflow.cli"), ())
     return found

@@ -18,8 +18,10 @@ from gguflow import __version__
 from gguflow.engine import env
 from gguflow.engine.found import modules_in
 
+from .common import add_common
 from .errors import EXIT_CODES, OK, UsageError, exit_code, message
-from .limit import add_limit, set_limit
+from .limit import set_limit
+from .load import be_quiet
 from .parser import Parser, nearest
 
 _EPILOG = "exit codes:\n" + "\n".join(f"  {code:>3}  {what}" for code, what in EXIT_CODES.items())
@@ -121,12 +123,12 @@ def _run_command(
         return _run_command(words[1:], module, f"{prog} {name}", begin)
     parser = Parser(f"{prog} {name}", module.SUMMARY, getattr(module, "EPILOG", None))
     module.add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
-    add_limit(parser)
+    add_common(parser)
     args = parser.parse_args(words[1:])
     env.check()
     begin()
     set_limit(args)
+    be_quiet(args.quiet)
     if getattr(module, "OWN_SIGNALS", False):
         return int(module.run(args))
     from gguflow.engine import interrupt
@@ -167,7 +169,8 @@ def _overview(package: ModuleType, prog: str) -> str:
     return (
         f"usage: {prog} COMMAND [options]\n\n{about}\n\n"
         f"commands:\n{lines}\n\n"
-        f"`{prog} help COMMAND` lists a command's options, --debug among them;\n"
+        f"`{prog} help COMMAND` lists a command's options; --debug, --max-memory and -q are\n"
+        "every command's, and may stand before its name;\n"
         "`gguflow --version` says the version.\n\n"
         f"{_EPILOG}"
     )

@@ -181,6 +181,8 @@ def test_global_options_and_help(call) -> None:
     code, out, _ = call("help", "generate")
     assert code == 0 and out.startswith("usage: gguflow generate")
     assert call("--debug", "tokenize", "A")[0] == 0
+    code, out, err = call("-q", "list")
+    assert code == 0 and err == ""
     for limit in (["--max-memory", "0"], ["--max-memory=0"]):
         code, _, err = call("-q", *limit, "generate", "-p", "A")
         assert code == 2 and "--max-memory: 0: expected GiB" in err

@@ -58,7 +58,7 @@ class SamplerSettings:
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
+    dry_penalty_last_n: int = -1
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0

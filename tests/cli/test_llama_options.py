@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from types import ModuleType
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from gguflow.cli import chat, generate
 from gguflow.cli.errors import UsageError
 from gguflow.cli.parser import Parser
+from gguflow.cli.sampling_options import sampler_settings
+from gguflow.engine.sampling import SamplerSettings
 
 # What its help lists (build of autumn 2026), and the value to try them with.
 OPTIONS = """\
@@ -137,3 +140,17 @@ def test_the_same_by_every_name() -> None:
     same("--lora-scaled a:2,b:0.5", "--lora a=2 --lora b=0.5")
     same("-hfd u/r:Q8_0", "--hf-repo-draft u/r:Q8_0")
     assert parsed(generate, ["-t", "-1", "-tb", "-1"]) == parsed(generate, [])
+
+
+def test_samplers_have_its_defaults() -> None:
+    expected = SamplerSettings(
+        temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, top_n_sigma=-1, typical_p=1,
+        xtc_probability=0, xtc_threshold=0.1, repeat_last_n=64, repeat_penalty=1,
+        presence_penalty=0, frequency_penalty=0, dry_multiplier=0, dry_base=1.75,
+        dry_allowed_length=2, dry_penalty_last_n=-1, dry_sequence_breakers=("\n", ":", '"', "*"),
+        dynatemp_range=0, dynatemp_exponent=1, mirostat=0, mirostat_eta=0.1, mirostat_tau=5,
+        samplers=("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",
+                  "temperature"),
+    )  # fmt: skip
+    assert SamplerSettings() == expected
+    assert sampler_settings(Namespace(**parsed(generate, []))) == expected

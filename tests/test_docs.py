@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gguflow
+from gguflow.engine.load.bundled import bundled_model
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(p for p in DOCS.glob("*.md") if p.name != "LOG.md")
@@ -31,3 +32,17 @@ def test_every_exported_name_has_its_reference() -> None:
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     names = set(re.findall(r"^::: gguflow\.[\w.]*\.(\w+)$", text, re.MULTILINE))
     assert {*gguflow.__all__} - {"__version__"} <= names
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/python-api.md"])
+def test_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand, with the bundled model for model.gguf."""
+    (tmp_path / "model.gguf").symlink_to(bundled_model())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = (DOCS.parent / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    mine = [b for b in blocks if "import gguflow" in b]
+    assert mine
+    for block in mine:
+        exec(compile(block, page, "exec"), {"prompts": ["Once", "One day"]})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from gguflow.engine import interrupt
 from gguflow.engine.ahead import Ahead
 from gguflow.engine.piece import FinishReason, Timings
 from gguflow.engine.profile import Profile
@@ -277,7 +278,8 @@ class Session:
                 self._replay(ids, turn.n_prompt)
                 result = self.step(ids[-1:], "last", sampler)
             else:
-                result = self.prefill(new, sampler)
+                with interrupt.heeded_for_callers():
+                    result = self.prefill(new, sampler)
             if not again and not np.isfinite(result[0]).all():
                 raise ModelError(
                     f"{self.model.source.path}: the logits are not finite; the weights hold NaN or "
@@ -386,7 +388,7 @@ class Session:
         self.model.check_ids(ids)
         out = [np.zeros((0, self.model.hp.n_vocab), np.float32)]
         n_ubatch = self.model.options.n_ubatch
-        with self._lock:
+        with self._lock, interrupt.heeded_for_callers():
             self.rewind(0)
             for i in range(0, len(ids), n_ubatch):
                 rows = self.step(ids[i : i + n_ubatch], "all", prompt=True)[0]

@@ -1,8 +1,9 @@
 """`gguflow COMMAND ...`: finds the command, runs it, turns errors into one line and an exit code.
 
 A command is a module of this directory with SUMMARY (one line), add_arguments(parser) and
-run(args) -> exit code. It is found by being there; only the one asked for is imported. A package
-with SUMMARY is a family of commands, its modules: `gguflow sparse solve ...`.
+run(args) -> exit code; with OWN_SIGNALS it answers Ctrl-C itself. It is found by being there; only
+the one asked for is imported. A package with SUMMARY is a family of commands, its modules:
+`gguflow sparse solve ...`.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .constraint_options import add_constraints, answers_within, constraint
 from .errors import INTERRUPTED, OK, UsageError
-from .llama_options import TEXT, add_others
+from .llama_options import TAKEN_FOR_CHAT, TEXT, add_others
 from .load import begin, load_weights, note, open_source, prepare
 from .options import (
     add_engine,
@@ -22,7 +23,7 @@ from .options import (
     sampler_settings,
     whole,
 )
-from .options_values import json_object
+from .options_values import json_object, some_text
 from .profiling import new_profile, save_profile
 from .prompt import read_file, unescape
 from .speculation_options import add_speculation, set_speculation, speculation_settings
@@ -44,17 +45,21 @@ EPILOG = (
 
 def add_arguments(p: ArgumentParser) -> None:
     add_model(p)
-    p.add_argument("-sys", "--system-prompt", metavar="TEXT", help="the system message")
-    p.add_argument("-p", "--prompt", metavar="TEXT", help="the first message")
+    g = p.add_mutually_exclusive_group()
+    g.add_argument("-sys", "--system-prompt", metavar="TEXT", help="the system message")
+    g.add_argument("-sysf", "--system-prompt-file", metavar="FILE", help="the same from a file")
+    g = p.add_mutually_exclusive_group()
+    g.add_argument("-p", "--prompt", metavar="TEXT", help="the first message")
+    g.add_argument("-f", "--file", metavar="FILE", help="the same from a file")
     p.add_argument("-st", "--single-turn", action="store_true", help="end after the first answer")
     p.add_argument(
         "-n",
         "--n-predict",
         "--predict",
-        type=whole(-1),
+        type=whole(-2),
         default=-1,
         metavar="N",
-        help="most tokens of an answer; -1 for no limit but the context (default)",
+        help="most tokens of an answer; -1, or -2, for no limit but the context (default)",
     )
     p.add_argument(
         "--chat-template",
@@ -75,6 +80,19 @@ def add_arguments(p: ArgumentParser) -> None:
         default=-1,
         metavar="N",
         help="most tokens of thoughts; 0: asks for none, -1: no limit (default)",
+    )
+    p.add_argument(
+        "--reasoning-budget-message",
+        default="",
+        metavar="TEXT",
+        help="what thoughts end with when their budget is spent",
+    )
+    p.add_argument(
+        "-rea",
+        "--reasoning",
+        choices=("on", "off", "auto"),
+        default="auto",
+        help="whether the template asks for thoughts; auto: as it does by itself (default)",
     )
     p.add_argument(
         "--keep",
@@ -115,10 +133,11 @@ def add_arguments(p: ArgumentParser) -> None:
         "--reverse-prompt",
         action="append",
         default=[],
+        type=some_text,
         metavar="TEXT",
         help="end an answer before this text; may be given more than once",
     )
-    add_others(p, TEXT)
+    add_others(p, TEXT, TAKEN_FOR_CHAT)
 
 
 def run(args: Namespace) -> int:
@@ -128,9 +147,15 @@ def run(args: Namespace) -> int:
     speculation = speculation_settings(args)
     profile_path = check_profile(args)
     choice = _template_text(args)
+    system = _argument(args.system_prompt or "", args)
+    if args.system_prompt_file is not None:
+        system = read_file(args.system_prompt_file, "-sysf").removesuffix("\n")
+    first = None if args.prompt is None else _argument(args.prompt, args)
+    if args.file is not None:
+        first = read_file(args.file, "-f/--file").removesuffix("\n")
     began = time.perf_counter()
     model = prepare(open_source(args), engine_options(args))
-    template = _template(model, choice)
+    template = _template(model, choice, args.chat_template_kwargs)
     within = answers_within(asked, model, template)
     load_weights(model, quiet=not args.verbose)
     set_speculation(model, args, speculation)
@@ -143,18 +168,19 @@ def run(args: Namespace) -> int:
     from .talk.reader import reader
 
     options = TalkOptions(
-        settings, args.n_predict, args.ignore_eos, keep=args.keep, shifts=args.context_shift,
-        budget=args.reasoning_budget, variables=args.chat_template_kwargs,
+        settings, max(-1, args.n_predict), args.ignore_eos, keep=args.keep,
+        shifts=args.context_shift, budget=args.reasoning_budget,
+        budget_message=_argument(args.reasoning_budget_message, args),
+        thinks={"on": True, "off": False}.get(args.reasoning), variables=args.chat_template_kwargs,
         stops=[_argument(t, args) for t in args.reverse_prompt], logit_bias=dict(args.logit_bias),
         within=within,
     )  # fmt: skip
-    system = _argument(args.system_prompt or "", args)
     session = model.new_session(profile)
     conversation = Conversation(model, template, options, session, system)
     load_s = time.perf_counter() - began
     source = reader(env.cache_dir() / "chat_history", [f"/{name}" for name in COMMANDS])
     try:
-        return _converse(Talk(conversation), source, args)
+        return _converse(Talk(conversation), source, args, first)
     finally:
         conversation.session.save_lookup()
         if not args.no_perf:
@@ -173,10 +199,14 @@ def _template_text(args: Namespace) -> str | None:
     return choice
 
 
-def _template(model: Model, choice: str | None) -> ChatTemplate:
+def _template(model: Model, choice: str | None, variables: Mapping[str, object]) -> ChatTemplate:
     """The format of the conversation. Says so where the model has none of its own."""
-    from gguflow.models.chat import ChatTemplate, ChatTemplateError
+    from gguflow.models.chat import ChatTemplate, ChatTemplateError, check_variables
 
+    try:
+        check_variables(variables)
+    except ChatTemplateError as e:
+        raise UsageError(f"--chat-template-kwargs: {e}") from None
     metadata, tokenizer = model.source.metadata, model.tokenizer
     try:
         template = ChatTemplate.for_model(metadata, tokenizer, choice)
@@ -196,10 +226,9 @@ def _argument(text: str, args: Namespace) -> str:
     return text if args.no_escape else unescape(text)
 
 
-def _converse(talk: Talk, source: Reader, args: Namespace) -> int:
+def _converse(talk: Talk, source: Reader, args: Namespace, first: str | None) -> int:
     from .talk.commands import take
 
-    first = None if args.prompt is None else _argument(args.prompt, args)
     if source.is_terminal and first is None:
         note("/help lists the commands, /bye ends the conversation, Ctrl-C stops an answer")
     while True:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 
+from .common import add_common
 from .errors import OK
 from .parser import Parser
 from .stream import write
@@ -20,7 +21,7 @@ EPILOG = """add one of these to the shell's start file:
 
 BASH = """_gguflow() {{
   local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" key="" word
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+  for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD - 1))}}"; do
     case "$key $word" in
 {steps}
     esac
@@ -35,6 +36,7 @@ BASH = """_gguflow() {{
   if [[ "$cur" == -* || ( -z "$key" && "$cur" != */* ) || "$words" == *"__only"* ]]; then
     COMPREPLY=($(compgen -W "${{words//__only/}}" -- "$cur"))
   else
+    local IFS=$'\n'
     COMPREPLY=($(compgen -f -- "$cur"))
     compopt -o filenames 2>/dev/null
   fi
@@ -77,7 +79,7 @@ def parsers() -> Mapping[tuple[str, ...], Parser | None]:
                 continue
             parser = found[at] = Parser(" ".join(("gguflow", *at)), summary)
             module.add_arguments(parser)
-            parser.add_argument("--debug", action="store_true")
+            add_common(parser)
 
     visit(import_module(__package__ or "gguflow.cli"), ())
     return found
@@ -85,6 +87,12 @@ def parsers() -> Mapping[tuple[str, ...], Parser | None]:
 
 def _options(parser: Parser) -> list[argparse.Action]:
     return [a for a in parser._actions if a.option_strings and a.help is not argparse.SUPPRESS]
+
+
+def _chosen(parser: Parser) -> list[str]:
+    """What there is to choose from where a command takes a word and no file."""
+    words = [a for a in parser._actions if not a.option_strings]
+    return [str(x) for a in words for x in a.choices or ()] if all(a.choices for a in words) else []
 
 
 def _below(known: Mapping[tuple[str, ...], Parser | None], words: tuple[str, ...]) -> list[str]:
@@ -95,7 +103,7 @@ def _below(known: Mapping[tuple[str, ...], Parser | None], words: tuple[str, ...
 def _bash(known: Mapping[tuple[str, ...], Parser | None]) -> str:
     steps, cases = (
         [],
-        ['    "") words="{} --help --version" ;;'.format(" ".join(_below(known, ())))],
+        ['    "") words="{} help --help --version" ;;'.format(" ".join(_below(known, ())))],
     )
     choices = {}
     for words, parser in known.items():
@@ -105,6 +113,8 @@ def _bash(known: Mapping[tuple[str, ...], Parser | None]) -> str:
             cases.append(f'    "{key}") words="__only {" ".join(_below(known, words))}" ;;')
             continue
         options = [flag for a in _options(parser) for flag in a.option_strings]
+        if chosen := _chosen(parser):
+            options = ["__only", *chosen, *options]
         cases.append(f'    "{key}") words="{" ".join(options)}" ;;')
         for a in _options(parser):
             if a.choices:
@@ -117,12 +127,21 @@ def _bash(known: Mapping[tuple[str, ...], Parser | None]) -> str:
 
 
 def _fish(known: Mapping[tuple[str, ...], Parser | None]) -> str:
-    lines = ["complete -c gguflow -f -n __fish_use_subcommand"]
+    names = " ".join(_below(known, ()))
+    lines = [
+        "complete -c gguflow -f -n __fish_use_subcommand",
+        "complete -c gguflow -f -n __fish_use_subcommand -a help -d 'options of a command'",
+        f"complete -c gguflow -f -n '__fish_seen_subcommand_from help' -a '{names}'",
+    ]
     for words, parser in known.items():
         seen = [f"__fish_seen_subcommand_from {word}" for word in words]
         above = "__fish_use_subcommand" if len(words) == 1 else "; and ".join(seen[:-1])
         summary = parser.description if parser is not None else "commands"
         lines.append(f"complete -c gguflow -f -n {_q(above)} -a {words[-1]} -d {_q(summary or '')}")
+        if parser is not None and (chosen := _chosen(parser)):
+            lines.append(
+                f"complete -c gguflow -f -n {_q('; and '.join(seen))} -a {_q(' '.join(chosen))}"
+            )
         for a in _options(parser) if parser is not None else ():
             line = f"complete -c gguflow -n {_q('; and '.join(seen))}"
             for flag in a.option_strings:

@@ -45,6 +45,7 @@ _CODES = (
     ("gguflow.engine.compile.place", "PlacementError", BAD_ARGUMENT),
     ("gguflow.engine.profile.errors", "ProfilePathError", BAD_ARGUMENT),
     ("gguflow.models.mixes", "MixError", BAD_ARGUMENT),
+    ("gguflow.engine.backends.base", "BackendNameError", BAD_ARGUMENT),
     ("gguflow.engine.backends.cpu.native", "ThreadError", NO_RESOURCES),
     ("gguflow.engine.backends.cpu.native", "CpuLibraryError", BAD_ARGUMENT),
     ("gguflow.engine.gguf.errors", "GgufError", BAD_FILE),
@@ -56,6 +57,7 @@ _CODES = (
     ("gguflow.engine.prompt", "ContextError", NO_RESOURCES),
     ("gguflow.engine.options", "OptionError", BAD_ARGUMENT),
     ("gguflow.server.constraints", "ConstraintError", BAD_ARGUMENT),
+    ("gguflow.engine.hub", "HubNameError", BAD_ARGUMENT),
     ("gguflow.engine.hub", "HubError", NO_RESOURCES),
     ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),
     ("gguflow.engine.cluster.errors", "ClusterFileError", BAD_FILE),
@@ -140,4 +142,6 @@ def message(error: BaseException) -> str:
     text = one_line(with_flags(" ".join(str(error).split())))
     if exit_code(error) == INTERNAL:
         return f"{type(error).__name__}: {text} (this is a bug; --debug shows where)"
+    if not text and isinstance(error, MemoryError):
+        return "out of memory: the machine, or --max-memory, gives no more"
     return text or type(error).__name__

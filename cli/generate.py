@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .constraint_options import add_constraints, constraint, processor
 from .errors import INTERRUPTED, OK, UsageError
-from .llama_options import CONVERSATION, add_others
+from .llama_options import CONVERSATION, TAKEN_FOR_TEXT, add_others
 from .load import begin, load_weights, note, open_source, prepare
 from .options import (
     add_engine,
@@ -24,8 +24,10 @@ from .options import (
     sampler_settings,
     whole,
 )
+from .options_values import some_text
 from .profiling import new_profile, save_profile
 from .prompt import check_writable, prompt_text, unescape
+from .shift import add_shift, shift
 from .speculation_options import add_speculation, set_speculation, speculation_settings
 from .stream import add_raw, print_timings, stream, write, write_text
 
@@ -54,6 +56,7 @@ def add_arguments(p: ArgumentParser) -> None:
         "--reverse-prompt",
         action="append",
         default=[],
+        type=some_text,
         metavar="TEXT",
         help="end before this text; may be given more than once",
     )
@@ -68,13 +71,14 @@ def add_arguments(p: ArgumentParser) -> None:
         "-no-cnv", "--no-conversation", action="store_true", help="what this command does anyway"
     )
     add_prompt_cache(p)
+    add_shift(p)
     add_engine(p)
     add_sampling(p)
     add_constraints(p)
     add_speculation(p)
     add_profile(p)
     add_verbosity(p)
-    add_others(p, CONVERSATION)
+    add_others(p, CONVERSATION, TAKEN_FOR_TEXT)
 
 
 def add_prompt_cache(p: ArgumentParser) -> None:
@@ -113,6 +117,7 @@ def run(args: Namespace) -> int:
     if not ids:
         raise UsageError("the prompt has no tokens: give one with -p or -f")
     model.check_prompt(ids)
+    goes_on = shift(args, model, len(ids))
     within = processor(asked, model, len(ids))
     load_weights(model, quiet=not args.verbose)
     set_speculation(model, args, speculation)
@@ -132,12 +137,14 @@ def run(args: Namespace) -> int:
     most = max(-1, args.n_predict)
     request = Request(ids, most, settings, stop, logit_bias=dict(args.logit_bias), processor=within)
     stops = [t if args.no_escape else unescape(t) for t in args.reverse_prompt]
-    made, interrupted = stream(session, request, stops, args.special, args.raw)
+    made, interrupted = stream(session, request, stops, args.special, args.raw, goes_on)
     if not (made or text).endswith("\n"):
         write("\n")
     n_asked = most if most >= 0 else model.options.n_ctx
     if session.timings.n_generated < n_asked and session.is_full:
         note(f"note: stopped because the context of {model.options.n_ctx} tokens is full")
+    if goes_on is not None and goes_on.n_left_out:
+        note(f"note: the context was full: {goes_on.n_left_out} tokens were left out")
     session.save_lookup()
     if args.prompt_cache is not None and not args.prompt_cache_ro:
         timings = session.timings

@@ -12,8 +12,8 @@ from .errors import UsageError
 
 
 class Other(NamedTuple):
-    """flags: their names. values: how many words follow, or "?" for one at most. why: what is so
-    instead; None where that is just what was asked for."""
+    """flags: their names. values: how many words follow, "?" for one at most, "*" for any number.
+    why: what is so instead; None where that is just what was asked for."""
 
     flags: str
     values: int | str
@@ -29,15 +29,21 @@ TAKEN = (
     Other("--perf", 0, None),
     Other("--mmap", 0, None),
     Other("--repack", 0, None),
-    Other("--offline", 0, None),
     Other("--simple-io", 0, None),
+    Other("-kvo --kv-offload", 0, None),
+    Other("--op-offload", 0, None),
+    Other("-ndio --no-direct-io", 0, None),
+    Other("--no-skip-chat-parsing", 0, None),
     Other("-co --color", "?", "colours are for chat, where they follow the terminal"),
     Other("--no-jinja", 0, "chat templates are always rendered as they are"),
     Other("--mlock", 0, "weights are not locked in memory"),
     Other("--no-mmap", 0, "files are mapped; what kernels want otherwise is copied at load"),
     Other("-dio --direct-io", 0, "files are mapped"),
+    Other("-lm --load-mode", 1, "files are mapped"),
     Other("-nr --no-repack", 0, "weights are always laid out for the kernels"),
     Other("-nkvo --no-kv-offload", 0, "the KV cache lies where its layers do"),
+    Other("-dt --defrag-thold", 1, "the KV cache is in pages, which need no defragmentation"),
+    Other("-np --parallel", 1, "there is one text; `gguflow serve` has many at once"),
     Other("--numa", 1, "threads are not placed by NUMA node"),
     Other("--poll", 1, "GGUFLOW_CPU_SPIN says how long idle threads spin"),
     Other("--poll-batch", 1, "GGUFLOW_CPU_SPIN says how long idle threads spin"),
@@ -46,6 +52,9 @@ TAKEN = (
     Other("-C --cpu-mask", 1, "start it under taskset to choose processors"),
     Other("-Cr --cpu-range", 1, "start it under taskset to choose processors"),
     Other("--cpu-strict", 1, "start it under taskset to choose processors"),
+    Other("-Cb --cpu-mask-batch", 1, "start it under taskset to choose processors"),
+    Other("-Crb --cpu-range-batch", 1, "start it under taskset to choose processors"),
+    Other("--cpu-strict-batch", 1, "start it under taskset to choose processors"),
     Other("--no-op-offload", 0, "ops run where their layer is"),
     Other("--swa-full", 0, "layers with a window keep their window"),
     Other("--no-host", 0, "there is no buffer to bypass"),
@@ -56,13 +65,35 @@ TAKEN = (
     Other("--log-timestamps", 0, "the log has no times"),
     Other("-lv --verbosity --log-verbosity", 1, "-q and -v say how much is told"),
     Other("--no-perf-log", 0, None),
+    Other("-ptc --print-token-count", 1, "the timings at the end count tokens"),
+    Other("-bs --backend-sampling", 0, "plain settings are sampled on the device anyway"),
     Other("-fit --fit", 1, "`-ngl auto` places as many layers as fit"),
+    Other("-fitt --fit-target", 1, "`-ngl auto` places as many layers as fit"),
+    Other("-fitc --fit-ctx", 1, "a context is as long as -c says"),
+    Other("-cd --ctx-size-draft", 1, "a draft has its model's context"),
+    Other("-td --threads-draft", 1, "a draft has its model's threads"),
+    Other("-tbd --threads-batch-draft", 1, "a draft has its model's threads"),
+    Other("-devd --device-draft", 1, "a draft is on its model's device, see -ngld"),
+    Other("-ctkd --cache-type-k-draft", 1, "a draft's cache is of its model's types"),
+    Other("-ctvd --cache-type-v-draft", 1, "a draft's cache is of its model's types"),
 )
 
 REFUSED = (
-    Other("--lora-scaled", 2, "--lora FILE=SCALE does that"),
+    Other("--usage", 0, "--help lists the options"),
+    Other("--version", 0, "`gguflow --version` says it"),
+    Other("--license", 0, "it is MIT's: the file LICENSE"),
+    Other("--completion-bash", 0, "`gguflow completion bash` prints it"),
+    Other("-cl --cache-list", 0, "`gguflow list` names the models that are there"),
+    Other("--list-devices", 0, "`gguflow devices` lists them"),
+    Other("-mu --model-url", 1, "fetch the file and give it to -m, or -hf USER/REPO"),
+    Other(
+        "-dr --docker-repo", 1, "models come from files, the hub (-hf) or ollama (-m ollama:NAME)"
+    ),
+    Other("-hfv -hfrv --hf-repo-v", 1, "only text is supported"),
+    Other("-hffv --hf-file-v", 1, "only text is supported"),
     Other("--control-vector", 1, "control vectors are not supported"),
-    Other("--control-vector-scaled", 2, "control vectors are not supported"),
+    Other("--control-vector-scaled", "*", "control vectors are not supported"),
+    Other("--control-vector-layer-range", "*", "control vectors are not supported"),
     Other(
         "--override-kv", 1, "keys of the file are taken as they are; `gguflow inspect` shows them"
     ),
@@ -79,17 +110,10 @@ REFUSED = (
     Other("-gaw --grp-attn-w", 1, "self-extend is not supported"),
     Other("--adaptive-target", 1, "this sampler is not supported"),
     Other("--adaptive-decay", 1, "this sampler is not supported"),
-    Other("-bs --backend-sampling", 0, "plain settings are sampled on the device anyway"),
     Other("-mm --mmproj", 1, "only text is supported"),
     Other("--image", 1, "only text is supported"),
     Other("--audio", 1, "only text is supported"),
-    Other("--rpc", 1, "other machines are not supported"),
-    Other("-sm --split-mode", 1, "-ot places layers on several GPUs"),
-    Other("-ts --tensor-split", 1, "-ot places layers on several GPUs"),
-    Other("-mg --main-gpu", 1, "--device says which GPU"),
-    Other("-i --interactive", 0, "`gguflow chat` is for conversations"),
-    Other("-if --interactive-first", 0, "`gguflow chat` is for conversations"),
-    Other("-mli --multiline-input", 0, 'in `gguflow chat`, """ begins and ends several lines'),
+    Other("--rpc", 1, "several machines are for `gguflow serve --ray`"),
     Other("--in-prefix", 1, "a chat template says what surrounds messages"),
     Other("--in-suffix", 1, "a chat template says what surrounds messages"),
     Other("--in-prefix-bos", 0, "a chat template says what surrounds messages"),
@@ -99,26 +123,46 @@ REFUSED = (
 
 
 # What `generate` has no use for; `chat` has.
+_CHAT = "`gguflow chat` is for conversations"
 CONVERSATION = (
-    Other("-cnv --conversation", 0, "`gguflow chat` is for conversations"),
-    Other("-st --single-turn", 0, "`gguflow chat` is for conversations"),
-    Other("-sys --system-prompt", 1, "`gguflow chat` is for conversations"),
-    Other("-sysf --system-prompt-file", 1, "`gguflow chat` is for conversations"),
-    Other("--chat-template", 1, "`gguflow chat` is for conversations"),
-    Other("--context-shift", 0, "a text ends where the context does; `gguflow chat` goes on"),
-    Other("--keep", 1, "a text ends where the context does; `gguflow chat` goes on"),
+    Other("-cnv --conversation", 0, _CHAT),
+    Other("-st --single-turn", 0, _CHAT),
+    Other("-sys --system-prompt", 1, _CHAT),
+    Other("-sysf --system-prompt-file", 1, _CHAT),
+    Other("--chat-template", 1, _CHAT),
+    Other("--chat-template-file", 1, _CHAT),
+    Other("--chat-template-kwargs", 1, _CHAT),
+    Other("-rea --reasoning", 1, _CHAT),
+    Other("--reasoning-budget", 1, _CHAT),
+    Other("--reasoning-budget-message", 1, _CHAT),
+    Other("-i --interactive", 0, _CHAT),
+    Other("-if --interactive-first", 0, _CHAT),
+    Other("-mli --multiline-input", 0, _CHAT),
+)
+TAKEN_FOR_TEXT = (
+    Other("--display-prompt", 0, None),
+    Other("--reasoning-format", 1, "a text is shown as it is"),
+    Other("--skip-chat-parsing", 0, None),
 )
 
 
 # And the other way round.
 TEXT = (
     Other("-no-cnv --no-conversation", 0, "`gguflow generate` continues a text"),
-    Other("-f --file", 1, "/file sends a file; `gguflow generate -f` continues one"),
     Other("--prompt-cache", 1, "/save and /load keep a conversation"),
-    Other("--grammar", 1, "`gguflow generate` and `gguflow serve` have grammars"),
-    Other("--grammar-file", 1, "`gguflow generate` and `gguflow serve` have grammars"),
-    Other("-j --json-schema", 1, "`gguflow generate` and `gguflow serve` have grammars"),
-    Other("-jf --json-schema-file", 1, "`gguflow generate` and `gguflow serve` have grammars"),
+    Other("--prompt-cache-all", 0, "/save and /load keep a conversation"),
+    Other("--prompt-cache-ro", 0, "/save and /load keep a conversation"),
+)
+TAKEN_FOR_CHAT = (
+    Other("-i --interactive", 0, None),
+    Other("-if --interactive-first", 0, None),
+    Other("-mli --multiline-input", 0, '""" begins and ends a message of several lines'),
+    Other("--no-display-prompt", 0, None),
+    Other("--display-prompt", 0, "answers are shown as they come, without their prompt"),
+    Other("--verbose-prompt", 0, "`gguflow generate` lists a prompt's tokens"),
+    Other("-sp --special", 0, "`gguflow generate` shows control tokens"),
+    Other("--reasoning-format", 1, "/think show or hide says whether thoughts are shown"),
+    Other("--skip-chat-parsing", 0, "/think show or hide says whether thoughts are shown"),
 )
 
 
@@ -142,11 +186,13 @@ class _Named(argparse.Action):
             setattr(namespace, self.dest, [*getattr(namespace, self.dest), said])
 
 
-def add_others(p: ArgumentParser, refused_too: Sequence[Other] = ()) -> None:
+def add_others(
+    p: ArgumentParser, refused_too: Sequence[Other] = (), taken_too: Sequence[Other] = ()
+) -> None:
     """Take the options that `p` has not got itself; `notes` of the arguments is what to say."""
     own = p._option_string_actions
     p.set_defaults(notes=[])
-    for others, refused in ((TAKEN, False), ((*REFUSED, *refused_too), True)):
+    for others, refused in (((*TAKEN, *taken_too), False), ((*REFUSED, *refused_too), True)):
         for other in others:
             flags = [flag for flag in other.flags.split() if flag not in own]
             if flags:

@@ -59,7 +59,9 @@ def model_path(args: Namespace) -> Path:
     if repo is not None:
         if args.model is not None:
             raise UsageError("-m/--model and -hf/--hf-repo exclude each other")
-        return hub_model(repo)
+        return hub_model(repo, args)
+    if getattr(args, "hf_file", None) is not None:
+        raise UsageError("-hff/--hf-file: only with -hf")
     if args.model is None:
         return bundled_model()
     if args.model.startswith("ollama:"):
@@ -69,12 +71,15 @@ def model_path(args: Namespace) -> Path:
     return Path(args.model).expanduser()
 
 
-def hub_model(name: str) -> Path:
-    """A model of the hub. Raises PackageError without huggingface_hub."""
+def hub_model(name: str, args: Namespace) -> Path:
+    """A model of the hub. args: whose file, token and whether only the cache is asked. Raises
+    PackageError without huggingface_hub."""
     from gguflow.engine import hub
 
+    file = args.hf_file if getattr(args, "hf_repo", None) == name else None
+    token, offline = getattr(args, "hf_token", None), getattr(args, "offline", False)
     try:
-        return hub.fetch(name)
+        return hub.fetch(name, file, token, offline)
     except ImportError:
         raise PackageError("-hf needs huggingface_hub: pip install huggingface_hub") from None
 
@@ -86,8 +91,12 @@ def open_source(args: Namespace) -> ModelSource:
     shape = getattr(args, "random", None)
     if shape is None:
         return open_model(model_path(args))
-    if args.model is not None:
-        raise UsageError("-m/--model and --random exclude each other")
+    for flag, given in (
+        ("-m/--model", args.model),
+        ("-hf/--hf-repo", getattr(args, "hf_repo", None)),
+    ):
+        if given is not None:
+            raise UsageError(f"{flag} and --random exclude each other")
     return random_source(shape)
 
 

@@ -1,8 +1,9 @@
 """`gguflow COMMAND ...`: finds the command, runs it, turns errors into one line and an exit code.
 
 A command is a module of this directory with SUMMARY (one line), add_arguments(parser) and
-run(args) -> exit code. It is found by being there; only the one asked for is imported. A package
-with SUMMARY is a family of commands, its modules: `gguflow sparse solve ...`.
+run(args) -> exit code; with OWN_SIGNALS it answers Ctrl-C itself. It is found by being there; only
+the one asked for is imported. A package with SUMMARY is a family of commands, its modules:
+`gguflow sparse solve ...`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from gguflow import __version__
 from gguflow.engine import env
 from gguflow.engine.found import modules_in
 
+from .common import add_common
 from .errors import EXIT_CODES, OK, UsageError, exit_code, message
-from .limit import add_limit, set_limit
+from .limit import set_limit
+from .load import be_quiet
 from .parser import Parser, nearest
 
 _EPILOG = "exit codes:\n" + "\n".join(f"  {code:>3}  {what}" for code, what in EXIT_CODES.items())
@@ -77,10 +80,26 @@ def _debug_asked() -> bool:
 GLOBAL = ("--debug", "-q", "--quiet", "-v", "--verbose")  # which may stand before the command
 
 
+def _command_at(words: Sequence[str]) -> int:
+    """Where the command stands: after options that may come before it, one of them with a value."""
+    i = 0
+    while i < len(words):
+        name, equals, _ = words[i].partition("=")
+        if name == "--max-memory":
+            i += 1 if equals else 2
+        elif words[i] in GLOBAL:
+            i += 1
+        else:
+            break
+    return min(i, len(words))
+
+
 def _dispatch(words: list[str], begin: Callable[[], object]) -> int:
-    first = next((i for i, word in enumerate(words) if word not in GLOBAL), len(words))
+    first = _command_at(words)
     if first and first < len(words):
         words = [words[first], *words[:first], *words[first + 1 :]]
+    if words and first == len(words):
+        raise UsageError(f"{words[-1]}: and no command; `gguflow --help` lists them")
     if words[:1] == ["help"] and len(words) > 1 and not words[1].startswith("-"):
         words = [*words[1:], "--help"]
     if words and words[0] in ("-V", "--version", "version"):
@@ -105,13 +124,18 @@ def _run_command(
         return _run_command(words[1:], module, f"{prog} {name}", begin)
     parser = Parser(f"{prog} {name}", module.SUMMARY, getattr(module, "EPILOG", None))
     module.add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
-    add_limit(parser)
+    add_common(parser)
     args = parser.parse_args(words[1:])
     env.check()
     begin()
     set_limit(args)
-    return int(module.run(args))
+    be_quiet(args.quiet)
+    if getattr(module, "OWN_SIGNALS", False):
+        return int(module.run(args))
+    from gguflow.engine import interrupt
+
+    with interrupt.heeded():  # or Ctrl-C would wait for native code: a long prompt takes seconds
+        return int(module.run(args))
 
 
 def _root() -> ModuleType:
@@ -146,7 +170,8 @@ def _overview(package: ModuleType, prog: str) -> str:
     return (
         f"usage: {prog} COMMAND [options]\n\n{about}\n\n"
         f"commands:\n{lines}\n\n"
-        f"`{prog} help COMMAND` lists a command's options, --debug among them;\n"
+        f"`{prog} help COMMAND` lists a command's options; --debug, --max-memory and -q are\n"
+        "every command's, and may stand before its name;\n"
         "`gguflow --version` says the version.\n\n"
         f"{_EPILOG}"
     )

@@ -70,6 +70,23 @@ def overrides(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
+def threads(text: str) -> int | None:
+    """-t: how many threads, None for -1, which is the default."""
+    return None if text == "-1" else whole(1, MAX_THREADS)(text)
+
+
+def gpu(text: str) -> int:
+    """--device: a GPU's number, or its name as llama.cpp or --devices have it."""
+    name = text.lower()
+    try:
+        return whole(0, 255)(name.removeprefix("cuda").removeprefix(":"))
+    except ArgumentTypeError:
+        raise ArgumentTypeError(
+            f"{text}: expected the number of a GPU, or CUDA0 and the like; several are for "
+            "--devices, and none is used without -ngl"
+        ) from None
+
+
 def gpu_layers(text: str) -> int:
     """-ngl: a number of layers, `auto` or `all`."""
     return LAYER_WORDS[text] if text in LAYER_WORDS else whole(0, MAX_LAYERS)(text)
@@ -98,6 +115,18 @@ def add_model(p: ArgumentParser) -> None:
         metavar="USER/REPO[:QUANT]",
         help="a model of the Hugging Face hub, fetched if it is not there",
     )
+    p.add_argument("-hff", "--hf-file", metavar="FILE", help="which file of -hf's repository")
+    add_hub(p)
+
+
+def add_hub(p: ArgumentParser) -> None:
+    """How the hub is asked."""
+    p.add_argument(
+        "-hft", "--hf-token", metavar="TOKEN", help="who asks the hub (default: HF_TOKEN)"
+    )
+    p.add_argument(
+        "--offline", action="store_true", help="of the hub's models, only those that are here"
+    )
 
 
 def add_random(p: ArgumentParser) -> None:
@@ -123,6 +152,20 @@ def adapter(text: str) -> tuple[str, float]:
     return file, factor
 
 
+def scaled_adapters(text: str) -> list[tuple[str, float]]:
+    """FILE:SCALE, several joined by commas."""
+    found = []
+    for part in text.split(","):
+        file, _, scale = part.rpartition(":")
+        if not file:
+            raise ArgumentTypeError(f"{part}: expected FILE:SCALE")
+        factor = real(scale)
+        if not abs(factor) < 1e6:
+            raise ArgumentTypeError(f"{part}: expected FILE:SCALE")
+        found.append((file, factor))
+    return found
+
+
 def add_engine(p: ArgumentParser) -> None:
     """How a model is run: context, batches, threads, cache types, placement."""
     g = p.add_argument_group("running")
@@ -137,16 +180,16 @@ def add_engine(p: ArgumentParser) -> None:
     g.add_argument(
         "-t",
         "--threads",
-        type=whole(1, MAX_THREADS),
+        type=threads,
         metavar="N",
-        help="threads for generation; default: all processors",
+        help="threads for generation; default, and -1: all processors",
     )
     g.add_argument(
         "-tb",
         "--threads-batch",
-        type=whole(1, MAX_THREADS),
+        type=threads,
         metavar="N",
-        help="threads for prompts; default: as -t",
+        help="threads for prompts; default, and -1: as -t",
     )
     g.add_argument(
         "-b",
@@ -184,6 +227,14 @@ def add_engine(p: ArgumentParser) -> None:
         metavar="FILE[=SCALE]",
         help="add a LoRA adapter (GGUF), times a scale; can be given again",
     )
+    g.add_argument(
+        "--lora-scaled",
+        dest="lora",
+        type=scaled_adapters,
+        action="extend",
+        metavar="FILE:SCALE,...",
+        help="the same as llama.cpp has it",
+    )
     g.add_argument("--no-fuse", action="store_true", help="run every op by itself, to bisect")
     g.add_argument(
         "--no-weight-cache",
@@ -200,7 +251,11 @@ def add_verbosity(p: ArgumentParser) -> None:
     g = p.add_mutually_exclusive_group()
     g.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
     g.add_argument(
-        "-v", "--verbose", action="store_true", help="say what runs where and in how many bytes"
+        "-v",
+        "--verbose",
+        "--log-verbose",
+        action="store_true",
+        help="say what runs where and in how many bytes",
     )
 
 
@@ -254,7 +309,14 @@ def add_gpu_layers(p: ArgumentParser | _ArgumentGroup) -> None:
 def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
     """--device, --devices with how a model is split over them, and -ot."""
     p.add_argument(
-        "--device", type=whole(0, 255), default=0, metavar="N", help="which GPU (default 0)"
+        "--device",
+        "-dev",
+        "-mg",
+        "--main-gpu",
+        type=gpu,
+        default=0,
+        metavar="N",
+        help="which GPU (default 0)",
     )
     p.add_argument("--devices", type=names, default=(), metavar="LIST",
                    help="several to run on, such as cuda:0,cuda:1")  # fmt: skip

@@ -37,6 +37,13 @@ def real(text: str) -> float:
     return value
 
 
+def some_text(text: str) -> str:
+    """Converter for a text of at least one character."""
+    if not text:
+        raise ArgumentTypeError("expected a text, not none")
+    return text
+
+
 def names(text: str) -> tuple[str, ...]:
     """Converter for names separated by commas."""
     found = tuple(part.strip() for part in text.split(","))

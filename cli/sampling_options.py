@@ -102,7 +102,7 @@ def add_sampling(p: ArgumentParser) -> None:
     number("--dry-multiplier", 0.0, "0 to turn off")
     number("--dry-base", 1.75, "of the penalty, by the length of what is repeated")
     number("--dry-allowed-length", 2, "tokens that may be repeated", int)
-    number("--dry-penalty-last-n", 64, "tokens looked back at; 0 to turn off, -1: all", int)
+    number("--dry-penalty-last-n", -1, "tokens looked back at; 0 to turn off, -1: all", int)
     g.add_argument(
         "--dry-sequence-breaker",
         action="append",

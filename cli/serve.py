@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gguflow.server.config import ModelSpec, ServerConfig
 
 SUMMARY = "serve models over HTTP, by the OpenAI API"
+OWN_SIGNALS = True  # its event loop answers Ctrl-C
 EPILOG = """\
 The page is at http://HOST:PORT/, the API below /v1; docs/server.md has all of it.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import UsageError
-from .load import note
+from .load import hub_model, note
 from .options import gpu_layers, real, whole
 from .progress import Bar
 
@@ -18,12 +18,22 @@ if TYPE_CHECKING:
     from gguflow.engine.session import Timings
 
 MOST, LEAST, P_MIN = 16, 0, 0.0
+HUB = "hf:"  # before a draft's name where it is the hub's
 
 
 def add_speculation(p: ArgumentParser) -> None:
     """-md, --lookup and their settings."""
     g = p.add_argument_group("guessing tokens ahead, which changes no output")
     add_draft(g)
+    g.add_argument(
+        "-hfd",
+        "-hfrd",
+        "--hf-repo-draft",
+        dest="model_draft",
+        type=lambda name: f"{HUB}{name}",
+        metavar="USER/REPO[:QUANT]",
+        help="-md of the Hugging Face hub",
+    )
     g.add_argument(
         "--lookup",
         action="store_true",
@@ -48,12 +58,15 @@ def add_draft(g: ArgumentParser | _ArgumentGroup) -> None:
     g.add_argument(
         "-ngld",
         "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
         type=gpu_layers,
         metavar="N",
         help="its layers on the GPU (default: all when -ngl puts any there)",
     )
     g.add_argument(
         "--draft-max",
+        "--draft",
+        "--draft-n",
         type=whole(1, 64),
         default=MOST,
         metavar="N",
@@ -61,6 +74,7 @@ def add_draft(g: ArgumentParser | _ArgumentGroup) -> None:
     )
     g.add_argument(
         "--draft-min",
+        "--draft-n-min",
         type=whole(0, 64),
         default=LEAST,
         metavar="N",
@@ -80,8 +94,11 @@ def load_draft(model: Model, args: Namespace) -> Model:
     changes = {}
     if args.gpu_layers_draft is not None:
         changes["n_gpu_layers"] = args.gpu_layers_draft
-    with Bar(f"loading {Path(args.model_draft).name}") as bar:
-        return model.load_draft(args.model_draft, bar.update, **changes)
+    path = args.model_draft
+    if path.startswith(HUB):
+        path = hub_model(path.removeprefix(HUB), args)
+    with Bar(f"loading {Path(path).name}") as bar:
+        return model.load_draft(path, bar.update, **changes)
 
 
 def speculation_settings(args: Namespace) -> Speculation | None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gguflow.engine.serving.request import Request
     from gguflow.engine.session import Session
 
+    from .shift import Shift
+
 
 def write(text: str) -> None:
     """To standard output, at once."""
@@ -41,11 +43,12 @@ def write_text(text: str, raw: bool = False) -> None:
 
 def stream(
     session: Session, request: Request, stops: Sequence[str] = (), special: bool = False,
-    raw: bool = False,
+    raw: bool = False, shift: Shift | None = None,
 ) -> tuple[str, bool]:  # fmt: skip
     """Generate what a request asks for, writing the text as it comes, up to a stop string.
 
-    special: show control tokens too. raw: see `write_text`. Returns the text and whether Ctrl-C
+    special: show control tokens too. raw: see `write_text`. shift: goes on where the context is
+    full. Returns the text and whether Ctrl-C
     ended it; what was produced by then counts.
     """
     from gguflow.engine import interrupt
@@ -63,7 +66,8 @@ def stream(
     try:
         with interrupt.heeded(), Bar("reading the prompt", "tokens") as bar:
             session.on_prompt = bar.update
-            for choice in session.choices(request):
+            choices = session.choices(request) if shift is None else shift.choices(session, request)
+            for choice in choices:
                 bar.stop()
                 emit(text.push(choice.id))
                 if text.found is not None:

@@ -29,7 +29,10 @@ def whole_file(
     target = Path(os.path.realpath(path))
     mode = _mode(target) if mode is None else mode
     _remove_leftovers(target)
-    part, fd = _new_part(target)
+    try:
+        part, fd = _new_part(target)
+    except OSError as e:  # of the file that was asked for, not of one that nobody knows
+        raise OSError(e.errno, e.strerror, str(path)) from None
     try:
         yield part
         # Through the same file: the body may have opened it by its name, but not replaced it.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gguflow.engine.piece import FinishReason, Piece, Pieces, Timings
 from gguflow.engine.prompt import Prompt, check_prompt_type, token_ids
@@ -35,13 +36,13 @@ MOST_TEXTS = 16  # that `embed` runs together
 class GenerateOptions(SamplerFields, total=False):
     """What generations take as keyword arguments: fields of `SamplerSettings`, and
 
-    stop: a string, or several, that end the text and are no part of it. logprobs: how many of the
-    most likely tokens to give with each, besides its own probability; None for neither.
-    logit_bias: added to the logits of some token ids. logits_processor: called with the ids so far
-    and the logits of the next token, float32 [n_vocab], which it changes in place.
+    stop: a string, or several, that end the text and are no part of it; None for none. logprobs:
+    how many of the most likely tokens to give with each, besides its own probability; None for
+    neither. logit_bias: added to the logits of some token ids. logits_processor: called with the
+    ids so far and the logits of the next token, float32 [n_vocab], which it changes in place.
     """
 
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     logprobs: int | None
     logit_bias: Mapping[int, float]
     logits_processor: LogitsProcessor | None
@@ -74,12 +75,23 @@ def chat_ids(
     and TypeError for messages that are none."""
     if isinstance(messages, str | bytes | Mapping):
         raise TypeError("messages is a list of mappings with role and content")
-    from gguflow.models.chat import ChatTemplate  # jinja2, which plain text does not need
+    if template is not None and not isinstance(template, str):
+        raise TypeError(f"template {template!r}: expected a format's name or a jinja2 template")
+    if tools is not None and (
+        isinstance(tools, str | bytes | Mapping) or not all(isinstance(t, Mapping) for t in tools)
+    ):
+        raise TypeError("tools is a list of mappings, as OpenAI's API has them")
+    from gguflow.models.chat import ChatTemplate, check_variables  # jinja2: not for plain text
+    from gguflow.models.chat_tools import shows_tools, told_of_tools
 
+    check_variables(variables or {})
     form = model.chat_template
     if template is not None:
         form = ChatTemplate.for_model(model.source.metadata, model.tokenizer, template)
     given = {"tools": tools, **(variables or {})}
+    are_messages = all(isinstance(m, Mapping) for m in messages)  # else the template says so
+    if tools and are_messages and not shows_tools(form.source):
+        messages, given = told_of_tools(messages, tools), {**given, "tools": None}
     ids = form.encode(model.tokenizer, messages, True, **given)
     model.check_prompt(ids)
     return ids
@@ -102,12 +114,16 @@ def ask(
     if settings is not None and not isinstance(settings, SamplerSettings):
         raise TypeError(f"settings {settings!r}: expected SamplerSettings")
     given: dict[str, Any] = dict(options)
-    stop = given.pop("stop", ())
+    stop = given.pop("stop", None)
     extras = {
         "logprobs": given.pop("logprobs", None),
         "logit_bias": given.pop("logit_bias", {}),
         "processor": given.pop("logits_processor", None),
     }
+    if extras["processor"] is not None and not callable(extras["processor"]):
+        raise TypeError(
+            f"logits_processor {extras['processor']!r}: expected a function of ids and logits"
+        )
     for name in given:
         if name not in FIELDS:
             raise TypeError(f"no option is called {name!r}; there are {_names()}")
@@ -115,7 +131,21 @@ def ask(
     eog = frozenset(model.tokenizer.eog_ids) if stop_at_eog else frozenset()
     request = Request(ids, int(max_tokens), chosen, eog, **extras)
     check_extras(request, model.hp.n_vocab)
-    return Asked(request, StopStrings([stop] if isinstance(stop, str) else stop))
+    stops = () if stop is None else [stop] if isinstance(stop, str) else stop
+    return Asked(request, StopStrings(stops))
+
+
+def session_of(model: Model, session: Session | None) -> Session:
+    """The session to use: the model's own for None. Raises TypeError for what is none, ValueError
+    for another model's: it would go on with the other's weights."""
+    if session is None:
+        return model.session
+    if not isinstance(session, Session):
+        raise TypeError(f"session {session!r}: expected one of `new_session`")
+    own = session.model
+    if own.weights is not model.weights and own.source is not model.source:
+        raise ValueError(f"session: it is another model's, of {own.source.path}")
+    return session
 
 
 def _names() -> str:
@@ -195,7 +225,7 @@ def stream_many(
 
 def embed(
     model: Model, given: Prompt | Sequence[Prompt], pooling: Pooling, normalize: bool
-) -> np.ndarray:
+) -> NDArray[np.float32]:
     """A vector for each text, or for the only one: f32 [n, n_embd]."""
     check_prompt_type(given)
     texts: Sequence[Any] = [given] if isinstance(given, str) else given

@@ -27,6 +27,10 @@ class HubError(RuntimeError):
     """A model that cannot be had from the hub: one line that says which and why."""
 
 
+class HubNameError(HubError):
+    """What is no name of a model of the hub."""
+
+
 @dataclass(frozen=True)
 class Name:
     """user/repo[:QUANT]."""
@@ -36,9 +40,9 @@ class Name:
 
     @classmethod
     def parse(cls, text: str) -> Name:
-        """Raises HubError for what is no such name."""
+        """Raises HubNameError for what is no such name."""
         if not _NAME.fullmatch(text):
-            raise HubError(f"{text}: expected user/repo or user/repo:QUANT")
+            raise HubNameError(f"{text}: expected user/repo or user/repo:QUANT")
         repo, _, quant = text.partition(":")
         return cls(repo, quant or None)
 
@@ -56,19 +60,28 @@ class Kept:
     where: str
 
 
-def choose(files: Sequence[str], name: Name) -> list[str]:
-    """The model's file among a repo's, all of its shards in order. Raises HubError, which lists
-    what there is."""
+def choose(files: Sequence[str], name: Name, file: str | None = None) -> list[str]:
+    """The model's file among a repo's, all of its shards in order. file: by its own name. Raises
+    HubError, which lists what there is."""
     models = sorted(f for f in files if f.lower().endswith(".gguf") and "mmproj" not in f.lower())
     first = [f for f in models if (m := _SHARD.search(f)) is None or int(m[1]) == 1]
     if not first:
         raise HubError(f"{name.repo}: the repository has no GGUF files")
+    if file is not None:
+        if file not in first:
+            raise HubError(f"{name.repo}: no file {file}; there are {', '.join(first)}")
+        return _shards(files, file, name)
     wanted = (name.quant,) if name.quant else PREFERRED
     found = next((f for q in wanted for f in first if _is_of(f, q)), None)
     if found is None:
         if name.quant is not None:
             raise HubError(f"{name}: no such file; there are {', '.join(map(_type_of, first))}")
         found = first[0]
+    return _shards(files, found, name)
+
+
+def _shards(files: Sequence[str], found: str, name: Name) -> list[str]:
+    """All files of a model by its first one."""
     m = _SHARD.search(found)
     if m is None:
         return [found]
@@ -90,29 +103,38 @@ def _type_of(file: str) -> str:
     return stem.rpartition("-")[2] if "-" in stem else stem.rpartition(".")[2]
 
 
-def fetch(text: str) -> Path:
-    """The first file of a model, fetched if it is not there. Raises HubError."""
+def fetch(
+    text: str, file: str | None = None, token: str | None = None, offline: bool = False
+) -> Path:
+    """The first file of a model, fetched if it is not there. file: which one of the repository's,
+    whatever types there are. token: in place of the user's own. offline: only what is in the cache.
+    Raises HubError."""
     name = Name.parse(text)
+    if offline:
+        kept = _kept_files(name.repo)
+        if not kept:
+            raise HubError(f"{name}: not in the cache, and the hub is not to be asked")
+        return kept[choose(list(kept), name, file)[0]]
     import huggingface_hub as hub
 
     try:
-        files = hub.HfApi().list_repo_files(name.repo)
+        files = hub.HfApi(token=token).list_repo_files(name.repo)
     except hub.errors.RepositoryNotFoundError:
         raise HubError(f"{name.repo}: the hub has no such repository, or not for you") from None
     except Exception as e:  # no network, or a server that is not well
         kept = _kept_files(name.repo)
         if not kept:
             raise HubError(f"{name}: the hub cannot be reached ({_line(e)})") from None
-        return kept[choose(list(kept), name)[0]]
+        return kept[choose(list(kept), name, file)[0]]
     paths = []
-    for file in choose(files, name):
+    for part in choose(files, name, file):
         try:
-            before = hub.try_to_load_from_cache(name.repo, file)
-            path = Path(hub.hf_hub_download(name.repo, file))
+            before = hub.try_to_load_from_cache(name.repo, part)
+            path = Path(hub.hf_hub_download(name.repo, part, token=token))
         except Exception as e:
-            raise HubError(f"{name}: {file}: {_line(e)}; asked again, it goes on") from None
+            raise HubError(f"{name}: {part}: {_line(e)}; asked again, it goes on") from None
         if not isinstance(before, str):
-            _verify(path, f"{name}: {file}")
+            _verify(path, f"{name}: {part}")
         paths.append(path)
     return paths[0]
 

@@ -66,9 +66,10 @@ class Cancellation:
 
 
 @contextmanager
-def heeded() -> Iterator[None]:
+def heeded(beside_others: bool = True) -> Iterator[None]:
     """Within it, Ctrl-C ends runs in the middle. Nothing happens outside the main thread, whose
-    affair signals are, and none where Ctrl-C is ignored or ends the process."""
+    affair signals are, and none where Ctrl-C is ignored or ends the process. beside_others: also
+    where somebody else is told of signals by their numbers, and then misses those that come."""
     former = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(former):
         yield
@@ -77,26 +78,53 @@ def heeded() -> Iterator[None]:
     ours.setblocking(False)
     theirs.setblocking(False)
     lock = threading.RLock()  # a second signal may come while the first is being answered
+    waiting: list[tuple[int, FrameType | None]] = []
+    raises = False  # not while this is put up or taken down: nobody could undo a half of it
 
     def answer(number: int, frame: FrameType | None) -> None:
         # What is not read yet is answered here and must not end a run that begins after it.
         with lock:
             _read(theirs)
-        former(number, frame)
+        if raises:
+            former(number, frame)
+        else:
+            waiting.append((number, frame))
 
-    before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, answer)
     watcher = threading.Thread(target=_watch, args=(theirs, lock), name="interrupts", daemon=True)
     watcher.start()
+    signal.signal(signal.SIGINT, answer)
+    before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
+    if before != -1 and not beside_others:
+        signal.set_wakeup_fd(before)
     try:
-        yield
+        try:
+            raises = True
+            if waiting:
+                former(*waiting.pop())
+            yield
+        finally:
+            raises = False
     finally:
-        if signal.getsignal(signal.SIGINT) is answer:
-            signal.signal(signal.SIGINT, former)
+        raises = False  # had a signal come just before that
         signal.set_wakeup_fd(before)
         ours.close()
         watcher.join()
+        if signal.getsignal(signal.SIGINT) is answer:
+            signal.signal(signal.SIGINT, former)
         theirs.close()
+    if waiting:
+        former(*waiting.pop())
+
+
+@contextmanager
+def heeded_for_callers() -> Iterator[None]:
+    """The same for a prompt that a program of somebody else's computes: only where Ctrl-C raises
+    KeyboardInterrupt, as Python has it, and not beside an event loop's own numbers of signals."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    with heeded(beside_others=False):
+        yield
 
 
 def _read(numbers: socket.socket) -> bytes | None:

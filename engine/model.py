@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.compile import Plan, summary
@@ -26,6 +27,7 @@ from gguflow.engine.generate import (
     chat_ids,
     embed,
     prompt_ids,
+    session_of,
     stream,
     stream_many,
 )
@@ -40,7 +42,7 @@ from gguflow.engine.load import (
 )
 from gguflow.engine.load.bundled import bundled_model, draft_path
 from gguflow.engine.load.offload import check_limit, needed
-from gguflow.engine.options import OptionFields, Options, draft_options
+from gguflow.engine.options import OptionFields, Options, draft_options, options_with
 from gguflow.engine.piece import Piece
 from gguflow.engine.plan_key import PlanKey
 from gguflow.engine.planning import (
@@ -97,13 +99,13 @@ class Model:
         other._take(resolved, Planner(self.backends))
         return other
 
-    def _trial(self, setup: Setup, ids: Sequence[int]) -> Iterator[Sequence[np.ndarray]]:
+    def _trial(self, setup: Setup, ids: Sequence[int]) -> Iterator[Sequence[NDArray[np.generic]]]:
         """Load a model that is set up and run a sequence of tokens: the outputs of every piece."""
         model = self._of(Resolved(setup))
         model.load_weights(keep=False)
         yield from model.outputs(ids)
 
-    def outputs(self, ids: Sequence[int]) -> Iterator[Sequence[np.ndarray]]:
+    def outputs(self, ids: Sequence[int]) -> Iterator[Sequence[NDArray[np.generic]]]:
         """Run a new sequence in pieces of n_ubatch, without logits; yields each piece's outputs,
         those of a rewrite that adds some. The next piece overwrites them."""
         self.check_ids(ids)
@@ -245,7 +247,7 @@ class Model:
         progress: Progress | None,
         changes: OptionFields,
     ) -> Model:
-        model = cls(source, (options or Options()).with_fields(changes))
+        model = cls(source, options_with(options, changes))
         model.load_weights(progress)
         return model
 
@@ -383,9 +385,9 @@ class Model:
         """Continue a prompt; yields pieces of text, which know their tokens (`Piece`).
 
         prompt: text, or token ids taken as they are. max_tokens: -1 for until the model ends or the
-        context is full. session: one of this model's, instead of its own. options: fields of
-        `SamplerSettings` (temperature, ...), stop, logprobs, logit_bias, logits_processor, as in
-        `GenerateOptions`. Raises ContextError when the prompt does not fit, TypeError and
+        context is full. session: another one of this model's. options: fields of `SamplerSettings`
+        (temperature, ...), stop, logprobs, logit_bias, logits_processor, as in `GenerateOptions`.
+        Raises ContextError when the prompt does not fit, TypeError and
         ValueError for arguments that cannot be used, and what a processor raises.
 
             for piece in model.generate("Once", max_tokens=20, stop=["end"], logprobs=3, seed=1):
@@ -393,7 +395,7 @@ class Model:
             print(piece.finish_reason, piece.timings)
         """
         asked = self._ask(prompt, max_tokens, settings, stop_at_eog, options)
-        return stream(session or self.session, asked)
+        return stream(session_of(self, session), asked)
 
     def astream(
         self,
@@ -438,19 +440,20 @@ class Model:
     ) -> Iterator[Piece]:
         """Answer a conversation in the model's own format; pieces as in `generate`.
 
-        messages: mappings with role and content. tools: for a template that knows them. template: a
-        well-known format or a jinja2 template, instead of the model's. template_variables: more for
-        it to see. Raises ChatTemplateError, besides what `generate` does.
+        messages: mappings with role and content. tools: as OpenAI's API has them; where the
+        template has no place for them they are told in the system message. template: a well-known
+        format or a jinja2 template, instead of the model's. template_variables: more for it to see.
+        Raises ChatTemplateError, besides what `generate` does.
         """
         self.check_open()
         ids = chat_ids(self, messages, tools, template, template_variables)
         asked = ask(self, ids, max_tokens, settings, True, **options)
-        return stream(session or self.session, asked)
+        return stream(session_of(self, session), asked)
 
     def embed(
         self, texts: Prompt | Sequence[Prompt], pooling: Pooling = POOLINGS[0],
         normalize: bool = True,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> NDArray[np.float32]:  # fmt: skip
         """Vectors of texts: float32 [n, n_embd], from the output of the final norm.
 
         texts: texts or lists of token ids, or one text. pooling: the mean of all tokens' rows, or
@@ -489,7 +492,7 @@ class Model:
         ]
         return stream_many(self, asked, n_seqs)
 
-    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token of a list or array of ids: float32 [n_tokens, n_vocab].
 
         Raises ContextError for more than the context holds, ValueError for ids that do not exist.

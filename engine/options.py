@@ -33,6 +33,13 @@ def _cache_type(name: str, value: DType | str) -> DType:
     return value
 
 
+def _is_pair(x: object, second: tuple[type, ...]) -> bool:
+    """Whether something is a pair of a text and one of some types."""
+    if not isinstance(x, tuple | list) or len(x) != 2:
+        return False
+    return isinstance(x[0], str) and isinstance(x[1], second)
+
+
 class OptionFields(TypedDict, total=False):
     """The fields of `Options` as keyword arguments."""
 
@@ -162,6 +169,13 @@ class Options:
         ):
             if not isinstance(getattr(self, name), kind):
                 raise OptionError(f"{name} {getattr(self, name)!r}: expected {what}")
+        for name, second, what in (
+            ("overrides", (str,), "(regular expression, backend) pairs"),
+            ("lora", (int, float), "(file, factor) pairs"),
+        ):
+            given = getattr(self, name)
+            if not isinstance(given, tuple | list) or not all(_is_pair(x, second) for x in given):
+                raise OptionError(f"{name} {given!r}: expected {what}")
         if self.sparse not in SPARSE_MODES:
             raise OptionError(f"sparse {self.sparse!r}: expected one of {', '.join(SPARSE_MODES)}")
         if self.split_mode not in SPLIT_MODES:
@@ -175,17 +189,25 @@ class Options:
             raise OptionError(f"tensor_split {shares!r}: expected numbers above 0")
         if shares and len(shares) != len(self.devices):
             raise OptionError(f"tensor_split: {len(shares)} shares for {len(self.devices)} devices")
-        given = self.sparse_threshold
-        thresholds = given if isinstance(given, tuple) else () if given is None else (given,)
+        cut = self.sparse_threshold
+        thresholds = cut if isinstance(cut, tuple) else () if cut is None else (cut,)
         if not all(isinstance(t, (int, float)) and t == t for t in thresholds):
-            raise OptionError(f"sparse_threshold {given!r}: expected a number, or one a layer")
-        if not all(isinstance(f, (int, float)) and abs(f) < 1e6 for _, f in self.lora):
+            raise OptionError(f"sparse_threshold {cut!r}: expected a number, or one a layer")
+        if not all(abs(f) < 1e6 for _, f in self.lora):
             raise OptionError(f"lora {self.lora!r}: expected finite factors")
         if (self.vram_budget or self.split) and self.n_gpu_layers:
             raise OptionError(
                 "`vram_budget` and `split` place a model on the device, as `n_gpu_layers` does: "
                 "give one"
             )
+
+
+def options_with(options: Options | None, changes: OptionFields) -> Options:
+    """`options`, the defaults without them, with other values for some fields. Raises TypeError for
+    what are no options."""
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"options {options!r}: expected Options")
+    return (options or Options()).with_fields(changes)
 
 
 def draft_options(o: Options, n_gpu_layers: int, changes: OptionFields) -> Options:

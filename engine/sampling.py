@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 N_HISTORY = 256  # tokens the op's repetition penalty can look back at
 
@@ -57,7 +58,7 @@ class SamplerSettings:
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
+    dry_penalty_last_n: int = -1
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
@@ -153,7 +154,7 @@ class SamplerSettings:
         far = not 0 <= self.repeat_last_n <= N_HISTORY
         return "penalties" not in chain or not (others or far)
 
-    def vector(self) -> np.ndarray:
+    def vector(self) -> NDArray[np.float32]:
         """The `sample` op's settings operand, float32 [8], where `is_plain`."""
         chain = self.chain
         neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gguflow.engine import interrupt
 from gguflow.engine.ahead import Ahead
 from gguflow.engine.piece import FinishReason, Timings
 from gguflow.engine.profile import Profile
@@ -92,6 +94,7 @@ class Session:
 
     @property
     def n_tokens(self) -> int:
+        """How long it is."""
         return self._kv.length(self._seq) + len(self._gone)
 
     @property
@@ -118,7 +121,7 @@ class Session:
     def step(
         self, ids: Sequence[int], outputs: str = "none", sampler: SamplerState | None = None,
         prompt: bool = False,
-    ) -> Sequence[np.ndarray]:  # fmt: skip
+    ) -> Sequence[NDArray[np.generic]]:  # fmt: skip
         """Append tokens to the cache in one run of one plan; returns the plan's outputs.
 
         outputs: "last", "all" or "none" asks for logits; with a sampler the last output is the
@@ -138,7 +141,7 @@ class Session:
         self._bring_back()
         sampling = None if sampler is None else sampling_of(sampler)
         self._kv.grow(self._seq, n)
-        result: Sequence[np.ndarray]
+        result: Sequence[NDArray[np.generic]]
         single = n == 1 and (not prompt or self._runner.is_host)
         if single:
             result = self._runner.run_one(self._seq, ids[0], sampling, outputs != "none")
@@ -174,7 +177,7 @@ class Session:
 
     def prefill(
         self, ids: Sequence[int], sampler: SamplerState | None, outputs: str = "last"
-    ) -> Sequence[np.ndarray]:
+    ) -> Sequence[NDArray[np.generic]]:
         """Append a prompt in ubatches; outputs as in `step`, of the last ubatch only."""
         done = 0
         while done < len(ids):
@@ -275,7 +278,8 @@ class Session:
                 self._replay(ids, turn.n_prompt)
                 result = self.step(ids[-1:], "last", sampler)
             else:
-                result = self.prefill(new, sampler)
+                with interrupt.heeded_for_callers():
+                    result = self.prefill(new, sampler)
             if not again and not np.isfinite(result[0]).all():
                 raise ModelError(
                     f"{self.model.source.path}: the logits are not finite; the weights hold NaN or "
@@ -378,14 +382,15 @@ class Session:
         self._seq = self._kv.create()
         return self._seq
 
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token of a new sequence: float32 [n_tokens, n_vocab]."""
         ids = token_ids(ids)
         self.model.check_ids(ids)
         out = [np.zeros((0, self.model.hp.n_vocab), np.float32)]
         n_ubatch = self.model.options.n_ubatch
-        with self._lock:
+        with self._lock, interrupt.heeded_for_callers():
             self.rewind(0)
             for i in range(0, len(ids), n_ubatch):
-                out.append(self.step(ids[i : i + n_ubatch], "all", prompt=True)[0].copy())
+                rows = self.step(ids[i : i + n_ubatch], "all", prompt=True)[0]
+                out.append(rows.astype(np.float32))  # a copy: the next run overwrites them
         return np.concatenate(out)

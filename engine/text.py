@@ -25,8 +25,11 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if isinstance(stops, str) or not all(isinstance(s, str) for s in stops):
-            raise TypeError(f"stop {stops!r}: expected a list of strings")
+        if not isinstance(stops, Iterable) or isinstance(stops, str | bytes):
+            raise TypeError(f"stop {stops!r}: expected a string or a list of strings")
+        stops = [*stops]
+        if not all(isinstance(s, str) for s in stops):
+            raise TypeError(f"stop {stops!r}: expected a string or a list of strings")
         if "" in stops:
             raise ValueError("stop: a string to stop at is empty")
         # By node: its children, the node of its longest proper suffix, its depth, and the longest

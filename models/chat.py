@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gguflow.engine.gguf.keys import described
 from gguflow.engine.harmless import one_line
@@ -14,7 +13,7 @@ from .tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 
 
 class ChatTemplateError(ValueError):
@@ -22,6 +21,17 @@ class ChatTemplateError(ValueError):
 
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text))
+
+
+# What templates see and nobody else sets; names of `encode`'s own among them.
+OWN = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tokenizer", "self")
+
+
+def check_variables(variables: Mapping[str, object]) -> None:
+    """Raises ChatTemplateError for a variable that a template has of its own."""
+    for name in OWN:
+        if name in variables:
+            raise ChatTemplateError(f"variable {name!r}: a template has its own")
 
 
 class ChatTemplate:
@@ -55,7 +65,7 @@ class ChatTemplate:
 
     @classmethod
     def for_model(
-        cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, choice: str | None = None
+        cls, metadata: Mapping[str, object], tokenizer: Tokenizer, choice: str | None = None
     ) -> ChatTemplate:
         """The template to use with a model.
 
@@ -69,10 +79,10 @@ class ChatTemplate:
         )
         key = KEY if choice is None else f"{KEY}.{choice}"
         if key in metadata:
-            if not isinstance(metadata[key], str):
-                found = described(metadata[key])
-                raise ChatTemplateError(f"{key}: expected a string, found {found}")
-            return cls(metadata[key], bos, eos, name=key)
+            source = metadata[key]
+            if not isinstance(source, str):
+                raise ChatTemplateError(f"{key}: expected a string, found {described(source)}")
+            return cls(source, bos, eos, name=key)
         if choice is None:
             names = (name for marker, name in MARKERS if tokenizer.id_of(marker) is not None)
             choice = next(names, "plain")
@@ -81,7 +91,7 @@ class ChatTemplate:
         return cls.named(choice, bos, eos)
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: object
     ) -> str:
         """The prompt of a conversation.
 
@@ -110,7 +120,7 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
-        **variables: Any,
+        **variables: object,
     ) -> list[int]:
         """The prompt as token ids; BOS comes once, whether the template writes it or not."""
         return self.ids(tokenizer, self.render(messages, add_generation_prompt, **variables))

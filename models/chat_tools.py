@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,3 +185,35 @@ def gemma_calls(text: str) -> list[ToolCall]:
         return json.dumps(quoted) if quoted is not None else json.dumps(key) if key else other
 
     return [named_call(found[1], _GEMMA_TOKEN.sub(plain, found[2]))]
+
+
+# -- tools for templates that show none ------------------------------------------------------------
+
+_TOLD = """You can call functions. These are their JSON signatures:
+<tools>
+{tools}
+</tools>
+To call one, answer with nothing but a JSON object in tags, one for each call:
+{example}"""
+EXAMPLE = '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>'
+_TOOLS = re.compile(r"\btools\b")
+
+
+def shows_tools(template: str) -> bool:
+    """Whether a template has a place for tools."""
+    return _TOOLS.search(template) is not None
+
+
+def told_of_tools(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, object]],
+    example: str = EXAMPLE,
+) -> list[dict[str, Any]]:
+    """Messages whose first one, the system's, says which tools there are. example: of a call."""
+    out = [dict(m) for m in messages]
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = _TOLD.format(tools=listed, example=example)
+    if out and out[0].get("role") == "system":
+        out[0]["content"] = f"{out[0].get('content') or ''}\n\n{text}"
+        return out
+    return [{"role": "system", "content": text}, *out]

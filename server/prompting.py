@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gguflow.models.chat import ChatTemplate, ChatTemplateError
+from gguflow.models.chat_tools import told_of_tools
 
 from .errors import refused
 from .schema.chat import Message, Tool
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
 
 # What templates see and `chat_template_kwargs` cannot set.
 OWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
-_TOLD = """You can call functions. These are their JSON signatures:
-<tools>
-{tools}
-</tools>
-To call one, answer with nothing but a JSON object in tags, one for each call:
-{example}"""
 
 
 def chat_messages(
@@ -86,13 +81,8 @@ def _told(message: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
 def _with_instructions(
     messages: list[dict[str, Any]], form: ToolFormat, tools: Sequence[Tool]
 ) -> list[dict[str, Any]]:
-    listed = "\n".join(json.dumps(tool_object(t), ensure_ascii=False) for t in tools)
     example = f'{form.first}NAME{form.mid}{{"ARGUMENT": "VALUE"}}{form.last}'
-    text = _TOLD.format(tools=listed, example=example)
-    if messages and messages[0]["role"] == "system":
-        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
-        return [first, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
+    return told_of_tools(messages, [tool_object(t) for t in tools], example)
 
 
 def tool_object(tool: Tool) -> dict[str, Any]:

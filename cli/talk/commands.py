@@ -42,7 +42,9 @@ def take(talk: Talk, line: str) -> bool:
         return True
     try:
         command(talk, rest.strip())
-    except (UsageError, SamplerError, OSError) as e:
+    except OSError as e:
+        note(f"/{name} {rest.strip()}: {e.strerror or e}")
+    except (UsageError, SamplerError) as e:
         note(" ".join(str(e).replace("`", "").split()))
     return True
 
@@ -76,18 +78,22 @@ def _undo(talk: Talk, rest: str) -> None:
 
 
 def _set(talk: Talk, rest: str) -> None:
-    """NAME VALUE: a sampler setting (temperature, top_k, ...) or n_predict; alone, shows them"""
+    """NAME VALUE: a sampler setting (temperature, top_k, ...) or n_predict; without, shows them"""
     o = talk.conversation.options
     name, _, text = rest.partition(" ")
-    if not name:
-        for field in fields(SamplerSettings):
-            note(f"  {field.name} {getattr(o.settings, field.name)!r}")
-        note(f"  n_predict {o.n_predict}")
-        return
     if not text:
-        raise UsageError("/set NAME VALUE")
+        known = {f.name: getattr(o.settings, f.name) for f in fields(SamplerSettings)}
+        known["n_predict"] = o.n_predict
+        if name and name not in known:
+            raise UsageError(f"there is no setting {name}{nearest(name, [*known])}")
+        for field in [name] if name else known:
+            note(f"  {field} {known[field]!r}")
+        return
     if name == "n_predict":
-        o.n_predict = max(-1, int(_number(name, text, whole=True)))
+        n = int(_number(name, text, whole=True))
+        if n < -1:
+            raise UsageError(f"n_predict {n}: expected -1, for no limit, or more")
+        o.n_predict = n
     else:
         o.settings = replace(o.settings, **{name: _value(name, text)})
     note(f"{name} is {text.strip()}")

@@ -41,7 +41,8 @@ class TalkOptions:
 
     n_predict: most tokens of an answer, -1 for no limit. keep: how many of the first tokens stay
     when the conversation rolls, in whole messages; -1 for all. shifts: whether it rolls.
-    budget: tokens of thoughts, 0 for none, -1 for no limit. thinks: what the template is told.
+    budget: tokens of thoughts, 0 for none, -1 for no limit. budget_message: what they end with when
+    it is spent. thinks: what the template is told.
     variables: more for the template. within: of a prompt's text and the budget, what keeps answers
     within a constraint, by the prompt's number of tokens.
     """
@@ -54,6 +55,7 @@ class TalkOptions:
     keep: int = 0
     shifts: bool = True
     budget: int = -1
+    budget_message: str = ""
     thinks: bool | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     within: Callable[[str, int], Callable[[int], LogitsProcessor]] | None = None
@@ -178,8 +180,10 @@ class Conversation:
             if n_thought:
                 # The budget is spent: the thoughts are ended for it.
                 mark = MARKS[thoughts.mark or "<think>"]
+                if message := o.budget_message:
+                    yield from self._parts([(True, message)])
                 made += self.model.tokenizer.encode(
-                    f"\n{mark}\n\n", add_special=False, parse_special=True
+                    f"{message}\n{mark}\n\n", add_special=False, parse_special=True
                 )
                 thoughts.close()
                 continue

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 Live = Mapping[str, int]  # rows to compute, by the name that compile.batch_rows gives them
 
 
+class BackendNameError(LookupError):
+    """No backend, or no device of it, has that name."""
+
+
 @dataclass(frozen=True)
 class DeviceId:
     """One device: `cuda:1` is the second that backend `cuda` has."""
@@ -38,7 +42,7 @@ class DeviceId:
         """`cuda:1`, or `cuda` for the device at `index`. Raises LookupError for anything else."""
         kind, colon, number = text.partition(":")
         if not kind.isidentifier() or (colon and not (number.isascii() and number.isdigit())):
-            raise LookupError(f"no backend called {text!r}")
+            raise BackendNameError(f"no backend called {text!r}")
         return cls(kind, int(number) if colon else index)
 
     def __str__(self) -> str:
@@ -401,14 +405,15 @@ def find_backend(name: str, options: Mapping[str, Any] | None = None) -> Backend
     """The device `name`, `cuda:1`, of the backend in `gguflow.engine.backends.<kind>`.
 
     options: of all backends; each takes its own. Without a number, `device` among them is it.
-    Raises LookupError when there is none by that name. The module's own errors pass through.
+    Raises BackendNameError when there is none by that name. The module's own errors pass through.
     """
     given = dict(options or {})
     wanted = DeviceId.parse(name, int(given.get("device") or 0))
     if wanted.kind not in backend_names():
-        raise LookupError(f"no backend called {name!r}")
+        known = ", ".join(sorted(backend_names()))
+        raise BackendNameError(f"no backend called {name!r}; there are {known}")
     module = import_module(f"gguflow.engine.backends.{wanted.kind}")
     backend: Backend = module.create(given | {"device": wanted.index})
     if ":" in name and backend.id != wanted:
-        raise LookupError(f"no device called {name!r}: there is one {backend.name}")
+        raise BackendNameError(f"no device called {name!r}: there is one {backend.name}")
     return backend

@@ -66,12 +66,12 @@ def place(
     for pattern, target in rules.overrides:
         if target not in by_name:
             raise PlacementError(
-                f"tensor override {pattern}={target}: no such backend; have {', '.join(by_name)}"
+                f"`overrides` {pattern}={target}: no such backend; have {', '.join(by_name)}"
             )
         try:
             compiled.append((re.compile(pattern), target))
         except re.error as e:
-            raise PlacementError(f"tensor override {pattern}={target}: bad pattern: {e}") from None
+            raise PlacementError(f"`overrides` {pattern}={target}: bad pattern: {e}") from None
 
     def asked(t: Tensor) -> str | None:
         return next((backend for rx, backend in compiled if rx.search(t.name)), None)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from gguflow.engine.harmless import one_line
 
 _SHOWN = 120  # characters of a name or value that fit in a message
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """`value` on one short line: strings quoted, control characters escaped, long ones cut."""
     text = repr(value) if isinstance(value, (str, bytes)) else str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
@@ -27,8 +26,8 @@ class GgufError(ValueError):
         self,
         path: str | bytes | os.PathLike[str],
         field: str,
-        found: Any,
-        expected: Any,
+        found: object,
+        expected: object,
         *,
         offset: int | None = None,
     ) -> None:

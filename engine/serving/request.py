@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gguflow.engine.adapters import salted
 from gguflow.engine.sampling import SamplerSettings
@@ -24,7 +25,7 @@ Ranked = tuple[tuple[int, float], ...]  # tokens and the logarithms of their pro
 class LogitsProcessor(Protocol):
     """Changes the logits of a request's next token."""
 
-    def __call__(self, ids: Sequence[int], logits: np.ndarray) -> None:
+    def __call__(self, ids: Sequence[int], logits: NDArray[np.float32]) -> None:
         """ids: the prompt and what was generated, not to be changed. logits: f32 [n_vocab], to be
         changed in place; -inf for tokens that may not come. Called once a token, in order, on the
         thread that steps. What it raises ends the request."""
@@ -104,7 +105,7 @@ class Token:
     top_logprobs: Ranked = ()
     prompt_logprobs: tuple[tuple[float | None, Ranked], ...] = ()
     error: Exception | None = field(default=None, compare=False)
-    embedding: np.ndarray | None = field(default=None, compare=False)
+    embedding: NDArray[np.float32] | None = field(default=None, compare=False)
     n_cached: int = field(default=0, compare=False)
 
 

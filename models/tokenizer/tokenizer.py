@@ -6,7 +6,7 @@ import operator
 from collections.abc import Container, Iterable, Mapping
 from importlib import import_module
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gguflow.engine.gguf import GgufFile
 
@@ -77,7 +77,7 @@ class Tokenizer:
             return cls.from_metadata(file.metadata, source=str(path))
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], source: str = "<metadata>") -> Tokenizer:
+    def from_metadata(cls, metadata: Mapping[str, object], source: str = "<metadata>") -> Tokenizer:
         """From GGUF keys and values; source: the file's name, for error messages.
 
         Arrays of strings are sequences of str, arrays of numbers numpy arrays or lists.
@@ -118,8 +118,10 @@ class Tokenizer:
 
         skip_special: leave out control and unknown tokens. strip_space: drop the space that SPM
         encoding put before the text; turn it off for ids that continue a text.
-        Raises ValueError naming an id outside the vocabulary.
+        Raises TypeError for what are no ids, ValueError naming an id outside the vocabulary.
         """
+        if isinstance(ids, str):
+            raise TypeError("token ids must be whole numbers in a list or an array, not str")
         stream = self.stream(skip_special, strip_space)
         return "".join([*map(stream.push, ids), stream.flush()])
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import signal
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import FunctionType
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -17,6 +19,7 @@ from tiny_model import write_tiny
 
 import gguflow
 from gguflow import ContextError, Model, ModelError, OptionError, Options, SamplerSettings
+from gguflow.engine.generate import chat_ids
 from gguflow.engine.options import OptionFields
 from gguflow.engine.sampling import GREEDY, SamplerFields
 from gguflow.engine.session_file import SessionFileError
@@ -43,6 +46,24 @@ def test_every_name_of_the_package_is_there() -> None:
     assert {*gguflow.__all__} <= {*dir(gguflow)}
     with pytest.raises(AttributeError, match="no attribute 'Modle'"):
         gguflow.Modle  # noqa: B018
+
+
+def test_what_users_see_has_types() -> None:
+    """No Any, no array of anything, and a docstring, in what the package exports."""
+    for owner in (getattr(gguflow, name) for name in gguflow.__all__):
+        members = vars(owner).items() if isinstance(owner, type) else ()
+        for name, member in members:
+            f = getattr(member, "fget", None) or getattr(member, "func", None) or member
+            f = getattr(f, "__func__", f)
+            if not isinstance(f, FunctionType) or (name[0] == "_" and name != "__init__"):
+                continue
+            if not f.__module__.startswith("gguflow"):  # what a dataclass or an exception makes
+                continue
+            where = f"{owner.__name__}.{name}"
+            assert name == "__init__" or f.__doc__, where
+            hints = f.__annotations__
+            assert "return" in hints, where
+            assert not re.search(r"\bAny\b|\bndarray\b", " ".join(map(str, hints.values()))), where
 
 
 @pytest.mark.parametrize(
@@ -112,21 +133,32 @@ def test_many_give_what_one_gives(model: Model) -> None:
         (lambda m: m.generate("a", settings={}), TypeError, r"settings \{\}"),
         (lambda m: m.generate("a", stop=[""]), ValueError, "stop: .* empty"),
         (lambda m: m.generate("a", stop=[3]), TypeError, "stop"),
+        (lambda m: m.generate("a", stop=3), TypeError, "stop 3: expected a string or"),
+        (lambda m: m.generate("a", session=3), TypeError, "session 3"),
         (lambda m: m.generate("a", logprobs=-1), ValueError, "logprobs -1"),
-        (lambda m: m.generate("a", logits_processor=1), TypeError, "processor 1"),
+        (lambda m: m.generate("a", logits_processor=1), TypeError, "logits_processor 1"),
         (lambda m: m.generate("a" * 600), ContextError, "context 512"),
         (lambda m: m.generate_many("abc"), TypeError, "prompts is a list"),
         (lambda m: m.generate_many([b"abc"]), TypeError, "not bytes"),
         (lambda m: m.astream(b"abc"), TypeError, "not bytes"),
         (lambda m: m.chat("hello"), TypeError, "messages is a list"),
         (lambda m: m.chat([{"content": "x"}]), ValueError, "message 0 has no role"),
+        (lambda m: m.chat([{"role": "user"}], template=5), TypeError, "template 5"),
+        (lambda m: m.chat([{"role": "user"}], tools="x"), TypeError, "tools is a list"),
+        (lambda m: m.chat([{"role": "user", "content": ""}], template_variables={"messages": []}),
+         ValueError, "variable 'messages'"),
+        (lambda m: m.chat(["a"], tools=[{}]), ValueError, "message 0 has no role"),
+        (lambda m: m.tokenizer.decode("a"), TypeError, "token ids must be .* not str"),
         (lambda m: m.embed(b"abc"), TypeError, "not bytes"),
         (lambda m: m.embed(["a"], pooling="max"), ValueError, "pooling 'max'"),
         (lambda m: m.embed([[]]), ValueError, "no tokens"),
         (lambda m: m.with_options(k_type="q3"), OptionError, "k_type 'q3': expected one of f32"),
         (lambda m: m.with_options(n_ctx=True), OptionError, "n_ctx True"),
         (lambda m: m.with_options(fuse=1), OptionError, "fuse 1: expected True or False"),
+        (lambda m: m.with_options(overrides=("a", "cpu")), OptionError, r"overrides \('a', 'cpu'"),
+        (lambda m: m.with_options(lora="a.gguf"), OptionError, "lora 'a.gguf': expected .file"),
         (lambda m: Model.load(5), TypeError, "path 5"),
+        (lambda m: Model.load(options={"n_ctx": 5}), TypeError, "options {'n_ctx': 5}"),
         (lambda m: Model.load(n_context=5), TypeError, "'n_context'; there are n_ctx"),
         (lambda m: Model.load(n_gpu_layers="all"), OptionError, "n_gpu_layers 'all'"),
     ],
@@ -136,6 +168,27 @@ def test_what_is_refused_at_once_and_by_name(
 ) -> None:
     with pytest.raises(error, match=message):
         call(model)
+
+
+def test_another_models_session_is_refused(path: Path, model: Model) -> None:
+    other = Model.load(path, n_threads=1)
+    for call in (model.generate, lambda p, **k: model.chat([{"role": "user", "content": p}], **k)):
+        with pytest.raises(ValueError, match=r"session: it is another model's"):
+            call("a", session=other.new_session())
+        assert list(call("a", max_tokens=1, session=model.new_session()))
+
+
+def test_tools_are_told_where_a_template_shows_none(model: Model) -> None:
+    tool = {"type": "function", "function": {"name": "weather"}}
+    said = [{"role": "user", "content": "hi"}]
+    # The tiny vocabulary has no newline.
+    for first in ([], [{"role": "system", "content": "Brief"}]):
+        ids = chat_ids(model.with_options(n_ctx=2000), [*first, *said], [tool], "plain", None)
+        text = model.tokenizer.decode(ids)
+        assert '"weather"' in text and text.endswith("User: hiAssistant:")
+        assert text.startswith("BriefYou can call" if first else "You can call")
+    shown = chat_ids(model, said, [tool], "{{ tools[0].function.name }}", None)
+    assert model.tokenizer.decode(shown) == "weather"
 
 
 def test_the_type_of_the_cache_by_name(path: Path) -> None:

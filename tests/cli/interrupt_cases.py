@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -29,8 +31,9 @@ def default_handler():
     signal.signal(signal.SIGINT, before)
 
 
-def seconds_to_stop(model: Model) -> tuple[float, float]:
-    """What a prompt takes, and how long after Ctrl-C in its middle it was left."""
+def seconds_to_stop(model: Model, by_command: bool) -> tuple[float, float]:
+    """What a prompt takes, and how long after Ctrl-C in its middle it was left. by_command: it is
+    heeded as in a command, and not for a program that calls the library."""
     session = model.new_session()
     expected = list(session.generate(PROMPT, 4, GREEDY))  # plans are made
     session = model.new_session()
@@ -49,7 +52,7 @@ def seconds_to_stop(model: Model) -> tuple[float, float]:
 
     thread = threading.Thread(target=send)
     try:
-        with interrupt.heeded():
+        with interrupt.heeded() if by_command else nullcontext():
             thread.start()
             next(session.generate(PROMPT, 1, GREEDY))
             over.set()
@@ -63,8 +66,9 @@ def seconds_to_stop(model: Model) -> tuple[float, float]:
     return whole, stopped
 
 
-def test_a_long_prompt_is_left_at_once(model: Model) -> None:
-    whole, stopped = min(seconds_to_stop(model) for _ in range(3))
+@pytest.mark.parametrize("by_command", [True, False])
+def test_a_long_prompt_is_left_at_once(model: Model, by_command: bool) -> None:
+    whole, stopped = min(seconds_to_stop(model, by_command) for _ in range(3))
     assert stopped < max(0.3, whole / 4)
     assert stopped < whole / 2
 
@@ -100,3 +104,24 @@ def test_what_was_there_before_is_there_again() -> None:
         assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.set_wakeup_fd(before)
+
+
+def test_a_programs_own_signals_are_its_own(model: Model) -> None:
+    """A handler that raises nothing ends nothing, and an event loop goes on being told."""
+    came = []
+    signal.signal(signal.SIGINT, lambda *_: came.append(1))
+    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    logits = model.logits(PROMPT)
+    time.sleep(0.05)
+    assert came and np.isfinite(logits).all()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    before = signal.set_wakeup_fd(ours.fileno())
+    try:
+        model.logits(PROMPT[:20])
+        assert signal.set_wakeup_fd(before) == ours.fileno()
+    finally:
+        signal.set_wakeup_fd(before)
+        ours.close()
+        theirs.close()

@@ -71,12 +71,16 @@ def test_every_command(talk: Talk, tmp_path: Path) -> None:
     assert "top_p 3.0: out of range" in talk.say("/set top_p 3")
     assert "did you mean top_k" in talk.say("/set topk 3")
     assert "temperature 0.5" in talk.say("/set")
+    assert talk.say("/set temperature").split("\n")[1:2] == ["  temperature 0.5"]
+    assert "n_predict -7: expected -1" in talk.say("/set n_predict -7")
     talk.say("/set temperature 0")
     assert "system message is set" in talk.say("/system Be brief")
     note = tmp_path / "note.txt"
     note.write_text("a note")
     assert "6 characters" in talk.say(f"/file {note}")
     assert "No such file" in talk.say("/file none.txt")
+    assert "/save /none/c.json: No such file or directory" in talk.say("/save /none/c.json")
+    assert "/load none: No such file or directory" in talk.say("/load none")
     talk.say("Read it")
     saved = tmp_path / "c.json"
     assert "saved" in talk.say(f"/save {saved}")

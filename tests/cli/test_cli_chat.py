@@ -39,6 +39,29 @@ def test_first_message_and_single_turn(run, tiny_model: str) -> None:
     assert alone.returncode == 0 and alone.stdout == piped.stdout
 
 
+def test_what_is_said_first_from_files(run, tiny_model: str, tmp_path: Path) -> None:
+    for name, text in (("system", "Be brief\n"), ("first", "A\n")):
+        (tmp_path / name).write_text(text)
+    flags = ("chat", "-m", tiny_model, *ARGS, "-st", "--no-perf")
+    typed = run(*flags, "-sys", "Be brief", "-p", "A")
+    files = run(*flags, "-sysf", str(tmp_path / "system"), "-f", str(tmp_path / "first"))
+    assert files.returncode == 0 and files.stdout == typed.stdout, files.stderr
+    assert run(*flags, "-p", "A").stdout != typed.stdout
+    none = run(*flags, "-sysf", str(tmp_path / "none"))
+    assert none.returncode == 2 and "-sysf" in none.stderr and "No such file" in none.stderr
+
+
+def test_whether_the_template_asks_for_thoughts(run, tiny_model: str) -> None:
+    template = "{{ 'on' if enable_thinking else 'off' if enable_thinking is defined else 'auto' }}"
+
+    def answer(*flags: str) -> str:
+        return str(run("chat", "-m", tiny_model, *ARGS, "-p", "A", "-st", *flags).stdout)
+
+    for choice in ("on", "off", "auto"):
+        expected = answer("--chat-template", f"{choice}{{{{ '' }}}}")
+        assert answer("--chat-template", template, "-rea", choice) == expected
+
+
 def test_conversation_longer_than_the_context(run, tiny_model: str) -> None:
     flags = ("-m", tiny_model, "--temp", "0", "-c", "40", "--ignore-eos", "--no-perf")
     done = run("chat", *flags, "--no-context-shift", input="A\nB\n")
@@ -75,6 +98,12 @@ def test_system_message_and_templates(run, tiny_model: str, tmp_path: Path) -> N
 def test_bad_templates(call, tiny_model: str, choice: str, code: int, words: str) -> None:
     found, out, err = call("chat", "-m", tiny_model, "--chat-template", choice)
     assert (found, out) == (code, "") and words in err
+
+
+@pytest.mark.parametrize("name", ["messages", "tokenizer", "bos_token"])
+def test_what_a_template_has_of_its_own(call, tiny_model: str, name: str) -> None:
+    code, out, err = call("chat", "-m", tiny_model, "--chat-template-kwargs", f'{{"{name}": 1}}')
+    assert (code, out) == (2, "") and f"--chat-template-kwargs: variable '{name}'" in err
 
 
 def conversation(model: Model, **options: Any) -> Conversation:
@@ -216,6 +245,10 @@ def test_a_budget_of_thoughts(tiny_model: str) -> None:
     assert "think" not in "".join(p.text for p in parts)
     message = talk.messages[-1]
     assert message["reasoning_content"] and message["content"]
+    talk.options.budget_message = "enough"
+    parts = reply(talk, "more")
+    assert [p.text for p in parts if p.kind == "thought"][-1] == "enough"
+    talk.options.budget_message = ""
     talk.options.budget = 0
     assert {p.kind for p in reply(talk, "two")} == {"text"}
     talk.options.budget, talk.options.thinks = -1, True

@@ -93,7 +93,13 @@ def test_options_that_change_nothing_are_named(call, tiny_model: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--lora-scaled a.gguf 2", "--lora-scaled: --lora FILE=SCALE"),
+        ("--lora-scaled a.gguf", "--lora-scaled: a.gguf: expected FILE:SCALE"),
+        ("-mu http://x", "-mu: fetch the file"),
+        ("--devices foo", "no backend called 'foo'; there are cpu, "),
+        ("-r=", "-r/--reverse-prompt: expected a text"),
+        ("--device none", "expected the number of a GPU"),
+        ("--context-shift -j {}", "-j: not with --context-shift"),
+        ("-hff x.gguf", "-hff/--hf-file: only with -hf"),
         ("--json-schema x", "-j: no JSON"),
         ("--grammar-file none", "--grammar-file none: No such file"),
         ("--rope-freq-base 1e5", "--rope-freq-base: scaling is what the file says"),
@@ -175,6 +181,14 @@ def test_global_options_and_help(call) -> None:
     code, out, _ = call("help", "generate")
     assert code == 0 and out.startswith("usage: gguflow generate")
     assert call("--debug", "tokenize", "A")[0] == 0
+    code, out, err = call("-q", "list")
+    assert code == 0 and err == ""
+    for limit in (["--max-memory", "0"], ["--max-memory=0"]):
+        code, _, err = call("-q", *limit, "generate", "-p", "A")
+        assert code == 2 and "--max-memory: 0: expected GiB" in err
+    for words in (["-q"], ["--max-memory", "2"], ["--max-memory"]):
+        code, _, err = call(*words)
+        assert code == 2 and f"{words[-1]}: and no command" in err
     assert call("help", "sparse", "solve")[1].startswith("usage: gguflow sparse solve")
 
 

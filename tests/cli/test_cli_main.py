@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
+import threading
 from importlib import import_module
 
 import pytest
@@ -99,6 +101,28 @@ def test_interruption_anywhere_ends_with_130(call, monkeypatch) -> None:
 
     monkeypatch.setattr(generate, "run", interrupted)
     assert call("generate") == (130, "", "gguflow: interrupted\n")
+
+
+@pytest.mark.parametrize(("command", "watched"), [("tokenize", True), ("serve", False)])
+def test_ctrl_c_reaches_native_code_in_every_command(
+    call, monkeypatch: pytest.MonkeyPatch, command: str, watched: bool
+) -> None:
+    """A thread waits for it, whatever the command runs; a server's event loop sees to it itself."""
+    module = import_module(f"gguflow.cli.{command}")
+    seen: list[bool] = []
+
+    def run(args: object) -> int:
+        seen.append("interrupts" in {t.name for t in threading.enumerate()})
+        return 0
+
+    monkeypatch.setattr(module, "run", run)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    try:
+        assert call(command, *(["A"] if command == "tokenize" else []))[0] == 0
+        assert seen == [watched]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_word_after_an_option_is_its_value() -> None:

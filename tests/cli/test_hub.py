@@ -23,6 +23,7 @@ class Hub(http.server.ThreadingHTTPServer):
 
     def __init__(self, files: dict[str, dict[str, bytes]]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.tokens: set[str | None] = set()  # who asked
         self.files, self.asked = files, []
         self.told: dict[str, str] = {}
         self.cut_at: int | None = None  # bytes after which the next transfer breaks off
@@ -42,6 +43,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, has_body: bool) -> None:
         path = self.path.partition("?")[0]
         self.server.asked.append((self.command, path, self.headers.get("Range")))
+        self.server.tokens.add(self.headers.get("Authorization"))
         if path.startswith("/api/models/"):
             self.tell(path.removeprefix("/api/models/"))
             return
@@ -146,6 +148,7 @@ def test_fetched_once_then_from_the_cache_then_removed(
     assert lost.returncode == 4 and "user/other: the hub cannot be reached" in lost.stderr
     assert "are free again" in run("rm", "user/tiny-GGUF:Q8_0", env=env).stderr
     assert run("list", env=env).stdout == "" and not path.exists()
+    assert "gguflow pull" in run("list", env=env).stderr
     gone = run("rm", "user/tiny-GGUF:Q8_0", env=env)
     assert gone.returncode == 4 and "not in the cache" in gone.stderr
 
@@ -156,6 +159,30 @@ def test_the_usual_type_without_one_and_all_shards(run, env: dict[str, str]) -> 
     assert path.name == "big-F16-00001-of-00002.gguf"
     assert (path.parent / "big-F16-00002-of-00002.gguf").read_bytes() == b"\2" * 9
     assert "user/split:F16" in run("list", env=env).stdout
+
+
+def test_a_file_by_name_a_token_and_no_network(run, server: Hub, env: dict[str, str]) -> None:
+    flags = ("-hf", "user/tiny-GGUF", "-p", "A", "-n", "2", "--temp", "0", "-t", "1", "--no-perf")
+    done = run("generate", *flags, "--offline", env=env)
+    assert done.returncode == 4 and "not in the cache" in done.stderr and not server.asked
+    named = ("--hf-file", "tiny-Q8_0.gguf", "-hft", "secret")
+    done = run("generate", *flags, *named, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "Bearer secret" in server.tokens
+    assert "user/tiny-GGUF:Q8_0" in run("list", env=env).stdout  # not the usual Q4_K_M
+    server.asked.clear()
+    again = run("generate", *flags, *named, "--offline", env=env)
+    assert (again.returncode, again.stdout, server.asked) == (0, done.stdout, [])
+    wrong = run("generate", *flags, "-hff", "x.gguf", env=env)
+    assert wrong.returncode == 4 and "no file x.gguf; there are tiny-Q4_K_M.gguf" in wrong.stderr
+
+
+def test_a_draft_of_the_hub(run, env: dict[str, str]) -> None:
+    flags = ("-hf", "user/tiny-GGUF:Q8_0", "-p", "A", "-n", "9", "--temp", "0", "-t", "1")
+    plain = run("generate", *flags, env=env)
+    guessed = run("generate", *flags, "-hfd", "user/tiny-GGUF:Q8_0", env=env)
+    assert guessed.returncode == 0 and guessed.stdout == plain.stdout
+    assert "guesses by tiny-Q8_0.gguf" in guessed.stderr
 
 
 @pytest.mark.parametrize(
@@ -170,7 +197,7 @@ def test_the_usual_type_without_one_and_all_shards(run, env: dict[str, str]) -> 
 )
 def test_what_cannot_be_had(run, env: dict[str, str], name: str, message: str) -> None:
     done = run("pull", name, env=env)
-    assert (done.returncode, done.stdout) == (4, "")
+    assert (done.returncode, done.stdout) == (2 if "expected" in message else 4, "")
     assert message in done.stderr and len(done.stderr.splitlines()) == 1
 
 

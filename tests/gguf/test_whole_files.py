@@ -158,3 +158,10 @@ def test_a_private_folder_is_the_users_alone(
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     with pytest.raises(PermissionError, match="belongs to user"):
         private_folder(folder)
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "x"
+    with pytest.raises(FileNotFoundError) as e, whole_file(path):
+        pass
+    assert e.value.filename == str(path)

@@ -18,6 +18,7 @@ from .native import CpuLibrary, CpuLibraryError
 
 PACKED_ROWS = 16  # rows of a group
 ALONE = 1 << 20  # bytes that one thread packs before others are there to help
+AT_ONCE = 8 << 20  # bytes of one call: Ctrl-C waits for those that have begun
 
 
 class NativePacker:
@@ -55,7 +56,8 @@ class NativePacker:
         self, dtype: DType, raw: np.ndarray, out: np.ndarray, n_rows: int, n_cols: int, n: int
     ) -> None:
         groups = -(-n_rows // PACKED_ROWS)
-        step = max(1, -(-groups // n))
+        group_bytes = PACKED_ROWS * dtype.row_bytes(n_cols)
+        step = max(1, min(-(-groups // n), AT_ONCE // group_bytes))
 
         def part(begin: int) -> int:
             return int(

@@ -1,0 +1,156 @@
+"""Every option of llama-completion is taken, or refused by its name: none is unknown."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import ModuleType
+
+import pytest
+
+from gguflow.cli import chat, generate
+from gguflow.cli.errors import UsageError
+from gguflow.cli.parser import Parser
+from gguflow.cli.sampling_options import sampler_settings
+from gguflow.engine.sampling import SamplerSettings
+
+# What its help lists (build of autumn 2026), and the value to try them with.
+OPTIONS = """\
+--usage --version --license -cl --cache-list --completion-bash --verbose-prompt =
+--swa-full --perf --no-perf -e --escape --no-escape -kvo --kv-offload -nkvo =
+--no-kv-offload --repack -nr --no-repack --no-host --mlock --mmap --no-mmap -dio =
+--direct-io -ndio --no-direct-io --list-devices -cmoe --cpu-moe --check-tensors =
+--op-offload --no-op-offload --log-disable -v --verbose --log-verbose --offline =
+--log-prefix --log-timestamps --ignore-eos -bs --backend-sampling --display-prompt =
+--no-display-prompt -co --context-shift --no-context-shift --prompt-cache-all =
+--prompt-cache-ro -sp --special -cnv --conversation -no-cnv --no-conversation -st =
+--single-turn -i --interactive -if --interactive-first -mli --multiline-input =
+--in-prefix-bos --warmup --no-warmup --jinja --no-jinja --skip-chat-parsing =
+--no-skip-chat-parsing --simple-io =
+-t -tb --threads-batch --cpu-strict --prio --cpu-strict-batch --prio-batch = 1
+--poll-batch -np --parallel -s --top-nsigma --top-n-sigma --dynatemp-exp -gan = 1
+--grp-attn-n -gaw --grp-attn-w -td --threads-draft -tbd --threads-batch-draft = 1
+--threads -n --dry-penalty-last-n = -1
+-dev = CUDA0
+-C = ff
+--cpu-mask -Cb --cpu-mask-batch = f
+-Cr --cpu-range -Crb --cpu-range-batch = 0-1
+--poll = 50
+-c --ctx-size --device -ngl -mg --main-gpu = 0
+--predict = -2
+--n-predict --draft = 4
+-b --batch-size -ub --ubatch-size = 64
+--keep --top-k --mirostat-ent -ptc --print-token-count --reasoning-budget = 5
+-fa -fit --log-colors --color -rea = on
+--flash-attn --n-gpu-layers --reasoning-format = auto
+-p --prompt -dr --docker-repo -hfv --hf-repo-v -hffv --hf-file-v --log-file = x
+--grammar --grammar-file -jf --json-schema-file -sysf --system-prompt-file = x
+--prompt-cache -r --reverse-prompt --in-prefix --in-suffix = x
+--reasoning-budget-message --chat-template-file -md --model-draft -devd = x
+--device-draft -hfrv -mm --mmproj --image --audio --rpc = x
+-f --file -bf --binary-file = /etc/hostname
+--rope-scaling -sm --dry-sequence-breaker = none
+--rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor = 2
+--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -ncmoe --n-cpu-moe = 2
+--dry-allowed-length --mirostat --draft-min --draft-n-min = 2
+-ctk --cache-type-k -ctv = q8_0
+--cache-type-v -ctkd --cache-type-k-draft -ctvd --cache-type-v-draft = f16
+-dt --defrag-thold --xtc-threshold --presence-penalty --frequency-penalty = 0.1
+--mirostat-lr = 0.1
+-lm --load-mode = mmap
+--numa = isolate
+-ot = x=cpu
+--override-tensor = x=CPU
+--gpu-layers = all
+--split-mode = layer
+-ts --tensor-split = 3,1
+--fit --reasoning = off
+-fitt --fit-target = 1024
+-fitc --fit-ctx = 4096
+--override-kv = a=int:1
+--lora = a.gguf
+--lora-scaled = a.gguf:2
+--control-vector -m --model = a
+--control-vector-scaled = a:2
+--control-vector-layer-range = 1 2
+-mu --model-url = http://x
+-hf -hfr --hf-repo -hfd -hfrd --hf-repo-draft = a/b
+-hff --hf-file = x.gguf
+-hft --hf-token = tok
+-lv --verbosity --log-verbosity = 3
+--samplers = top_k
+--seed = 4294967295
+--sampler-seq --sampling-seq = k
+--temp --temperature --top-p --min-p --xtc-probability --adaptive-target = 0.5
+--dynatemp-range --draft-p-min = 0.5
+--typical --typical-p --adaptive-decay = 0.9
+--repeat-last-n = 10
+--repeat-penalty = 1.1
+--dry-multiplier = 0.8
+--dry-base = 1.75
+-l = 15-1
+--logit-bias = 15+1
+-j --json-schema = {}
+-sys --system-prompt = hi
+--chat-template = chatml
+--chat-template-kwargs = {"a":1}
+--draft-max --draft-n = 16
+-ngld --gpu-layers-draft --n-gpu-layers-draft = 99
+-cd --ctx-size-draft = 100
+"""
+CASES = [
+    (flag, value.split())
+    for flags, _, value in (line.partition(" =") for line in OPTIONS.splitlines())
+    for flag in flags.split()
+]
+
+
+def parsed(module: ModuleType, words: list[str]) -> dict[str, object]:
+    parser = Parser("gguflow", "")
+    module.add_arguments(parser)
+    return vars(parser.parse_args(words))
+
+
+def test_the_list_is_whole() -> None:
+    assert len(CASES) == len({flag for flag, _ in CASES}) > 200
+
+
+@pytest.mark.parametrize("module", [generate, chat], ids=["generate", "chat"])
+def test_none_is_unknown(module: ModuleType) -> None:
+    plain = parsed(module, [])
+    for flag, value in CASES:
+        try:
+            found = parsed(module, [flag, *value])
+        except UsageError as e:
+            message = str(e)
+            assert message.startswith(f"{flag}: ") and "expected" not in message, message
+            continue
+        changed = {k for k in plain if found[k] != plain[k]}
+        assert changed <= {"notes"} or len(changed) == 1, (flag, changed)
+
+
+def test_the_same_by_every_name() -> None:
+    def same(*ways: str) -> None:
+        first, *others = (parsed(generate, way.split()) for way in ways)
+        assert all(first == other for other in others) and first != parsed(generate, [])
+
+    same("-ngld 3", "--gpu-layers-draft 3", "--n-gpu-layers-draft 3")
+    same("--draft 4", "--draft-n 4", "--draft-max 4")
+    same("-mg 1", "--device 1", "-dev CUDA1", "-dev cuda:1")
+    same("-v", "--log-verbose")
+    same("--lora-scaled a:2,b:0.5", "--lora a=2 --lora b=0.5")
+    same("-hfd u/r:Q8_0", "--hf-repo-draft u/r:Q8_0")
+    assert parsed(generate, ["-t", "-1", "-tb", "-1"]) == parsed(generate, [])
+
+
+def test_samplers_have_its_defaults() -> None:
+    expected = SamplerSettings(
+        temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, top_n_sigma=-1, typical_p=1,
+        xtc_probability=0, xtc_threshold=0.1, repeat_last_n=64, repeat_penalty=1,
+        presence_penalty=0, frequency_penalty=0, dry_multiplier=0, dry_base=1.75,
+        dry_allowed_length=2, dry_penalty_last_n=-1, dry_sequence_breakers=("\n", ":", '"', "*"),
+        dynatemp_range=0, dynatemp_exponent=1, mirostat=0, mirostat_eta=0.1, mirostat_tau=5,
+        samplers=("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",
+                  "temperature"),
+    )  # fmt: skip
+    assert SamplerSettings() == expected
+    assert sampler_settings(Namespace(**parsed(generate, []))) == expected

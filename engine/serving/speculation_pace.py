@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-GUESS, WEIGHT = 0.6, 2.0  # acceptance before anything is known, as if so many guesses had told
-DOUBT = 1.0  # the same when guessing has lost before
+GUESS, WEIGHT = 0.6, 1.0  # acceptance before anything is known, as if so many guesses had told
+DOUBT = 0.5  # the same when guessing has lost before
 KEEP = 0.93  # of what was known, a round later
 ROW = 0.1  # what another row adds to a run, in runs of one row each, before it is measured
 MARGIN = 1.02  # by which guessing has to win

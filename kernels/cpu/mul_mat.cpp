@@ -10,6 +10,7 @@
 namespace gf {
 namespace {
 
+// Of weights, to stay in the second-level cache, which is 2 MiB where there is a matrix unit.
 #if defined(__AMX_INT8__)
 constexpr int64_t kChunkBytes = 768 << 10;
 #else

@@ -20,11 +20,20 @@ def _interrupt(number: int, frame: object) -> None:
     if getattr(getattr(frame, "f_code", None), "co_filename", "").startswith("<frozen importlib"):
         import threading
 
-        again = threading.Timer(MOMENT_S, os.kill, (os.getpid(), signal.SIGINT))
+        again = threading.Timer(MOMENT_S, _repeat)
         again.daemon = True
         again.start()
         return
     raise KeyboardInterrupt
+
+
+def _repeat() -> None:
+    if os.name == "nt":  # where os.kill ends a process, whatever the signal
+        import _thread
+
+        _thread.interrupt_main()
+    else:
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def rest_idle_threads() -> None:

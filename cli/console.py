@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 _STDOUT, _STDERR = -11, -12
@@ -9,11 +10,12 @@ _ESCAPES = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING
 
 
 def prepare() -> None:
-    """Text that an encoding lacks must not end a generation. On Windows pipes and files have UTF-8,
-    as they mostly do elsewhere, and consoles heed escape sequences."""
+    """Text that an encoding lacks must not end a generation. On Windows pipes and files have UTF-8
+    unless Python was told another, as they mostly do elsewhere, and consoles heed escape sequences.
+    """
     streams = [s for s in (sys.stdin, sys.stdout, sys.stderr) if hasattr(s, "reconfigure")]
     if sys.platform == "win32":
-        for stream in streams:
+        for stream in streams if "PYTHONIOENCODING" not in os.environ else ():
             stream.reconfigure(encoding="utf-8")
         _heed_escapes()
     for stream in streams:

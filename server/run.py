@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -28,7 +27,9 @@ def listen(config: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # On Windows that would let two servers have one port; there a port is free at once anyway.
+        if sys.platform != "win32":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((config.host, config.port))
     except OSError:
         sock.close()
@@ -107,7 +108,10 @@ def quiet_start(record: logging.LogRecord) -> bool:
 
 
 def _more_files() -> None:
-    """As many open files as may be: a connection is one."""
-    with suppress(ValueError, OSError):
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """As many open files as may be: a connection is one. Windows has no such limit."""
+    if sys.platform != "win32":
+        import resource
+
+        with suppress(ValueError, OSError):
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -43,6 +43,8 @@ class MappedFile:
             fd = os.open(path, flags)
         except (OSError, ValueError) as e:
             found = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
+            if isinstance(e, PermissionError) and os.path.isdir(path):  # Windows opens none
+                found = "a directory"
             raise GgufError(path, "file", found[:1].lower() + found[1:], "a GGUF file") from None
         try:
             status = self.status = os.fstat(fd)

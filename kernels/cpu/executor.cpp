@@ -18,6 +18,8 @@
 #endif
 #if defined(__linux__)
 #include <sched.h>
+#elif defined(__APPLE__)
+#include <time.h>
 #endif
 
 #include "cpu/abi.h"
@@ -27,9 +29,14 @@ struct gf_pool;
 
 namespace {
 
+// The clock of Python's perf_counter_ns, to whose readings these are compared.
 int64_t now_ns() {
+#if defined(__APPLE__)
+  return static_cast<int64_t>(clock_gettime_nsec_np(CLOCK_UPTIME_RAW));
+#else
   using namespace std::chrono;
   return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+#endif
 }
 
 // Waits until `value` differs from `seen`: spins, then parks.

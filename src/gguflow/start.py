@@ -32,11 +32,20 @@ def _keeps_exceptions(frame: FrameType | None) -> bool:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """In a command: as Python does it, but a moment later where an exception would be lost."""
     if _keeps_exceptions(frame):
-        again = threading.Timer(MOMENT_S, os.kill, (os.getpid(), signal.SIGINT))
+        again = threading.Timer(MOMENT_S, _repeat)
         again.daemon = True
         again.start()
         return
     raise KeyboardInterrupt
+
+
+def _repeat() -> None:
+    if os.name == "nt":  # where os.kill ends a process, whatever the signal
+        import _thread
+
+        _thread.interrupt_main()
+    else:
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def rest_idle_threads() -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .talk.reader import Reader
 
 SUMMARY = "talk with a model, turn by turn"
+ELSEWHERE = dict.fromkeys(("-no-cnv", "--no-conversation"), "generate")
 EPILOG = (
     "/help lists the commands; /bye ends the conversation, as end of input (Ctrl-D) does.\n"
     "Ctrl-C stops an answer or clears a half-typed line; on an empty one it ends the program."

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gguflow.models.tokenizer import Tokenizer
 
 SUMMARY = "continue a text"
+ELSEWHERE = dict.fromkeys(("-cnv", "--conversation", "-st", "--single-turn"), "chat")
 EPILOG = 'example: gguflow generate -p "Once upon a time" -n 200 -s 7'
 
 

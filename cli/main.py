@@ -120,6 +120,12 @@ def _run_command(
         raise UsageError(f"unknown command {name!r}{hint}; `{prog} --help` lists them")
     if _is_family(module):
         return _run_command(words[1:], module, f"{prog} {name}", begin)
+    elsewhere: dict[str, str] = getattr(module, "ELSEWHERE", {})
+    if flag := next((w for w in words[1:] if w in elsewhere), None):
+        other = elsewhere[flag]
+        if not {"-q", "--quiet"}.intersection(words):
+            print(f"gguflow: {flag}: as `{prog} {other}`", file=sys.stderr)
+        return _run_command([other, *words[1:]], package, prog, begin)
     parser = Parser(f"{prog} {name}", module.SUMMARY, getattr(module, "EPILOG", None))
     module.add_arguments(parser)
     add_common(parser)

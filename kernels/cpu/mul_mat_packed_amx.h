@@ -5,6 +5,8 @@
 // unit is that scaling. Rows are unpacked a stretch at a time for several tiles of columns.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu/matrix_unit.h"
 #include "cpu/mul_mat_acts.h"
 #include "cpu/mul_mat_load.h"
@@ -111,6 +113,7 @@ void packed_tiles(const PackedGroups& w, const uint8_t* a, int64_t n_blocks, int
   MatrixUnit::bytes();
   Stretch<L> rows;
   alignas(64) int32_t sums[2][L::kHalves * 256];
+  if (n_blocks == 0) std::fill_n(out, w.n * n_tiles * kMaxTile * kRows, 0.0f);
   const int64_t tile_acts = n_blocks * L::kSubBlocks * kBlockActs;
   for (int64_t ib = 0; ib < n_blocks; ib += kAtOnce) {
     const int64_t left = n_blocks - ib;

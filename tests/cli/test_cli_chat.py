@@ -39,6 +39,18 @@ def test_first_message_and_single_turn(run, tiny_model: str) -> None:
     assert alone.returncode == 0 and alone.stdout == piped.stdout
 
 
+def test_options_that_mean_the_other_command(run, tiny_model: str) -> None:
+    flags = ("-m", tiny_model, *ARGS, "-p", "A", "--no-perf")
+    talk = run("chat", *flags, "-st")
+    for flag in ("-st", "--conversation"):
+        made = run("generate", *flags, flag, "-st")
+        assert made.returncode == 0 and made.stdout == talk.stdout
+        assert f"gguflow: {flag}: as `gguflow chat`" in made.stderr
+    text = run("generate", *flags)
+    made = run("chat", *flags, "-no-cnv", "-q")
+    assert made.stdout == text.stdout and "as `gguflow generate`" not in made.stderr
+
+
 def test_what_is_said_first_from_files(run, tiny_model: str, tmp_path: Path) -> None:
     for name, text in (("system", "Be brief\n"), ("first", "A\n")):
         (tmp_path / name).write_text(text)

@@ -96,6 +96,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/session.py": (
         *LOADED,
         "engine.ahead",
+        "engine.interrupt",
         "engine.piece",
         "engine.serving",
         "engine.session_file",

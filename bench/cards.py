@@ -134,7 +134,9 @@ def exchanges(names: list[str], constants: str | None) -> None:
         )  # a noisy one is no gain
     if constants:
         source = f"exchanges between {' and '.join(names)}; the rest is {H200.name}'s"
-        measured = replace(H200, name=devices[0].processor, source=source, exchange=tuple(curve))
+        measured = replace(
+            H200, name=devices[0].processor or names[0], source=source, exchange=tuple(curve)
+        )
         Path(constants).write_text(measured.json(), encoding="utf-8")
 
 

@@ -2,15 +2,16 @@
 
     python bench/cards.py 2 --shapes llama3-8b:Q4_0,llama3-8b:F16 [-p 512] [-n 128]
         [--sequences 1,16,64,128] [-sm tensor] [-r 5]
-    python bench/cards.py 2 --exchanges
+    python bench/cards.py 2 --exchanges [--constants mine.json]
     python bench/cards.py 2 --equal llama3-8b:Q4_0
     python bench/cards.py 2 --step llama3-8b:Q4_0
 
 For each shape, with random weights: tokens per second on one card and on all, in turns, each in a
 process of its own, and their ratio; with --alone 0 only on all. --exchanges: microseconds of an
-all_reduce by size of the parts, and of NCCL's where torch is there, from chains of them. --equal:
-logits of a prompt and of steps on one card and on all. --step: the time of one decode step by op,
-of each card. All print JSON lines after what people read.
+all_reduce by size of the parts, and of NCCL's where torch is there, from chains of them;
+--constants writes those of two cards as a machine for `gguflow scale`, whose other figures are the
+h200 preset's. --equal: logits of a prompt and of steps on one card and on all. --step: the time of
+one decode step by op, of each card. All print JSON lines after what people read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,7 @@ from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
+from gguflow.engine.scaling.machine import H200
 
 CHAIN = 256  # exchanges of one run
 SIZES = (256, 4096, 16384, 65536, 262144, 1048576, 4194304)  # floats of a part
@@ -116,14 +120,24 @@ def seconds(bound: BoundPlan) -> float:
     return statistics.median(taken)
 
 
-def exchanges(names: list[str]) -> None:
+def exchanges(names: list[str], constants: str | None) -> None:
     devices = [find_backend(n) for n in names]
+    curve: list[tuple[float, float]] = []
     for size in SIZES:
         us = 1e6 * (seconds(chain(devices, size, CHAIN)) - seconds(chain(devices, size, 0))) / CHAIN
         nccl = nccl_us(len(names), size)
         beside = "" if nccl is None else f"   NCCL {nccl:8.1f}"
         print(f"{4 * size:9} bytes {us:8.2f} us{beside}", flush=True)
         print(json.dumps({"floats": size, "cards": len(names), "us": us, "nccl_us": nccl}))
+        curve.append(
+            (4.0 * size, max(us, curve[-1][1] if curve else 0.0))
+        )  # a noisy one is no gain
+    if constants:
+        source = f"exchanges between {' and '.join(names)}; the rest is {H200.name}'s"
+        measured = replace(
+            H200, name=devices[0].processor or names[0], source=source, exchange=tuple(curve)
+        )
+        Path(constants).write_text(measured.json(), encoding="utf-8")
 
 
 def nccl_us(n: int, size: int) -> float | None:
@@ -211,12 +225,15 @@ def main() -> None:
     p.add_argument("--sequences", default="")
     p.add_argument("--alone", type=int, default=1)
     p.add_argument("--exchanges", action="store_true")
+    p.add_argument("--constants", metavar="FILE")
     p.add_argument("--equal", metavar="SHAPE")
     p.add_argument("--step", metavar="SHAPE")
     args = p.parse_args()
+    if args.constants and (not args.exchanges or args.cards != 2):
+        p.error("--constants: of the --exchanges between 2 cards")
     names = [f"{args.kind}:{k}" for k in range(args.cards)]
     if args.exchanges:
-        exchanges(names)
+        exchanges(names, args.constants)
     if args.equal:
         equal(args.equal, names, args.split)
     if args.step:

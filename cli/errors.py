@@ -49,6 +49,7 @@ _CODES = (
     ("gguflow.engine.backends.cpu.native", "ThreadError", NO_RESOURCES),
     ("gguflow.engine.backends.cpu.native", "CpuLibraryError", BAD_ARGUMENT),
     ("gguflow.engine.gguf.errors", "GgufError", BAD_FILE),
+    ("gguflow.engine.scaling.machine", "MachineError", BAD_FILE),
     ("gguflow.engine.profile.errors", "ProfileFileError", BAD_FILE),
     ("gguflow.models.base", "ModelError", BAD_FILE),
     ("gguflow.engine.convert.safetensors", "ConvertError", BAD_FILE),

@@ -37,7 +37,7 @@ def split(
     the first segment that needs it; what an op exchanges by itself is not copied.
     """
     segments: list[Segment] = []
-    present: set[tuple[Tensor, str]] = set()
+    present: dict[Tensor, set[str]] = {}  # spaces that have a copy
     for node in nodes:
         backend = placement.of[node]
         if not segments or segments[-1].backend != backend:
@@ -48,11 +48,11 @@ def split(
         for src in () if exchanges else node.live_srcs():
             owner = src.owner
             home = spaces[placement.of[owner]]
-            if home != space and (owner, space) not in present:
+            if home != space and space not in present.setdefault(owner, set()):
                 segment.copies.append(Copy(owner, home, space))
-                present.add((owner, space))
+                present[owner].add(space)
         segment.nodes.append(node)
         # A new value in its own space makes older copies of the memory it lives in stale.
-        written = (node.owner, *written_owners(node))
-        present = {(o, s) for o, s in present if o not in written}
+        for owner in (node.owner, *written_owners(node)):
+            present.pop(owner, None)
     return segments

@@ -124,6 +124,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/verify": (*ENGINE, "engine.backends.host"),
     "engine/cluster": (*ENGINE, "engine.backends.host", "engine.devices", "engine.serving"),
     "engine/kernel_bench": LOADED,
+    "engine/scaling": (*ENGINE, "engine.devices"),
     "engine/convert": (
         "engine.graph",
         "engine.quants",

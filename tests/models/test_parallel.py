@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny_model import write_tiny
 
+from gguflow.engine.compile.shares import shares
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
@@ -19,7 +20,7 @@ from gguflow.engine.runtime.exchange import SideBySide
 from gguflow.engine.runtime.loops import LoopTogether
 from gguflow.engine.runtime.turns import Turns
 from gguflow.engine.sampling import GREEDY, SamplerSettings
-from gguflow.engine.variants.parallel.cuts import decide, shares
+from gguflow.engine.variants.parallel.cuts import decide
 from gguflow.engine.variants.parallel.variant import layer_rules
 from gguflow.models.base import architectures
 

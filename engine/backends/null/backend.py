@@ -10,6 +10,7 @@ import numpy as np
 from gguflow.engine.backends.base import (
     Backend,
     DeviceId,
+    Links,
     Live,
     Meets,
     Memory,
@@ -20,6 +21,7 @@ from gguflow.engine.backends.base import (
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor, op_spec
+from gguflow.kernels.cuda.all_reduce import channel_bytes
 
 UNIT = 512  # bytes that allocations are multiples of
 MEMORY = 1 << 40
@@ -43,6 +45,8 @@ class NullBackend(Backend):
         self.name = self.space = str(self.id)
         self.memory: NullMemory = NullMemory(memory)
         self._peaks = peaks
+        # Plans over several are those of GPUs: sums are exchanged, with the same room for them.
+        self.links = Links(channel_bytes=channel_bytes)
 
     def describe(self) -> str:
         return "no device: plans and expected times, nothing runs"

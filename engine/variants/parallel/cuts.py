@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from gguflow.engine.compile.shares import shares
 from gguflow.engine.graph import Graph, Role, Tensor
 
 from .axes import Axes
@@ -47,17 +48,6 @@ class Cuts:
 def part_name(name: str, device: int) -> str:
     """What a device's part, or copy, of a tensor is called."""
     return f"{name}@{device}"
-
-
-def shares(pieces: int, ratios: Sequence[float]) -> Bounds:
-    """Pieces for each device in these proportions, as a running sum from 0; every device has one
-    at least, for which there must be enough of them."""
-    left, total, bounds = len(ratios), sum(ratios), [0]
-    for k in range(1, len(ratios)):
-        left -= 1
-        wanted = round(pieces * sum(ratios[:k]) / total)
-        bounds.append(min(max(wanted, bounds[-1] + 1), pieces - left))
-    return (*bounds, pieces)
 
 
 def bounds_of(size: int, pieces: int, ratios: Sequence[float]) -> Bounds:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend
+from gguflow.engine.compile.shares import shares
 from gguflow.engine.limits import ALL_LAYERS
 from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import check_fits
@@ -17,7 +18,7 @@ from gguflow.engine.planning import Setup, record
 from gguflow.engine.variants.base import Decision, Tools
 from gguflow.models.relullama import ReluLlama
 
-from .cuts import Cuts, decide, shares, sizes
+from .cuts import Cuts, decide, sizes
 from .rewrite import TensorSplit
 from .source import with_own_head, with_parts
 

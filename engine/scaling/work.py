@@ -1,0 +1,96 @@
+"""What a plan asks of a machine: by layer and device, the bytes, operations and exchanges."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gguflow.engine.compile import Plan
+from gguflow.engine.compile.schedule import exchanged
+from gguflow.engine.graph import OpSpec, Role, Tensor, op_spec
+
+_LAYER = re.compile(r"(?:blk|kv|ssm)\.(\d+)\.")
+FIRST, LAST = -1, 1 << 30  # what comes before the layers, what after them
+
+
+@dataclass
+class Work:
+    """Of one device in one layer.
+
+    read: bytes moved. flops: operations by the kind of the weights: "f32", "f16", "quant".
+    unpacked: quantized weights that are multiplied with several rows. kernels: ops that read
+    weights or a cache; small: all others. exchanges: sums between all devices, by bytes of a part.
+    """
+
+    read: int = 0
+    flops: Counter[str] = field(default_factory=Counter)
+    unpacked: int = 0
+    kernels: int = 0
+    small: int = 0
+    exchanges: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """Of a run. layers: what comes before them, each of them, what comes after; each by device.
+    crossing: bytes between two layers. n_devices: which share every layer."""
+
+    layers: tuple[tuple[Work, ...], ...]
+    crossing: int
+    n_devices: int
+
+
+def run_work(plan: Plan, names: list[str], n_layer: int, n_past: int, crossing: int) -> RunWork:
+    """What the devices `names` do in a run whose first token is at position n_past."""
+    layers = [tuple(Work() for _ in names) for _ in range(n_layer + 2)]
+    at = {name: k for k, name in enumerate(names)}
+    for node in plan.nodes:
+        if node.op is not None:
+            i = min(max(layer_of(node) + 1, 0), n_layer + 1)
+            _add(layers[i][at[plan.placement.of[node]]], node, n_past)
+    return RunWork(tuple(layers), crossing, len(names))
+
+
+def layer_of(node: Tensor) -> int:
+    """The layer of a node by its name: FIRST for the looked-up embeddings and what else needs no
+    layer, LAST for the output head and the sampler."""
+    found = _LAYER.match(node.name)
+    if found:
+        return int(found[1])
+    return LAST if re.match(r"output|logits|sampl|out\.", node.name) else FIRST
+
+
+def _add(work: Work, node: Tensor, n_past: int) -> None:
+    if exchanged(node):
+        work.exchanges[node.nbytes] += 1
+        return
+    spec = op_spec(node.op or "")
+    nbytes, flops = spec.cost_at(node, n_past)
+    work.read += nbytes
+    work.flops[_kind(node)] += flops
+    work.unpacked += sum(w.size for w in _unpacked(node, spec))
+    if spec.weights or (spec.writes_into is None and _reads_state(node)):
+        work.kernels += 1
+    else:
+        work.small += 1
+
+
+def _kind(node: Tensor) -> str:
+    types = [s.dtype for s in node.live_srcs()]
+    if any(t.is_quantized for t in types):
+        return "quant"
+    return "f16" if any(t.nbytes == 2 for t in types) else "f32"
+
+
+def _reads_state(node: Tensor) -> bool:
+    return any(s.owner.role is Role.STATE for s in node.live_srcs())
+
+
+def _unpacked(node: Tensor, spec: OpSpec) -> Iterator[Tensor]:
+    """Quantized matrices that an op multiplies with several rows."""
+    for i in spec.weights:
+        w = node.srcs[i] if i < len(node.srcs) else None
+        if w is not None and w.dtype.is_quantized and node.shape[0] > 1:
+            yield w

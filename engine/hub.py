@@ -18,6 +18,7 @@ from pathlib import Path
 from gguflow.engine import env
 
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q8_0")  # of a repo named without a type, as llama.cpp
+ANSWER_S = 10.0  # for the hub to say what a repository has
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -118,7 +119,10 @@ def fetch(
     import huggingface_hub as hub
 
     try:
-        files = hub.HfApi(token=token).list_repo_files(name.repo)
+        # Asked once: listing the tree would go on asking for 23 s where there is no network, and
+        # what is in the cache would wait for that.
+        told = hub.HfApi(token=token).model_info(name.repo, timeout=ANSWER_S)
+        files = [s.rfilename for s in told.siblings or []]
     except hub.errors.RepositoryNotFoundError:
         raise HubError(f"{name.repo}: the hub has no such repository, or not for you") from None
     except Exception as e:  # no network, or a server that is not well

@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,7 +145,9 @@ def test_fetched_once_then_from_the_cache_then_removed(
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     again = run("generate", *flags, env=env | nowhere)
     assert again.returncode == 0 and again.stdout == first.stdout, again.stderr
+    began = time.monotonic()
     lost = run("pull", "user/other", env=env | nowhere)
+    assert time.monotonic() - began < 10  # asked once
     assert lost.returncode == 4 and "user/other: the hub cannot be reached" in lost.stderr
     assert "are free again" in run("rm", "user/tiny-GGUF:Q8_0", env=env).stderr
     assert run("list", env=env).stdout == "" and not path.exists()

@@ -97,7 +97,7 @@ def _dispatch(words: list[str], begin: Callable[[], object]) -> int:
     if first and first < len(words):
         words = [words[first], *words[:first], *words[first + 1 :]]
     if words and first == len(words):
-        raise UsageError(f"{words[-1]}: and no command; `gguflow --help` lists them")
+        raise UsageError(f"{' '.join(words)}: and no command; `gguflow --help` lists them")
     if words[:1] == ["help"] and len(words) > 1 and not words[1].startswith("-"):
         words = [*words[1:], "--help"]
     if words and words[0] in ("-V", "--version", "version"):
@@ -123,6 +123,9 @@ def _run_command(
     elsewhere: dict[str, str] = getattr(module, "ELSEWHERE", {})
     if flag := next((w for w in words[1:] if w in elsewhere), None):
         other = elsewhere[flag]
+        theirs: dict[str, str] = getattr(_command(package, other), "ELSEWHERE", {})
+        if back := next((w for w in words[1:] if w in theirs), None):
+            raise UsageError(f"{flag}: not with {back}")
         if not {"-q", "--quiet"}.intersection(words):
             print(f"gguflow: {flag}: as `{prog} {other}`", file=sys.stderr)
         return _run_command([other, *words[1:]], package, prog, begin)

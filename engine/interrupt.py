@@ -112,8 +112,8 @@ def heeded(beside_others: bool = True) -> Iterator[None]:
         if signal.getsignal(signal.SIGINT) is answer:
             signal.signal(signal.SIGINT, former)
         theirs.close()
-    if waiting:
-        former(*waiting.pop())
+        if waiting:
+            former(*waiting.pop())
 
 
 @contextmanager

@@ -103,7 +103,8 @@ GF_EXPORT int32_t gf_abi_bytes(const char* name) {
 }
 
 // Whether this machine can run the library built for instruction set `isa`. Asked of the baseline
-// library, which runs everywhere, before any other is loaded.
+// library, which runs everywhere, before any other is loaded. Asking for `amx` asks the system for
+// tile registers too, once for the whole process.
 GF_EXPORT int32_t gf_cpu_supports(const char* isa) {
   if (strcmp(isa, "baseline") == 0) return 1;
 #if defined(__x86_64__)

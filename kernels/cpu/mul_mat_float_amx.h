@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cpu/matrix_unit.h"
-#include "cpu/mul_mat_util.h"
+#include "cpu/mul_mat_acts.h"
 
 namespace gf {
 

@@ -47,7 +47,7 @@ struct Stretch {
 // A whole number n below 2^22 added to the bits of 1.5 * 2^23 makes the float 1.5 * 2^23 + n. So a
 // scale of 11 bits multiplies a sum in one operation, exactly rounded as after a conversion, and
 // the vector unit, which runs at half its rate beside the matrix unit, has two instead of three.
-// Scales that are float16 as they stand are such.
+// Scales that are float16 as they stand are such; one that is infinite makes NaN of every sum.
 constexpr float kShifted = 12582912.0f;  // 1.5 * 2^23
 constexpr int32_t kShiftedBits = 0x4b400000;
 template <class L>

@@ -104,6 +104,7 @@ def test_options_that_change_nothing_are_named(call, tiny_model: str) -> None:
         ("--grammar-file none", "--grammar-file none: No such file"),
         ("--rope-freq-base 1e5", "--rope-freq-base: scaling is what the file says"),
         ("-sys x", "-sys: `gguflow chat`"),
+        ("-st -no-cnv", "-st: not with -no-cnv"),
         ("--adaptive-target 0.5", "--adaptive-target: this sampler"),
         ("--samplers top_k;infill", "--samplers 'infill'"),
         ("--sampler-seq kz", "no sampler is called 'z'"),

@@ -57,7 +57,7 @@ class NativePacker:
     ) -> None:
         groups = -(-n_rows // PACKED_ROWS)
         group_bytes = PACKED_ROWS * dtype.row_bytes(n_cols)
-        step = max(1, min(-(-groups // n), AT_ONCE // group_bytes))
+        step = max(1, min(-(-groups // n), AT_ONCE // max(1, group_bytes)))
 
         def part(begin: int) -> int:
             return int(

@@ -25,6 +25,7 @@ _LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_STRIDE = 5, 6
 _PREF_WORKSPACE, _PREF_REDUCTIONS, _PREF_ALIGNMENT_A = 1, 3, 5  # those of B, C and D follow
 _CONFIG_ID, _CONFIG_PARTS = 0, 2
 _MOST_CHOICES = 32
+_NOT_SUPPORTED = 15  # no algorithm for what is asked
 
 
 class _Choice(ctypes.Structure):
@@ -54,9 +55,9 @@ def _library() -> Any:
         ) from None
 
 
-def _call(name: str, *args: Any) -> None:
+def _call(name: str, *args: Any, expected: tuple[int, ...] = (0,)) -> None:
     status = getattr(_library(), name)(*args)
-    if status != 0:
+    if status not in expected:
         raise CudaError(f"{name} failed with status {status}")
 
 
@@ -110,7 +111,7 @@ class Cublas:
             for i, nbytes in enumerate(alignments):
                 _set("MatmulPreference", preference, _PREF_ALIGNMENT_A + i, c_uint32(nbytes))
             _call("cublasLtMatmulAlgoGetHeuristic", self.handle, operation, *layouts, preference,
-                  most, choices, byref(found))  # fmt: skip
+                  most, choices, byref(found), expected=(0, _NOT_SUPPORTED))  # fmt: skip
         finally:
             _call("cublasLtMatmulPreferenceDestroy", preference)
         return iter(choices[: found.value])

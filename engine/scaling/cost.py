@@ -10,7 +10,8 @@ from __future__ import annotations
 from .machine import Machine
 from .work import RunWork, Work
 
-# Bytes that come to a device, up to which every device sends its part to all others at once.
+# Bytes that come to a device, up to which every device sends its part to all others at once: SMALL
+# of kernels/cuda/all_reduce.py, which a forecast does not import.
 ONE_SHOT = 512 << 10
 
 

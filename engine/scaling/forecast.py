@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from gguflow.engine.compile.shares import shares
 from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import RESERVE
@@ -196,9 +198,4 @@ def _some(n: int) -> list[int]:
 
 def _between(steps: dict[int, float], k: int) -> float:
     """Seconds of a step of k sequences, between the two planned sizes next to it."""
-    sizes = sorted(steps)
-    high = next(s for s in sizes if s >= k)
-    low = max((s for s in sizes if s <= k), default=high)
-    if low == high:
-        return steps[high]
-    return steps[low] + (steps[high] - steps[low]) * (k - low) / (high - low)
+    return float(np.interp(k, sorted(steps), [steps[size] for size in sorted(steps)]))

@@ -224,7 +224,7 @@ void run(const MulMatPlan& p, gf_thread* th) {
   if (tile_items < 1 || th->nth == 1) tile_items = 1;
 
   // Packed rows are multiplied some groups at a time by some tiles at a time where that pays.
-  const bool together = p.all_packed();
+  const bool together = all_packed(p.w, p.n_weights);
   const int most_tiles = together ? kTilesTogether : 1;
   alignas(64) float out[2][kGroupsTogether * kTilesTogether * kMaxTile * kRows];
   const MatrixUnit unit;

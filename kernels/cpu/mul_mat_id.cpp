@@ -104,7 +104,7 @@ template <int N, typename Join>
 void run_groups(const IdPlan& p, const uint8_t* acts, int64_t expert, int64_t first, int64_t last,
                 Join&& join) {
   alignas(64) float out[N][kTilesTogether * kMaxTile * kRows];
-  const int together = p.all_packed() ? kTilesTogether : 1;
+  const int together = all_packed(p.w, p.n_weights) ? kTilesTogether : 1;
   for (int64_t group = first; group < last; ++group) {
     const int64_t row = group * kRows;
     Rows rows[N];

@@ -106,8 +106,6 @@ struct IdPlan {
     starts[0] = 0;
   }
 
-  bool all_packed() const { return w[0].packed && (n_weights == 1 || w[1].packed); }
-
   // Calls f(tile) for the tiles of an expert's pairs, up to `together` full ones joined; tile.first
   // counts all pairs.
   template <typename F>

@@ -49,6 +49,10 @@ struct Weight {
   }
 };
 
+inline bool all_packed(const Weight (&w)[2], int n_weights) {
+  return w[0].packed && (n_weights == 1 || w[1].packed);
+}
+
 inline Weight read_weight(const gf_tensor& t, int64_t n_cols) {
   Weight w;
   w.t = &t;
@@ -128,8 +132,6 @@ struct MulMatPlan {
 
   // Whether each weight is used for one tile of columns: it streams through the caches.
   bool one_pass() const { return tiles.count() == 1; }
-
-  bool all_packed() const { return w[0].packed && (n_weights == 1 || w[1].packed); }
 
   int64_t copy_bytes(int i) const {
     if (w[i].packs) return round_up(kRows * gf_row_bytes(w[i].t->type, k), 64);

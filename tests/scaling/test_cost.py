@@ -15,12 +15,17 @@ from gguflow.engine.plan_key import PlanKey
 from gguflow.engine.scaling import PRESETS, Question, forecast
 from gguflow.engine.scaling.cost import ONE_SHOT, exchange_seconds, layer_seconds
 from gguflow.engine.scaling.plans import Plans
+from gguflow.kernels.cuda.all_reduce import SMALL
 
 H200 = PRESETS["h200"]
 # Only bytes take time.
 READS = replace(H200, f32_tflops=1e9, f16_tflops=1e9, quant_tflops=1e9, unpack_ps=0.0,
                 kernel_us=0.0, small_us=0.0, exchange=(), link_gbs=float("inf"))  # fmt: skip
 SHAPE = "tinyllama-1.1b:F16"  # 4 heads of keys
+
+
+def test_sums_change_their_form_where_the_kernels_do() -> None:
+    assert ONE_SHOT == SMALL
 
 
 def seconds(n: int, m=READS, shape: str = SHAPE) -> float:

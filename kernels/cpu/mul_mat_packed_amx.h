@@ -45,13 +45,16 @@ struct Stretch {
 };
 
 // A whole number n below 2^22 added to the bits of 1.5 * 2^23 makes the float 1.5 * 2^23 + n. So a
-// scale of 11 bits multiplies a sum in one operation, exactly rounded as after a conversion, and
-// the vector unit, which runs at half its rate beside the matrix unit, has two instead of three.
-// Scales that are float16 as they stand are such; one that is infinite makes NaN of every sum.
+// scale of at most 22 bits, whose product with 1.5 * 2^23 is exact, multiplies a sum in one
+// operation, rounded once as after a conversion: the vector unit, whose floats take twice as long
+// beside the matrix unit, has one less. A float16 has 11 bits, its product with a small integer 19;
+// MXFP4's powers of two may be too large. A scale that is infinite makes NaN of every sum.
 constexpr float kShifted = 12582912.0f;  // 1.5 * 2^23
 constexpr int32_t kShiftedBits = 0x4b400000;
 template <class L>
-constexpr bool kShortScale = L::kSubBlocks == 1 && L::kHalves == 1 && L::kType != GF_MXFP4;
+constexpr bool kShiftedSums = L::kType != GF_MXFP4;
+
+GF_INLINE VecF whole(__m512i sum) { return {_mm512_cvtepi32_ps(sum)}; }
 
 // One block of columns a times one of rows: sums[half][column][row].
 template <class L>
@@ -81,19 +84,18 @@ GF_INLINE void add_block(const VecF* s, const VecF* m, const uint8_t* a, const i
   const auto* d = reinterpret_cast<const float*>(a);
   const VecF shift = mul_f(s[0], splat_f(-kShifted));
   static_for<kMaxTile>([&](auto c) GF_LAMBDA_INLINE {
-    VecF v[L::kHalves];
-    static_for<L::kHalves>([&](auto h) GF_LAMBDA_INLINE {
-      const __m512i sum = _mm512_load_si512(sums + 256 * h + 16 * c);
-      if constexpr (kShortScale<L>) {
-        const __m512i bits = _mm512_add_epi32(sum, _mm512_set1_epi32(kShiftedBits));
-        v[h] = fma_f({_mm512_castsi512_ps(bits)}, s[h], shift);
-      } else {
-        v[h].v = _mm512_cvtepi32_ps(sum);
-      }
-    });
-    if constexpr (!kShortScale<L>) v[0] = mul_f(v[0], s[0]);
-    if constexpr (L::kHalves == 2) v[0] = fma_f(v[1], s[1], v[0]);
-    acc[c] = fma_f(v[0], splat_f(d[c]), acc[c]);
+    const __m512i sum = _mm512_load_si512(sums + 16 * c);
+    VecF v;
+    if constexpr (kShiftedSums<L>) {
+      const __m512i bits = _mm512_add_epi32(sum, _mm512_set1_epi32(kShiftedBits));
+      v = fma_f({_mm512_castsi512_ps(bits)}, s[0], shift);
+    } else {
+      v = mul_f(whole(sum), s[0]);
+    }
+    if constexpr (L::kHalves == 2) {
+      v = fma_f(whole(_mm512_load_si512(sums + 256 + 16 * c)), s[1], v);
+    }
+    acc[c] = fma_f(v, splat_f(d[c]), acc[c]);
     if constexpr (L::kMins) {
       static_for<L::kHalves>([&](auto h) GF_LAMBDA_INLINE {
         acc[c] = fma_f(m[h], splat_f(d[(1 + h) * kMaxTile + c]), acc[c]);

@@ -44,23 +44,29 @@ struct Stretch {
   }
 };
 
-// A whole number n below 2^22 added to the bits of 1.5 * 2^23 makes the float 1.5 * 2^23 + n. So a
-// scale of at most 22 bits, whose product with 1.5 * 2^23 is exact, multiplies a sum in one
-// operation, rounded once as after a conversion: the vector unit, whose floats take twice as long
-// beside the matrix unit, has one less. A float16 has 11 bits, its product with a small integer 19;
-// MXFP4's powers of two may be too large. A scale that is infinite makes NaN of every sum.
+// Sums that begin with the bits of 1.5 * 2^23 instead of zero end, as long as what is added stays
+// below 2^22, as the bits of the float 1.5 * 2^23 + n. So a scale of at most 22 bits, whose product
+// with 1.5 * 2^23 is exact, multiplies a sum in one operation, rounded once as after a conversion:
+// the vector unit, which shares its ports with the matrix unit, has two less. A float16 has 11
+// bits, its product with a small integer 19; MXFP4's powers of two may be too large. A scale that
+// is infinite makes NaN of every sum.
 constexpr float kShifted = 12582912.0f;  // 1.5 * 2^23
-constexpr int32_t kShiftedBits = 0x4b400000;
+constexpr int32_t kBits = 0x4b400000;
+alignas(64) inline constexpr int32_t kShiftedRow[16] = {kBits, kBits, kBits, kBits, kBits, kBits,
+                                                        kBits, kBits, kBits, kBits, kBits, kBits,
+                                                        kBits, kBits, kBits, kBits};
 template <class L>
 constexpr bool kShiftedSums = L::kType != GF_MXFP4;
-
-GF_INLINE VecF whole(__m512i sum) { return {_mm512_cvtepi32_ps(sum)}; }
 
 // One block of columns a times one of rows: sums[half][column][row].
 template <class L>
 GF_INLINE void multiply_block(const int8_t* q, const uint8_t* a, int32_t* sums) {
   const uint8_t* columns = a + 12 * kMaxTile;
-  _tile_zero(0);
+  if constexpr (kShiftedSums<L>) {
+    _tile_loadd(0, kShiftedRow, 0);
+  } else {
+    _tile_zero(0);
+  }
   if constexpr (L::kHalves == 1) {
     _tile_loadd(2, columns, 32);
     _tile_loadd(3, q, 64);
@@ -87,13 +93,13 @@ GF_INLINE void add_block(const VecF* s, const VecF* m, const uint8_t* a, const i
     const __m512i sum = _mm512_load_si512(sums + 16 * c);
     VecF v;
     if constexpr (kShiftedSums<L>) {
-      const __m512i bits = _mm512_add_epi32(sum, _mm512_set1_epi32(kShiftedBits));
-      v = fma_f({_mm512_castsi512_ps(bits)}, s[0], shift);
+      v = fma_f({_mm512_castsi512_ps(sum)}, s[0], shift);
     } else {
-      v = mul_f(whole(sum), s[0]);
+      v = mul_f({_mm512_cvtepi32_ps(sum)}, s[0]);
     }
     if constexpr (L::kHalves == 2) {
-      v = fma_f(whole(_mm512_load_si512(sums + 256 + 16 * c)), s[1], v);
+      const __m512i second = _mm512_load_si512(sums + 256 + 16 * c);
+      v = fma_f({_mm512_cvtepi32_ps(second)}, s[1], v);
     }
     acc[c] = fma_f(v, splat_f(d[c]), acc[c]);
     if constexpr (L::kMins) {

@@ -15,13 +15,16 @@ from gguflow.engine.runtime import BoundPlan, bind
 
 
 def exchanging(devices: Sequence[Backend], sizes: Sequence[int]) -> BoundPlan:
-    """Every device negates an input of its own and has the sum of all, once for each size; the
-    outputs are the sums, device by device."""
+    """Every device negates an input of its own and has the sum of all, once for each size, every
+    other time added to a residual of its own; the outputs are the sums, device by device."""
     g, n = Graph(), len(devices)
     sums = []
     for i, size in enumerate(sizes):
         parts = [g.neg(g.input(f"x.{i}@{k}", F32, (size,)), name=f"p.{i}@{k}") for k in range(n)]
-        made = [g.op("all_reduce", *parts, name=f"s.{i}@{k}") for k in range(n)]
+        op, rs = ("all_reduce_add", range(n)) if i % 2 else ("all_reduce", range(0))
+        more = [[g.neg(g.input(f"r.{i}@{k}", F32, (size,)), name=f"q.{i}@{k}")] for k in rs]
+        more = more or [[]] * n
+        made = [g.op(op, *more[k], *parts, name=f"s.{i}@{k}") for k in range(n)]
         sums.append([g.scale(m, s=1.0, name=f"out.{i}@{k}") for k, m in enumerate(made)])
     for each in sums:
         for t in each:
@@ -35,15 +38,15 @@ def exchanging(devices: Sequence[Backend], sizes: Sequence[int]) -> BoundPlan:
 
 def fill(bound: BoundPlan, rng: np.random.Generator) -> list[np.ndarray]:
     """New inputs; the outputs to come, to the bit."""
+    for x in bound.inputs.values():
+        x[:] = rng.standard_normal(x.shape)
+    n = sum(name.startswith("x.0@") for name in bound.inputs)
     expected = []
-    names = sorted(bound.inputs, key=lambda n: (int(n[2:].split("@")[0]), n))
-    n = sum(name.startswith("x.0@") for name in names)
-    for i in range(len(names) // n):
-        parts = []
-        for name in names[i * n : (i + 1) * n]:
-            bound.inputs[name][:] = rng.standard_normal(bound.inputs[name].shape)
-            parts.append(-bound.inputs[name])
-        expected += [reduce(np.add, parts)] * n
+    for i in range(len(bound.outputs) // n):
+        total = reduce(np.add, (-bound.inputs[f"x.{i}@{k}"] for k in range(n)))
+        for k in range(n):
+            r = bound.inputs.get(f"r.{i}@{k}")
+            expected.append(total if r is None else total - r)
     return expected
 
 

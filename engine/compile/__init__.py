@@ -14,7 +14,6 @@ from .schedule import (
     Step,
     UnlinkableError,
     check_side_by_side,
-    exchanged,
     reductions,
     schedule,
 )
@@ -25,7 +24,7 @@ from .types import BackendInfo
 __all__ = [
     "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "Copy", "Meeting", "Placement",
     "PlacementError", "PlacementRules", "Plan", "PlanOptions", "Recv", "Segment", "Send",
-    "SpaceBytes", "Step", "UnlinkableError", "check_side_by_side", "compile_graph", "exchanged",
+    "SpaceBytes", "Step", "UnlinkableError", "check_side_by_side", "compile_graph",
     "fallbacks", "fuse", "fuse_graph", "human_bytes", "layer_overrides", "listing", "place",
     "plan_memory", "prune", "recorded_before", "reductions", "replace_values", "round_up",
     "schedule", "split", "split_columns", "split_rows", "split_sum", "sum_before", "summary",

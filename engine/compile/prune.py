@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gguflow.engine.graph import Role, Tensor, op_spec
+from gguflow.engine.graph import Role, Tensor, exchanged
 from gguflow.engine.graph.opspec import written_owners
 
 
@@ -13,10 +13,10 @@ def prune(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
 
     Nodes that exchange their operands are kept together: each waits for the others.
     """
-    together: dict[tuple[Tensor | None, ...], list[Tensor]] = {}
+    together: dict[tuple[Tensor, ...], list[Tensor]] = {}
     for n in nodes:
-        if n.op is not None and op_spec(n.op).exchanges:
-            together.setdefault(n.srcs, []).append(n)
+        if parts := exchanged(n):
+            together.setdefault(parts, []).append(n)
     wanted = [*outputs]
     wanted += [n for n in nodes if any(t.role is Role.STATE for t in written_owners(n))]
     seen: set[Tensor] = set()
@@ -25,5 +25,5 @@ def prune(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
         if t not in seen:
             seen.add(t)
             wanted.extend(t.live_srcs())
-            wanted.extend(together.get(t.srcs, ()) if t.op is not None else ())
+            wanted.extend(together.get(exchanged(t), ()))
     return [n for n in nodes if n in seen]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gguflow.engine.graph import Role, Tensor, op_spec, written_owners
+from gguflow.engine.graph import Role, Tensor, exchanged, op_spec, written_owners
 
 from .place import Placement
 from .split import Copy, Segment
@@ -126,11 +126,6 @@ def _meetings(
     return meetings, brought
 
 
-def exchanged(node: Tensor) -> bool:
-    """Whether it is one of several nodes that exchange their operands."""
-    return node.op is not None and op_spec(node.op).exchanges
-
-
 def reductions(steps: Sequence[Step], placement: Placement) -> list[list[Tensor]]:
     """The nodes that exchange their operands, those of each exchange in the order of who made them.
 
@@ -144,9 +139,9 @@ def reductions(steps: Sequence[Step], placement: Placement) -> list[list[Tensor]
         n, at = nodes[at], at + 1
         if not exchanged(n):
             continue
-        makers = [placement.of[s.owner] for s in n.live_srcs()]
+        makers = [placement.of[s.owner] for s in exchanged(n)]
         members = {placement.of[m]: m for m in nodes[at - 1 : at - 1 + len(makers)]
-                   if m.op == n.op and m.srcs == n.srcs}  # fmt: skip
+                   if exchanged(m) == exchanged(n)}  # fmt: skip
         if set(members) != set(makers) or len(members) != len(makers):
             raise UnlinkableError(
                 f"{n.name} is made on {', '.join(makers)} and wanted on {', '.join(members)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gguflow.engine.graph import Tensor, op_spec, written_owners
+from gguflow.engine.graph import Tensor, exchanged, written_owners
 
 from .place import Placement
 
@@ -44,8 +44,8 @@ def split(
             segments.append(Segment(backend))
         segment = segments[-1]
         space = spaces[backend]
-        exchanges = node.op is not None and op_spec(node.op).exchanges
-        for src in () if exchanges else node.live_srcs():
+        brought = exchanged(node)
+        for src in (s for s in node.live_srcs() if s not in brought):
             owner = src.owner
             home = spaces[placement.of[owner]]
             if home != space and space not in present.setdefault(owner, set()):

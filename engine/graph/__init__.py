@@ -25,6 +25,7 @@ from .opspec import (
     ParamRangeError,
     ShapeError,
     all_ops,
+    exchanged,
     op_spec,
     written_owners,
 )
@@ -34,5 +35,5 @@ __all__ = [
     "BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "LEAST_POSITIVE",
     "Case", "DType", "Graph", "Operand", "OpSpec", "Param", "ParamRangeError", "Role", "Shape",
     "ShapeError", "Tensor", "all_dtypes", "all_ops", "contiguous_strides", "dtype_by_id",
-    "dtype_by_name", "op_spec", "register_dtype", "written_owners",
+    "dtype_by_name", "exchanged", "op_spec", "register_dtype", "written_owners",
 ]  # fmt: skip

@@ -96,8 +96,8 @@ class OpSpec:
         the last axis, so that some columns can be computed at a time; none where they cannot.
     looks_up: the source of ids that say which entries of the first one, along its first axis, are
         needed at all; what follows it has an entry for each as well.
-    exchanges: operands that other devices made are not copied before: its kernels bring them, while
-        those of the other devices' nodes with the same operands run.
+    exchanges: the operands from this one on are not copied where other devices made them: its
+        kernels bring them, while those of the other devices' nodes with the same ones run.
     optional: backends need no kernel; the op is only made where there is one.
     """
 
@@ -117,7 +117,7 @@ class OpSpec:
     across: ClassVar[tuple[int, ...]] = ()
     by_column: ClassVar[tuple[int, ...]] = ()
     looks_up: ClassVar[int | None] = None
-    exchanges: ClassVar[bool] = False
+    exchanges: ClassVar[int | None] = None
     optional: ClassVar[bool] = False
 
     def infer(self, *srcs: Tensor | None, **params: Any) -> tuple[DType, Shape]:
@@ -230,6 +230,12 @@ def written_owners(node: Tensor) -> list[Tensor]:
         return []
     also = (node.srcs[i] for i in op_spec(node.op).also_writes)
     return [*([node.view_of] if node.view_of else []), *(s.owner for s in also if s)]
+
+
+def exchanged(node: Tensor) -> tuple[Tensor, ...]:
+    """What a node exchanges with those of other devices, in their order; nothing for most."""
+    first = op_spec(node.op).exchanges if node.op is not None else None
+    return () if first is None else tuple(s for s in node.srcs[first:] if s is not None)
 
 
 def all_ops() -> Sequence[OpSpec]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend, Buffer, Live, TokenLoop
-from gguflow.engine.compile import Plan, UnlinkableError, exchanged
+from gguflow.engine.compile import Plan, UnlinkableError
 from gguflow.engine.compile.batch_rows import check_live, most_rows
-from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.graph import Role, Tensor, exchanged
 from gguflow.engine.profile import PlanRows
 
 from .arrays import Arrays

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gguflow.engine.compile import Plan
-from gguflow.engine.compile.schedule import exchanged
-from gguflow.engine.graph import OpSpec, Role, Tensor, op_spec
+from gguflow.engine.graph import OpSpec, Role, Tensor, exchanged, op_spec
 
 _LAYER = re.compile(r"(?:blk|kv|ssm)\.(\d+)\.")
 FIRST, LAST = -1, 1 << 30  # what comes before the layers, what after them

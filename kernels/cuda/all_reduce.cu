@@ -2,22 +2,22 @@
 // too. A device writes its part into the channels of the others (see all_reduce.py), which arrive
 // there at the same time as theirs do here, and waits at its own channel. All add in the same
 // order, or one adds for all, so that every device has the same bits.
-#include "cuda/arrivals.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/peer.cuh"
 
 constexpr int kDevices = 8;           // DEVICES of all_reduce.py
-constexpr int kHead = 256;            // HEAD
+constexpr int kCounters = 128;        // COUNTERS
+constexpr int kBlock = 256;           // BLOCK
 constexpr i64 kPieceWords = 1 << 10;  // PIECE, in words of 16 bytes
 
 struct AddArgs {
-  const float* parts[kDevices];
+  const float* parts[kDevices + 1];
   float* to;
   i64 n;
   i32 n_parts;
 };
 
-__global__ void __launch_bounds__(256) add_parts(const __grid_constant__ AddArgs a) {
+__global__ void __launch_bounds__(kBlock) add_parts(const __grid_constant__ AddArgs a) {
   launch_dependents();
   wait_for_previous();
   for (i64 i = global_thread(); i < a.n; i += global_threads()) {
@@ -27,9 +27,11 @@ __global__ void __launch_bounds__(256) add_parts(const __grid_constant__ AddArgs
   }
 }
 
+// residual: added in the end, or null.
 struct ReduceArgs {
   char* channels[kDevices];
   const char* part;
+  const char* residual;
   char* to;
   u32* given_up;
   i64 timeout_ns, nbytes;
@@ -39,51 +41,58 @@ struct ReduceArgs {
   i32 rank, n;
 };
 
-// The number of this exchange. Everybody reads it before the last block to end stores it.
-__device__ __forceinline__ u32 next_exchange(const ReduceArgs& a) {
-  return load_fresh(reinterpret_cast<const u32*>(a.channels[a.rank])) + 1;
+// The number of this exchange. Every block counts for itself, so that none waits for the others
+// to have read what the last of them would change; and for blocks that this exchange has not, so
+// that all counts stay the same.
+__device__ __forceinline__ u32* counters(const ReduceArgs& a) {
+  return reinterpret_cast<u32*>(a.channels[a.rank]);
 }
-
+__device__ __forceinline__ u32 next_exchange(const ReduceArgs& a) {
+  return load_fresh(counters(a) + blockIdx.x) + 1;
+}
 __device__ __forceinline__ void end_exchange(const ReduceArgs& a, u32 e) {
-  u32* const head = reinterpret_cast<u32*>(a.channels[a.rank]);
-  if (arrives_last(head + 1, gridDim.x) && threadIdx.x == 0) *head = e;
+  __syncthreads();
+  const int i = blockIdx.x + threadIdx.x * gridDim.x;
+  if (i < kCounters) counters(a)[i] = e;
 }
 
 // -- small parts: data with flags
 // ------------------------------------------------------------------
 
 // Two numbers, each with the exchange's beside it: what has the right flag is there.
-__device__ __forceinline__ uint2 wait_for_line(const uint4* from, u32 e, Patience& patience) {
+__device__ __forceinline__ float2 wait_for_line(const uint4* from, u32 e, Patience& patience) {
   uint4 w = load_volatile(from);
   while ((w.y != e || w.w != e) && !patience.is_over()) w = load_volatile(from);
-  return make_uint2(w.x, w.z);
+  return make_float2(__uint_as_float(w.x), __uint_as_float(w.z));
 }
 
-__global__ void __launch_bounds__(256) all_reduce_small(const __grid_constant__ ReduceArgs a) {
+__global__ void __launch_bounds__(kBlock) all_reduce_small(const __grid_constant__ ReduceArgs a) {
   launch_dependents();
   wait_for_previous();
   const u32 e = next_exchange(a);
   const i64 lines = (a.nbytes + 7) / 8;
   const i64 half = a.room + (i64)(e & 1) * a.n * a.stride;
-  const uint2* const part = reinterpret_cast<const uint2*>(a.part);
+  const float2* const part = reinterpret_cast<const float2*>(a.part);
   for (i64 i = global_thread(); i < lines; i += global_threads()) {
-    const uint2 v = part[i];
+    const float2 v = part[i];
+    const uint4 line = make_uint4(__float_as_uint(v.x), e, __float_as_uint(v.y), e);
     for (int k = 1; k < a.n; ++k) {  // not all to the same one at once
       const int peer = (a.rank + k) % a.n;
       char* const room = a.channels[peer] + half + a.rank * a.stride;
-      store_volatile(reinterpret_cast<uint4*>(room) + i, make_uint4(v.x, e, v.y, e));
+      store_volatile(reinterpret_cast<uint4*>(room) + i, line);
     }
   }
   Patience patience(a.given_up, a.timeout_ns, a.code);
   const char* const own = a.channels[a.rank] + half;
   for (i64 i = global_thread(); i < lines; i += global_threads()) {
-    float2 sum = make_float2(0.0f, 0.0f);
+    float2 r = make_float2(0.0f, 0.0f), sum = r;
+    if (a.residual != nullptr) r = reinterpret_cast<const float2*>(a.residual)[i];
     for (int k = 0; k < a.n; ++k) {
       const uint4* const line = reinterpret_cast<const uint4*>(own + k * a.stride) + i;
-      const uint2 v = k == a.rank ? part[i] : wait_for_line(line, e, patience);
-      sum.x = k == 0 ? __uint_as_float(v.x) : sum.x + __uint_as_float(v.x);
-      sum.y = k == 0 ? __uint_as_float(v.y) : sum.y + __uint_as_float(v.y);
+      const float2 v = k == a.rank ? part[i] : wait_for_line(line, e, patience);
+      sum = k == 0 ? v : make_float2(sum.x + v.x, sum.y + v.y);
     }
+    if (a.residual != nullptr) sum = make_float2(sum.x + r.x, sum.y + r.y);
     if (2 * i + 1 < a.nbytes / 4) {
       reinterpret_cast<float2*>(a.to)[i] = sum;
     } else {
@@ -96,7 +105,21 @@ __global__ void __launch_bounds__(256) all_reduce_small(const __grid_constant__ 
 // -- large parts: pieces with a flag
 // ---------------------------------------------------------------
 
+__device__ __forceinline__ float4 floats(uint4 w) {
+  return make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z),
+                     __uint_as_float(w.w));
+}
+__device__ __forceinline__ uint4 bits(float4 v) {
+  return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
+                    __float_as_uint(v.w));
+}
+__device__ __forceinline__ float4 plus(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
 struct Pieces {
+  static constexpr int kTurns = kPieceWords / kBlock;  // words of a thread
+
   const ReduceArgs& a;
   u32 e;
   Patience patience;
@@ -117,9 +140,12 @@ struct Pieces {
     return reinterpret_cast<u32*>(at) + piece;
   }
 
-  __device__ i64 words(i64 piece) const {
+  __device__ int words(i64 piece) const {
     const i64 left = (a.nbytes + 15) / 16 - piece * kPieceWords;
-    return left < kPieceWords ? left : kPieceWords;
+    return (int)(left < kPieceWords ? left : kPieceWords);
+  }
+  __device__ const uint4* of(const char* memory, i64 piece) const {
+    return reinterpret_cast<const uint4*>(memory) + piece * kPieceWords;
   }
 
   // What all threads of the block have written can be seen over there before the flag.
@@ -139,63 +165,117 @@ struct Pieces {
     __syncthreads();
   }
 
-  __device__ void send(int device, int k, i64 piece, const uint4* from) const {
-    uint4* const to = room(device, k, piece);
-    for (i64 i = threadIdx.x; i < words(piece); i += blockDim.x) to[i] = from[i];
-    signal(device, k, piece);
+  // A piece of the own part. All of a thread's loads are on their way before its first store.
+  __device__ void send(int device, i64 piece) const {
+    uint4* const to = room(device, a.rank, piece);
+    const uint4* const from = of(a.part, piece);
+    const int n = words(piece);
+    uint4 v[kTurns];
+#pragma unroll
+    for (int j = 0; j < kTurns; ++j) {
+      const int i = threadIdx.x + j * kBlock;
+      if (i < n) v[j] = from[i];
+    }
+#pragma unroll
+    for (int j = 0; j < kTurns; ++j) {
+      const int i = threadIdx.x + j * kBlock;
+      if (i < n) to[i] = v[j];
+    }
+    signal(device, a.rank, piece);
   }
 
-  // The sum of a piece, to the result.
-  __device__ void add(i64 piece) const {
-    const i64 at = piece * kPieceWords;
-    const uint4* const part = reinterpret_cast<const uint4*>(a.part) + at;
-    uint4* const to = reinterpret_cast<uint4*>(a.to) + at;
-    for (i64 i = threadIdx.x; i < words(piece); i += blockDim.x) {
-      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      for (int k = 0; k < a.n; ++k) {
-        const uint4 w = k == a.rank ? part[i] : load_volatile(room(a.rank, k, piece) + i);
-        const float4 v = make_float4(__uint_as_float(w.x), __uint_as_float(w.y),
-                                     __uint_as_float(w.z), __uint_as_float(w.w));
-        sum = k == 0 ? v : make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+  // The sum of a piece, to the result, and as it is to the others if they do not add it up too.
+  __device__ void add(i64 piece, bool for_all) const {
+    uint4* const to = const_cast<uint4*>(of(a.to, piece));
+    const int n = words(piece);
+    float4 sum[kTurns];
+    for (int k = 0; k < a.n; ++k) {
+      const uint4* const from = k == a.rank ? of(a.part, piece) : room(a.rank, k, piece);
+      float4 v[kTurns];
+#pragma unroll
+      for (int j = 0; j < kTurns; ++j) {
+        const int i = threadIdx.x + j * kBlock;
+        if (i < n) v[j] = floats(load_volatile(from + i));
       }
-      to[i] = make_uint4(__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
-                         __float_as_uint(sum.w));
+#pragma unroll
+      for (int j = 0; j < kTurns; ++j) sum[j] = k == 0 ? v[j] : plus(sum[j], v[j]);
     }
+    for (int k = 1; for_all && k < a.n; ++k) {
+      uint4* const there = room((a.rank + k) % a.n, a.n, piece);
+#pragma unroll
+      for (int j = 0; j < kTurns; ++j) {
+        const int i = threadIdx.x + j * kBlock;
+        if (i < n) there[i] = bits(sum[j]);
+      }
+    }
+    finish(to, piece, sum);
+    for (int k = 1; for_all && k < a.n; ++k) signal((a.rank + k) % a.n, a.n, piece);
     __syncthreads();
+  }
+
+  // A piece that another device has added up.
+  __device__ void take(i64 piece) const {
+    const uint4* const from = room(a.rank, a.n, piece);
+    float4 sum[kTurns];
+#pragma unroll
+    for (int j = 0; j < kTurns; ++j) {
+      const int i = threadIdx.x + j * kBlock;
+      if (i < words(piece)) sum[j] = floats(load_volatile(from + i));
+    }
+    finish(const_cast<uint4*>(of(a.to, piece)), piece, sum);
+  }
+
+  __device__ void finish(uint4* to, i64 piece, float4 (&sum)[kTurns]) const {
+    const uint4* const residual = of(a.residual, piece);
+    const int n = words(piece);
+    if (a.residual != nullptr) {
+#pragma unroll
+      for (int j = 0; j < kTurns; ++j) {
+        const int i = threadIdx.x + j * kBlock;
+        if (i < n) sum[j] = plus(sum[j], floats(residual[i]));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kTurns; ++j) {
+      const int i = threadIdx.x + j * kBlock;
+      if (i < n) to[i] = bits(sum[j]);
+    }
   }
 };
 
-// Two devices send each other all they have. More would send as much to each: of them one adds each
-// piece for all, and sends what it is.
-__global__ void __launch_bounds__(256) all_reduce_large(const __grid_constant__ ReduceArgs a) {
+// Two devices send each other all they have; a block adds what came of a piece while its next one
+// is on the way. More devices would send as much to each: of them one adds each piece for all, and
+// sends what it is.
+__global__ void __launch_bounds__(kBlock) all_reduce_large(const __grid_constant__ ReduceArgs a) {
   launch_dependents();
   wait_for_previous();
   const u32 e = next_exchange(a);
   Pieces pieces(a, e);
   const i64 n_pieces = ((a.nbytes + 15) / 16 + kPieceWords - 1) / kPieceWords;
-  const uint4* const part = reinterpret_cast<const uint4*>(a.part);
-  uint4* const to = reinterpret_cast<uint4*>(a.to);
-  for (i64 p = blockIdx.x; p < n_pieces; p += gridDim.x) {
-    const int owner = a.n == 2 ? 1 - a.rank : (int)(p % a.n);
-    if (owner != a.rank) pieces.send(owner, a.rank, p, part + p * kPieceWords);
+  if (a.n == 2) {
+    const int other = 1 - a.rank;
+    for (i64 p = blockIdx.x; p < n_pieces + gridDim.x; p += gridDim.x) {
+      if (p < n_pieces) pieces.send(other, p);
+      if (p < gridDim.x) continue;
+      pieces.wait(other, p - gridDim.x);
+      pieces.add(p - gridDim.x, false);
+    }
+    return end_exchange(a, e);
   }
   for (i64 p = blockIdx.x; p < n_pieces; p += gridDim.x) {
-    if (a.n > 2 && p % a.n != a.rank) continue;
+    if (p % a.n != a.rank) pieces.send((int)(p % a.n), p);
+  }
+  for (i64 p = blockIdx.x; p < n_pieces; p += gridDim.x) {
+    if (p % a.n != a.rank) continue;
     for (int k = 0; k < a.n; ++k) {
       if (k != a.rank) pieces.wait(k, p);
     }
-    pieces.add(p);
-    for (int k = 1; a.n > 2 && k < a.n; ++k) {
-      pieces.send((a.rank + k) % a.n, a.n, p, to + p * kPieceWords);
-    }
+    pieces.add(p, true);
   }
-  for (i64 p = blockIdx.x; a.n > 2 && p < n_pieces; p += gridDim.x) {
+  for (i64 p = blockIdx.x; p < n_pieces; p += gridDim.x) {
     if (p % a.n == a.rank) continue;
     pieces.wait(a.n, p);
-    const uint4* const from = pieces.room(a.rank, a.n, p);
-    for (i64 i = threadIdx.x; i < pieces.words(p); i += blockDim.x) {
-      to[p * kPieceWords + i] = load_volatile(from + i);
-    }
+    pieces.take(p);
   }
   end_exchange(a, e);
 }

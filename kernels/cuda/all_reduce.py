@@ -1,9 +1,9 @@
 """Launches all_reduce.cu: sums of parts, of one device or exchanged between several.
 
-A device has a channel, into which the others write: 256 bytes with the number of the last exchange
-and a ticket; then room for small parts, where every 4 bytes have the exchange's number beside them
-as a flag; then for large ones, with a flag for every piece of 16 KiB. There are two of all, used in
-turn: who comes to exchange e has what the others sent for e - 1, so they are done with e - 2.
+A device has a channel, into which the others write: a count of exchanges for every block; then room
+for small parts, where every 4 bytes have the exchange's number beside them as a flag; then for
+large ones, with a flag for every piece of 16 KiB. There are two of all, used in turn: who comes to
+exchange e has what the others sent for e - 1, so they are done with e - 2.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from .launch import Call, Kernel, Launch, ceil_div, pack
 
-OPS = ("all_reduce",)
+OPS = ("all_reduce", "all_reduce_add")
 DEVICES = 8  # kDevices of all_reduce.cu
-HEAD = 256  # kHead
+COUNTERS = 128  # kCounters: of blocks
+HEAD = 4 * COUNTERS
 PIECE = 16 << 10  # kPiece, bytes of a part
 SMALL = 512 << 10  # bytes that come to a device, up to which flags beside the data are sooner there
-BLOCK = 256
-MAX_BLOCKS = 64  # all of them fit on a device at once, beside what runs there
+BLOCK = 256  # kBlock
 LINE = 8  # bytes of a part in a 16-byte word with its flags
 
 SMALL_PARTS, LARGE_PARTS = (
@@ -28,10 +28,12 @@ SMALL_PARTS, LARGE_PARTS = (
 
 
 def launches(call: Call) -> list[Launch]:
-    """Parts that the device reaches, added where they are."""
+    """Parts that the device reaches, added where they are, and a residual last."""
     parts = [s.address for s in call.srcs if s is not None]
+    if call.node.op == "all_reduce_add":
+        parts = [*parts[1:], parts[0]]
     args = struct.pack(
-        f"@{DEVICES + 1}Pqi", *parts, *(0,) * (DEVICES - len(parts)), call.dst.address,
+        f"@{DEVICES + 2}Pqi", *parts, *(0,) * (DEVICES + 1 - len(parts)), call.dst.address,
         call.dst.size, len(parts),
     )  # fmt: skip
     grid = (min(ceil_div(call.dst.size, BLOCK), 1024), 1, 1)
@@ -48,6 +50,7 @@ def channel_bytes(n_devices: int, sizes: Sequence[int]) -> int:
 def exchange(
     to: int,
     part: int,
+    residual: int,
     nbytes: int,
     rank: int,
     channels: Sequence[int],
@@ -58,22 +61,29 @@ def exchange(
 ) -> Launch:
     """A device's part of `nbytes` and those of the others, added in the order of the ranks.
 
-    to, part: addresses, multiples of 16, of memory in multiples of 64 bytes. channels: of all
-    devices, by rank. sizes: of all parts that go over these channels. given_up, code, timeout_ns:
-    as of a `Flag`.
+    to, part, residual (added in the end, 0 for none): addresses, multiples of 16, of memory in
+    multiples of 64 bytes. channels: of all devices, by rank. sizes: of all parts that go over these
+    channels. given_up, code, timeout_ns: as of a `Flag`.
     """
     n = len(channels)
     small, large, flags, _ = _layout(n, sizes)
     is_small = _is_small(n, nbytes)
     units = ceil_div(nbytes, LINE if is_small else PIECE)
     args = struct.pack(
-        f"@{DEVICES + 3}P6qI2i", *channels, *(0,) * (DEVICES - n), part, to, given_up, timeout_ns,
-        nbytes, small if is_small else large, flags, *_strides(sizes, n, is_small), code, rank, n,
+        f"@{DEVICES + 4}P6qI2i", *channels, *(0,) * (DEVICES - n), part, residual, to, given_up,
+        timeout_ns, nbytes, small if is_small else large, flags, *_strides(sizes, n, is_small),
+        code, rank, n,
     )  # fmt: skip
     blocks = ceil_div(units, BLOCK) if is_small else units
     kernel = SMALL_PARTS if is_small else LARGE_PARTS
-    grid = (min(blocks, MAX_BLOCKS), 1, 1)
+    grid = (min(blocks, _most_blocks(n)), 1, 1)
     return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)
+
+
+def _most_blocks(n_devices: int) -> int:
+    """All fit on a device at once, beside what runs there: blocks that wait for those of another
+    device must not keep it from running, should it be a stream of the same GPU."""
+    return 96 if n_devices == 2 else 64
 
 
 def _is_small(n_devices: int, nbytes: int) -> bool:

@@ -213,6 +213,7 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("route_weights", ["f32 2x0", "i32 2x3"], {"score": "sigmoid"}, "there must be experts"),
     ("all_reduce", ["f32 2x8", "f32 8x2"], {}, "parts must be dense f32 of one shape"),
     ("all_reduce", ["f16 2x8"], {}, "parts must be dense f32 of one shape"),
+    ("all_reduce_add", ["f32 8", "f32 2x8"], {}, "residual and parts must be dense f32"),
     ("moe_sum", ["f32 2x8", "f32 2x3"], {}, "x must be f32 [m, u, n]"),
     ("moe_sum", ["f32 2x3x8", "f32 2x2"], {}, "weights must be f32"),
     ("swiglu_clamped", ["f32 3x4", "f32 3x5"], {}, "one shape"),

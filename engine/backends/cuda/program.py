@@ -10,7 +10,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import Live, Meets, Memory, Program, Reduce, Ticks, refuse
 from gguflow.engine.compile import Recv, Send, Step
-from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.graph import Role, Tensor, exchanged
 from gguflow.kernels.cuda import all_reduce, link
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
@@ -112,10 +112,11 @@ class CudaProgram(Program):
         return link.wait(flag.address, spans, ticket, flag.given_up, flag.code, flag.timeout_ns)
 
     def _reduce(self, node: Tensor, reduce: Reduce) -> Launch:
-        part = node.live_srcs()[reduce.rank]
-        at = [_place(self._memory, t)[1] for t in (node, part)]
+        parts = exchanged(node)
+        residual = node.live_srcs()[: -len(parts)]
+        to, part, *r = (_place(self._memory, t)[1] for t in (node, parts[reduce.rank], *residual))
         return all_reduce.exchange(
-            at[0], at[1], node.nbytes, reduce.rank, reduce.channels, reduce.sizes,
+            to, part, r[0] if r else 0, node.nbytes, reduce.rank, reduce.channels, reduce.sizes,
             reduce.given_up, reduce.code, reduce.timeout_ns,
         )  # fmt: skip
 

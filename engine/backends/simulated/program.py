@@ -14,7 +14,7 @@ from gguflow.engine.backends.host import read, write
 from gguflow.engine.backends.numpy import buffers_of, run_node
 from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.compile.batch_rows import fewer_rows
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import Tensor, exchanged
 
 from .channel import all_reduce
 from .loop import SimulatedLoop
@@ -73,8 +73,11 @@ class SimulatedProgram(Program):
             if step not in self._meets.reduces:
                 return run_node(node, self._buffers)
             reduce = self._meets.reduces[step]
-            part = node.live_srcs()[reduce.rank]
-            return write(node, self._buffers, all_reduce(read(part, self._buffers), reduce), None)
+            parts = exchanged(node)
+            total = all_reduce(read(parts[reduce.rank], self._buffers), reduce)
+            for residual in node.live_srcs()[: -len(parts)]:
+                total = total + read(residual, self._buffers)
+            return write(node, self._buffers, total, None)
         flag = self._meets.flags[step.meeting]
         word = ctypes.c_uint32.from_address(flag.address)
         if isinstance(step, Recv):

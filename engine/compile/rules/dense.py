@@ -40,6 +40,18 @@ def project_then_add(node: Tensor) -> Rewrite | None:
     return None
 
 
+def sum_then_add(node: Tensor) -> Rewrite | None:
+    """add(all_reduce(parts), r) or add(r, all_reduce(parts)) -> all_reduce_add(r, parts)"""
+    if node.op != "add":
+        return None
+    a, b = node.srcs
+    for total, other in ((a, b), (b, a)):
+        # Kernels read a residual in whole words, from where its memory begins.
+        if total is not None and total.op == "all_reduce" and other and not other.view_offset:
+            return Rewrite("all_reduce_add", (other, *total.srcs), (total,))
+    return None
+
+
 def gate_and_up(node: Tensor) -> Rewrite | None:
     """swiglu(mul_mat(wg, x), mul_mat(wu, x)) -> mul_mat_swiglu(wg, wu, x)"""
     if node.op != "swiglu" or len(node.srcs) != 2:
@@ -74,6 +86,7 @@ RULES: tuple[Rule, ...] = (
     norm_then_weight,
     activation_then_gate,
     project_then_add,
+    sum_then_add,
     gate_and_up,
     norm_then_project,
     project_then_relu,

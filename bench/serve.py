@@ -125,7 +125,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = Model(source, options)
     model.load_weights()
     tokenizer.n_rows = model.hp.n_vocab
-    # Random weights have no tokenizer of their own, and the manager need not load them again.
+    # Random weights have no tokenizer of their own: every token gets the text of one that the
+    # bundled model has. And the manager need not load them again.
+    piece, n_texts = tokenizer._shown_piece, tokenizer.n_vocab
+    tokenizer._shown_piece = lambda token: piece(token % n_texts)  # type: ignore[method-assign]
     model.__dict__.update(tokenizer=tokenizer, load_weights=lambda progress=None: None)
     alone = {}
     for n in args.clients:

@@ -6,7 +6,7 @@
 #include "cuda/peer.cuh"
 
 constexpr int kDevices = 8;           // DEVICES of all_reduce.py
-constexpr int kCounters = 128;        // COUNTERS
+constexpr int kCounters = 256;        // COUNTERS: blocks, at most
 constexpr int kBlock = 256;           // BLOCK
 constexpr i64 kPieceWords = 1 << 10;  // PIECE, in words of 16 bytes
 

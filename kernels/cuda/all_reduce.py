@@ -15,11 +15,13 @@ from .launch import Call, Kernel, Launch, ceil_div, pack
 
 OPS = ("all_reduce", "all_reduce_add")
 DEVICES = 8  # kDevices of all_reduce.cu
-COUNTERS = 128  # kCounters: of blocks
+COUNTERS = 256  # kCounters: of blocks
 HEAD = 4 * COUNTERS
 PIECE = 16 << 10  # kPiece, bytes of a part
 SMALL = 512 << 10  # bytes that come to a device, up to which flags beside the data are sooner there
 BLOCK = 256  # kBlock
+# Blocks that wait for another device's must not keep it from running where it is the same GPU.
+SHARED_BLOCKS = 64
 LINE = 8  # bytes of a part in a 16-byte word with its flags
 
 SMALL_PARTS, LARGE_PARTS = (
@@ -55,6 +57,7 @@ def exchange(
     rank: int,
     channels: Sequence[int],
     sizes: Sequence[int],
+    shared: bool,
     given_up: int,
     code: int,
     timeout_ns: int,
@@ -63,7 +66,8 @@ def exchange(
 
     to, part, residual (added in the end, 0 for none): addresses, multiples of 16, of memory in
     multiples of 64 bytes. channels: of all devices, by rank. sizes: of all parts that go over these
-    channels. given_up, code, timeout_ns: as of a `Flag`.
+    channels. shared: another of the devices is a stream of the same GPU. given_up, code,
+    timeout_ns: as of a `Flag`.
     """
     n = len(channels)
     small, large, flags, _ = _layout(n, sizes)
@@ -76,14 +80,8 @@ def exchange(
     )  # fmt: skip
     blocks = ceil_div(units, BLOCK) if is_small else units
     kernel = SMALL_PARTS if is_small else LARGE_PARTS
-    grid = (min(blocks, _most_blocks(n)), 1, 1)
+    grid = (min(blocks, SHARED_BLOCKS if shared else COUNTERS), 1, 1)
     return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)
-
-
-def _most_blocks(n_devices: int) -> int:
-    """All fit on a device at once, beside what runs there: blocks that wait for those of another
-    device must not keep it from running, should it be a stream of the same GPU."""
-    return 96 if n_devices == 2 else 64
 
 
 def _is_small(n_devices: int, nbytes: int) -> bool:

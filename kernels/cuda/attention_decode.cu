@@ -132,7 +132,9 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
   extern __shared__ uint4 shared[];
   __shared__ Tops<R::ROWS> tops;
   __shared__ Listed tokens[kListed];
-  __shared__ int ends[kListed], warp_sums[kWarps];
+  __shared__ int ends[kListed];
+  // Read by fours: without the alignment, with a number that others write beside them.
+  __shared__ alignas(16) int warp_sums[kWarps];
   __shared__ int oldest[kListed];  // token of the sequences that have this remainder
   __shared__ typename R::Queries queries;
   __shared__ Piece p;  // that the block is at

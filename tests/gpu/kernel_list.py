@@ -53,7 +53,7 @@ def all_launches() -> tuple[Launch, ...]:
     of_cases = (x for s in all_ops() for x in launches_of_cases(s))
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
     sizes = 4096, 8 << 20
-    reduced = (all_reduce.exchange(0, 0, 0, n, 0, (0, 0), sizes, 0, 1, 1) for n in sizes)
+    reduced = (all_reduce.exchange(0, 0, 0, n, 0, (0, 0), sizes, False, 0, 1, 1) for n in sizes)
     step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
     others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked, *reduced
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]

@@ -95,6 +95,11 @@ class CudaDevice:
                 return False
         return True
 
+    def holds(self, address: int) -> bool:
+        """Whether memory lies on this device."""
+        found = self.runtime.pointerGetAttributes(address)
+        return bool(found.device == self.index and not found.hostPointer)
+
     def copy(self, to: int, source: int, nbytes: int) -> None:
         """Enqueue a copy between addresses of the device and of pinned memory."""
         self.runtime.memcpyAsync(to, source, nbytes, self.runtime.memcpyDefault, self.stream.ptr)

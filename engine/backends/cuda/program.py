@@ -115,9 +115,10 @@ class CudaProgram(Program):
         parts = exchanged(node)
         residual = node.live_srcs()[: -len(parts)]
         to, part, *r = (_place(self._memory, t)[1] for t in (node, parts[reduce.rank], *residual))
+        others = (c for k, c in enumerate(reduce.channels) if k != reduce.rank)
         return all_reduce.exchange(
             to, part, r[0] if r else 0, node.nbytes, reduce.rank, reduce.channels, reduce.sizes,
-            reduce.given_up, reduce.code, reduce.timeout_ns,
+            any(map(self._device.holds, others)), reduce.given_up, reduce.code, reduce.timeout_ns,
         )  # fmt: skip
 
     def _load(self) -> None:

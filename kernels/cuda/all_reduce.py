@@ -80,7 +80,9 @@ def exchange(
     )  # fmt: skip
     blocks = ceil_div(units, BLOCK) if is_small else units
     kernel = SMALL_PARTS if is_small else LARGE_PARTS
-    grid = (min(blocks, SHARED_BLOCKS if shared else COUNTERS), 1, 1)
+    # More than two devices send to each other at once, which has not been measured with more.
+    most = COUNTERS if n == 2 and not shared else SHARED_BLOCKS
+    grid = (min(blocks, most), 1, 1)
     return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)
 
 

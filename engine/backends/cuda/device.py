@@ -98,7 +98,7 @@ class CudaDevice:
     def holds(self, address: int) -> bool:
         """Whether memory lies on this device."""
         found = self.runtime.pointerGetAttributes(address)
-        return bool(found.device == self.index and not found.hostPointer)
+        return bool(found.device == self.index and found.type == self.runtime.memoryTypeDevice)
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
         """Enqueue a copy between addresses of the device and of pinned memory."""

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .manager import Loaded
 
 
+SHORT = 1024  # characters, of which a millisecond makes tokens
+
+
 async def completions(exchange: Exchange) -> None:
     """Continue texts."""
     body = parse(CompletionBody, await exchange.body())
@@ -30,7 +33,10 @@ async def completions(exchange: Exchange) -> None:
     _check(body, exchange)
     async with exchange.service.using(exchange, body.model, "completion") as (loaded, line):
         n = body.n or 1
-        prompts = await asyncio.to_thread(prompt_ids, loaded, body)
+        if _is_short(body.prompt):
+            prompts = prompt_ids(loaded, body)
+        else:
+            prompts = await asyncio.to_thread(prompt_ids, loaded, body)
         most = exchange.service.config.max_choices
         if n * len(prompts) > most:
             raise refused("prompt", f"at most {most} answers to a request")
@@ -70,6 +76,11 @@ def _check(body: CompletionBody, exchange: Exchange) -> None:
         exchange.warnings.append("stream_options.include_obfuscation")
     if body.user is not None:
         exchange.warnings.append("user")
+
+
+def _is_short(prompt: Any) -> bool:
+    """Whether its tokens are found in less time than another thread takes to be asked."""
+    return isinstance(prompt, str) and len(prompt) <= SHORT
 
 
 def prompt_ids(loaded: Loaded, body: CompletionBody) -> list[list[int]]:

@@ -1,9 +1,11 @@
 """What the server costs beside the engine by itself: the same requests, with and without HTTP.
 
 A model of a named shape with random weights and the bundled model's tokenizer. So many clients ask
-for completions in a closed loop: once of the engine in this process, once of the server in this
-process by `gguflow bench --serve` in another. Printed are tokens a second of both, the server's
-share, its times to the first token and between tokens, and how much of the time the engine stepped.
+for completions in a closed loop: of the engine itself, where a request takes the place of one that
+ended in the same step; of its front for asyncio, where it comes a moment later, as from a client;
+and of the server in this process, by `gguflow bench --serve` in another. Printed are tokens a
+second of all three, the server's share of the front's, its times to the first token and between
+tokens, and how much of the time the engine stepped.
 
 python bench/serve.py --random llama3-8b:Q4_0 -ngl all --clients 1,16,64,128 -npp 128 -ntg 128
 """
@@ -11,6 +13,7 @@ python bench/serve.py --random llama3-8b:Q4_0 -ngl all --clients 1,16,64,128 -np
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import subprocess
@@ -30,6 +33,7 @@ from gguflow.engine.load.random import random_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.sampling import GREEDY
+from gguflow.engine.serving.aio import AsyncEngine
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
 from gguflow.server.config import ModelSpec, ServerConfig
@@ -66,6 +70,32 @@ def engine_alone(model: Model, n: int, n_requests: int, n_prompt: int, n_gen: in
     return loop(n_requests, n)
 
 
+def front_alone(model: Model, n: int, n_requests: int, n_prompt: int, n_gen: int) -> float:
+    """The same of n coroutines, each of which asks again when it has its answer."""
+    rng = np.random.default_rng(0)
+
+    async def loop(engine: AsyncEngine, requests: int) -> float:
+        left, began = requests, time.perf_counter()
+
+        async def client() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                ids = rng.integers(0, model.hp.n_vocab, n_prompt).tolist()
+                async for _ in engine.batches(Request(ids, n_gen, GREEDY)):
+                    pass
+
+        await asyncio.gather(*(client() for _ in range(n)))
+        return requests * n_gen / (time.perf_counter() - began)
+
+    async def run() -> float:
+        async with AsyncEngine(Engine(model)) as engine:
+            await loop(engine, 2 * n)
+            return await loop(engine, n_requests)
+
+    return asyncio.run(run())
+
+
 class Served:
     """The server in a thread."""
 
@@ -78,7 +108,6 @@ class Served:
         self.sock = listen(config)
         ready = threading.Event()
         self.server = make_server(self.service, ready.set)
-        sys.setswitchinterval(SWITCH)
         self.thread = threading.Thread(target=self.server.run, args=([self.sock],), daemon=True)
         self.thread.start()
         assert ready.wait(600)
@@ -130,21 +159,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     piece, n_texts = tokenizer._shown_piece, tokenizer.n_vocab
     tokenizer._shown_piece = lambda token: piece(token % n_texts)  # type: ignore[method-assign]
     model.__dict__.update(tokenizer=tokenizer, load_weights=lambda progress=None: None)
-    alone = {}
+    sys.setswitchinterval(SWITCH)
+    alone, front = {}, {}
     for n in args.clients:
         alone[n] = engine_alone(model, n, args.rounds * n, args.npp, args.ntg)
         gc.collect()
+        front[n] = front_alone(model, n, args.rounds * n, args.npp, args.ntg)
+        gc.collect()
     served = Served(model)
     print(f"{args.random}, {args.npp} + {args.ntg} tokens, {Path(sys.executable).name}")
-    print("| clients | engine t/s | server t/s | share | first p50 | p95 ms | between p50 | p95 ms "
-          "| stepping |")  # fmt: skip
-    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
-    served.load(most, 2 * most, args.npp, args.ntg)
+    print("| clients | engine t/s | front t/s | server t/s | share | first p50 | p95 ms "
+          "| between p50 | p95 ms | stepping |")  # fmt: skip
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     for n in args.clients:
+        served.load(n, 2 * n, args.npp, args.ntg)  # plans of this many
         r = served.load(n, args.rounds * n, args.npp, args.ntg)
-        share = r["tokens_per_s"] / alone[n]
+        share = r["tokens_per_s"] / front[n]
         ms = [1e3 * r[name] for name in ("first_p50", "first_p95", "between_p50", "between_p95")]
-        cells = [n, f"{alone[n]:.1f}", f"{r['tokens_per_s']:.1f}", f"{share:.3f}"]
+        cells = [n, f"{alone[n]:.1f}", f"{front[n]:.1f}", f"{r['tokens_per_s']:.1f}",
+                 f"{share:.3f}"]  # fmt: skip
         cells += [*(f"{x:.2f}" for x in ms), f"{r['stepping']:.3f}"]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     served.stop()

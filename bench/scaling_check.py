@@ -2,9 +2,10 @@
 
     python bench/scaling_check.py
 
-One card and two CPU threads: figures of README.md, by the commands that stand there. "fitted":
-constants of `engine/scaling/machine.py` were taken from this row; "form": it was in view when the
-sum of bytes and operations was chosen over their maximum. All others are forecasts.
+One card and two CPU threads: figures of README.md, by the commands that stand there. Two cards:
+`bench/cards.py`, see docs/scaling.md. "fitted": constants of `engine/scaling/machine.py` were taken
+from this row; "form": it was in view when the sum of bytes and operations was chosen over their
+maximum. All others are forecasts.
 """
 
 from __future__ import annotations
@@ -12,52 +13,64 @@ from __future__ import annotations
 from gguflow.engine.load.random import random_model
 from gguflow.engine.scaling import PRESETS, Question, forecast
 
-# machine, shape, test, sequences, measured, what it was used for
-Row = tuple[str, str, str, int, float, str]
+# machine, shape, cards, test, sequences, measured, what it was used for
+Row = tuple[str, str, int, str, int, float, str]
 MEASURED: list[Row] = [
-    ("h200", "llama3-8b:Q4_0", "tg", 1, 600, "fitted"),
-    ("h200", "llama3-8b:Q4_0", "pp512", 1, 27235, "fitted"),
-    ("h200", "llama3-8b:Q4_0", "tg", 4, 1890, "fitted"),
-    ("h200", "llama3-8b:Q4_0", "tg", 16, 5168, "fitted"),
-    ("h200", "llama3-8b:Q4_0", "tg", 64, 13251, "fitted"),
-    ("h200", "llama3-8b:Q4_0", "tg", 128, 15643, "fitted"),
-    ("h200", "llama3-8b:F16", "tg", 1, 241, "fitted"),
-    ("h200", "llama3-8b:F16", "pp512", 1, 33770, "fitted"),
-    ("h200", "llama3-8b:F16", "tg", 4, 922, "form"),
-    ("h200", "llama3-8b:F16", "tg", 16, 3400, "form"),
-    ("h200", "llama3-8b:F16", "tg", 64, 10561, "form"),
-    ("h200", "llama3-8b:F16", "tg", 128, 16650, "form"),
-    ("h200", "llama3-8b:Q8_0", "tg", 1, 416, ""),
-    ("h200", "llama3-8b:Q8_0", "pp512", 1, 27137, ""),
-    ("h200", "llama3-8b:Q4_K_M", "tg", 1, 546, ""),
-    ("h200", "llama3-8b:Q4_K_M", "pp512", 1, 26369, ""),
-    ("h200", "llama3-8b:Q4_K_M", "tg@8192", 1, 428, ""),
-    ("h200", "llama3.2-1b:Q4_0", "tg", 1, 2050, "fitted"),
-    ("h200", "llama3.2-1b:Q4_0", "pp512", 1, 143877, ""),
-    ("zen4-2c", "tinyllama-1.1b:Q4_0", "tg", 1, 54.3, ""),
-    ("zen4-2c", "tinyllama-1.1b:Q4_0", "pp128", 1, 312.2, "fitted"),
-    ("zen4-2c", "tinyllama-1.1b:Q4_0", "tg", 4, 142, "form"),
-    ("zen4-2c", "tinyllama-1.1b:Q4_0", "tg", 8, 167, "form"),
-    ("zen4-2c", "tinyllama-1.1b:Q8_0", "tg", 1, 29.9, ""),
-    ("zen4-2c", "tinyllama-1.1b:Q8_0", "pp128", 1, 295.4, ""),
-    ("zen4-2c", "tinyllama-1.1b:Q4_K_M", "tg", 1, 45.2, ""),
-    ("zen4-2c", "tinyllama-1.1b:Q4_K_M", "pp128", 1, 271.5, ""),
-    ("zen4-2c", "tinyllama-1.1b:F16", "tg", 1, 14.9, ""),
-    ("zen4-2c", "tinyllama-1.1b:F16", "pp128", 1, 99.3, "fitted"),
+    ("h200", "llama3-8b:Q4_0", 1, "tg", 1, 600, "fitted"),
+    ("h200", "llama3-8b:Q4_0", 1, "pp512", 1, 27235, "fitted"),
+    ("h200", "llama3-8b:Q4_0", 1, "tg", 4, 1890, "fitted"),
+    ("h200", "llama3-8b:Q4_0", 1, "tg", 16, 5168, "fitted"),
+    ("h200", "llama3-8b:Q4_0", 1, "tg", 64, 13251, "fitted"),
+    ("h200", "llama3-8b:Q4_0", 1, "tg", 128, 15643, "fitted"),
+    ("h200", "llama3-8b:F16", 1, "tg", 1, 241, "fitted"),
+    ("h200", "llama3-8b:F16", 1, "pp512", 1, 33770, "fitted"),
+    ("h200", "llama3-8b:F16", 1, "tg", 4, 922, "form"),
+    ("h200", "llama3-8b:F16", 1, "tg", 16, 3400, "form"),
+    ("h200", "llama3-8b:F16", 1, "tg", 64, 10561, "form"),
+    ("h200", "llama3-8b:F16", 1, "tg", 128, 16650, "form"),
+    ("h200", "llama3-8b:Q8_0", 1, "tg", 1, 416, ""),
+    ("h200", "llama3-8b:Q8_0", 1, "pp512", 1, 27137, ""),
+    ("h200", "llama3-8b:Q4_K_M", 1, "tg", 1, 546, ""),
+    ("h200", "llama3-8b:Q4_K_M", 1, "pp512", 1, 26369, ""),
+    ("h200", "llama3-8b:Q4_K_M", 1, "tg@8192", 1, 428, ""),
+    ("h200", "llama3.2-1b:Q4_0", 1, "tg", 1, 2050, "fitted"),
+    ("h200", "llama3.2-1b:Q4_0", 1, "pp512", 1, 143877, ""),
+    ("h200", "llama3-8b:Q4_0", 2, "tg", 1, 775.7, ""),
+    ("h200", "llama3-8b:Q4_0", 2, "pp512", 1, 37950, ""),
+    ("h200", "llama3-8b:Q4_0", 2, "tg", 128, 20866, ""),
+    ("h200", "llama3-8b:F16", 2, "tg", 1, 413.6, ""),
+    ("h200", "llama3-8b:F16", 2, "pp512", 1, 44360, ""),
+    ("h200", "llama3-8b:F16", 2, "tg", 128, 23215, ""),
+    ("h200", "llama3-70b-10l:Q4_0", 2, "tg", 1, 973.7, ""),
+    ("h200", "llama3-70b-10l:Q4_0", 2, "pp512", 1, 43557, ""),
+    ("h200", "llama3-70b-10l:F16", 2, "tg", 1, 381.7, ""),
+    ("h200", "llama3-70b-10l:F16", 2, "pp512", 1, 53728, ""),
+    ("zen4-2c", "tinyllama-1.1b:Q4_0", 1, "tg", 1, 54.3, ""),
+    ("zen4-2c", "tinyllama-1.1b:Q4_0", 1, "pp128", 1, 312.2, "fitted"),
+    ("zen4-2c", "tinyllama-1.1b:Q4_0", 1, "tg", 4, 142, "form"),
+    ("zen4-2c", "tinyllama-1.1b:Q4_0", 1, "tg", 8, 167, "form"),
+    ("zen4-2c", "tinyllama-1.1b:Q8_0", 1, "tg", 1, 29.9, ""),
+    ("zen4-2c", "tinyllama-1.1b:Q8_0", 1, "pp128", 1, 295.4, ""),
+    ("zen4-2c", "tinyllama-1.1b:Q4_K_M", 1, "tg", 1, 45.2, ""),
+    ("zen4-2c", "tinyllama-1.1b:Q4_K_M", 1, "pp128", 1, 271.5, ""),
+    ("zen4-2c", "tinyllama-1.1b:F16", 1, "tg", 1, 14.9, ""),
+    ("zen4-2c", "tinyllama-1.1b:F16", 1, "pp128", 1, 99.3, "fitted"),
 ]
 
 
-def forecasts(name: str, shape: str, rows: list[Row]) -> dict[tuple[str, int], float]:
+def forecasts(name: str, shape: str, cards: int, rows: list[Row]) -> dict[tuple[str, int], float]:
     """Tokens a second by test and sequences. Depths are the middle of what was measured."""
     found = {}
     gpu = name == "h200"
-    for depth in sorted({_depth(test, n, gpu) for _, _, test, n, _, _ in rows}):
-        mine = [r for r in rows if _depth(r[2], r[3], gpu) == depth]
-        prompt = max((int(r[2][2:]) for r in mine if r[2].startswith("pp")), default=0)
-        question = Question(sequences=sorted({r[3] for r in mine}), n_prompt=prompt, n_depth=depth)
+    for depth in sorted({_depth(test, n, gpu) for *_, test, n, _, _ in rows}):
+        mine = [r for r in rows if _depth(r[3], r[4], gpu) == depth]
+        prompt = max((int(r[3][2:]) for r in mine if r[3].startswith("pp")), default=0)
+        question = Question(
+            cards=(cards,), sequences=sorted({r[4] for r in mine}), n_prompt=prompt, n_depth=depth
+        )
         for r in forecast(random_model(shape), PRESETS[name], question)[0]:
             found[r.test, r.sequences, depth] = r.speed
-    return {(r[2], r[3]): found[r[2].split("@")[0], r[3], _depth(r[2], r[3], gpu)] for r in rows}
+    return {(r[3], r[4]): found[r[3].split("@")[0], r[4], _depth(r[3], r[4], gpu)] for r in rows}
 
 
 def _depth(test: str, n: int, gpu: bool) -> int:
@@ -75,19 +88,19 @@ def _round(speed: float) -> float:
 
 
 def main() -> None:
-    print("| machine | model | test | sequences | measured | model says | error | |")
-    print("|---|---|---|---|---|---|---|---|")
-    groups = dict.fromkeys((name, shape) for name, shape, *_ in MEASURED)
+    print("| machine | model | cards | test | sequences | measured | model says | error | |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    groups = dict.fromkeys(row[:3] for row in MEASURED)
     errors = []
-    for name, shape in groups:
-        rows = [r for r in MEASURED if r[:2] == (name, shape)]
-        said = forecasts(name, shape, rows)
-        for _, _, test, n, measured, used in rows:
+    for group in groups:
+        rows = [r for r in MEASURED if r[:3] == group]
+        said = forecasts(*group, rows)
+        for name, shape, cards, test, n, measured, used in rows:
             speed = said[test, n]
             error = speed / measured - 1
             errors += [] if used else [abs(error)]
-            print(f"| {name} | {shape} | {test} | {n} | {measured:,} | {_round(speed):,} |"
-                  f" {error:+.0%} | {used} |")  # fmt: skip
+            cells = [name, shape, cards, test, n, f"{measured:,}", f"{_round(speed):,}"]
+            print(f"| {' | '.join(map(str, cells))} | {error:+.0%} | {used} |")
     print(f"\nof {len(errors)} forecasts: {sum(errors) / len(errors):.0%} on average, "
           f"{max(errors):.0%} at most")  # fmt: skip
 

@@ -27,16 +27,16 @@ def compute_seconds(work: Work, m: Machine) -> float:
 def exchange_seconds(nbytes: int, n_devices: int, m: Machine) -> float:
     """Of a sum of n_devices parts of nbytes each, until every device has it.
 
-    Up to ONE_SHOT bytes that arrive it is the measured curve at what arrives. What is beyond goes
-    over the link; with more than two devices one of them adds a piece for all, so that of each
-    byte 2 (n - 1) / n cross.
+    It is the measured curve of two devices at the bytes that arrive. Up to ONE_SHOT every part
+    does; of what is beyond, one of more than two devices adds a piece for all, so that of each byte
+    2 (n - 1) / n cross.
     """
     if n_devices < 2:
         return 0.0
     small = min((n_devices - 1) * nbytes, ONE_SHOT)
     beyond = nbytes - small / (n_devices - 1)
     crossing = 2 * (n_devices - 1) / n_devices * beyond
-    return 1e-6 * _interpolated(small, m) + crossing / (1e9 * m.link_gbs)
+    return 1e-6 * _interpolated(small + crossing, m)
 
 
 def hop_seconds(nbytes: int, m: Machine) -> float:

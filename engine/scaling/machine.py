@@ -75,7 +75,10 @@ H200 = Machine(
     unpack_ps=93.0e-3,
     kernel_us=4.0,
     small_us=0.97,  # a kernel of a graph of dependent tiny ones
-    exchange=((16384.0, 2.3), (262144.0, 7.3)),
+    exchange=(
+        (1024.0, 2.27), (16384.0, 2.66), (65536.0, 2.81), (262144.0, 4.02), (1048576.0, 8.49),
+        (4194304.0, 20.23), (16777216.0, 65.65),
+    ),  # fmt: skip
     link_gbs=389.0,
     hop_us=4.9,
     wire_us=570.0,

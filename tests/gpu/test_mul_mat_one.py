@@ -82,7 +82,7 @@ def test_values_of_another_16_bit_type_are_by_themselves() -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("k", [256, 512, 1280, 2304, 4096, 8960, 14336])
 def test_against_the_oracle(gpu: Any, dtype: str, k: int) -> None:
-    for n in (1, 333):
+    for n in (60, 333):
         for op in OPS:
             built = build(op, *operands(op, Operand((1, k)), n, k, dtype, 1),
                           **(EPS if op.startswith("norm_") else {}))  # fmt: skip

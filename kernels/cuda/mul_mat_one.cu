@@ -84,9 +84,10 @@ struct Pieces<f16> : FloatPieces<f16> {};
 template <>
 struct Pieces<bf16> : FloatPieces<bf16> {};
 
-// Of a thread. Kernels that start before this one ends need some of a multiprocessor's too.
-template <class W, class V>
-constexpr int kRegisters = Pieces<W>::MANY_WORDS || Pieces<V>::MANY_WORDS ? 80 : 64;
+// Of a thread. With 64, attention may start beside the products before it, where stages leave it
+// room: not beside quantized types of many words.
+template <int KIND, class W, class V>
+constexpr int kRegisters = Pieces<V>::MANY_WORDS && (Pieces<W>::QUANTIZED || KIND != QKV) ? 80 : 64;
 
 // Pair number `index` of all matrices' pairs, and where its rows start.
 struct PairAt {
@@ -125,7 +126,8 @@ __device__ __forceinline__ BesideOne beside_pair(const ColumnsArgs& a, const Pai
 // W: type of the weights; V: of the values among QKV, which may differ if both are quantized. KIND:
 // `c.kind`, known to the compiler, for the code's length counts.
 template <int KIND, class W, class V>
-__global__ void __maxnreg__((kRegisters<W, V>)) mul_mat_one(const __grid_constant__ OneArgs args) {
+__global__ void __maxnreg__((kRegisters<KIND, W, V>))
+    mul_mat_one(const __grid_constant__ OneArgs args) {
   using Sums = typename Pieces<W>::Sums;
   constexpr int N = Sums::N,
                 MOST = Pieces<W>::BYTES > Pieces<V>::BYTES ? Pieces<W>::BYTES : Pieces<V>::BYTES;
@@ -176,10 +178,11 @@ __global__ void __maxnreg__((kRegisters<W, V>)) mul_mat_one(const __grid_constan
   if (KIND == QKV && threadIdx.x < half) {
     angle = angle_of(args.rope, threadIdx.x, args.factors ? args.factors[threadIdx.x] : 1.0f);
   }
+  int pos = 0;
   const auto put_turns = [&] {
     for (int i = threadIdx.x; i < half; i += blockDim.x) {
       if (i >= blockDim.x) angle = angle_of(args.rope, i, args.factors ? args.factors[i] : 1.0f);
-      turn(args.rope, __ldcg(args.pos) * angle, &turns[i].y, &turns[i].x);
+      turn(args.rope, pos * angle, &turns[i].y, &turns[i].x);
     }
   };
   float scale = 1.0f;
@@ -192,6 +195,7 @@ __global__ void __maxnreg__((kRegisters<W, V>)) mul_mat_one(const __grid_constan
       if (args.norm && at < a.k) by[i] = ask_octet(args.norm + at);
     }
     wait_for_previous();
+    if (KIND == QKV) pos = __ldcg(args.pos);
     load_int8(args.x, args.norm, a.k, x, squares, by);
     if (KIND == QKV) put_turns();
     __syncthreads();
@@ -206,8 +210,12 @@ __global__ void __maxnreg__((kRegisters<W, V>)) mul_mat_one(const __grid_constan
       if (args.norm && at < a.k) by[i] = ask_eight(args.norm + at);
     }
     wait_for_previous();
-    if (KIND == QKV) put_turns();
+    if (KIND == QKV) pos = __ldcg(args.pos);
     scale = load_floats<W>(args.x, args.norm, a.k, args.eps, x, squares, by);
+    if (KIND == QKV) {
+      put_turns();
+      __syncthreads();
+    }
     sums.two = args.two;
   }
 

@@ -255,8 +255,7 @@ __device__ __forceinline__ float load_floats(const float* x, const float* norm, 
   float scale = 1.0f, power = 1.0f;
   if (norm != nullptr) scale = float_norm_scale(sum_of_chunks(squares, chunks), k, eps);
   if (SCALED) {
-    largest = 0.0f;
-    for (int w = 0; w < warps; ++w) largest = fmaxf(largest, largest_of_warps[w]);
+    largest = warp_reduce(lane < warps ? largest_of_warps[lane] : 0.0f, Max());
     power = power_of(largest * scale);
     scale *= 1.0f / power;
     if (norm == nullptr && power == 1.0f) return 1.0f;

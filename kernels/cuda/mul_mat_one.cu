@@ -63,10 +63,11 @@ struct Pieces {
   static constexpr bool MANY_WORDS = sizeof(typename Vec<W>::Raw) > 68;  // that a lane has at once
   using Sums = Int8Sums;
 
-  // Of the piece at element `at` of a row of so many bytes. Rows end at multiples of 16 bytes.
-  static __device__ __forceinline__ int offset(int at) { return at / kChunk * BYTES; }
-  static __device__ __forceinline__ u32 bytes(int at, int, i64 row) {
-    return min((u32)BYTES, (u32)row - offset(at));
+  // Of piece number `piece`, at element `at`, in a row of so many bytes. Rows end at multiples of
+  // 16 bytes.
+  static __device__ __forceinline__ int offset(int, int piece) { return piece * BYTES; }
+  static __device__ __forceinline__ u32 bytes(int piece, int, u32 row) {
+    return min((u32)BYTES, row - piece * BYTES);
   }
 };
 template <class T>
@@ -76,8 +77,8 @@ struct FloatPieces {
   static constexpr bool MANY_WORDS = true;
   using Sums = FloatSums<T>;
 
-  static __device__ __forceinline__ int offset(int at) { return 2 * at; }
-  static __device__ __forceinline__ u32 bytes(int, int n, i64) { return 2 * n; }
+  static __device__ __forceinline__ int offset(int at, int) { return 2 * at; }
+  static __device__ __forceinline__ u32 bytes(int, int n, u32) { return 2 * n; }
 };
 template <>
 struct Pieces<f16> : FloatPieces<f16> {};
@@ -154,9 +155,10 @@ __global__ void __maxnreg__((kRegisters<KIND, W, V>))
   const auto request = [&](int stage) {
     if (ask_at.at == 0) ask = pair_at<KIND>(args, ask_index);
     const bool v = second(ask.matrix);
-    const int at = v ? Pieces<V>::offset(ask_at.at) : Pieces<W>::offset(ask_at.at);
-    const u32 bytes = v ? Pieces<V>::bytes(ask_at.at, ask_at.n(), args.v_row)
-                        : Pieces<W>::bytes(ask_at.at, ask_at.n(), a.w_row);
+    const int at =
+        v ? Pieces<V>::offset(ask_at.at, ask_at.piece) : Pieces<W>::offset(ask_at.at, ask_at.piece);
+    const u32 bytes = v ? Pieces<V>::bytes(ask_at.piece, ask_at.n(), args.v_row)
+                        : Pieces<W>::bytes(ask_at.piece, ask_at.n(), (u32)a.w_row);
     char* const to = ring + stage * STAGE;
     fill(to, ask.upper + at, to + (v ? Pieces<V>::BYTES : Pieces<W>::BYTES), ask.lower + at, bytes,
          bars + stage, lane, policy);
@@ -201,7 +203,8 @@ __global__ void __maxnreg__((kRegisters<KIND, W, V>))
     __syncthreads();
     if (args.norm) scale = norm_scale_of([&](int c) { return squares[c]; }, a.k, args.eps);
     sums.chunks = a.k / kChunkK;
-    sums.of_chunks = reinterpret_cast<float*>(shared + args.sums_at) + warp * kRows * sums.chunks;
+    sums.of_chunks =
+        reinterpret_cast<float2*>(shared + args.sums_at) + warp * args.pieces * (kChunk / kChunkK);
   } else {
     Eight32 by[kBatch] = {};
 #pragma unroll

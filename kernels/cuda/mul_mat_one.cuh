@@ -92,20 +92,21 @@ struct ColumnBlock {
 // Sums of chunks of a warp's two rows.
 struct Int8Sums {
   static constexpr int N = kChunk;
-  float* of_chunks;  // [2][chunks] in shared memory
+  float2* of_chunks;  // [whole pieces] of both rows, in shared memory
   int chunks;
 
-  // w: rows W's bytes apart; x: the column; n elements from `at` on.
+  // w: rows W's bytes apart; x: the column; n elements of piece number `piece`.
   template <class W>
-  __device__ __forceinline__ void add(const char* w, const char* x, int at, int, int n, int lane) {
+  __device__ __forceinline__ void add(const char* w, const char* x, int, int piece, int n,
+                                      int lane) {
     float y[kRows][2] = {}, d[2] = {};
     if (lane * 64 < n) {
-      const char* const piece = x + at / kChunk * kInt8Bytes;
+      const char* const column = x + piece * kInt8Bytes;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const auto raw = Vec<W>::load(w + r * Vec<W>::BYTES, lane);
-        const ColumnBlock block0 = ColumnBlock::load<W>(piece, lane, 0);
-        const ColumnBlock block1 = ColumnBlock::load<W>(piece, lane, 1);
+        const ColumnBlock block0 = ColumnBlock::load<W>(column, lane, 0);
+        const ColumnBlock block1 = ColumnBlock::load<W>(column, lane, 1);
         y[r][0] = times<W, 0>(raw, lane, block0);
         y[r][1] = times<W, 1>(raw, lane, block1);
         d[0] = block0.d;
@@ -128,11 +129,7 @@ struct Int8Sums {
         }
       }
     }
-    const int chunk = at / kChunkK + lane / 4;
-    if (lane % 4 == 3 && chunk < chunks) {
-      of_chunks[chunk] = acc[0];
-      of_chunks[chunks + chunk] = acc[1];
-    }
+    if (lane % 4 == 3) of_chunks[piece * (kChunk / kChunkK) + lane / 4] = {acc[0], acc[1]};
   }
 
   // Block H of this lane: y of int8_columns.cuh.
@@ -160,10 +157,10 @@ struct Int8Sums {
   __device__ __forceinline__ float2 result(int lane) const {
     __syncwarp();
     const int length = (chunks + 3) / 4, begin = lane % 4 * length;
-    const float* const mine = of_chunks + lane / 4 % 2 * chunks;
+    const float* const mine = reinterpret_cast<const float*>(of_chunks) + lane / 4 % 2;
     float quarter = 0.0f, total = 0.0f;
 #pragma unroll 4
-    for (int c = begin; c < min(begin + length, chunks); ++c) quarter += mine[c];
+    for (int c = begin; c < min(begin + length, chunks); ++c) quarter += mine[2 * c];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       total += __shfl_sync(kAllLanes, quarter, (lane & ~3) + q);

@@ -60,7 +60,7 @@ def _plan_of(p: Product, device: DeviceInfo, warps: int) -> _Plan:
         8 * warps * _MAX_STAGES,
         4 * p.heads.head_dim if p.heads else 0,
         4 * (chunks + warps),
-        4 * _ROWS * warps * chunks if quantized else 0,
+        4 * _ROWS * warps * _pieces(p) * _QUANTIZED // _CHUNK if quantized else 0,
         column,
     )
     places = [0]

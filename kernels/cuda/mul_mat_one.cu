@@ -63,11 +63,11 @@ struct Pieces {
   static constexpr bool MANY_WORDS = sizeof(typename Vec<W>::Raw) > 68;  // that a lane has at once
   using Sums = Int8Sums;
 
-  // Of piece number `piece`, at element `at`, in a row of so many bytes. Rows end at multiples of
-  // 16 bytes.
+  // Where piece number `piece` lies in a row, and its bytes if it has n elements: rows have room
+  // for whole 16.
   static __device__ __forceinline__ int offset(int, int piece) { return piece * BYTES; }
-  static __device__ __forceinline__ u32 bytes(int piece, int, u32 row) {
-    return min((u32)BYTES, row - piece * BYTES);
+  static __device__ __forceinline__ u32 bytes(int n) {
+    return ((u32)n / W::QK * (u32)sizeof(W) + 15) & ~15u;
   }
 };
 template <class T>
@@ -78,7 +78,7 @@ struct FloatPieces {
   using Sums = FloatSums<T>;
 
   static __device__ __forceinline__ int offset(int at, int) { return 2 * at; }
-  static __device__ __forceinline__ u32 bytes(int, int n, u32) { return 2 * n; }
+  static __device__ __forceinline__ u32 bytes(int n) { return 2 * n; }
 };
 template <>
 struct Pieces<f16> : FloatPieces<f16> {};
@@ -157,8 +157,7 @@ __global__ void __maxnreg__((kRegisters<KIND, W, V>))
     const bool v = second(ask.matrix);
     const int at =
         v ? Pieces<V>::offset(ask_at.at, ask_at.piece) : Pieces<W>::offset(ask_at.at, ask_at.piece);
-    const u32 bytes = v ? Pieces<V>::bytes(ask_at.piece, ask_at.n(), args.v_row)
-                        : Pieces<W>::bytes(ask_at.piece, ask_at.n(), (u32)a.w_row);
+    const u32 bytes = v ? Pieces<V>::bytes(ask_at.n()) : Pieces<W>::bytes(ask_at.n());
     char* const to = ring + stage * STAGE;
     fill(to, ask.upper + at, to + (v ? Pieces<V>::BYTES : Pieces<W>::BYTES), ask.lower + at, bytes,
          bars + stage, lane, policy);

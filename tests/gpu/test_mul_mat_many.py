@@ -94,10 +94,13 @@ def test_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
         ("bf16", 64, 4160, 8, "mul_mat_stream<bf16, 1,"),
         ("bf16", 64, 4160, 17, "library"),  # rows are no whole chunks
         ("f16", 64, 14336, 3, "mul_mat_stream<f16, 1,"),
-        ("f16", 64, 4096, 1, "mul_mat_vec<PLAIN"),
+        ("f16", 64, 4096, 1, "mul_mat_one<PLAIN, f16"),
         ("f32", 64, 4096, 2, "library"),
         ("f32", 64, 4096, 1, "mul_mat_vec<f32"),
-        ("q4_0", 64, 4096, 1, "mul_mat_vec<PLAIN"),
+        ("q4_0", 64, 4096, 1, "mul_mat_one<PLAIN, block_q4_0"),
+        ("q4_0", 64, 4160, 1, "mul_mat_vec<block_q4_0"),  # rows are no whole chunks
+        ("q6_K", 64, 1280, 1, "mul_mat_few<block_q6_K"),  # rows start at odd places
+        ("iq4_nl", 64, 4096, 1, "mul_mat_vec<PLAIN"),
         ("q4_0", 64, 4096, 2, "mul_mat_few<block_q4_0, block_q4_0, 1, 1>"),
         ("q4_0", 64, 4096, 3, "mul_mat_few<block_q4_0, block_q4_0, 1, 1>"),
         ("q4_0", 64, 4096, 16, "mul_mat_few<block_q4_0, block_q4_0, 2, 1>"),

@@ -286,7 +286,7 @@ def main() -> None:
     args = p.parse_args()
     tiles = {t: mul_mat_columns.Tile(*map(int, t.split("x"))) for t in args.tiles.split(",") if t}
     hp, _ = shapes.SHAPES[args.shape]
-    gpu = find_backend("cuda")
+    gpu = find_backend("cuda", {"equal_bits": True})  # else one column is only mul_mat_vec.cu's
     for kind in (t.lower().replace("_k", "_K") for t in args.types.split(",")):
         for m in map(int, args.tokens.split(",")):
             for head in (False, True) if args.head else (False,):

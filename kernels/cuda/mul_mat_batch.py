@@ -1,4 +1,5 @@
-"""Products by kernels of Hopper, of one column and of several: which of them a node goes to."""
+"""Products by kernels of Hopper, of several columns, and of one with `DeviceInfo.equal_bits`: which
+of them a node goes to."""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
 
 
 def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> int:
-    """Columns up to which mul_mat_vec.cu comes first: none where a kernel of Hopper takes them."""
-    return 0 if applies(node, srcs, device) else FASTEST
+    """Columns up to which mul_mat_vec.cu comes first: where a kernel of Hopper takes the node, the
+    one for which it is faster, unless that has to have the bits of several."""
+    if not applies(node, srcs, device):
+        return FASTEST
+    return 0 if device.equal_bits else 1
 
 
 def way(p: Product, device: DeviceInfo) -> ModuleType | None:

@@ -1,5 +1,5 @@
-"""Launches the products that begin with a norm: by the kernels of Hopper, elsewhere by
-mul_mat_vec.cu for a few columns, and for more as the ops that they are made of."""
+"""Launches the products that begin with a norm: by mul_mat_vec.cu for a few columns, by the kernels
+of Hopper for more, and elsewhere as the ops that they are made of."""
 
 from __future__ import annotations
 
@@ -16,15 +16,25 @@ OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope")
 
 
 def supports(node: Tensor) -> bool:
-    """Also what mul_mat_vec.cu does not take, of types that the kernels of Hopper know."""
+    """Also many columns of types that the kernels for many columns know."""
+    return _supports(node, 2)
+
+
+def supports_equal(node: Tensor) -> bool:
+    """Also one column that mul_mat_vec.cu does not take."""
+    return _supports(node, 1)
+
+
+def _supports(node: Tensor, least: int) -> bool:
+    """least: columns from which the kernels of Hopper may take them."""
     if mul_mat_vec.supports(node):
         return True
     if len(node.srcs[0].shape if node.srcs[0] else ()) != 2:
         return False
     weights = node.live_srcs()[2:5] if node.op == "norm_qkv_rope" else node.live_srcs()[2:]
-    few = node.live_srcs()[0].shape[0] <= mul_mat_batch.MOST
+    many = least <= node.live_srcs()[0].shape[0] <= mul_mat_batch.MOST
     known = all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS for w in weights)
-    return few and known and (node.op != "norm_qkv_rope" or mul_mat_vec.supports_heads(node))
+    return many and known and (node.op != "norm_qkv_rope" or mul_mat_vec.supports_heads(node))
 
 
 def _by_vec(node: Tensor, device: DeviceInfo, most: int | None) -> bool:

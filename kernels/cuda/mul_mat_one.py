@@ -1,4 +1,5 @@
-"""Launches mul_mat_one.cu: one column, with the bits that it has among up to 16."""
+"""Launches mul_mat_one.cu: one column, with the bits that it has among up to 16. Only on devices of
+which that is asked (`DeviceInfo.equal_bits`): mul_mat_vec.cu is faster."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     types = {w.dtype for w in p.weights}
     quantized = p.weights[0].dtype.is_quantized
     return (
-        int(device.arch[3:].rstrip("af")) >= 90
+        device.equal_bits
+        and int(device.arch[3:].rstrip("af")) >= 90
         and p.m == 1
         and (all(map(known, types)) if quantized else len(types) == 1)
         and all(rows_ok(w, 16, _CHUNK if quantized else 32) for w in p.weights)

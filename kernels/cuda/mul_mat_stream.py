@@ -1,4 +1,5 @@
-"""Launches mul_mat_stream.cu: 16-bit weights times 1 to 16 columns, on devices with bulk copies."""
+"""Launches mul_mat_stream.cu: 16-bit weights times 2 to 16 columns, on devices with bulk copies.
+With `DeviceInfo.equal_bits` one column too, of what mul_mat_one.cu does not take."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     t = p.weights[0].dtype
     return (
         int(device.arch[3:].rstrip("af")) >= 90
-        and p.m <= MOST
+        and (1 if device.equal_bits else 2) <= p.m <= MOST
         and not t.is_quantized
         and all(rows_ok(w, 16, 32) for w in p.weights)
         and columns_ok(p.x)

@@ -3,18 +3,21 @@ mul_mat_stream.cu)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from harness import nmse, run_on
+from kernel_list import EQUAL
 from test_mul_mat_columns import EPS, build, heads, made_by, weight
 from test_mul_mat_few import TYPES as QUANTIZED
 from test_mul_mat_few import norm
 
+from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import Operand
 from gguflow.kernels.cuda import float_parts
-from gguflow.kernels.cuda.launch import DeviceInfo
+from gguflow.kernels.cuda.launch import scratch_bytes, supports
 
 TYPES = [*QUANTIZED, "f16", "bf16"]
 COUNTS = (1, 2, 3, 8, 9)  # of columns beside which those of 16 are compared
@@ -22,8 +25,14 @@ MIXED = [("q4_0",) * 3, ("q8_0",) * 3, ("q4_K", "q4_K", "q6_K"), ("f16",) * 3, (
 OPS = ("mul_mat", "mul_mat_add", "norm_mul_mat", "mul_mat_swiglu", "norm_mul_mat_swiglu")
 
 
-def sources(op: str, *srcs: Operand, **params: Any) -> set[str]:
-    return {s.kernel.source for s in made_by(build(op, *srcs, **params).node)}
+@pytest.fixture(scope="module")
+def gpu(gpu: Any) -> Any:
+    """The backend on which one column has these bits."""
+    return find_backend("cuda", {"equal_bits": True})
+
+
+def sources(node: Any, device: Any = EQUAL) -> set[str]:
+    return {s.kernel.source for s in made_by(node, device)}
 
 
 def operands(op: str, x: Operand, n: int, k: int, dtype: str, m: int) -> tuple[Operand, ...]:
@@ -39,9 +48,11 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
     kernels = {
         s.kernel
         for op in ("mul_mat", "mul_mat_swiglu")
-        for s in made_by(build(op, *operands(op, Operand((1, 2048)), 8, 2048, dtype, 1)).node)
+        for s in made_by(
+            build(op, *operands(op, Operand((1, 2048)), 8, 2048, dtype, 1)).node, EQUAL
+        )
     }
-    kernels |= {s.kernel for s in made_by(heads((dtype,) * 3, 1, "f16", "norm", 2048).node)}
+    kernels |= {s.kernel for s in made_by(heads((dtype,) * 3, 1, "f16", "norm", 2048).node, EQUAL)}
     assert {k.source for k in kernels} == {"mul_mat_one.cu"}
     assert len(kernels) == 3
     entries = sorted(k.entry for k in kernels)
@@ -52,14 +63,40 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["q4_0", "f16"])
 def test_where_several_columns_have_the_same_bits(arch: str, dtype: str) -> None:
     node = build("mul_mat", weight(8, 512, dtype), Operand((1, 512))).node
-    (launch,) = made_by(node, DeviceInfo(arch))
+    (launch,) = made_by(node, replace(EQUAL, arch=arch))
     assert launch.kernel.source == ("mul_mat_vec.cu" if arch == "sm_80" else "mul_mat_one.cu")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_only_where_it_is_asked_for(dtype: str) -> None:
+    k = 4096
+    nodes = [heads((dtype,) * 3, 1, "f16", "norm", k).node]
+    for op in OPS:
+        params = EPS if op.startswith("norm_") else {}
+        nodes.append(build(op, *operands(op, Operand((1, k)), 64, k, dtype, 1), **params).node)
+    for node in nodes:
+        faster = replace(EQUAL, equal_bits=False)
+        assert supports(node) and supports(node, equal_bits=True)
+        assert sources(node, faster) == {"mul_mat_vec.cu"}
+        assert scratch_bytes(node, faster) == (
+            2 * node.nbytes if node.op == "mul_mat_swiglu" else 0
+        )
+        assert sources(node) == {"mul_mat_one.cu"}
+
+
+def test_a_fused_op_that_only_these_kernels_take() -> None:
+    k = 40_960  # of which mul_mat_vec.cu has no room for a column
+    x, w = Operand((1, k), data=0.0), Operand((8, k), "f16", 0.0, role="weight")
+    node = build("norm_mul_mat", x, norm(k), w, **EPS).node
+    assert not supports(node) and supports(node, equal_bits=True)
+    assert sources(node) == {"mul_mat_one.cu"}
 
 
 @pytest.mark.parametrize("k", [256, 2048, 4096, 14336, 28672, 53248])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_long_column_has_room(dtype: str, k: int) -> None:
-    assert sources("mul_mat", Operand((8, k), dtype, 0.0, role="weight"), Operand((1, k))) <= {
+    w = Operand((8, k), dtype, 0.0, role="weight")
+    assert sources(build("mul_mat", w, Operand((1, k))).node) <= {
         "mul_mat_one.cu", "mul_mat_few.cu", "columns_int8.cu"
     }  # fmt: skip
 
@@ -74,7 +111,7 @@ def test_slices_are_of_whole_units_and_parts_take_one_block_or_two(k: int) -> No
 
 
 def test_values_of_another_16_bit_type_are_by_themselves() -> None:
-    made = made_by(heads(("f16", "f16", "bf16"), 1, "f16", "norm").node)
+    made = made_by(heads(("f16", "f16", "bf16"), 1, "f16", "norm").node, EQUAL)
     assert [s.kernel.source for s in made] == ["mul_mat_one.cu"] * 2
 
 

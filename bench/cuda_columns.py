@@ -4,9 +4,10 @@
 
 Four ops follow each other in one captured graph, on weights that rotate, so that they come from
 memory: norm_qkv_rope, mul_mat_add, norm_mul_mat_swiglu, mul_mat_add. Each is measured by itself too
-(`alone`). Ways: vec (mul_mat_vec.cu, up to 8 columns), few (mul_mat_few.cu, quantized weights, 2 to
-16 columns), stream (mul_mat_stream.cu, 16-bit weights, up to 16), columns (mul_mat_columns.cu),
-parts (the ops of which the fused ones are made, a library's products where these come before ours).
+(`alone`). Ways: one (mul_mat_one.cu, one column), vec (mul_mat_vec.cu, up to 8 columns), few
+(mul_mat_few.cu, quantized weights, up to 16), stream (mul_mat_stream.cu, 16-bit weights, up to 16),
+columns (mul_mat_columns.cu), parts (the ops of which the fused ones are made, a library's products
+where these come before ours).
 `error` is the largest difference from float64 in units of the result's root mean square. --head
 adds norm_mul_mat of the vocabulary, alone.
 """
@@ -29,6 +30,7 @@ from gguflow.kernels.cuda import (
     mul_mat_few,
     mul_mat_gemm,
     mul_mat_norm,
+    mul_mat_one,
     mul_mat_stream,
 )
 from gguflow.kernels.cuda.columns import products
@@ -82,9 +84,10 @@ def ways(
     made = products(node, srcs)
     if m <= 8 and "vec" in str(vec(probe(node, info))):
         yield "vec", vec
-    few = products(node, srcs, mixed=True)
-    if few and all(mul_mat_few.takes(p, info) for p in few):
-        yield "few", by(mul_mat_few, mixed=True)
+    mixed = products(node, srcs, mixed=True)
+    for name, module in (("one", mul_mat_one), ("few", mul_mat_few)):
+        if mixed and all(module.takes(p, info) for p in mixed):
+            yield name, by(module, mixed=True)
     for name, module in (("stream", mul_mat_stream), ("columns", mul_mat_columns)):
         if made and all(module.takes(p, info) for p in made):
             yield name, by(module)
@@ -283,7 +286,7 @@ def main() -> None:
     args = p.parse_args()
     tiles = {t: mul_mat_columns.Tile(*map(int, t.split("x"))) for t in args.tiles.split(",") if t}
     hp, _ = shapes.SHAPES[args.shape]
-    gpu = find_backend("cuda")
+    gpu = find_backend("cuda", {"equal_bits": True})  # else one column is only mul_mat_vec.cu's
     for kind in (t.lower().replace("_k", "_K") for t in args.types.split(",")):
         for m in map(int, args.tokens.split(",")):
             for head in (False, True) if args.head else (False,):

@@ -31,8 +31,9 @@ def run_kernels(args: Namespace) -> int:
 
     cases = matching(args.kernels)
     threads = args.threads[0] if args.threads else None
+    given = {"device": args.device, "n_threads": threads, "equal_bits": args.equal_bits}
     try:
-        backend = find_backend(args.backend, {"device": args.device, "n_threads": threads})
+        backend = find_backend(args.backend, given)
     except LookupError as e:
         raise UsageError(f"--backend {args.backend}: {e.args[0]}") from None
     timer = KernelTimer(backend)

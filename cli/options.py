@@ -307,7 +307,7 @@ def add_gpu_layers(p: ArgumentParser | _ArgumentGroup) -> None:
 
 
 def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
-    """--device, --devices with how a model is split over them, and -ot."""
+    """--device, --devices with how a model is split over them, -ot, and what devices are told."""
     p.add_argument(
         "--device",
         "-dev",
@@ -333,6 +333,11 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
         default=[],
         metavar="RE=BACKEND",
         help="place the tensors and ops in whose name RE is found on a backend; comma-separated",
+    )
+    p.add_argument(
+        "--equal-bits",
+        action="store_true",
+        help="GPUs: a sequence has the same bits alone and among up to 16, which is slower",
     )
     add_experts(p)
 
@@ -447,6 +452,7 @@ def placement(args: Namespace) -> dict[str, Any]:
         "device": args.device, "overrides": pairs, "devices": args.devices,
         "split_mode": args.split_mode, "tensor_split": args.tensor_split,
         "cpu_experts": args.cpu_experts, "expert_use": args.expert_use or "",
+        "equal_bits": args.equal_bits,
     }  # fmt: skip
 
 

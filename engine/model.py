@@ -77,7 +77,7 @@ class Model:
     def __init__(self, source: ModelSource, options: Options, on: Devices | None = None) -> None:
         """on: another model's devices, or such as are not found by name."""
         prepared = prepare(source, options)  # a wrong option is named before a device is looked for
-        make = {"n_threads": options.n_threads or None, "isa": options.isa}
+        make = options.of_backends()
         own = Devices(lambda kind, i: find_backend(kind, make | {"device": i}), options.device)
         devices = self.devices = on or own
         prepared = open_devices(prepared, devices)

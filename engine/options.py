@@ -70,6 +70,7 @@ class OptionFields(TypedDict, total=False):
     split: str
     lora: tuple[tuple[str, float], ...]
     weight_cache: bool
+    equal_bits: bool
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class Options:
     lora: adapter files and the factor of each, for requests that give none of their own.
     weight_cache: whether weights that are repacked for the processor are kept on the disk, where
         the next start finds them.
+    equal_bits: whether a GPU computes single rows with the bits that they have among others, which
+        is slower (docs/equal-bits.md). On hosts they always have; other backends take no notice.
     """
 
     n_ctx: int = 0
@@ -131,6 +134,7 @@ class Options:
     split: str = ""
     lora: tuple[tuple[str, float], ...] = ()
     weight_cache: bool = True
+    equal_bits: bool = False
 
     def with_fields(self, changes: OptionFields) -> Options:
         """The same with other values for some fields. Raises TypeError for names that are none."""
@@ -139,6 +143,12 @@ class Options:
             if name not in known:
                 raise TypeError(f"no option is called {name!r}; there are {', '.join(known)}")
         return replace(self, **changes)  # type: ignore[arg-type]
+
+    def of_backends(self) -> dict[str, object]:
+        """What a backend is made with, but for its number (`find_backend`)."""
+        return {
+            "n_threads": self.n_threads or None, "isa": self.isa, "equal_bits": self.equal_bits,
+        }  # fmt: skip
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -162,6 +172,7 @@ class Options:
         for name, kind, what in (
             ("fuse", bool, "True or False"),
             ("weight_cache", bool, "True or False"),
+            ("equal_bits", bool, "True or False"),
             ("expert_use", str, "a file's name"),
             ("predictor", str, "a file's name"),
             ("split", str, "a file's name"),
@@ -222,6 +233,7 @@ def draft_options(o: Options, n_gpu_layers: int, changes: OptionFields) -> Optio
         n_threads_batch=o.n_threads_batch,
         fuse=o.fuse,
         weight_cache=o.weight_cache,
+        equal_bits=o.equal_bits,
         device=o.device,
         n_gpu_layers=ALL_LAYERS if n_gpu_layers else 0,
     ).with_fields(changes)

@@ -155,9 +155,12 @@ def _offloaded(setup: Setup, planner: Planner, device: Backend) -> tuple[Setup, 
 
 
 def resolve_again(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
-    """The same weights, in the same places, run in another way. changes: fields of `Options`."""
+    """The same weights, in the same places, run in another way. changes: fields of `Options`.
+    Raises OptionError for one that the devices were opened with."""
     was = resolved.setup
     options = replace(was.options, **changes)
+    if options.equal_bits is not was.options.equal_bits:
+        raise OptionError("`equal_bits` is settled when a model is loaded")
     setup = was.under(options)
     check_positions(setup)
     for variant in variants():

@@ -404,7 +404,8 @@ def backend_names() -> list[str]:
 def find_backend(name: str, options: Mapping[str, Any] | None = None) -> Backend:
     """The device `name`, `cuda:1`, of the backend in `gguflow.engine.backends.<kind>`.
 
-    options: of all backends; each takes its own. Without a number, `device` among them is it.
+    options: of all backends; each takes its own, others have no effect. Without a number, `device`
+    among them is it.
     Raises BackendNameError when there is none by that name. The module's own errors pass through.
     """
     given = dict(options or {})

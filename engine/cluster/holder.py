@@ -45,7 +45,7 @@ def stage_model(
         }
     )  # fmt: skip
     kind = DeviceId.parse(own)
-    given: dict[str, Any] = {"n_threads": options.n_threads or None, "isa": options.isa}
+    given = options.of_backends()
     found: list[Backend] = []
 
     def find(name: str, i: int) -> Backend:

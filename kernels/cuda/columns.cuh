@@ -57,14 +57,18 @@ __device__ __forceinline__ Tile tile_of(const ColumnsArgs& a, int tile) {
   return {matrix, tile * PAIRS};
 }
 
-// The rows of a pair; an odd last row is its own partner.
-__device__ __forceinline__ int2 rows_of(const ColumnsArgs& a, int matrix, int pair) {
-  if (a.kind == GLU) return {pair, pair};
-  if (a.kind == QKV && a.first + matrix < 2 && a.neox) {
+// The rows of a pair; an odd last row is its own partner. kind: a.kind, where the compiler knows
+// it.
+__device__ __forceinline__ int2 rows_of(int kind, const ColumnsArgs& a, int matrix, int pair) {
+  if (kind == GLU) return {pair, pair};
+  if (kind == QKV && a.first + matrix < 2 && a.neox) {
     const int half = a.head_dim / 2, row = pair / half * a.head_dim + pair % half;
     return {row, row + half};
   }
   return {2 * pair, min(2 * pair + 1, a.rows[matrix] - 1)};
+}
+__device__ __forceinline__ int2 rows_of(const ColumnsArgs& a, int matrix, int pair) {
+  return rows_of(a.kind, a, matrix, pair);
 }
 
 // Where the first or the second row of a pair starts. Past the end it is the last pair's.
@@ -109,24 +113,24 @@ __device__ __forceinline__ BesideOne beside_one(const ColumnsArgs& a, int matrix
 
 // What becomes of the sums y0 and y1 of a pair's rows in a column. Each operation is rounded as
 // written, so that all kernels give the same bits.
-__device__ __forceinline__ void finish_one(const ColumnsArgs& a, int matrix, int pair, int column,
-                                           float y0, float y1, const BesideOne& b) {
+__device__ __forceinline__ void finish_one(int kind, const ColumnsArgs& a, int matrix, int pair,
+                                           int column, float y0, float y1, const BesideOne& b) {
   if (pair >= a.pairs[matrix] || column >= a.m) return;
-  const int2 rows = rows_of(a, matrix, pair);
+  const int2 rows = rows_of(kind, a, matrix, pair);
   const int role = a.first + matrix;
   float* const dst = a.dst + (i64)column * a.n;
   y0 = __fmul_rn(y0, b.scale);
   y1 = __fmul_rn(y1, b.scale);
-  if (a.kind == GLU) {
+  if (kind == GLU) {
     dst[pair] = silu()(y0) * y1;
     return;
   }
-  if (a.kind == QKV && role < 2) {
+  if (kind == QKV && role < 2) {
     const float u = fmaf(y0, b.turn.x, -__fmul_rn(y1, b.turn.y));
     y1 = fmaf(y0, b.turn.y, __fmul_rn(y1, b.turn.x));
     y0 = u;
   }
-  if (a.kind == QKV && role > 0) {
+  if (kind == QKV && role > 0) {
     if (b.state_row < 0 || b.state_row >= a.n_state) return;
     char* const row = a.state[role - 1] + b.state_row * a.state_step[role - 1];
     put_state(row, a.state_type[role - 1], rows.x, y0);
@@ -135,6 +139,10 @@ __device__ __forceinline__ void finish_one(const ColumnsArgs& a, int matrix, int
   }
   dst[rows.x] = y0 + b.r[0];
   dst[rows.y] = y1 + b.r[1];
+}
+__device__ __forceinline__ void finish_one(const ColumnsArgs& a, int matrix, int pair, int column,
+                                           float y0, float y1, const BesideOne& b) {
+  finish_one(a.kind, a, matrix, pair, column, y0, y1, b);
 }
 
 // The same for columns column and column + 1, of which the sums of the first row are x and y, those

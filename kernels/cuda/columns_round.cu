@@ -1,6 +1,7 @@
 // Columns for mul_mat_stream.cu and mul_mat_columns.cu: normalized if a norm's weights are given,
 // as 16-bit floats, in the order that the fragments of the weights have (columns_weights.cuh).
 #include "cuda/dependent.cuh"
+#include "cuda/float_columns.cuh"
 #include "cuda/rope.cuh"
 
 struct ColumnsOrder {
@@ -25,23 +26,7 @@ struct RoundColumnsArgs {
 };
 
 constexpr int kTileK = 64;
-
-// Power of two by which a row with this largest magnitude is divided, as in mul_mat_rows.cu.
-__device__ __forceinline__ float scale_of(float largest) {
-  if (!(largest > 32768.0f || (largest < 0.00390625f && largest > 0.0f))) return 1.0f;
-  return gf_float_of((max(gf_bits_of(largest) >> 23, 29u) - 14) << 23);
-}
-
-__device__ __forceinline__ float square_sum(float4 v) {
-  return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-}
-__device__ __forceinline__ float largest_of(float4 v) {
-  return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-}
-__device__ __forceinline__ float4 times(float4 a, float4 b) {
-  return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
-}
-__device__ __forceinline__ float4 times(float4 a, float b) { return times(a, {b, b, b, b}); }
+constexpr int kMostChunks = 256;  // a row may have at most 1 << 16 elements
 
 // A lane's eight elements of 32, times scale.
 template <class T>
@@ -59,6 +44,7 @@ __device__ __forceinline__ uint4 rounded(const ColumnsOrder& o, const float4 (&v
 // A block a column; a thread has R times eight elements.
 template <class T, bool SCALED, int R>
 __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ RoundColumnsArgs a) {
+  __shared__ float squares[kMostChunks];
   launch_dependents();
   const int column = blockIdx.x, k = (int)a.x.ne[0];
   const float* const x = reinterpret_cast<const float*>(a.x.row(column));
@@ -82,7 +68,7 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
     }
   }
   wait_for_previous();
-  float sum = 0.0f, largest = 0.0f;
+  float largest = 0.0f;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
 #pragma unroll
@@ -97,22 +83,27 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
     turn(a.rope, __ldcg(a.pos + column) * angle, &at.y, &at.x);
     a.turns[column * a.half_dim + i] = at;
   }
+  const int chunks = (k + kSquaresChunk - 1) / kSquaresChunk;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
+    if (a.norm) {  // a warp has a chunk
+      const int chunk = (r * blockDim.x + threadIdx.x) / 32;
+      const float sum = warp_reduce(add_squares(v[r][1], add_squares(v[r][0], 0.0f)), Add());
+      if (threadIdx.x % 32 == 0 && chunk < chunks) squares[chunk] = sum;
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      sum += square_sum(v[r][h]);
       v[r][h] = times(v[r][h], by[r][h]);
       largest = fmaxf(largest, largest_of(v[r][h]));
     }
   }
   float scale = 1.0f;  // of all elements
   if (a.norm) {
-    sum = block_reduce(sum, Add());
-    scale = 1.0f / sqrtf(sum / (float)k + a.eps);
+    __syncthreads();
+    scale = float_norm_scale(sum_of_chunks(squares, chunks), k, a.eps);
   }
   if (SCALED) {
-    const float power = scale_of(block_reduce(largest, Max()) * scale);
+    const float power = power_of(block_reduce(largest, Max()) * scale);
     if (threadIdx.x == 0) a.scales[column] = power;
     scale *= 1.0f / power;
   }

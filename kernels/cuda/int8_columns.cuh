@@ -1,5 +1,5 @@
 // Quantized weights times columns that are rounded to int8, in one order of sums for every number
-// of columns: mul_mat_few.cu and the kernels for more columns give the same bits.
+// of columns: mul_mat_one.cu and mul_mat_few.cu (2 to 16 columns) give the same bits.
 //
 // The order of a row's sum is a function of k alone:
 //   - A column's 32 elements v = x, or x times the norm's weight rounded once, become integers
@@ -26,7 +26,7 @@
 //   float sum0[8][8]             of the first 16; in records with SUMS == 2
 #pragma once
 
-#include "cuda/common.cuh"
+#include "cuda/four.cuh"
 
 constexpr int kChunkBlocks = 8, kChunkK = 32 * kChunkBlocks;
 constexpr int kRecordD = kChunkBlocks * 32 * 8;      // byte at which d lies
@@ -50,29 +50,26 @@ __device__ __forceinline__ Octet ask_octet(const float* x) {
           __ldcg(reinterpret_cast<const float4*>(x + 16))};
 }
 
-__device__ __forceinline__ float add_squares(float4 v, float sum) {
-  return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum))));
-}
 // Of the whole chunk.
 __device__ __forceinline__ float squares_of(const Octet& v) {
   return warp_reduce(add_squares(v.hi, add_squares(v.lo, 0.0f)), Add());
 }
 
-// What a column's sums are multiplied by after a norm. squares: of its chunks, `step` floats apart.
-__device__ __forceinline__ float norm_scale(const float* squares, int step, int k, float eps) {
+// What a column's sums are multiplied by after a norm. of(chunk): its squares.
+template <class F>
+__device__ __forceinline__ float norm_scale_of(F of, int k, float eps) {
   float sum = 0.0f;
 #pragma unroll 16
-  for (int c = 0; c < k / kChunkK; ++c) sum += __ldcg(squares + c * step);
+  for (int c = 0; c < k / kChunkK; ++c) sum += of(c);
   return 1.0f / sqrtf(sum / (float)k + eps);
+}
+// squares: of its chunks, `step` floats apart, from memory that another kernel has just written.
+__device__ __forceinline__ float norm_scale(const float* squares, int step, int k, float eps) {
+  return norm_scale_of([=](int c) { return __ldcg(squares + c * step); }, k, eps);
 }
 
 __device__ __forceinline__ Octet times(const Octet& v, const Octet& w) {
-  return {{v.lo.x * w.lo.x, v.lo.y * w.lo.y, v.lo.z * w.lo.z, v.lo.w * w.lo.w},
-          {v.hi.x * w.hi.x, v.hi.y * w.hi.y, v.hi.z * w.hi.z, v.hi.w * w.hi.w}};
-}
-
-__device__ __forceinline__ float largest_of(float4 v) {
-  return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+  return {times(v.lo, w.lo), times(v.hi, w.hi)};
 }
 
 // The last byte of 1.5 * 2^23 plus a small integer is that integer.
@@ -87,22 +84,36 @@ __device__ __forceinline__ int sum_of_four_lanes(int x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
+// A lane's share of a rounded block: its bytes, and what its four lanes have in common.
+struct Int8Octet {
+  uint2 n;
+  float d;
+
+  // Of the block's first and last 16 bytes; the whole warp.
+  __device__ __forceinline__ int2 sums() const {
+    return {sum_of_four_lanes(__dp4a((int)n.x, 0x01010101, 0)),
+            sum_of_four_lanes(__dp4a((int)n.y, 0x01010101, 0))};
+  }
+};
+__device__ __forceinline__ Int8Octet rounded(const Octet& v) {
+  float most = fmaxf(largest_of(v.lo), largest_of(v.hi));
+  most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+  most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+  const float inverse = most > 1e-30f ? __fdividef(127.0f, most) : 0.0f;
+  return {{four_bytes(v.lo, inverse), four_bytes(v.hi, inverse)}, most * (1.0f / 127.0f)};
+}
+
 // The whole warp: a column's chunk into a record. n: its bytes; floats: the part that begins at
 // kRecordD; column: of the record's eight; sums: how many kinds of sums the record has.
 __device__ __forceinline__ void put_column(const Octet& v, int column, int sums, int lane, uint2* n,
                                            float* floats) {
   const int b = lane / 4;
-  float most = fmaxf(largest_of(v.lo), largest_of(v.hi));
-  most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
-  most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-  const float inverse = most > 1e-30f ? __fdividef(127.0f, most) : 0.0f;
-  const uint2 bytes = {four_bytes(v.lo, inverse), four_bytes(v.hi, inverse)};
-  n[b * 32 + column * 4 + lane % 4] = bytes;
+  const Int8Octet r = rounded(v);
+  n[b * 32 + column * 4 + lane % 4] = r.n;
   float* const to = floats + b * 8 + column;
-  if (lane % 4 == 0) *to = most * (1.0f / 127.0f);
+  if (lane % 4 == 0) *to = r.d;
   if (sums == 0) return;
-  const int first = sum_of_four_lanes(__dp4a((int)bytes.x, 0x01010101, 0));
-  const int second = sum_of_four_lanes(__dp4a((int)bytes.y, 0x01010101, 0));
+  const auto [first, second] = r.sums();
   if (lane % 4 == 0) to[kRecordFloats / 4] = (float)(first + second);
   if (sums > 1 && lane % 4 == 0) to[2 * kRecordFloats / 4] = (float)first;
 }

@@ -5,6 +5,7 @@ A launch file `<name>.py` beside `<name>.cu` has
     OPS = ("silu", ...)                                 # the ops it launches
     def launches(call: Call) -> list[Launch]: ...       # what to run, in order; Gemm too
     def supports(node: Tensor) -> bool: ...             # optional; absent means every node
+    def supports_equal(node: Tensor) -> bool: ...       # optional; the same with equal_bits
     def scratch_bytes(node, device) -> int: ...         # optional; temporary device memory
     ANY_TYPE = True                                     # optional; elements are moved, not read
 
@@ -69,12 +70,17 @@ class Launch:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What launches may depend on."""
+    """What launches may depend on.
+
+    shared_per_block: with the opt-in attribute. equal_bits: one column has the bits that it has
+    among several, where mul_mat_one.py can, which is slower than mul_mat_vec.cu.
+    """
 
     arch: str = "sm_90"
     sm_count: int = 132
     threads_per_sm: int = 2048
-    shared_per_block: int = 227 << 10  # with the opt-in attribute
+    shared_per_block: int = 227 << 10
+    equal_bits: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,8 +207,9 @@ def launch_files() -> dict[str, ModuleType]:
     return found
 
 
-def supports(node: Tensor) -> bool:
-    """Whether some launch file takes this node, and its launches are such that a device takes."""
+def supports(node: Tensor, equal_bits: bool = False) -> bool:
+    """Whether some launch file takes this node, and its launches are such that a device takes.
+    equal_bits: as in `DeviceInfo`."""
     module = launch_files().get(node.op or "")
     if module is None or node.size == 0:
         return False
@@ -211,7 +218,10 @@ def supports(node: Tensor) -> bool:
     ):
         return False
     check = getattr(module, "supports", None)
-    return (check is None or bool(check(node))) and (not _is_large(node) or _fits(node))
+    if equal_bits:
+        check = getattr(module, "supports_equal", check)
+    device = DeviceInfo(equal_bits=equal_bits)
+    return (check is None or bool(check(node))) and (not _is_large(node) or _fits(node, device))
 
 
 def _is_large(node: Tensor) -> bool:
@@ -224,11 +234,11 @@ def _is_large(node: Tensor) -> bool:
     )
 
 
-def _fits(node: Tensor) -> bool:
+def _fits(node: Tensor, device: DeviceInfo) -> bool:
     """Whether the grids, and the lengths that kernels take as 32-bit numbers, are in range."""
     srcs = tuple(None if s is None else Operand.of(s, s.view_offset) for s in node.srcs)
     try:
-        made = launches(Call(node, Operand.of(node, node.view_offset), srcs, DeviceInfo()))
+        made = launches(Call(node, Operand.of(node, node.view_offset), srcs, device))
     except struct.error:  # a number that its field cannot hold
         return False
     return all(is_legal(m.grid) for m in made if isinstance(m, Launch))

@@ -72,11 +72,10 @@ def _ways(node: Tensor, device: DeviceInfo, most: int | None) -> tuple[ModuleTyp
     """Those for many columns that may be used, the first that takes the operands; none for up to
     `most` that mul_mat_vec.cu takes. Known from shapes and views alone, because scratch memory is
     sized before there are addresses."""
-    m = node.shape[-2]
+    m, first = node.shape[-2], (mul_mat_batch,)
     if m == 1:
-        return ()
+        return first if device.equal_bits and most is None else ()
     srcs = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
-    first = (mul_mat_batch,)
     if m > FEW or not _takes_few(node.op, Operand.of(node, 0), srcs, device):
         return (*first, *MANY)
     if m <= (mul_mat_batch.vec_most(node, srcs, device) if most is None else most):

@@ -1,4 +1,5 @@
-"""Products of several columns by kernels of Hopper: which of them a node goes to."""
+"""Products by kernels of Hopper, of several columns, and of one with `DeviceInfo.equal_bits`: which
+of them a node goes to."""
 
 from __future__ import annotations
 
@@ -7,23 +8,22 @@ from types import ModuleType
 
 from gguflow.engine.graph import Tensor
 
-from . import mul_mat_columns, mul_mat_few, mul_mat_stream
+from . import mul_mat_columns, mul_mat_few, mul_mat_one, mul_mat_stream
 from .columns import GLU, PLAIN, QKV, Product, products
 from .launch import Call, DeviceInfo, Launch, Operand
-from .mul_mat_vec import FASTEST, kind_of
+from .mul_mat_vec import FASTEST
 
 MOST = 256  # columns up to which these come before a library's product of quantized weights
 # The same of 16-bit weights, where a kernel of ours does what a library needs several launches for.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
-# Columns up to which mul_mat_vec.cu is faster, of quantized and of 16-bit weights.
-VEC = {"quantized": 1, "float": 1}
 
 
 def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> int:
-    """Columns up to which mul_mat_vec.cu comes first."""
+    """Columns up to which mul_mat_vec.cu comes first: where a kernel of Hopper takes the node, the
+    one for which it is faster, unless that has to have the bits of several."""
     if not applies(node, srcs, device):
         return FASTEST
-    return min(VEC[kind_of(w)] for p in products(node, srcs) for w in p.weights)
+    return 0 if device.equal_bits else 1
 
 
 def way(p: Product, device: DeviceInfo) -> ModuleType | None:
@@ -31,7 +31,7 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     t = p.weights[0].dtype
     if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
         return None
-    ways = [mul_mat_few, mul_mat_stream, mul_mat_columns]
+    ways = [mul_mat_one, mul_mat_few, mul_mat_stream, mul_mat_columns]
     return next((w for w in ways if w.takes(p, device)), None)
 
 
@@ -40,7 +40,7 @@ def _products(
 ) -> list[Product]:
     """Those of a node; values of a type of their own are by themselves only where they must."""
     mixed = products(node, srcs, dst, mixed=True)
-    if len(mixed) == 1 and mul_mat_few.takes(mixed[0], device):
+    if len(mixed) == 1 and any(w.takes(mixed[0], device) for w in (mul_mat_one, mul_mat_few)):
         return mixed
     return products(node, srcs, dst)
 

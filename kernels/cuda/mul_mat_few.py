@@ -1,4 +1,5 @@
-"""Launches mul_mat_few.cu: quantized weights times 2 to 16 columns, on devices with bulk copies."""
+"""Launches mul_mat_few.cu: quantized weights times 2 to 16 columns, on devices with bulk copies.
+With `DeviceInfo.equal_bits` one column too, of what mul_mat_one.cu does not take."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     return (
         all(map(known, _types(p)))
         and int(device.arch[3:].rstrip("af")) >= 90
-        and 1 < p.m <= MOST
+        and (1 if device.equal_bits else 2) <= p.m <= MOST
         and all(rows_ok(w, gcd(_chunk_bytes(w.dtype), 16), CHUNK) for w in p.weights)
         and columns_ok(p.x)
         and _plan(p, device).stages > 1

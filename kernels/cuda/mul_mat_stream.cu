@@ -1,4 +1,4 @@
-// 16-bit weights times 2 to 16 columns: weights stream through shared memory once, are fragments as
+// 16-bit weights times 1 to 16 columns: weights stream through shared memory once, are fragments as
 // they lie there, and meet the columns, which stay in registers, in the tensor cores.
 //
 // A block is one multiprocessor's. It takes parts of k, at most 4096 elements, one after the other;
@@ -7,14 +7,14 @@
 // more warp; they are asked for before the kernels before this one are done (programmatic dependent
 // launch). The sums of the sixteen warps are added by a further warp for every eight columns.
 //
-// Everything that a sum's order depends on comes from the weights' shape and type, not from the
-// other columns.
+// The order of sums is that of float_columns.cuh.
 #include "cuda/columns.cuh"
 #include "cuda/columns_weights.cuh"
+#include "cuda/float_columns.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/ring.cuh"
 
-constexpr int kWarps = 16, kThreads = 32 * (kWarps + 4), kTileRows = 16, kTilePairs = 8;
+constexpr int kWarps = kFloatParts, kThreads = 32 * (kWarps + 4), kTileRows = 16, kTilePairs = 8;
 constexpr int kBatch = 8;  // tiles that have sums of a few parts of k at once
 
 #if __CUDA_ARCH__ >= 900
@@ -32,17 +32,6 @@ struct Memory {
   float4* totals;              // [batch][groups of 8 columns][32 lanes]
   char* ring;
 };
-
-// A part of k in blocks of 32 elements.
-struct Slice {
-  int begin, blocks;
-};
-
-__device__ __forceinline__ Slice slice_of(const ColumnsArgs& a, int slice) {
-  const int units = (a.k + 255) / 256;
-  const int begin = units * slice / a.splits * 8, end = units * (slice + 1) / a.splits * 8;
-  return {begin, min(end, a.k / 32) - begin};
-}
 
 // All of this block's work in the order in which every warp does its share: work(slice, tile, which
 // of the batch), after enter(slice) where a part of k begins. So many tiles are done part by part.
@@ -66,7 +55,7 @@ __device__ __forceinline__ void bring(const ColumnsArgs& a, const Memory& m, int
   const u64 policy = read_once();
   Place at;
   Slice slice;
-  const auto enter = [&](int s) { slice = slice_of(a, s); };
+  const auto enter = [&](int s) { slice = slice_of(a.k, a.splits, s); };
   for_each(a, enter, [&](int, int tile, int) {
     const Tile t = tile_of<kTilePairs>(a, tile);
     const char* const row =
@@ -119,7 +108,7 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
   Slice slice;
   wait_for_previous();
   const auto enter = [&](int s) {
-    slice = slice_of(a, s);
+    slice = slice_of(a.k, a.splits, s);
 #pragma unroll
     for (int i = 0; i < P * B; ++i) {
       const int block = (i / B * kWarps + warp) * B + i % B;

@@ -1,4 +1,5 @@
-"""Launches mul_mat_stream.cu: 16-bit weights times 2 to 16 columns, on devices with bulk copies."""
+"""Launches mul_mat_stream.cu: 16-bit weights times 2 to 16 columns, on devices with bulk copies.
+With `DeviceInfo.equal_bits` one column too, of what mul_mat_one.cu does not take."""
 
 from __future__ import annotations
 
@@ -7,12 +8,11 @@ from itertools import pairwise
 
 from .columns import Product, arguments, columns_ok, layout, round_launch, rows_ok
 from .elementwise import cpp_bool
+from .float_parts import PARTS, ROUNDS, blocks_of, bounds_of, most_blocks_of, slices_of
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 MOST = 16  # columns
-_WARPS, _THREADS, _ROWS, _PAIRS, _BATCH = 16, 640, 16, 8, 8  # as in mul_mat_stream.cu
-_SLICE = 4096  # elements of k a block may have
-_PARTS = 4  # stages that a part of a row takes
+_THREADS, _ROWS, _PAIRS, _BATCH = 640, 16, 8, 8  # as in mul_mat_stream.cu
 _BARRIERS = 256  # bytes
 _STATIC = 256  # bytes of shared memory that are left alone
 _MAX_STAGES = 12
@@ -38,26 +38,23 @@ class _Plan:
 
 
 def _plan(p: Product, device: DeviceInfo) -> _Plan:
-    units = ceil_div(p.k, 256)
-    splits = ceil_div(p.k, _SLICE)
-    blocks32 = 8 * ceil_div(units, splits)  # at most, of a part of k
-    blocks = ceil_div(blocks32, _WARPS * _PARTS)
-    nbytes = 64 * min(blocks32, _WARPS * blocks)
+    blocks = blocks_of(p.k)
+    nbytes = 64 * min(most_blocks_of(p.k), PARTS * blocks)
     stride = nbytes + (64 if nbytes % 128 == 0 else 0)
-    begins = [min(units * i // splits * 8, p.k // 32) for i in range(splits + 1)]
-    full = all((b - a) % blocks == 0 for a, b in pairwise(begins))
+    full = all((b - a) % blocks == 0 for a, b in pairwise(bounds_of(p.k)))
     groups = ceil_div(p.m, 8)
-    fixed = _BARRIERS + (2 * _WARPS + _BATCH) * groups * 512 + 128
+    fixed = _BARRIERS + (2 * PARTS + _BATCH) * groups * 512 + 128
     stage = _ROWS * stride
     stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // stage)
-    return _Plan(splits, _PARTS, blocks, full, groups, stride, stages, fixed + stages * stage)
+    shared = fixed + stages * stage
+    return _Plan(slices_of(p.k), ROUNDS, blocks, full, groups, stride, stages, shared)
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
     t = p.weights[0].dtype
     return (
         int(device.arch[3:].rstrip("af")) >= 90
-        and 1 < p.m <= MOST
+        and (1 if device.equal_bits else 2) <= p.m <= MOST
         and not t.is_quantized
         and all(rows_ok(w, 16, 32) for w in p.weights)
         and columns_ok(p.x)

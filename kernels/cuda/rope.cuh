@@ -1,5 +1,7 @@
 // The angle of rotary position embedding. Angles are kept in double until whole turns are taken
-// off, so that large positions stay exact.
+// off, so that large positions stay exact. Each operation is rounded as written: a product and a
+// sum become one operation in one kernel and two in another otherwise, and several kernels turn
+// heads.
 #pragma once
 
 #include "cuda/common.cuh"
@@ -12,20 +14,20 @@ struct RopeNumbers {
 
 // The angle by which pair i turns from one position to the next. factor divides the frequency.
 __device__ __forceinline__ double angle_of(const RopeNumbers& a, int i, float factor) {
-  const double extrapolated = exp2(i * a.log2_step) / factor;
+  const double extrapolated = exp2(__dmul_rn(i, a.log2_step)) / factor;
   double angle = extrapolated * a.freq_scale;
   if (a.ext_factor != 0.0f) {
     const double width = fmax(0.001, a.yarn_high - a.yarn_low);
     const double ramp = 1.0 - fmin(1.0, fmax(0.0, (i - a.yarn_low) / width));
-    const double mix = ramp * a.ext_factor;
-    angle = angle * (1.0 - mix) + extrapolated * mix;
+    const double mix = __dmul_rn(ramp, a.ext_factor);
+    angle = fma(angle, 1.0 - mix, __dmul_rn(extrapolated, mix));
   }
   return angle;
 }
 
 // Sine and cosine of an angle, times the magnitude.
 __device__ __forceinline__ void turn(const RopeNumbers& a, double angle, float* s, float* c) {
-  const double turns = angle * 0.15915494309189533577;
+  const double turns = __dmul_rn(angle, 0.15915494309189533577);
   sincospif((float)(2.0 * (turns - rint(turns))), s, c);
   *s *= a.magnitude;
   *c *= a.magnitude;

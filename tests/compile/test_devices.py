@@ -99,6 +99,20 @@ def test_several_devices_of_a_kind_in_one_model(made: list[int], tmp_path: Path)
     assert [s.backend for s in plan.segments] == ["remote:1", "remote:0", "remote:2", "remote:1"]
 
 
+def test_devices_are_told_of_equal_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+
+    def find(name: str, options: Any) -> Backend:
+        told.append(options["equal_bits"])
+        return find_backend(name, options)  # which takes no notice
+
+    monkeypatch.setattr(model_module, "find_backend", find)
+    path = write_tiny(tmp_path / "m.gguf", seed=2)
+    found = [logits(path, backends=("numpy", "null:0"), equal_bits=x) for x in (False, True)]
+    assert told == [False, False, True, True]
+    np.testing.assert_array_equal(*found)
+
+
 def test_the_one_of_its_kind_has_any_name(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf")
     options = Options(overrides=((r"output", "cpu:0"), (".*", "cpu")), device=3)

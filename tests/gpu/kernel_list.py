@@ -24,6 +24,7 @@ from gguflow.kernels.cuda.peaks import f32_peak, int8_peak, read_peak
 from gguflow.kernels.cuda.timestamp import timestamp
 
 DEVICE = DeviceInfo()
+EQUAL = DeviceInfo(equal_bits=True)  # one column has the bits that it has among several
 
 
 def launches_of(
@@ -38,9 +39,11 @@ def launches_of(
 
 
 @cache
-def launches_of_cases(spec: OpSpec) -> tuple[Launch, ...]:
+def launches_of_cases(spec: OpSpec, device: DeviceInfo = DEVICE) -> tuple[Launch, ...]:
     nodes = [declare_case(spec, case) for case in spec.cases()]
-    return tuple(x for n in nodes if supports(n) for x in launches_of(n) if isinstance(x, Launch))
+    taken = [n for n in nodes if supports(n, device.equal_bits)]
+    made = (x for n in taken for x in launches_of(n, device=device))
+    return tuple(x for x in made if isinstance(x, Launch))
 
 
 def kernels_of(spec: OpSpec) -> tuple[Kernel, ...]:
@@ -49,8 +52,9 @@ def kernels_of(spec: OpSpec) -> tuple[Kernel, ...]:
 
 @cache
 def all_launches() -> tuple[Launch, ...]:
-    """Those of the cases, and those that belong to no op."""
-    of_cases = (x for s in all_ops() for x in launches_of_cases(s))
+    """Those of the cases, with `equal_bits` too, and those that belong to no op."""
+    of_cases = dict.fromkeys(x for d in (DEVICE, EQUAL) for s in all_ops()
+                             for x in launches_of_cases(s, d))  # fmt: skip
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
     sizes = 4096, 8 << 20
     reduced = (all_reduce.exchange(0, 0, 0, n, 0, (0, 0), sizes, False, 0, 1, 1) for n in sizes)

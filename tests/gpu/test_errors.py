@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from gguflow.engine.backends import cuda
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.backends.cuda import CudaError
+from gguflow.engine.backends.cuda.device import CudaDevice
 from gguflow.engine.backends.cuda.memory import CudaBuffer
 
 
@@ -95,6 +97,19 @@ def test_no_usable_device(
     expected: str,
 ) -> None:
     assert expected in message(monkeypatch, fake_cupy(**options), device)
+
+
+@pytest.mark.parametrize("equal_bits", [False, True])
+def test_the_launches_know_of_equal_bits(
+    driver_bindings: None, monkeypatch: pytest.MonkeyPatch, equal_bits: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    assert CudaDevice(0, equal_bits).info.equal_bits is equal_bits
+    made: list[tuple[int, bool]] = []
+    monkeypatch.setattr("gguflow.engine.backends.cuda.CudaBackend", lambda *a: made.append(a))
+    cuda.create({"device": 1, "equal_bits": equal_bits})
+    cuda.create({})
+    assert made == [(1, equal_bits), (0, False)]
 
 
 def test_out_of_memory_gives_the_figures() -> None:

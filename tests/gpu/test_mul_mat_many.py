@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import build_case, nmse, run_on
-from kernel_list import launches_of
+from kernel_list import DEVICE, EQUAL, launches_of
 
 from gguflow.engine.graph import F16, F32, Case, Graph, Operand, op_spec
 from gguflow.kernels.cuda.gemm import Gemm
@@ -107,9 +107,29 @@ def test_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
     ],
 )
 def test_which_way_a_few_columns_go(dtype: str, n: int, k: int, m: int, kernel: str) -> None:
-    made = launches_of(build("mul_mat", weight(n, k, dtype), Operand((m, k))).node)
+    node = build("mul_mat", weight(n, k, dtype), Operand((m, k))).node
+    made = launches_of(node)
     entries = ["library" if isinstance(s, Gemm) else s.kernel.entry for s in made]
     assert any(e.startswith(kernel) for e in entries), entries
+    assert m == 1 or launches_of(node, device=EQUAL) == made
+
+
+@pytest.mark.parametrize(
+    "dtype, k, faster, equal",
+    [
+        ("f16", 4096, "mul_mat_vec<PLAIN", "mul_mat_one<PLAIN, f16"),
+        ("f32", 4096, "mul_mat_vec<f32", "mul_mat_vec<f32"),
+        ("q4_0", 4096, "mul_mat_vec<PLAIN", "mul_mat_one<PLAIN, block_q4_0"),
+        ("q4_0", 4160, "mul_mat_vec<block_q4_0", "mul_mat_vec<block_q4_0"),  # no whole chunks
+        ("q6_K", 1280, "mul_mat_vec<block_q6_K", "mul_mat_few<block_q6_K"),  # rows at odd places
+        ("iq4_nl", 4096, "mul_mat_vec<PLAIN", "mul_mat_vec<PLAIN"),
+    ],
+)
+def test_which_way_one_column_goes(dtype: str, k: int, faster: str, equal: str) -> None:
+    node = build("mul_mat", weight(64, k, dtype), Operand((1, k))).node
+    for device, entry in ((DEVICE, faster), (EQUAL, equal)):
+        *_, last = launches_of(node, device=device)
+        assert isinstance(last, Launch) and last.kernel.entry.startswith(entry)
 
 
 @pytest.mark.gpu

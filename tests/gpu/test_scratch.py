@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 from harness import declare_case
-from kernel_list import DEVICE
+from kernel_list import DEVICE, EQUAL
 
 from gguflow.engine.graph import F32, Graph, Tensor, all_ops, dtype_by_name
 from gguflow.kernels.cuda.gemm import WORKSPACE_BYTES, Gemm, Matrix
 from gguflow.kernels.cuda.launch import (
     Call,
+    DeviceInfo,
     Launch,
     Operand,
     launches,
@@ -25,7 +26,7 @@ SCRATCH = 0x75A5A << 32
 OPERANDS = 0x3C3C3 << 32
 
 
-def launched(node: Tensor) -> tuple[list[Launch | Gemm], list[tuple[int, int]]]:
+def launched(node: Tensor, device: DeviceInfo) -> tuple[list[Launch | Gemm], list[tuple[int, int]]]:
     """The launches, and the operands' memory: (begin, end)."""
     places, srcs = [], []
     for i, t in enumerate((node, *node.srcs)):
@@ -37,7 +38,7 @@ def launched(node: Tensor) -> tuple[list[Launch | Gemm], list[tuple[int, int]]]:
         srcs.append(Operand.of(t, begin + t.view_offset))
     dst, *rest = srcs
     assert dst is not None
-    return list(launches(Call(node, dst, tuple(rest), DEVICE, SCRATCH))), places
+    return list(launches(Call(node, dst, tuple(rest), device, SCRATCH))), places
 
 
 def ends(g: Gemm) -> Iterator[tuple[int, int]]:
@@ -56,9 +57,9 @@ def ends(g: Gemm) -> Iterator[tuple[int, int]]:
     yield g.workspace, g.workspace + WORKSPACE_BYTES
 
 
-def check(node: Tensor) -> None:
-    nbytes = scratch_bytes(node, DEVICE)
-    made, places = launched(node)
+def check(node: Tensor, device: DeviceInfo = DEVICE) -> None:
+    nbytes = scratch_bytes(node, device)
+    made, places = launched(node, device)
     places.append((SCRATCH, SCRATCH + nbytes))
     for step in made:
         if isinstance(step, Gemm):
@@ -76,8 +77,9 @@ def test_cases(op: str) -> None:
     (spec,) = (s for s in all_ops() if s.name == op)
     for case in spec.cases():
         node = declare_case(spec, case)
-        if supports(node):
-            check(node)
+        for device in (DEVICE, EQUAL):
+            if supports(node, device.equal_bits):
+                check(node, device)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q4_0", "q6_K"])
@@ -89,9 +91,10 @@ def test_products_of_any_number_of_columns(dtype: str, m: int, k: int) -> None:
     g = Graph()
     x = g.input("x", F32, (m, k))
     gate, up, down = (g.weight(n, t, (48, k)) for n in ("gate", "up", "down"))
-    check(g.mul_mat(gate, x))
-    check(g.op("mul_mat_add", gate, x, g.input("r", F32, (m, 48))))
-    check(g.op("mul_mat_swiglu", gate, up, x))
+    for device in (DEVICE, EQUAL):
+        check(g.mul_mat(gate, x), device)
+        check(g.op("mul_mat_add", gate, x, g.input("r", F32, (m, 48))), device)
+        check(g.op("mul_mat_swiglu", gate, up, x), device)
     idx = g.input("idx", F32, (m, 48))
     for scores in (None, idx):
         check(g.op("sparse_ffn", gate, up, down, x, scores))

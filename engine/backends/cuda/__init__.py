@@ -11,5 +11,6 @@ __all__ = ["CudaBackend", "CudaError", "create"]
 
 
 def create(options: dict[str, Any]) -> CudaBackend:
-    """options: device (int, default 0). Raises CudaError saying what to install or change."""
-    return CudaBackend(int(options.get("device") or 0))
+    """options: device (int, default 0), equal_bits (bool, as in `Options`). Raises CudaError saying
+    what to install or change."""
+    return CudaBackend(int(options.get("device") or 0), bool(options.get("equal_bits")))

@@ -24,10 +24,11 @@ from .program import CudaProgram
 
 
 class CudaBackend(Backend):
-    """One GPU and its kernels. Raises CudaError when there is no GPU that can be used."""
+    """One GPU and its kernels. equal_bits: as in `DeviceInfo`. Raises CudaError when there is none
+    that can be used."""
 
-    def __init__(self, device: int = 0) -> None:
-        self.device = CudaDevice(device)
+    def __init__(self, device: int = 0, equal_bits: bool = False) -> None:
+        self.device = CudaDevice(device, equal_bits)
         self.id = DeviceId("cuda", device)
         self.name = self.space = str(self.id)
         self.processor = self.device.name
@@ -58,7 +59,7 @@ class CudaBackend(Backend):
         return self._peaks
 
     def supports(self, node: Tensor) -> bool:
-        return launch.supports(node)
+        return launch.supports(node, self.device.info.equal_bits)
 
     def alloc(self, nbytes: int) -> CudaBuffer:
         return CudaBuffer(self.device, nbytes)

@@ -23,9 +23,10 @@ def import_cupy() -> Any:
 
 
 class CudaDevice:
-    """One GPU and the stream everything on it runs in. Raises CudaError when it cannot be used."""
+    """One GPU and the stream everything on it runs in. equal_bits: as in `DeviceInfo`. Raises
+    CudaError when it cannot be used."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, equal_bits: bool = False) -> None:
         self.cupy = import_cupy()
         self.runtime = self.cupy.cuda.runtime
         self.index = index
@@ -49,6 +50,7 @@ class CudaDevice:
             sm_count=facts["multiProcessorCount"],
             threads_per_sm=facts["maxThreadsPerMultiProcessor"],
             shared_per_block=facts["sharedMemPerBlockOptin"],
+            equal_bits=equal_bits,
         )
         self.stream = self.cupy.cuda.Stream(non_blocking=True)
 

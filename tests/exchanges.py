@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import numpy as np
 
 import gguflow.engine.ops  # noqa: F401  (registers them)
 from gguflow.engine.backends.base import Backend
-from gguflow.engine.compile import PlacementRules, PlanOptions, compile_graph
+from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
 from gguflow.engine.graph import F32, Graph
 from gguflow.engine.runtime import BoundPlan, bind
 
 
-def exchanging(devices: Sequence[Backend], sizes: Sequence[int]) -> BoundPlan:
-    """Every device negates an input of its own and has the sum of all, once for each size, every
-    other time added to a residual of its own; the outputs are the sums, device by device."""
+def every_other(i: int) -> bool:
+    return i % 2 == 1
+
+
+def exchanging_plan(
+    devices: Sequence[Backend], sizes: Sequence[int], adds: Callable[[int], bool] = every_other
+) -> Plan:
+    """Every device negates an input of its own and has the sum of all, once for each size, where
+    `adds` says so added to a residual of its own; the outputs are the sums, device by device."""
     g, n = Graph(), len(devices)
     sums = []
     for i, size in enumerate(sizes):
         parts = [g.neg(g.input(f"x.{i}@{k}", F32, (size,)), name=f"p.{i}@{k}") for k in range(n)]
-        op, rs = ("all_reduce_add", range(n)) if i % 2 else ("all_reduce", range(0))
+        op, rs = ("all_reduce_add", range(n)) if adds(i) else ("all_reduce", range(0))
         more = [[g.neg(g.input(f"r.{i}@{k}", F32, (size,)), name=f"q.{i}@{k}")] for k in rs]
         more = more or [[]] * n
         made = [g.op(op, *more[k], *parts, name=f"s.{i}@{k}") for k in range(n)]
@@ -30,7 +36,12 @@ def exchanging(devices: Sequence[Backend], sizes: Sequence[int]) -> BoundPlan:
         for t in each:
             g.output(t)
     rules = [(rf"@{k}$", d.name) for k, d in enumerate(devices)]
-    plan = compile_graph(g, PlanOptions(PlacementRules(devices, rules), fuse=False))
+    return compile_graph(g, PlanOptions(PlacementRules(devices, rules), fuse=False))
+
+
+def exchanging(devices: Sequence[Backend], sizes: Sequence[int]) -> BoundPlan:
+    """The same, to be run."""
+    plan = exchanging_plan(devices, sizes)
     by_space = {d.space: d for d in devices}
     arenas = {s: by_space[s].alloc(max(a.nbytes, 1)) for s, a in plan.arenas.items()}
     return bind(plan, {d.name: d for d in devices}, {}, set(), {}, arenas, 1)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gguflow.engine.graph import Graph, Role, Tensor, op_spec
+from gguflow.engine.graph import Graph, Role, Tensor, exchanged, op_spec
 
 from .fuse import fuse_graph
 from .memory import ALIGN, SHARED_OUTPUT_BYTES, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementRules, place
 from .prune import prune
-from .schedule import Step, backend_of, exchanged, schedule
+from .schedule import Step, backend_of, schedule
 from .split import Copy, Segment, split
 from .types import HOST_SPACE, BackendInfo
 
@@ -172,7 +172,7 @@ def _channels(
     for b in order if exchanges else ():
         mine = [n for n in exchanges if placement.of[n] == b.name]
         if mine and b.links is not None and b.links.channel_bytes is not None:
-            n_parts = len(mine[0].live_srcs())
+            n_parts = len(exchanged(mine[0]))
             found[b.space] = b.links.channel_bytes(n_parts, [n.nbytes for n in mine])
     return found
 

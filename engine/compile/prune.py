@@ -11,7 +11,7 @@ from gguflow.engine.graph.opspec import written_owners
 def prune(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
     """The nodes that some output, or some write into a state, depends on; order is kept.
 
-    Nodes that exchange their operands are kept together: each waits for the others.
+    Nodes that exchange the same parts are kept together: each waits for the others.
     """
     together: dict[tuple[Tensor, ...], list[Tensor]] = {}
     for n in nodes:

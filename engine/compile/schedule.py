@@ -127,9 +127,9 @@ def _meetings(
 
 
 def reductions(steps: Sequence[Step], placement: Placement) -> list[list[Tensor]]:
-    """The nodes that exchange their operands, those of each exchange in the order of who made them.
+    """The nodes that exchange parts, those of each exchange in the order of who made them.
 
-    Raises UnlinkableError unless each backend that made an operand has one of them, with no other
+    Raises UnlinkableError unless each backend that made a part has one of them, with no other
     node in between: what waits there could wait for another of them.
     """
     nodes = [s for s in steps if isinstance(s, Tensor)]

@@ -47,14 +47,16 @@ struct Stretch {
 // Sums that begin with the bits of 1.5 * 2^23 instead of zero end, as long as what is added stays
 // below 2^22, as the bits of the float 1.5 * 2^23 + n. So a scale of at most 22 bits, whose product
 // with 1.5 * 2^23 is exact, multiplies a sum in one operation, rounded once as after a conversion:
-// the vector unit, which shares its ports with the matrix unit, has two less. A float16 has 11
+// the vector unit, which shares its ports with the matrix unit, has one operation less. So for
+// the first of two halves; the second is added to it as an integer made a float. A float16 has 11
 // bits, its product with a small integer 19; MXFP4's powers of two may be too large. A scale that
 // is infinite makes NaN of every sum.
 constexpr float kShifted = 12582912.0f;  // 1.5 * 2^23
-constexpr int32_t kBits = 0x4b400000;
-alignas(64) inline constexpr int32_t kShiftedRow[16] = {kBits, kBits, kBits, kBits, kBits, kBits,
-                                                        kBits, kBits, kBits, kBits, kBits, kBits,
-                                                        kBits, kBits, kBits, kBits};
+constexpr int32_t kShiftedBits = 0x4b400000;
+alignas(64) inline constexpr int32_t kShiftedRow[16] = {
+    kShiftedBits, kShiftedBits, kShiftedBits, kShiftedBits, kShiftedBits, kShiftedBits,
+    kShiftedBits, kShiftedBits, kShiftedBits, kShiftedBits, kShiftedBits, kShiftedBits,
+    kShiftedBits, kShiftedBits, kShiftedBits, kShiftedBits};
 template <class L>
 constexpr bool kShiftedSums = L::kType != GF_MXFP4;
 

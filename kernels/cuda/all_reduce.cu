@@ -41,9 +41,9 @@ struct ReduceArgs {
   i32 rank, n;
 };
 
-// The number of this exchange. Every block counts for itself, so that none waits for the others
-// to have read what the last of them would change; and for blocks that this exchange has not, so
-// that all counts stay the same.
+// The number of this exchange. Every block has a counter of its own: a common one could only be
+// changed by the last block to end, which all would have to tell that they did. Counters of blocks
+// that this exchange has not are set too, so that all stay equal.
 __device__ __forceinline__ u32* counters(const ReduceArgs& a) {
   return reinterpret_cast<u32*>(a.channels[a.rank]);
 }

@@ -17,11 +17,10 @@ OPS = ("all_reduce", "all_reduce_add")
 DEVICES = 8  # kDevices of all_reduce.cu
 COUNTERS = 256  # kCounters: of blocks
 HEAD = 4 * COUNTERS
-PIECE = 16 << 10  # kPiece, bytes of a part
+PIECE = 16 << 10  # bytes of a part: kPieceWords of 16
 SMALL = 512 << 10  # bytes that come to a device, up to which flags beside the data are sooner there
 BLOCK = 256  # kBlock
-# Blocks that wait for another device's must not keep it from running where it is the same GPU.
-SHARED_BLOCKS = 64
+FEW_BLOCKS = 64  # that leave room for others on a GPU
 LINE = 8  # bytes of a part in a 16-byte word with its flags
 
 SMALL_PARTS, LARGE_PARTS = (
@@ -66,7 +65,7 @@ def exchange(
 
     to, part, residual (added in the end, 0 for none): addresses, multiples of 16, of memory in
     multiples of 64 bytes. channels: of all devices, by rank. sizes: of all parts that go over these
-    channels. shared: another of the devices is a stream of the same GPU. given_up, code,
+    channels. shared: another of the devices may be a stream of the same GPU. given_up, code,
     timeout_ns: as of a `Flag`.
     """
     n = len(channels)
@@ -80,8 +79,9 @@ def exchange(
     )  # fmt: skip
     blocks = ceil_div(units, BLOCK) if is_small else units
     kernel = SMALL_PARTS if is_small else LARGE_PARTS
-    # More than two devices send to each other at once, which has not been measured with more.
-    most = COUNTERS if n == 2 and not shared else SHARED_BLOCKS
+    # Blocks that wait for another device's must not keep it from running where it is the same GPU;
+    # and more blocks have not been measured with more than two devices, which send to several.
+    most = COUNTERS if n == 2 and not shared else FEW_BLOCKS
     grid = (min(blocks, most), 1, 1)
     return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchanges import check, exchanging, fill
+from exchanges import check, exchanging, exchanging_plan, fill
 
+from gguflow.engine.backends.null.backend import NullBackend
 from gguflow.engine.backends.simulated import SimulatedBackend
 from gguflow.engine.runtime import LinkError, exchange
 from gguflow.engine.runtime.exchange import SideBySide
@@ -22,6 +23,16 @@ def test_all_have_the_sum_of_all_parts(n: int) -> None:
     assert isinstance(bound.runner, SideBySide) and len(bound.runner.programs) == n
     for _ in range(4):
         check(bound, rng)
+
+
+@pytest.mark.parametrize("first_adds", [False, True])
+def test_a_channel_has_room_for_as_many_as_there_are(first_adds: bool) -> None:
+    """A residual is nobody's part. One of these sizes is small for two devices, not for three."""
+    sizes = [100_000, 1, 4_000_000]
+    devices = [NullBackend(k) for k in range(2)]
+    plan = exchanging_plan(devices, sizes, lambda i: (i == 0) == first_adds)
+    expected = all_reduce.channel_bytes(2, [4 * s for s in sizes])
+    assert plan.channels == {d.space: expected for d in devices}
 
 
 def test_devices_that_are_apart_exchange_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

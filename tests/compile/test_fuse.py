@@ -8,7 +8,7 @@ import pytest
 import gguflow.engine.ops  # noqa: F401
 from gguflow.engine.backends.numpy import evaluate
 from gguflow.engine.compile import RULES, fuse_graph
-from gguflow.engine.graph import F32, I32, Graph, Tensor, op_spec
+from gguflow.engine.graph import F32, I32, Graph, Tensor, exchanged, op_spec
 from gguflow.engine.plan_key import PAGE
 
 
@@ -73,6 +73,25 @@ def test_each_rule_can_be_used_alone() -> None:
     for rule in RULES:
         g = fuse_graph(ffn(), everything, rules=[rule])
         np.testing.assert_allclose(evaluate(g, feed(g))["residual"], want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_sum_takes_its_residual_along(turned: bool) -> None:
+    g = Graph()
+    r, parts = g.input("r", F32, (2, 8)), [g.input(f"p{i}", F32, (2, 8)) for i in range(3)]
+    total = g.op("all_reduce", *parts)
+    g.output(g.add(*((r, total) if turned else (total, r)), name="out"))
+    want = evaluate(g, feed(g))
+    fused = fuse_graph(g, everything)
+    assert ops(fused) == ["all_reduce_add"] and exchanged(fused.nodes[0]) == tuple(parts)
+    np.testing.assert_array_equal(evaluate(fused, feed(fused))["out"], want["out"])
+
+
+def test_sums_that_are_added_to_each_other_stay() -> None:
+    g = Graph()
+    a, b = (g.input(x, F32, (2, 8)) for x in "ab")
+    g.output(g.add(g.op("all_reduce", a, b), g.op("all_reduce", b, a)))
+    assert ops(fuse_graph(g, everything)) == ["all_reduce", "all_reduce", "add"]
 
 
 def test_a_value_used_twice_is_kept() -> None:

@@ -78,7 +78,7 @@ def nmse(found: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_exchanges_of_all_sizes(cards: Callable[[int], Backend], n: int) -> None:
-    sizes = [1, 2, 3, 31, 4096, 4097, 65536, 65537, 200_000, 1_000_003]
+    sizes = [1, 2, 3, 31, 4096, 4097, 65536, 65537, 200_000, 1_000_003, 3_000_001]
     kinds = {all_reduce._is_small(n, 4 * s) for s in sizes}
     assert kinds == {True, False}
     bound = exchanging([cards(k) for k in range(n)], sizes)

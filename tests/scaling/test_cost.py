@@ -72,7 +72,7 @@ def test_exchanges_are_the_measured_ones_and_rise() -> None:
     for nbytes in (16384, 1 << 20, 1 << 24):
         times = [exchange_seconds(nbytes, n, H200) for n in (2, 3, 4, 8)]
         assert all(b > a for a, b in pairwise(times))
-    # In the end the link's rate is all there is.
+    # In the end the rate between the last two points is all there is.
     assert exchange_seconds(1 << 32, 2, H200) == pytest.approx((1 << 32) / 277e9, rel=0.01)
 
 

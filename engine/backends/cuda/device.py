@@ -97,10 +97,10 @@ class CudaDevice:
                 return False
         return True
 
-    def holds(self, address: int) -> bool:
-        """Whether memory lies on this device."""
+    def is_elsewhere(self, address: int) -> bool:
+        """Whether memory lies on another device."""
         found = self.runtime.pointerGetAttributes(address)
-        return bool(found.device == self.index and found.type == self.runtime.memoryTypeDevice)
+        return bool(found.device != self.index and found.type == self.runtime.memoryTypeDevice)
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
         """Enqueue a copy between addresses of the device and of pinned memory."""

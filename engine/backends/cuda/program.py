@@ -62,7 +62,7 @@ class CudaProgram(Program):
                 made.append(list(self._meeting(s, meets)))
                 continue
             if s in meets.reduces:
-                made.append([self._reduce(s, meets.reduces[s])])
+                made.append([self._reduce(s, meets.reduces[s], memory)])
                 continue
             dst = self._operand(s, memory)
             assert dst is not None
@@ -111,14 +111,16 @@ class CudaProgram(Program):
             return link.signal(flag.address, spans, ticket)
         return link.wait(flag.address, spans, ticket, flag.given_up, flag.code, flag.timeout_ns)
 
-    def _reduce(self, node: Tensor, reduce: Reduce) -> Launch:
+    def _reduce(self, node: Tensor, reduce: Reduce, memory: Memory) -> Launch:
         parts = exchanged(node)
         residual = node.live_srcs()[: -len(parts)]
-        to, part, *r = (_place(self._memory, t)[1] for t in (node, parts[reduce.rank], *residual))
-        others = (c for k, c in enumerate(reduce.channels) if k != reduce.rank)
+        operands = [self._operand(t, memory) for t in (node, parts[reduce.rank], *residual)]
+        to, part, *r = (o.address for o in operands if o is not None)
+        others = [c for k, c in enumerate(reduce.channels) if k != reduce.rank]
         return all_reduce.exchange(
             to, part, r[0] if r else 0, node.nbytes, reduce.rank, reduce.channels, reduce.sizes,
-            any(map(self._device.holds, others)), reduce.given_up, reduce.code, reduce.timeout_ns,
+            not all(map(self._device.is_elsewhere, others)), reduce.given_up, reduce.code,
+            reduce.timeout_ns,
         )  # fmt: skip
 
     def _load(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gguflow.engine.compile.rules.base import Rewrite, Rule, made_by
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import Tensor, exchanged
 
 
 def norm_then_weight(node: Tensor) -> Rewrite | None:
@@ -46,8 +46,11 @@ def sum_then_add(node: Tensor) -> Rewrite | None:
         return None
     a, b = node.srcs
     for total, other in ((a, b), (b, a)):
-        # Kernels read a residual in whole words, from where its memory begins.
-        if total is not None and total.op == "all_reduce" and other and not other.view_offset:
+        if total is None or total.op != "all_reduce" or other is None:
+            continue
+        # Kernels read a residual in whole words, from where its memory begins. Sums that are added
+        # to each other stay where they are, so that all devices make them in one order.
+        if not other.view_offset and not exchanged(other.owner):
             return Rewrite("all_reduce_add", (other, *total.srcs), (total,))
     return None
 

@@ -30,7 +30,7 @@ class AllReduce(OpSpec):
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
         for s in srcs:
             if s.dtype is not F32 or s.shape != srcs[0].shape or not s.is_contiguous:
-                raise self.fail("parts must be dense f32 of one shape", *srcs)
+                raise self.fail("operands must be dense f32 of one shape", *srcs)
         return F32, srcs[0].shape
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
@@ -44,7 +44,7 @@ class AllReduce(OpSpec):
             yield Case((Operand(shape),) * n, note=f"{n} parts")
 
 
-class AllReduceAdd(OpSpec):
+class AllReduceAdd(AllReduce):
     name = "all_reduce_add"
     doc = "all_reduce(parts) + r, with r a residual of their shape, each device's own."
     operands = ("r f32", "part f32, of that shape",
@@ -54,20 +54,10 @@ class AllReduceAdd(OpSpec):
     rows_of = 1
     fused_from = ("all_reduce", "add")
     exchanges = 1
-    optional = True
-
-    def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
-        for s in srcs:
-            if s.dtype is not F32 or s.shape != srcs[0].shape or not s.is_contiguous:
-                raise self.fail("residual and parts must be dense f32 of one shape", *srcs)
-        return F32, srcs[0].shape
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         r, *parts = srcs
         return op_spec("add").reference(op_spec("all_reduce").reference(*parts), r)
-
-    def flops(self, out: Tensor) -> int:
-        return (len(out.live_srcs()) - 1) * out.size
 
     def cases(self) -> Iterator[Case]:
         for n, shape in _CASES:

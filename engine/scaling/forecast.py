@@ -198,4 +198,5 @@ def _some(n: int) -> list[int]:
 
 def _between(steps: dict[int, float], k: int) -> float:
     """Seconds of a step of k sequences, between the two planned sizes next to it."""
-    return float(np.interp(k, sorted(steps), [steps[size] for size in sorted(steps)]))
+    sizes = sorted(steps)
+    return float(np.interp(k, sizes, [steps[size] for size in sizes]))

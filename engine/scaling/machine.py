@@ -61,13 +61,13 @@ class Machine:
         return json.dumps({k: v for k, v in asdict(self).items() if v != math.inf}, indent=1)
 
 
-# Measured: read_gbs (256 MiB), small_us, exchange, link_gbs, hop_us (4,096 floats, then a flag),
-# wire_us (half of there and back); assumed: wire_gbs. Fitted to Llama-3-8B: kernel_us to one token,
-# f16_tflops and quant_tflops to prompts of 512, unpack_ps to 4 to 128 sequences in Q4_0.
 _NVLINK = (
     (1024.0, 2.27), (16384.0, 2.66), (65536.0, 2.81), (262144.0, 4.02), (1048576.0, 8.49),
     (4194304.0, 20.23), (16777216.0, 65.65),
 )  # fmt: skip
+# Measured: read_gbs (256 MiB), small_us, exchange, link_gbs, hop_us (4,096 floats, then a flag),
+# wire_us (half of there and back); assumed: wire_gbs. Fitted to Llama-3-8B: kernel_us to one token,
+# f16_tflops and quant_tflops to prompts of 512, unpack_ps to 4 to 128 sequences in Q4_0.
 H200 = Machine(
     "h200",
     "one H200 and two of one host over NVLink; wire: Ray calls on one machine",

@@ -148,6 +148,16 @@ struct Pieces {
     return reinterpret_cast<const uint4*>(memory) + piece * kPieceWords;
   }
 
+  // f(word, turn) for this thread's words of the first n of a piece.
+  template <class F>
+  static __device__ __forceinline__ void each_word(int n, F f) {
+#pragma unroll
+    for (int j = 0; j < kTurns; ++j) {
+      const int i = threadIdx.x + j * kBlock;
+      if (i < n) f(i, j);
+    }
+  }
+
   // What all threads of the block have written can be seen over there before the flag.
   __device__ void signal(int device, int k, i64 piece) const {
     __syncthreads();
@@ -171,16 +181,8 @@ struct Pieces {
     const uint4* const from = of(a.part, piece);
     const int n = words(piece);
     uint4 v[kTurns];
-#pragma unroll
-    for (int j = 0; j < kTurns; ++j) {
-      const int i = threadIdx.x + j * kBlock;
-      if (i < n) v[j] = from[i];
-    }
-#pragma unroll
-    for (int j = 0; j < kTurns; ++j) {
-      const int i = threadIdx.x + j * kBlock;
-      if (i < n) to[i] = v[j];
-    }
+    each_word(n, [&](int i, int j) { v[j] = from[i]; });
+    each_word(n, [&](int i, int j) { to[i] = v[j]; });
     signal(device, a.rank, piece);
   }
 
@@ -192,21 +194,13 @@ struct Pieces {
     for (int k = 0; k < a.n; ++k) {
       const uint4* const from = k == a.rank ? of(a.part, piece) : room(a.rank, k, piece);
       float4 v[kTurns];
-#pragma unroll
-      for (int j = 0; j < kTurns; ++j) {
-        const int i = threadIdx.x + j * kBlock;
-        if (i < n) v[j] = floats(load_volatile(from + i));
-      }
+      each_word(n, [&](int i, int j) { v[j] = floats(load_volatile(from + i)); });
 #pragma unroll
       for (int j = 0; j < kTurns; ++j) sum[j] = k == 0 ? v[j] : plus(sum[j], v[j]);
     }
     for (int k = 1; for_all && k < a.n; ++k) {
       uint4* const there = room((a.rank + k) % a.n, a.n, piece);
-#pragma unroll
-      for (int j = 0; j < kTurns; ++j) {
-        const int i = threadIdx.x + j * kBlock;
-        if (i < n) there[i] = bits(sum[j]);
-      }
+      each_word(n, [&](int i, int j) { there[i] = bits(sum[j]); });
     }
     finish(to, piece, sum);
     for (int k = 1; for_all && k < a.n; ++k) signal((a.rank + k) % a.n, a.n, piece);
@@ -217,11 +211,7 @@ struct Pieces {
   __device__ void take(i64 piece) const {
     const uint4* const from = room(a.rank, a.n, piece);
     float4 sum[kTurns];
-#pragma unroll
-    for (int j = 0; j < kTurns; ++j) {
-      const int i = threadIdx.x + j * kBlock;
-      if (i < words(piece)) sum[j] = floats(load_volatile(from + i));
-    }
+    each_word(words(piece), [&](int i, int j) { sum[j] = floats(load_volatile(from + i)); });
     finish(const_cast<uint4*>(of(a.to, piece)), piece, sum);
   }
 
@@ -229,17 +219,9 @@ struct Pieces {
     const uint4* const residual = of(a.residual, piece);
     const int n = words(piece);
     if (a.residual != nullptr) {
-#pragma unroll
-      for (int j = 0; j < kTurns; ++j) {
-        const int i = threadIdx.x + j * kBlock;
-        if (i < n) sum[j] = plus(sum[j], floats(residual[i]));
-      }
+      each_word(n, [&](int i, int j) { sum[j] = plus(sum[j], floats(residual[i])); });
     }
-#pragma unroll
-    for (int j = 0; j < kTurns; ++j) {
-      const int i = threadIdx.x + j * kBlock;
-      if (i < n) to[i] = bits(sum[j]);
-    }
+    each_word(n, [&](int i, int j) { to[i] = bits(sum[j]); });
   }
 };
 

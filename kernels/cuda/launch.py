@@ -82,6 +82,11 @@ class DeviceInfo:
     shared_per_block: int = 227 << 10
     equal_bits: bool = False
 
+    @property
+    def is_hopper(self) -> bool:
+        """Whether it is one, or newer: bulk copies, dependent launches."""
+        return int(self.arch[3:].rstrip("af")) >= 90
+
 
 @dataclass(frozen=True)
 class Operand:

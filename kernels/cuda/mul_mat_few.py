@@ -87,7 +87,7 @@ def _plan_of(p: Product, device: DeviceInfo, slices: int) -> _Plan:
 def takes(p: Product, device: DeviceInfo) -> bool:
     return (
         all(map(known, _types(p)))
-        and int(device.arch[3:].rstrip("af")) >= 90
+        and device.is_hopper
         and (1 if device.equal_bits else 2) <= p.m <= MOST
         and all(rows_ok(w, gcd(_chunk_bytes(w.dtype), 16), CHUNK) for w in p.weights)
         and columns_ok(p.x)

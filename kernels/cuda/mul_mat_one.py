@@ -77,7 +77,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     quantized = p.weights[0].dtype.is_quantized
     return (
         device.equal_bits
-        and int(device.arch[3:].rstrip("af")) >= 90
+        and device.is_hopper
         and p.m == 1
         and (all(map(known, types)) if quantized else len(types) == 1)
         and all(rows_ok(w, 16, _CHUNK if quantized else 32) for w in p.weights)

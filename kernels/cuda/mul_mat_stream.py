@@ -53,7 +53,7 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan:
 def takes(p: Product, device: DeviceInfo) -> bool:
     t = p.weights[0].dtype
     return (
-        int(device.arch[3:].rstrip("af")) >= 90
+        device.is_hopper
         and (1 if device.equal_bits else 2) <= p.m <= MOST
         and not t.is_quantized
         and all(rows_ok(w, 16, 32) for w in p.weights)

@@ -98,7 +98,7 @@ class BoundLaunch:
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
         config.sharedMemBytes = launch.shared
         config.hStream = driver.CUstream(modules.device.stream.ptr)
-        if launch.dependent and int(modules.device.info.arch[3:].rstrip("af")) >= 90:
+        if launch.dependent and modules.device.info.is_hopper:
             attribute = driver.CUlaunchAttribute()
             attribute.id = (
                 driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

@@ -37,7 +37,7 @@ class MulMatIdGlu(OpSpec):
     weights = (0, 1)
     across = (0, 1, 4, 5)
     cost = "4 m u n k + 8 m u n"
-    tolerance = 5e-4
+    tolerance = 2 * 5e-4  # the error of either product is one of the result
     fused_from = ("mul_mat_id", "swiglu", "geglu", "swiglu_clamped")
     optional = True
 

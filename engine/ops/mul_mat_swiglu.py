@@ -24,7 +24,7 @@ class MulMatSwiglu(OpSpec):
     weights = (0, 1)
     by_column = (0, 1)
     cost = "4 m n k + 5 m n"
-    tolerance = 5e-4
+    tolerance = 2 * 5e-4  # the error of either product is one of the result
     fused_from = ("mul_mat", "swiglu")
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:

@@ -197,7 +197,7 @@ def add_engine(p: ArgumentParser) -> None:
         type=whole(1),
         default=2048,
         metavar="N",
-        help="most tokens of a prompt at a time (default 2048)",
+        help="most tokens of prompts at a time: on their way at once with -sm layer (default 2048)",
     )
     g.add_argument(
         "-ub",

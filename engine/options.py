@@ -79,7 +79,8 @@ class Options:
 
     n_ctx: tokens of a sequence, 0 for what the model was trained with.
     n_seqs: sequences at once. n_cache: rows of the KV cache in all, 0 for n_ctx for every sequence.
-    n_batch, n_ubatch: tokens a prompt is cut into; results do not depend on them.
+    n_ubatch: tokens that a prompt is cut into; n_batch: the same, and where devices hold layers in
+        turn, tokens on their way through them at once. Results do not depend on them.
     k_type, v_type: element types of cached keys and values; a name will do.
     n_threads, n_threads_batch: for single tokens and for prompts; 0 for all processors.
     n_gpu_layers: layers on the device, the output head counting as one; AUTO_LAYERS or
@@ -143,6 +144,17 @@ class Options:
             if name not in known:
                 raise TypeError(f"no option is called {name!r}; there are {', '.join(known)}")
         return replace(self, **changes)  # type: ignore[arg-type]
+
+    @property
+    def n_stages(self) -> int:
+        """Devices that hold whole layers in turn."""
+        return max(1, len(self.devices)) if self.split_mode == "layer" else 1
+
+    @property
+    def n_pieces(self) -> int:
+        """Pieces of prompts that may be on their way at once: where each device has some layers,
+        n_batch tokens, and a piece for each device at least."""
+        return max(self.n_stages, self.n_batch // self.n_ubatch) if self.n_stages > 1 else 1
 
     def of_backends(self) -> dict[str, object]:
         """What a backend is made with, but for its number (`find_backend`)."""

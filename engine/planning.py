@@ -16,7 +16,7 @@ from gguflow.engine.load import ModelSource, weight_users
 from gguflow.engine.options import Options
 from gguflow.engine.plan_key import PAGE, STATES, PlanKey, step_key
 from gguflow.engine.sampling import N_HISTORY
-from gguflow.engine.serving.buckets import Buckets
+from gguflow.engine.serving.buckets import SPARE, Buckets
 from gguflow.engine.serving.kv import window_pages
 from gguflow.models.base import ModelError
 from gguflow.models.batch import Batch, CacheLayer, CacheSize, append_sampler
@@ -64,8 +64,9 @@ def cache_size(setup: Setup) -> CacheSize:
     n_full = -(-o.n_cache // PAGE) if o.n_cache else o.n_seqs * n_entries
     layers = [layer for i in range(arch.hp.n_layer) if (layer := arch.cache(i))]
     windows = {layer.group: layer.window for layer in layers if isinstance(layer, CacheLayer)}
+    n_chunk = o.n_ubatch * o.n_pieces
     n_pages = {
-        group: min(n_full, o.n_seqs * window_pages(window, o.n_ubatch)) if window else n_full
+        group: min(n_full, o.n_seqs * window_pages(window, n_chunk)) if window else n_full
         for group, window in windows.items()
     }
     if any(layer.group == STATES for layer in layers):
@@ -145,9 +146,13 @@ class Planner:
         return buckets(setup.options, live)
 
     def largest(self, setup: Setup) -> list[Plan]:
-        """What generations run: full pieces of prompts, then single tokens."""
-        n, sizes = setup.options.n_seqs, self.buckets(setup)
-        keys = dict.fromkeys((sizes.largest, sizes.key(n, 0, n, n, False, True)))
+        """What generations run: full pieces of prompts, then single tokens; and pieces as often as
+        there are some on their way."""
+        o, sizes = setup.options, self.buckets(setup)
+        n = o.n_seqs
+        keys = [*dict.fromkeys((sizes.largest, sizes.key(n, 0, n, n, False, True)))]
+        if o.n_pieces > 1:
+            keys += [sizes.piece(o.n_ubatch)] * (o.n_stages + SPARE)
         return [self.plan(setup, key) for key in keys]
 
     def plans_of(self, setup: Setup) -> dict[PlanKey, Plan]:

@@ -129,7 +129,14 @@ class Session:
         if it is one: on some devices its bits differ from a generated token's. Raises ContextError
         when full.
         """
-        n_past, n = self.n_tokens, len(ids)
+        return self._append([ids], outputs, sampler, prompt)
+
+    def _append(
+        self, pieces: Sequence[Sequence[int]], outputs: str, sampler: SamplerState | None,
+        prompt: bool,
+    ) -> Sequence[NDArray[np.generic]]:  # fmt: skip
+        """`step` for pieces of a prompt in a run each; outputs: of the last."""
+        n_past, n = self.n_tokens, sum(map(len, pieces))
         self._settle()
         if n_past + n > self.model.options.n_ctx:
             raise ContextError(
@@ -144,12 +151,17 @@ class Session:
         result: Sequence[NDArray[np.generic]]
         single = n == 1 and (not prompt or self._runner.is_host)
         if single:
-            result = self._runner.run_one(self._seq, ids[0], sampling, outputs != "none")
+            result = self._runner.run_one(self._seq, pieces[0][0], sampling, outputs != "none")
         else:
-            n_out = {"last": 1, "all": n, "none": 0}[outputs]
-            rows = rows_of(self._kv, [Piece(self._seq, ids, n_out)])
-            result = self._runner.run(rows, sampling, outputs == "all")
-        self._kv.advance(self._seq, ids, single)
+            ahead, runs = 0, []
+            for ids in pieces:
+                is_last = ahead + len(ids) == n
+                n_out = {"last": 1, "all": len(ids), "none": 0}[outputs] if is_last else 0
+                runs.append(rows_of(self._kv, [Piece(self._seq, ids, n_out, ahead=ahead)]))
+                ahead += len(ids)
+            result = self._runner.run_all(runs, sampling, outputs == "all")
+        for ids in pieces:
+            self._kv.advance(self._seq, ids, single)
         return result
 
     def _settle(self) -> None:
@@ -178,15 +190,17 @@ class Session:
     def prefill(
         self, ids: Sequence[int], sampler: SamplerState | None, outputs: str = "last"
     ) -> Sequence[NDArray[np.generic]]:
-        """Append a prompt in ubatches; outputs as in `step`, of the last ubatch only."""
-        done = 0
+        """Append a prompt in ubatches, several at a time where devices hold layers in turn; outputs
+        as in `step`, of the last ubatch only."""
+        done, size = 0, self.model.options.n_ubatch
         while done < len(ids):
-            n = min(self.model.options.n_ubatch, len(ids) - done)
+            n = min(size * self._runner.n_pieces, len(ids) - done)
             part = ids[done : done + self._kv.until_checkpoint(self._seq, n)]
             done += len(part)
             last = done == len(ids)
             given = (outputs, sampler) if last else ("none", None)
-            result = self.step(part, *given, prompt=True)
+            pieces = [part[i : i + size] for i in range(0, len(part), size)]
+            result = self._append(pieces, *given, prompt=True)
             if self.on_prompt is not None:
                 self.on_prompt(done, len(ids))
         return result

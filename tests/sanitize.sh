@@ -39,6 +39,7 @@ export LD_PRELOAD="$($cxx -print-file-name=$runtime) $($cxx -print-file-name=lib
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:report_signal_unsafe=0
+export OPENBLAS_NUM_THREADS=1 # numpy's, whose meetings the sanitizer does not see
 export PYTHONMALLOC=malloc # so that a read past an array of Python's is seen
 [ $# -gt 0 ] || set -- -q -x "${suite[@]}"
 # What is written as the process ends must not be captured.

@@ -3,5 +3,6 @@
 from .bind import BoundPlan, bind
 from .exchange import LinkError
 from .places import BoundMemory, host_array
+from .together import Together
 
-__all__ = ["BoundMemory", "BoundPlan", "LinkError", "bind", "host_array"]
+__all__ = ["BoundMemory", "BoundPlan", "LinkError", "Together", "bind", "host_array"]

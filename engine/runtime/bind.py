@@ -78,6 +78,20 @@ class BoundPlan:
         self._begin(live)
         self.runner.run(live)
 
+    def prepare(self) -> None:
+        """Make ready for a `begin` while another plan's run is under way."""
+        self.runner.prepare()
+
+    def begin(self, live: Live | None = None) -> None:
+        """Start a run and return where that is possible. Its inputs stay as they are and it is not
+        begun again until it has ended; others, of other bound plans, may begin before."""
+        self._begin(live)
+        self.runner.begin(live)
+
+    def end(self) -> None:
+        """Wait for the run that has begun; runs end in the order in which they began."""
+        self.runner.end()
+
     def run_timed(self, live: Live | None = None) -> tuple[PlanRows, np.ndarray]:
         """The same with clock readings: the rows of what ran, and for each its start and end, int64
         [n_rows, 2] nanoseconds."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
@@ -46,7 +46,8 @@ SLOW_FLOPS = 5e9
 
 # A device's programs run one after the other, and so do a host's. Two plans started by two threads
 # would wait for each other if the orders differed: each takes all that it runs on for itself.
-_turns: WeakKeyDictionary[Backend, threading.Lock] = WeakKeyDictionary()
+# One thread may have begun several.
+_turns: WeakKeyDictionary[Backend, threading.RLock] = WeakKeyDictionary()
 
 
 class LinkError(RuntimeError):
@@ -67,7 +68,8 @@ class SideBySide(Runner):
         self.sides = sides
         self._placement = plan.placement
         self._views = views
-        self._locks = [_turns.setdefault(backends[n], threading.Lock()) for n in sides.devices]
+        self._locks = [_turns.setdefault(backends[n], threading.RLock()) for n in sides.devices]
+        self._ticks: dict[str, Ticks | None] = {}  # of the run that has begun
         first = backends[sides.devices[0]]
         self.flags = pinned(first, LINE * (len(sides.meetings) + 1))
         self._words = self.flags.array.view(np.uint32)[:: LINE // 4]
@@ -172,11 +174,24 @@ class SideBySide(Runner):
     def run(self, live: Live | None = None) -> None:
         """Run all programs once. Raises LinkError when one of them waits in vain, and what a device
         raises; the next run starts afresh."""
-        self._run(False, live)
+        self._begin(False, live)
+        self._end()
+
+    def begin(self, live: Live | None = None) -> None:
+        """Start all programs; the host's runs to its end."""
+        self._begin(False, live)
+
+    def end(self) -> None:
+        self._end()
+
+    def prepare(self) -> None:
+        for name in self.sides.devices:
+            self._programs[name].prepare()
 
     def run_timed(self, live: Live | None = None) -> np.ndarray:
         began = time.perf_counter_ns()
-        ticks = self._run(True, live)
+        self._begin(True, live)
+        ticks = self._end()
         over = time.perf_counter_ns()
         by = offsets(ticks, self._signals(ticks), began, over)
         return np.concatenate([spans_of(shifted(ticks[n], by[n])) for n in self._order])
@@ -207,41 +222,49 @@ class SideBySide(Runner):
             self._clear()
             raise LinkError(self._complaint(code))
 
-    def _run(self, timed: bool, live: Live | None) -> dict[str, Ticks]:
-        with ExitStack() as turns:
-            for lock in self._locks:  # in the order of names: no two plans take them crosswise
-                turns.enter_context(lock)
-            return self._run_alone(timed, live)
-
-    def _run_alone(self, timed: bool, live: Live | None) -> dict[str, Ticks]:
+    def _begin(self, timed: bool, live: Live | None) -> None:
+        for lock in self._locks:  # in the order of names: no two plans take them crosswise
+            lock.acquire()
         host, devices = self.sides.host, self.sides.devices
-        ticks: dict[str, Ticks | None] = {}
+        self._ticks = {}
         started: list[str] = []
-        for name in devices:
-            self._programs[name].prepare(timed)
         try:
+            for name in devices:
+                self._programs[name].prepare(timed)
             for name in devices:
                 started.append(name)
                 self._programs[name].start(timed, live)
             if host is not None:
                 self._programs[host].start(timed, live)
-                ticks[host] = self._programs[host].finish()
+                self._ticks[host] = self._programs[host].finish()
         except BaseException:
             self._words[GIVEN_UP] = ABANDONED
+            try:
+                self._finish(started)
+            finally:
+                self._release()
             raise
+
+    def _end(self) -> dict[str, Ticks]:
+        try:
+            code = self._finish(self.sides.devices)
         finally:
-            code = self._finish(started, ticks)
+            self._release()
         if code:
             raise LinkError(self._complaint(code))
-        return {name: t for name, t in ticks.items() if t is not None}
+        return {name: t for name, t in self._ticks.items() if t is not None}
 
-    def _finish(self, started: list[str], ticks: dict[str, Ticks | None]) -> int:
+    def _release(self) -> None:
+        for lock in reversed(self._locks):
+            lock.release()
+
+    def _finish(self, started: Sequence[str]) -> int:
         """Wait for devices, all of them; why the run was given up, 0 if it was not. Raises the
         first thing that one of them raises."""
         failed: BaseException | None = None
         for name in started:
             try:
-                ticks[name] = self._programs[name].finish()
+                self._ticks[name] = self._programs[name].finish()
             except BaseException as e:
                 self._words[GIVEN_UP] = self._words[GIVEN_UP] or ABANDONED
                 failed = failed or e

@@ -25,7 +25,7 @@ class LoopTogether:
         self,
         loops: Sequence[TokenLoop],
         brought: Sequence[BoundCopy],
-        locks: Sequence[threading.Lock],
+        locks: Sequence[threading.RLock],
         check: Callable[[], None],
     ) -> None:
         self._loops, self._brought = loops, brought

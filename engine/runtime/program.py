@@ -39,6 +39,19 @@ class Runner(ABC):
     def run(self, live: Live | None = None) -> None:
         """Run once, to the end."""
 
+    def begin(self, live: Live | None = None) -> None:
+        """Start a run, which ends with `end`. Others of other plans may begin before it does, and
+        end after it. Here it runs to the end."""
+        self.run(live)
+
+    def end(self) -> None:
+        """Wait for a run that has begun; raises what `run` would."""
+        return None
+
+    def prepare(self) -> None:
+        """Do what a first `begin` may not do while another plan's run is under way."""
+        return None
+
     @abstractmethod
     def run_timed(self, live: Live | None = None) -> np.ndarray:
         """The same with clocks: int64 [n_rows, 2], start and end of every row in host time."""

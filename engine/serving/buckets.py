@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gguflow.engine.plan_key import PlanKey
 
 LEAST_CHUNK = 16  # rows of the smallest plan for pieces of prompts
+SPARE = 1  # pieces that are ready beside one for each stage, so that no device waits for the host
 
 
 def bucket(n: int, least: int, most: int) -> int:
@@ -60,6 +61,11 @@ class Buckets:
         # As many outputs as sequences, when there are any: fewer plans.
         n_out = n_tokens if every else min(n_tokens, n_seqs) if n_out else 0
         return PlanKey(n_single, n_chunk, n_seqs, n_out, sample)
+
+    def piece(self, n: int) -> PlanKey:
+        """The plan for n rows of prompts without an output, which others follow at once: one for
+        any number of sequences, for there are copies of it."""
+        return self.key(0, n, self.n_seqs, 0, False, False)
 
     def checked(self, n: int) -> int:
         """Rows that are computed where n check guesses."""

@@ -32,8 +32,9 @@ from .flight import Flight
 from .host_sampling import Choice, HostSampler, check_extras, ranked
 from .replay import replay
 from .request import POOLINGS, EmbedRequest, Finish, Job, LogitsError, Request, RequestId, Token
-from .rows import Piece, Rows, rows_of, single_rows
+from .rows import Rows, single_rows
 from .runner import Results, Runner, Sampling
+from .runs import runs_of
 from .scheduler import Batch, Scheduler
 from .speculation import Drafting, Line, rows_to_check
 from .speculation_host import Picked
@@ -81,7 +82,9 @@ class Engine:
         if speculation is not None:
             self._speculator = Speculator(model, speculation, self._runner)
         self._kv = self._runner.kv
-        self._scheduler = Scheduler(self._kv, model.options.n_ubatch, prompts_first)
+        self._scheduler = Scheduler(
+            self._kv, model.options.n_ubatch, prompts_first, self._runner.n_pieces
+        )
         self._samplers = SamplerRows(model.options.n_seqs)
         self._jobs: dict[RequestId, Job] = {}
         self._ids = count()
@@ -208,7 +211,7 @@ class Engine:
         self._n_steps += 1
         for job in batch.singles:
             if job.n_new > 1:
-                replay(self._runner, _seq(job), job.tokens[:-1])
+                replay(self._runner, job.place, job.tokens[:-1])
                 job.n_rows = len(job.tokens) - 1
         self._set_samplers(batch.singles)
         if batch.chunks:
@@ -304,17 +307,13 @@ class Engine:
         every = any(job.wants_rows for job, _ in chunks)
         at: Sequence[int] = range(len(sampled))  # where their outputs are
         if chunks:
-            pieces = [Piece(_seq(job), job.tokens[-1:], 1, True) for job in singles]
-            for job, n in chunks:
-                ids = job.tokens[job.n_rows : job.n_rows + n]
-                pieces.append(Piece(_seq(job), ids, n if job.wants_rows else int(n == job.n_new)))
-            rows = rows_of(self._kv, pieces)
+            runs = runs_of(self._kv, batch, self.model.options.n_ubatch)
         else:
-            rows = self._single_rows(singles, seqs)
+            runs = [self._single_rows(singles, seqs)]
         sampling = self._sampling(seqs) if sampled and not every else None
         aboard = {job.id: 1 for job in singles} | {job.id: n for job, n in chunks}
         with self._flight.of(aboard, self._kv.states is None):
-            results = self._runner.run(rows, sampling, every)
+            results = self._runner.run_all(runs, sampling, every)
         if every:
             at = self._take_prompt_logprobs(batch, results[-1])
         if sampled:
@@ -322,7 +321,7 @@ class Engine:
             tokens, choices = self._choose(sampled, at, results, every)
         self._advance(singles)
         for job, n in chunks:
-            self._kv.advance(_seq(job), job.tokens[job.n_rows : job.n_rows + n])
+            self._kv.advance(job.place, job.tokens[job.n_rows : job.n_rows + n])
             job.n_rows += n
             self._n_prompt += n
         if sampled:
@@ -333,7 +332,7 @@ class Engine:
         for job in jobs:
             if not job.has_sampler:
                 settings = job.request.settings if job.host is None else GREEDY
-                self._samplers.set(_seq(job), settings, job.seed, job.tokens, job.n_generated)
+                self._samplers.set(job.place, settings, job.seed, job.tokens, job.n_generated)
                 job.has_sampler = True
 
     def _take_prompt_logprobs(self, batch: Batch, logits: np.ndarray) -> list[int]:
@@ -392,7 +391,7 @@ class Engine:
         """The row of a generated token was computed for each of these."""
         advance = self._kv.advance
         for job in jobs:
-            advance(_seq(job), job.tokens[-1:], True)
+            advance(job.place, job.tokens[-1:], True)
             job.n_rows += 1
 
     def _sampling(self, seqs: np.ndarray) -> Sampling:
@@ -434,7 +433,7 @@ class Engine:
         if speculator is None or speculator.plain_steps(len(jobs)):
             return False
         seqs = np.array([job.seq for job in jobs], np.int64)
-        lines = [Line(job.id, _seq(job), job.tokens, job.n_most - len(job.tokens)) for job in jobs]
+        lines = [Line(job.id, job.place, job.tokens, job.n_most - len(job.tokens)) for job in jobs]
         picked = Picked(jobs)
         found = speculator.step(lines, self._sampling(seqs), picked.picks)
         if found is None:
@@ -489,9 +488,4 @@ class Engine:
         if ahead.is_over or not alive:
             self._ahead = None
             for job in alive:
-                self._kv.shrink(_seq(job))
-
-
-def _seq(job: Job) -> int:
-    assert job.seq is not None
-    return job.seq
+                self._kv.shrink(job.place)

@@ -146,6 +146,12 @@ class Job:
             self.salt += b"prompt_logprobs" + id.to_bytes(8, "little")
 
     @property
+    def place(self) -> int:
+        """`seq`, of one that has rows."""
+        assert self.seq is not None
+        return self.seq
+
+    @property
     def n_generated(self) -> int:
         return len(self.tokens) - self.n_prompt
 

@@ -14,13 +14,15 @@ from .kv import KvCache
 class Piece:
     """The next tokens of a sequence. n_out: how many of them, from the last on, have an output.
 
-    single: a token that was generated, alone in its sequence; else a piece of a prompt.
+    single: a token that was generated, alone in its sequence; else a piece of a prompt. ahead: of
+    the sequence, tokens before these that are on their way.
     """
 
     seq: int
     ids: Sequence[int]
     n_out: int = 0
     single: bool = False
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def rows_of(kv: KvCache, pieces: Sequence[Piece]) -> Rows:
     """The rows of pieces, of which single ones come first and each sequence has one."""
     if len(pieces) == 1:  # a prompt by itself, whose first token is waited for
         (p,) = pieces
-        n, start = len(p.ids), kv.length(p.seq)
+        n, start = len(p.ids), kv.length(p.seq) + p.ahead
         return Rows(
             np.array(p.ids), np.arange(start, start + n), np.zeros(n, int), np.array([p.seq]),
             int(p.single), np.arange(n - p.n_out, n),
@@ -63,7 +65,7 @@ def rows_of(kv: KvCache, pieces: Sequence[Piece]) -> Rows:
     each = list(zip(pieces, lengths, ends, strict=True))
     return Rows(
         np.concatenate([p.ids for p in pieces]),
-        np.concatenate([kv.length(p.seq) + np.arange(n) for p, n, _ in each]),
+        np.concatenate([kv.length(p.seq) + p.ahead + np.arange(n) for p, n, _ in each]),
         np.repeat(np.arange(len(pieces)), lengths),
         np.array([p.seq for p in pieces]),
         sum(p.single for p in pieces),

@@ -22,11 +22,12 @@ from gguflow.engine.graph import Role
 from gguflow.engine.mapped import n_lost
 from gguflow.engine.plan_key import PAGE, STATES, PlanKey
 from gguflow.engine.profile import Profile
-from gguflow.engine.runtime import BoundPlan, bind
+from gguflow.engine.runtime import BoundPlan, Together, bind
 from gguflow.engine.runtime.arrays import Arrays
 from gguflow.models.base import Architecture, ModelError
 from gguflow.models.batch import CacheLayer, StateLayer
 
+from .buckets import SPARE
 from .kv import Group, KvCache
 from .rows import Rows
 
@@ -73,6 +74,13 @@ class Results(Arrays):
         return x[self._where if len(x) == self._key.n_out else self._at]
 
 
+def _live(rows: Rows, at: np.ndarray | slice) -> Live | None:
+    """The rows that count, where those of a plan's that do not are all at its end."""
+    if not isinstance(at, slice):
+        return None
+    return {TOKENS: rows.n_tokens, OUTPUTS: max(1, len(rows.out))}
+
+
 def _rows_at(at: np.ndarray | slice, rows: np.ndarray, n: int) -> np.ndarray | slice:
     """Where rows of the run's n lie in the plan: a slice from 0 on where it is all of the first."""
     if isinstance(at, slice):
@@ -111,6 +119,7 @@ class Runner:
         self.buckets = replace(model.buckets, n_verify=n_verify)
         backends = model.backends.values()
         self.is_host = all(b.space == HOST_SPACE or b.on_host for b in backends)
+        self.n_pieces = self._n_pieces()
         self._pid = os.getpid()
         self._n_lost, self._looks_at = n_lost(), 0
         size = model.cache_size()
@@ -127,7 +136,7 @@ class Runner:
         )
         self._lora = np.array([factor for _, factor in model.options.lora], np.float32)
         self._arenas: dict[str, Buffer] = {}
-        self._plans: OrderedDict[PlanKey, BoundPlan] = OrderedDict()
+        self._plans: OrderedDict[tuple[PlanKey, int], BoundPlan] = OrderedDict()
         self._lowered = [self._plans]  # and those of other forms, over the same arenas
         self._reserve(model.plan(self.buckets.largest))
         if n_verify > 1:
@@ -154,16 +163,27 @@ class Runner:
                 for plans in self._lowered:
                     plans.clear()
 
-    def plan(self, key: PlanKey) -> BoundPlan:
-        """The lowered plan of these sizes, from the cache when it is there."""
+    def _n_pieces(self) -> int:
+        """Runs that a prompt may be cut into at a time: see `Options.n_pieces`."""
+        o = self.model.options
+        if o.n_seqs > o.n_ubatch or not all(
+            (links := self.model.backends[name].links) and links.alloc_pinned for name in o.devices
+        ):
+            return 1
+        return o.n_pieces
+
+    def plan(self, key: PlanKey, copy: int = 0) -> BoundPlan:
+        """The lowered plan of these sizes, from the cache when it is there. copy: which, of those
+        that may be on their way at the same time."""
         if not self.is_host and os.getpid() != self._pid:
             raise ModelError(
                 f"{self.model.source.path}: a model on a device cannot be used in a process made "
                 "by fork: load it there, or start the process with spawn"
             )
-        bound = self._plans.get(key)
+        at = key, copy
+        bound = self._plans.get(at)
         if bound is not None:
-            self._plans.move_to_end(key)
+            self._plans.move_to_end(at)
             return bound
         plan = self.model.plan(key)
         self._reserve(plan)
@@ -172,7 +192,7 @@ class Runner:
         bound = bind(
             plan, self.model.backends, w.buffers, w.packed, self.states, self._arenas, threads
         )
-        self._plans[key] = bound
+        self._plans[at] = bound
         while len(self._plans) > PLAN_CACHE:
             self._plans.popitem(last=False)
         return bound
@@ -191,11 +211,34 @@ class Runner:
         bound = self.plan(key)
         at = self._write(bound, key, rows, sampling)
         kind = "decode" if rows.n_single == rows.n_tokens else "prefill"
-        live = None
-        if isinstance(at, slice):
-            live = {TOKENS: rows.n_tokens, OUTPUTS: max(1, len(rows.out))}
-        self._go(bound, live, kind, rows.n_tokens, int(rows.pos[0]), began)
+        self._go(bound, _live(rows, at), kind, rows.n_tokens, int(rows.pos[0]), began)
         return Results(bound, key, rows, at)
+
+    def run_all(
+        self, runs: Sequence[Rows], sampling: Sampling | None = None, every: bool = False
+    ) -> Results:
+        """Runs after each other, of which the last alone has outputs: its results. Where devices
+        hold layers in turn a device begins the next one as soon as it is done with its layers; a
+        profile records them in turn."""
+        *first, last = runs
+        if not first or self.n_pieces == 1 or self.profile is not None:
+            for rows in first:
+                self.run(rows)
+            return self.run(last, sampling, every)
+        began = time.perf_counter_ns()
+        keys = [self.buckets.piece(rows.n_tokens) for rows in first]
+        keys.append(self._key(last, sampling is not None, every))
+        n_copies = self.model.options.n_stages + SPARE
+        bound = [self.plan(key, i % n_copies) for i, key in enumerate(keys)]
+        for b in bound:
+            b.prepare()
+        with Together(n_copies) as together:
+            for b, key, rows in zip(bound, keys, runs, strict=True):
+                together.make_room()
+                at = self._write(b, key, rows, sampling if rows is last else None)
+                together.begin(b, _live(rows, at))
+        self._check_files(began)
+        return Results(bound[-1], keys[-1], last, at)
 
     def run_one(
         self, seq: int, token: int, sampling: Sampling | None = None, output: bool = True

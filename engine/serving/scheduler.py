@@ -32,12 +32,15 @@ class Scheduler:
     """Jobs that run and jobs that wait, both by age.
 
     n_chunk: rows of prompts in a run. prompts_first: nobody generates while there are prompts to
-    compute.
+    compute. n_runs: one after the other that a batch may be cut into (`rows.in_runs`).
     """
 
-    def __init__(self, kv: KvCache, n_chunk: int, prompts_first: bool = False) -> None:
+    def __init__(
+        self, kv: KvCache, n_chunk: int, prompts_first: bool = False, n_runs: int = 1
+    ) -> None:
         self.kv = kv
         self.n_chunk = n_chunk
+        self.n_runs = n_runs
         self.prompts_first = prompts_first
         self.running: list[Job] = []
         self.waiting: list[Job] = []
@@ -89,7 +92,8 @@ class Scheduler:
         """Rows of the run's chunks for jobs with a prompt to compute."""
         line = [*prompts, *self.waiting[: self.kv.n_free_seqs]]
         shares: dict[int, int] = {}
-        left = self.n_chunk
+        # Rows that all have an output are of one run.
+        left = self.n_chunk * (1 if any(job.wants_rows for job in line) else self.n_runs)
         for i, job in enumerate(line):
             most = left if i == len(line) - 1 else left - left // 4
             shares[job.id] = min(job.n_next, most)
@@ -135,7 +139,7 @@ class Scheduler:
             at = seq if job is new else job.seq
             assert at is not None
             n_rows = min(len(job.tokens) + PAGE, job.n_most) - 1
-            wanted = self.kv.n_missing(at, n_rows - self.kv.length(at), self.n_chunk)
+            wanted = self.kv.n_missing(at, n_rows - self.kv.length(at), self.n_chunk * self.n_runs)
             for name, n in wanted.items():
                 left[name] -= n
         return min(left.values(), default=0) >= 0

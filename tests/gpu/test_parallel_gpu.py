@@ -143,6 +143,20 @@ def test_layers_in_turn(patched: None, tmp_path: Path, n: int) -> None:
     assert np.array_equal(on(path, n, "layer").logits(IDS), expected)
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_pieces_in_layers_of_all_devices_at_once(patched: None, tmp_path: Path, n: int) -> None:
+    """The bits of pieces after each other, each time."""
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0, n_layer=4)
+    sizes: dict[str, Any] = {"n_ctx": 1024, "n_ubatch": 64, "n_batch": 512}
+    ids = [3 + i * 7 % 90 for i in range(1000)]
+    session = Model.load(path, backends=("cuda", "cpu", "numpy"), **sizes).new_session()
+    expected = session.prefill(ids, None, "last")[0].copy()
+    session = on(path, n, "layer", **sizes).new_session()
+    for _ in range(5):
+        session.rewind(0)
+        assert np.array_equal(session.prefill(ids, None, "last")[0], expected)
+
+
 @pytest.mark.parametrize("settings", [GREEDY, SamplerSettings(temperature=1.5, seed=4)])
 def test_tokens_without_the_host_are_those_of_single_steps(
     patched: None, tmp_path: Path, settings: SamplerSettings

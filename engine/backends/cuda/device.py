@@ -113,6 +113,14 @@ class CudaDevice:
         except self.runtime.CUDARuntimeError as e:
             raise CudaError(f"{self.name}: {e}") from None
 
+    def wait(self, event: Any) -> None:
+        """Wait for what was in the stream when the event was recorded, and not for what came after
+        it. Raises as `synchronize` does."""
+        try:
+            event.synchronize()
+        except self.runtime.CUDARuntimeError as e:
+            raise CudaError(f"{self.name}: {e}") from None
+
     def synchronize(self) -> None:
         """Wait for everything in the stream. Raises CudaError for what failed in it."""
         try:

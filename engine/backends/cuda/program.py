@@ -85,8 +85,10 @@ class CudaProgram(Program):
         self._bring = self._transfers([b.spans()[0] for b in self._uploads.values()])
         self._take = self._transfers([b.spans()[1] for b in self._downloads.values()])
         self._is_loaded = waits
+        self._end: Any = None  # of a run, behind which another plan's may be under way
         if waits:
             self._load()
+            self._end = self._device.cupy.cuda.Event(disable_timing=True)
         self._graph: Any = None
         self._timed: tuple[Any, CudaBuffer] | None = None
         self._is_timed = False
@@ -230,10 +232,15 @@ class CudaProgram(Program):
             if self._graph is None:
                 self._graph = self._capture(self._enqueue)
             self._graph.launch(device.stream)
+        if self._end is not None:
+            self._end.record(device.stream)
 
     def finish(self) -> Ticks | None:
         """Wait for the end; of a timed run, the readings of the device's clock."""
-        self._device.synchronize()
+        if self._end is None:
+            self._device.synchronize()
+        else:
+            self._device.wait(self._end)
         if not self._is_timed:
             return None
         return Ticks(read_ticks(self._timed_graph()[1]), of_host=False)

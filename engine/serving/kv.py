@@ -253,16 +253,19 @@ class KvCache:
             return False
         return True
 
-    def advance(self, seq: int, ids: Sequence[int], generated: bool = False) -> None:
+    def advance(
+        self, seq: int, ids: Sequence[int], generated: bool = False, sealed: bool = True
+    ) -> None:
         """The rows of these tokens, which come next, have been computed. generated: one by one, and
-        not in chunks."""
+        not in chunks. sealed: whether the sequence's recurrent state, if any, is the one after
+        them; otherwise nothing of it is copied now."""
         s = self._seqs[seq]
         before = len(s.tokens)
         s.tokens.extend(ids)
         after = len(s.tokens)
         if s.n_chunked == before and not generated:
             s.n_chunked = after
-        if self._seals_at_once:
+        if self._seals_at_once and (sealed or self.states is None):
             self._seal(seq, s)
 
     def until_checkpoint(self, seq: int, n: int) -> int:
@@ -272,6 +275,15 @@ class KvCache:
             return n
         every = self.states.every
         return min(n, every - len(self._seqs[seq].tokens) % every)
+
+    def last_copy(self, seq: int) -> tuple[int, int] | None:
+        """After how many of a sequence's tokens its recurrent state was copied last, and the slot
+        of that copy; None where there is none."""
+        s = self._seqs[seq]
+        if self.states is None or not (n := len(s.tokens) // self.states.every * self.states.every):
+            return None
+        slot = self.states.pool.find(s.hashes[n // PAGE - 1])
+        return None if slot is None else (n, slot)
 
     def trim(self, seq: int, n: int) -> int:
         """Keep at most the first n tokens; returns how many could be kept. Fewer than n are where

@@ -325,7 +325,7 @@ def test_a_forked_process_goes_on(path: Path, n_threads: int) -> None:
 # -- sessions on disk ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma2"])
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "qwen3next", "mamba2"])
 @pytest.mark.parametrize("n", [1, 63, 64, 200])
 def test_a_session_comes_back(tmp_path: Path, arch: str, n: int) -> None:
     file = write_tiny(tmp_path / "m.gguf", arch, gain=2.0, n_ctx_train=512)
@@ -344,6 +344,40 @@ def test_a_session_comes_back(tmp_path: Path, arch: str, n: int) -> None:
     )
     assert again.timings.n_prompt == 4  # the last token made, and three more
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith("s.bin")] == ["s.bin"]
+
+
+@pytest.mark.parametrize("n", [1100, 2100])
+def test_a_recurrent_session_can_go_back_to_the_last_copy(tmp_path: Path, n: int) -> None:
+    file = write_tiny(tmp_path / "m.gguf", "qwen3next", gain=2.0, n_ctx_train=4096)
+    model = Model.load(file, n_threads=1)
+    prompt = [1 + i * i % 90 for i in range(n)]
+    first = model.new_session()
+    expected = list(first.generate(prompt, 20, GREEDY))
+    first.save(tmp_path / "s.bin")
+    again = Model.load(file, n_threads=1).new_session()
+    again.load(tmp_path / "s.bin")
+    again.rewind(n)
+    assert again._kv.length(again._seq) == n // 1024 * 1024  # the rest is computed again
+    assert list(again.generate(prompt, 20, GREEDY)) == expected
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3next"])
+def test_a_session_of_several_devices_comes_back(tmp_path: Path, arch: str) -> None:
+    file = write_tiny(tmp_path / "m.gguf", arch, gain=2.0, n_ctx_train=512)
+    devices = ("simulated:0", "simulated:1")
+    layers = Model.load(file, backends=("numpy",), devices=devices)
+    parts = Model.load(file, backends=("numpy",), devices=devices, split_mode="tensor")
+    for model in (layers, parts):
+        first, again = model.new_session(), model.new_session()
+        made = list(first.generate([1, 5, 8], 20, GREEDY))
+        first.save(tmp_path / "s.bin")
+        again.load(tmp_path / "s.bin")
+        assert list(again.generate([1, 5, 8, *made], 9, GREEDY)) == list(
+            first.generate([1, 5, 8, *made], 9, GREEDY)
+        )
+        assert again.timings.n_prompt == first.timings.n_prompt
+    with pytest.raises(SessionFileError, match="another model's|in another way"):
+        layers.new_session().load(tmp_path / "s.bin")
 
 
 def test_session_files_that_are_refused(tmp_path: Path, path: Path, model: Model) -> None:

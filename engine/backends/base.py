@@ -67,6 +67,10 @@ class Buffer(Protocol):
     def write(self, offset: int, data: np.ndarray) -> None:
         """Overwrite bytes from `offset` on with those of `data`; waits for the device."""
 
+    def move(self, to: int, source: int, nbytes: int) -> None:
+        """Copy bytes within the buffer, which do not overlap: before what is started next, and
+        after what was started before."""
+
 
 class Memory(Protocol):
     """Where the tensors of a plan live on one backend: owner tensor -> (buffer, byte offset)."""

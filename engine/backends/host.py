@@ -48,6 +48,9 @@ class HostBuffer:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         self.array[offset : offset + raw.nbytes] = raw
 
+    def move(self, to: int, source: int, nbytes: int) -> None:
+        self.array[to : to + nbytes] = self.array[source : source + nbytes]
+
 
 class HostSlab:
     """Hands out pieces of large buffers, so that small matrices lie in huge pages too."""

@@ -101,6 +101,9 @@ class StageBuffer:
             return s.calls.write(s.cache, s.name, offset, raw)
         self._here[offset : offset + raw.nbytes] = raw
 
+    def move(self, to: int, source: int, nbytes: int) -> None:
+        self.write(to, self.read(source, nbytes))
+
 
 class StageBackend(Backend):
     """index: which stage. like: the device that holds it, as this process has one: all stages run

@@ -104,7 +104,7 @@ def copy_page(
         # A part or a copy for device k is called `<name>@<k>`.
         for state in (s for name, s in states.items() if name.partition("@")[0] in names):
             n = state.nbytes // n_pages[group]
-            state.write(target * n, state.read(source * n, n))
+            state.move(target * n, source * n, n)
 
 
 class Runner:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from gguflow.engine.gguf.keys import KeyReader
-from gguflow.engine.plan_key import STATES
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -145,10 +144,6 @@ def check_draft(model: Model, draft: Model) -> None:
     def refuse(what: str) -> None:
         raise SpeculationError(f"{draft.source.path}: {what}: a draft needs the same vocabulary")
 
-    if STATES in draft.cache_size().n_pages:
-        raise SpeculationError(
-            f"{draft.source.path}: layers with a recurrent state cannot take guesses back: no draft"
-        )
     key = "tokenizer.ggml.tokens"
     ours, theirs = (
         KeyReader(m.source.metadata, m.source.path).strings(key, None) for m in (model, draft)

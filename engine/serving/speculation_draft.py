@@ -26,15 +26,18 @@ if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
 FEW = 4  # missing rows of a line that are computed along with its first guess
+NEVER = 1 << 40  # tokens
 
 
 @dataclass
 class _State:
     """A line in the draft's cache. ahead: tokens whose rows are there, though the cache was not
-    told: the line's last one in the round before, and what was guessed after it."""
+    told: the line's last one in the round before, and what was guessed after it. n_ahead: how many
+    tokens a recurrent state has seen since, which was marked after the first of them."""
 
     seq: int
     ahead: list[int] = field(default_factory=list)
+    n_ahead: int = 0
 
 
 class DraftModel:
@@ -51,11 +54,14 @@ class DraftModel:
             draft = draft.with_options(n_seqs=o.n_seqs, n_ctx=o.n_ctx, n_cache=o.n_cache)
         self._runner = Runner(draft, n_verify=rows_to_check(o.n_seqs, FEW - 1))
         self._kv = self._runner.kv
+        if self._kv.states is not None:
+            self._kv.states.every = NEVER  # states run ahead of what the cache is told
         self._n_ctx, self._n_ubatch = o.n_ctx, draft.options.n_ubatch
         self._n_vocab, self._n_shared = draft.hp.n_vocab, min(draft.hp.n_vocab, model.hp.n_vocab)
         self._p_min = p_min
         self.took = 0.0
         self._caught_up = False  # whether prompts were computed in the last round
+        self._n_deep = 0  # rows of the last round that followed those that were missing, and one
         self._lines: dict[int, _State] = {}
         self._clock = Clock(self._runner.is_host)  # of one more guess, by lines
 
@@ -82,7 +88,8 @@ class DraftModel:
         ready = [lines[i] for i in which]
         guesses = self._guess(ready, depth, Sampling(*(x[which] for x in sampling)))
         for line, mine in zip(ready, guesses, strict=True):
-            self._lines[line.key].ahead = [line.tokens[-1], *mine[:-1]]
+            state = self._lines[line.key]
+            state.ahead, state.n_ahead = [line.tokens[-1], *mine[:-1]], self._n_deep
         self.took = time.perf_counter() - began
         if not self._caught_up:
             self._clock.add(len(lines), self.took / max(1, *map(len, guesses)))
@@ -118,8 +125,17 @@ class DraftModel:
             if n_rows + n >= len(tokens) - 1 or tokens[n_rows + n] != token:
                 break
             n += 1
+        if kv.states is not None and n < state.n_ahead:
+            # A recurrent state has gone on with wrong guesses: back to before the first of them,
+            # or, where the round before came to nothing, to the start.
+            if n:
+                kv.states.go_back(state.seq)
+                n = 1
+            else:
+                kv.free(state.seq)
+                state.seq, n_rows = kv.create(), 0
         kv.advance(state.seq, tokens[n_rows : n_rows + n], True)
-        state.ahead = []
+        state.ahead, state.n_ahead = [], 0
         if max(tokens[n_rows + n :]) >= self._n_vocab:
             return False
         try:
@@ -151,6 +167,7 @@ class DraftModel:
             columns.append(tokens)
             all_fit.append(fits)
             pos = pos + 1
+        self._n_deep = len(columns)
         n_fit = np.logical_and.accumulate(all_fit, axis=0).sum(axis=0)
         rows = np.stack(columns, axis=1).tolist()
         return [row[:n] for row, n in zip(rows, n_fit.tolist(), strict=True)]
@@ -183,6 +200,8 @@ class DraftModel:
         tokens, fits = self._chosen(results, np.ones(len(lines), bool), last)
         for s, ids in zip(seqs.tolist(), missing, strict=True):
             kv.advance(s, ids[:-1], True)
+            if kv.states is not None:
+                kv.states.mark(s)
         return tokens, fits
 
     def _chosen(

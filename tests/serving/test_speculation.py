@@ -445,9 +445,36 @@ def test_generations_that_take_turns_on_a_recurrent_state(recurrent: Model) -> N
     np.testing.assert_array_equal(logits, model.new_session().logits(before)[-1])
 
 
-def test_a_recurrent_draft(recurrent: Model, tiny: Model) -> None:
-    with pytest.raises(SpeculationError, match="recurrent state cannot take guesses back"):
-        tiny.speculate(Speculation(draft=recurrent))
+@pytest.mark.parametrize("p_min", [0.0, 0.3])
+@pytest.mark.parametrize("n_seqs", [1, 3])
+def test_a_recurrent_draft_goes_back_to_where_it_was_right(
+    recurrent: Model, n_seqs: int, p_min: float
+) -> None:
+    """Of itself every guess comes true, unless its state has seen what was not guessed in the end,
+    as tokens that it was not sure of (p_min)."""
+    requests = recurrent_requests()
+    expected = alone(recurrent, requests)
+    model = recurrent.with_options(n_seqs=n_seqs)
+    draft = recurrent.with_options()
+    model.speculate(Speculation(draft=draft, most=5, p_min=p_min, adaptive=False))
+    engine = Engine(model)
+    assert run(engine, requests) == expected
+    drafting = engine.stats.drafting
+    assert drafting.accepted == drafting.drafted > 10
+    assert alone(model, requests) == expected
+
+
+@pytest.mark.parametrize("lookup", [False, True])
+def test_a_recurrent_draft_that_is_mostly_wrong(
+    recurrent: Model, lookup: bool, tmp_path: Path
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "qwen3next", seed=9, gain=2.0, n_ctx_train=2048)
+    requests = recurrent_requests()
+    expected = alone(recurrent, requests)
+    model = recurrent.with_options(n_seqs=2)
+    draft = Model.load(path, n_threads=1)
+    model.speculate(Speculation(draft=draft, lookup=lookup, most=3, adaptive=False))
+    assert run(Engine(model), requests) == expected
 
 
 # -- what is refused -------------------------------------------------------------------------------

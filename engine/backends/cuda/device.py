@@ -103,7 +103,7 @@ class CudaDevice:
         return bool(found.device != self.index and found.type == self.runtime.memoryTypeDevice)
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
-        """Enqueue a copy between addresses of the device and of pinned memory."""
+        """Enqueue a copy between addresses of the device, or of the device and pinned memory."""
         self.runtime.memcpyAsync(to, source, nbytes, self.runtime.memcpyDefault, self.stream.ptr)
 
     def is_idle(self) -> bool:

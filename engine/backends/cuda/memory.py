@@ -67,6 +67,11 @@ class CudaBuffer:
             )  # fmt: skip
         d.synchronize()
 
+    def move(self, to: int, source: int, nbytes: int) -> None:
+        """Copy bytes within the buffer, in the order of the device's stream."""
+        self.device.use()
+        self.device.copy(self.address + to, self.address + source, nbytes)
+
 
 def pinned(device: CudaDevice, nbytes: int) -> np.ndarray:
     """Page-locked host memory as a uint8 array."""

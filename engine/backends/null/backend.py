@@ -110,6 +110,9 @@ class NullBuffer:
     def write(self, offset: int, data: np.ndarray) -> None:
         """Dropped."""
 
+    def move(self, to: int, source: int, nbytes: int) -> None:
+        """Nothing is there."""
+
 
 class NullMemory:
     """What `DeviceMemory` asks."""

@@ -17,7 +17,8 @@ class Ahead:
     """The next tokens of sequences that are generated together.
 
     Steps run beyond a stop write rows of the KV cache past the last token taken; those are not
-    visible to anything and are written again when their positions come.
+    visible to anything and are written again when their positions come. A recurrent state has seen
+    their tokens: whoever goes on with the sequence has to bring it back.
     """
 
     def __init__(self, loop: TokenLoop, most: int) -> None:

@@ -20,7 +20,7 @@ from gguflow.engine.prompt import ContextError, token_ids
 from gguflow.engine.runtime import BoundPlan
 from gguflow.engine.sampling import N_HISTORY, SamplerSettings, SamplerState
 from gguflow.engine.serving.host_sampling import Choice, HostSampler, check_extras
-from gguflow.engine.serving.replay import replay
+from gguflow.engine.serving.replay import recall, replay
 from gguflow.engine.serving.request import Request
 from gguflow.engine.serving.rows import Piece, rows_of
 from gguflow.engine.serving.runner import Runner, Sampling
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
 LEAST_AHEAD = 3  # steps left that are worth starting to run ahead
+MOST_TAKEN_BACK = 128  # tokens that a recurrent state may have to see again after a stop
 
 
 def sampling_of(sampler: SamplerState) -> Sampling:
@@ -76,6 +77,7 @@ class Session:
         self._lock = threading.RLock()
         self._turn: _Turn | None = None  # the generation that was the last to step
         self._ahead: Ahead | None = None  # steps of that generation that are on their way
+        self._n_before_ahead = 0  # rows of the sequence when they were started
         self.on_prompt: Callable[[int, int], None] | None = None  # called with tokens done, of all
 
     @property
@@ -166,7 +168,10 @@ class Session:
 
     def _settle(self) -> None:
         """No generation is under way: what comes next begins with the tokens that were taken."""
-        self._turn = self._ahead = None
+        ahead, self._turn, self._ahead = self._ahead, None, None
+        if ahead is not None and ahead.running and self._kv.states is not None:
+            self._kv.states.go_back(self._seq)
+            recall(self._runner, self._seq, self._n_before_ahead)
         if self._guesses is not None:
             self._guesses.settle(self._seq)
 
@@ -361,6 +366,8 @@ class Session:
         most = min(room, most) if most >= 0 else room
         if self._guesses is not None:
             most = min(most, max(LEAST_AHEAD, self._guesses.plain_steps))
+        if (states := self._kv.states) is not None:
+            most = self._kv.until_checkpoint(self._seq, min(most, MOST_TAKEN_BACK))
         if len(ids) != n_past + 1 or self._gone or most < LEAST_AHEAD:
             return False
         if self.bound_plan(1, "last", True).token_loop is None:
@@ -369,8 +376,11 @@ class Session:
             most //= 2
             if most < LEAST_AHEAD:
                 return False
+        if states is not None:
+            states.mark(self._seq)
         bound = self._runner.write_one(self._seq, ids[-1], sampling_of(turn))
         assert bound.token_loop is not None
+        self._n_before_ahead = n_past
         self._ahead = Ahead(bound.token_loop, most)
         return True
 

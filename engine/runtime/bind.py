@@ -13,6 +13,7 @@ from gguflow.engine.backends.base import Backend, Buffer, Live, TokenLoop
 from gguflow.engine.compile import Plan, UnlinkableError
 from gguflow.engine.compile.batch_rows import check_live, most_rows
 from gguflow.engine.graph import Role, Tensor, exchanged
+from gguflow.engine.plan_key import STATES
 from gguflow.engine.profile import PlanRows
 
 from .arrays import Arrays
@@ -122,9 +123,8 @@ class BoundPlan:
         sampled = self.plan.graph.outputs[-1]
         if "sampler.rng" not in inputs or sampled.shape != inputs["tokens"].shape:
             return None
-        # Steps past a stop would stay in a state that has no pages to be written again.
         rows = [name.removeprefix("rows.") for name in inputs if name.startswith("rows.")]
-        if any(f"table.{group}" not in inputs for group in rows):
+        if any(f"table.{group}" not in inputs for group in rows if group != STATES):
             return None
         return self.runner.token_loop({**inputs, "token": sampled}, self.brought)
 

@@ -42,7 +42,7 @@ class Buckets:
             n_single, n_chunk = 1, 0  # a prompt token by token
         if n_single > n_seqs and not n_chunk:
             # On hosts rows are the same either way, and together they read the cache once.
-            n = self.n_verify if self.live else self.checked(n_single)
+            n = bucket(n_single, self.n_verify if self.live else 1, self.n_verify)
             kinds = (0, n) if self.live else (n, 0)
             return PlanKey(*kinds, self._of_seqs(n_seqs), n if n_out else 0, sample)
         if not n_chunk:

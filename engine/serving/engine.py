@@ -464,6 +464,8 @@ class Engine:
         most = min(MOST_AHEAD, *(job.n_most - len(job.tokens) for job in jobs))
         if self._speculator is not None:
             most = min(most, max(LEAST_AHEAD, self._speculator.plain_steps(len(jobs))))
+        # A recurrent state is copied for later uses where it stands then.
+        most = min(self._kv.until_checkpoint(job.place, most) for job in jobs)
         seqs = np.array([job.seq for job in jobs], np.int64)
         rows = self._single_rows(jobs, seqs)
         while most >= LEAST_AHEAD and not self._kv.grow_all(seqs.tolist(), most):
@@ -480,7 +482,14 @@ class Engine:
         more steps are started, but those that are on their way are taken."""
         ahead, self._ahead = self._ahead, None  # should this be interrupted
         assert ahead is not None
-        tokens = ahead.next()[: len(self._aboard)]
+        try:
+            tokens = ahead.next()[: len(self._aboard)]
+        except BaseException:
+            if self._kv.states is not None:  # which have seen tokens that nobody takes
+                for job in self._aboard:
+                    if not job.is_over:
+                        self._scheduler.preempt(job)
+            raise
         self._ahead = ahead
         self._advance([job for job in self._aboard if not job.is_over])
         self._accept(self._aboard, self._aboard_seqs, tokens, done)

@@ -21,3 +21,12 @@ def replay(runner: Runner, seq: int, tokens: Sequence[int]) -> None:
         kv.grow(seq, len(part))
         runner.run(verify_rows(np.array([seq]), [at], [part], False))
         kv.advance(seq, part, True)
+
+
+def recall(runner: Runner, seq: int, n: int) -> None:
+    """Have a sequence's recurrent state, which is that after its first n tokens, see the others,
+    all of which were generated."""
+    tokens = runner.kv.tokens(seq)
+    for at in range(n, len(tokens), MOST_ROWS):
+        part = tokens[at : at + MOST_ROWS]
+        runner.run(verify_rows(np.array([seq]), [at], [part], False))

@@ -86,6 +86,12 @@ class Scheduler:
         """Whether the next run might let somebody in."""
         return bool(self.waiting and self.kv.n_free_seqs)
 
+    def preempt(self, job: Job) -> None:
+        """Take a job's pages; they are computed again when it gets others."""
+        self.remove(job)
+        self.add(job)
+        self.n_preempted += 1
+
     # -- inside ----------------------------------------------------------------------------------
 
     def _shares(self, prompts: list[Job]) -> dict[int, int]:
@@ -157,9 +163,4 @@ class Scheduler:
                     if len(self.running) == 1:
                         raise  # `Engine.add` lets nothing in that does not fit by itself
                     return False
-                self._preempt(youngest)
-
-    def _preempt(self, job: Job) -> None:
-        self.remove(job)
-        self.add(job)
-        self.n_preempted += 1
+                self.preempt(youngest)

@@ -142,6 +142,7 @@ class DraftModel:
             kv.grow(state.seq, len(tokens) - n_rows - n + depth)
         except OutOfPages:
             return False
+        state.n_ahead = 1  # should the round come to nothing
         return True
 
     # -- runs ------------------------------------------------------------------------------------

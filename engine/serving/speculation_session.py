@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .host_sampling import Choice, HostSampler
+from .replay import recall
 from .runner import Runner, Sampling
 from .speculation import Drafting, Line, Speculation
-from .speculation_rows import verify_rows
 from .speculator import Speculator
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ class SessionGuesses:
         self._known.clear()
         if was_ahead and kv.states is not None:
             kv.states.go_back(seq)
-            taken = kv.tokens(seq)[self._n_before :]
-            if taken:
-                rows = verify_rows(np.array([seq]), [self._n_before], [taken], False)
-                self._runner.run(rows)
+            recall(self._runner, seq, self._n_before)
 
     def restart(self) -> None:
         """Another generation steps next, or one whose rows have gone."""

@@ -65,6 +65,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )),
         copy=None, synchronize=lambda: stream.put("wait"),
+        event=lambda: SimpleNamespace(record=lambda of: of.put("record")),
+        wait=lambda event: stream.put("wait for what was recorded"),
     )  # fmt: skip
     prepared: set[Any] = set()
 
@@ -125,12 +127,14 @@ def test_a_program_that_meets_has_all_loaded_and_is_captured_at_once(backend: An
     program = CudaProgram(backend, [Recv(there), y, Send(back)], Places(backend), Meets(flags))
     assert taken(backend) == ["product", "link_signal", "link_wait", "wait"]
     program.start()
-    (graph,) = taken(backend)  # nothing beside it that might wait for the device
+    graph, end = taken(backend)  # nothing beside it that might wait for the device
+    assert end == "record"
     inside = graph.removeprefix("graph of ")
     assert inside.startswith("['link_wait'") and inside.endswith("'link_signal']")
     program.finish()
     program.run()
-    assert taken(backend) == ["wait", graph, "wait"]
+    wait = "wait for what was recorded"  # and not for a run of another plan behind it
+    assert taken(backend) == [wait, graph, "record", wait]
     assert len(program.kernels) == 3
 
 

@@ -74,6 +74,29 @@ def test_a_second_generation_continues_the_first(model: Model) -> None:
         ids += found
 
 
+@pytest.mark.parametrize("arch", ["mamba2", "qwen3next"])
+def test_a_recurrent_state_goes_on_from_what_was_taken(gpu: Any, tmp_path: Path, arch: str) -> None:
+    """The device has made more tokens by then, which its states have seen."""
+    path = write_tiny(tmp_path / "m.gguf", arch, gain=2.0, n_ctx_train=2048)
+    model = Model.load(path, backends=CUDA, n_ctx=2048)
+    session = model.new_session()
+    for ids in (PROMPT, [*PROMPT] * 168):  # past the place where a state is copied
+        text = session.generate(ids, 60, SETTINGS["all"])
+        first = [next(text) for _ in range(20)]
+        assert session.bound_plan(1, "last", True).token_loop is not None
+        assert first == stepwise(model, ids, 20, SETTINGS["all"])
+        found = list(session.generate(ids, 60, SETTINGS["all"]))
+        assert found == stepwise(model, ids, 60, SETTINGS["all"])
+
+
+def test_bytes_move_within_a_buffer(gpu: Any) -> None:
+    buffer = gpu.alloc(1 << 20)
+    data = np.random.default_rng(0).integers(0, 256, 1 << 16).astype(np.uint8)
+    buffer.write(0, data)
+    buffer.move(3 << 16, 0, 1 << 16)
+    assert np.array_equal(buffer.read(3 << 16, 1 << 16), data)
+
+
 def test_it_ends_with_the_context(model: Model) -> None:
     session = model.new_session()
     found = list(session.generate(PROMPT, -1, SETTINGS["all"]))

@@ -78,11 +78,12 @@ def test_exchanges_have_the_bits_of_sums_in_turn(
     assert np.array_equal(model.logits(IDS), found)
 
 
+@pytest.mark.parametrize("arch", ["llama", "qwen3next"])
 @pytest.mark.parametrize("settings", [GREEDY, SamplerSettings(temperature=1.5, seed=4)])
 def test_tokens_without_the_host_are_those_of_single_steps(
-    settings: SamplerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arch: str, settings: SamplerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_tiny(tmp_path / "m.gguf", gain=2.0)
+    path = write_tiny(tmp_path / "m.gguf", arch, gain=2.0)
     model = on(path, 2)
     session = model.new_session()
     found = [list(session.generate(IDS, 40, settings)) for _ in range(2)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stand_in_loop import Loop, install
 from tiny_model import write_tiny
 
 from gguflow.engine.model import Model
@@ -104,6 +105,76 @@ def test_a_prefix_is_found_where_a_state_was_copied(model: Model) -> None:
     assert texts[1] == list(model.new_session().generate(others, 20, HOT))
 
 
-def test_a_plan_has_no_loop_past_a_stop(model: Model) -> None:
-    """Steps past a stop would stay in the state."""
-    assert model.new_session().bound_plan(1, "last", True).token_loop is None
+# -- a device that goes on by itself ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [40, EVERY - 30])
+@pytest.mark.parametrize("taken", [1, 9, 45])
+def test_a_session_goes_on_from_what_was_taken(
+    model: Model, n: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device has made more tokens by then, which its states have seen."""
+    ids = ids_of(n)
+    made = list(model.new_session().generate(ids, 60, HOT))
+    longer = [*ids, *made[:taken], 7]
+    expected = list(model.new_session().generate(longer, 60, HOT))
+    install(monkeypatch)
+    session = model.new_session()
+    text = session.generate(ids, 60, HOT)
+    assert [next(text) for _ in range(taken)] == made[:taken]
+    assert list(session.generate(longer, 60, HOT)) == expected
+    assert sum(loop.launched - loop.waited for loop in Loop.made) >= (taken > 1)
+    stop = made[taken - 1]
+    before = made.index(stop)
+    assert list(session.generate(ids, 60, HOT, [stop])) == made[:before]
+    tokens = session.tokens
+    assert tokens == [*ids, *made[:before]][: len(tokens)]
+    logits = session.step([8, 9], "last")[0][0].copy()
+    np.testing.assert_array_equal(logits, model.new_session().logits([*tokens, 8, 9])[-1])
+
+
+def test_an_interrupted_session_goes_on(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = ids_of(50)
+    expected = list(model.new_session().generate(ids, 60, HOT))
+    install(monkeypatch)
+    session = model.new_session()
+    text = session.generate(ids, 60, HOT)
+    assert [next(text) for _ in range(20)] == expected[:20]
+    Loop.made[-1].fails = True
+    with pytest.raises(KeyboardInterrupt):
+        next(text)
+    assert list(session.generate(ids, 60, HOT)) == expected
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_requests_whose_tokens_a_device_makes(
+    model: Model, interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the place where states are copied, with different ends."""
+    lengths = (EVERY - 20, 30, 7, EVERY - 60, 200)
+    requests = [Request(ids_of(n), 50 + 9 * i, replace(HOT, seed=i))
+                for i, n in enumerate(lengths)]  # fmt: skip
+    alone = [list(model.new_session().generate(r.ids, r.max_tokens, r.settings)) for r in requests]
+    stops = [frozenset({text[-10 * i - 1]}) for i, text in enumerate(alone)]
+    requests = [replace(r, stop=stop) for r, stop in zip(requests, stops, strict=True)]
+    install(monkeypatch)
+    engine = Engine(model.with_options(n_ubatch=96), n_seqs=3, n_cache=8192)
+    for _ in range(2):  # from the copies that the first time has left
+        found: dict[int, list[int]] = {engine.add(r): [] for r in requests}
+        n_steps = 0
+        while engine.has_work:
+            n_steps += 1
+            if interrupted and n_steps % 11 == 0 and engine.runs_ahead:
+                Loop.made[-1].fails = True
+            try:
+                done = engine.step()
+            except KeyboardInterrupt:
+                continue
+            for token in done:
+                if token.finish != "stop" and token.id is not None:
+                    found[token.request].append(token.id)
+        for text, mine, stop in zip(alone, found.values(), stops, strict=True):
+            assert mine == text[: text.index(next(iter(stop)))]
+        assert engine.stats.n_available == engine.stats.n_pages
+    assert sum(loop.waited for loop in Loop.made) > 60
+    assert (engine.stats.n_preempted > 0) == interrupted

@@ -113,6 +113,10 @@ class CudaDevice:
         except self.runtime.CUDARuntimeError as e:
             raise CudaError(f"{self.name}: {e}") from None
 
+    def event(self) -> Any:
+        """What can be recorded in the stream and waited for."""
+        return self.cupy.cuda.Event(disable_timing=True)
+
     def wait(self, event: Any) -> None:
         """Wait for what was in the stream when the event was recorded, and not for what came after
         it. Raises as `synchronize` does."""

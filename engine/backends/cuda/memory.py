@@ -146,7 +146,7 @@ class Uploader:
         """The next staging buffer, once the copy that last used it is over."""
         if len(self._buffers) < STAGING_BUFFERS:
             self._buffers.append(pinned(self.device, STAGING_BYTES))
-            self._events.append(self.device.cupy.cuda.Event(disable_timing=True))
+            self._events.append(self.device.event())
             return self._buffers[-1], self._events[-1]
         i, self._next = self._next, (self._next + 1) % STAGING_BUFFERS
         self._events[i].synchronize()

@@ -88,7 +88,7 @@ class CudaProgram(Program):
         self._end: Any = None  # of a run, behind which another plan's may be under way
         if waits:
             self._load()
-            self._end = self._device.cupy.cuda.Event(disable_timing=True)
+            self._end = self._device.event()
         self._graph: Any = None
         self._timed: tuple[Any, CudaBuffer] | None = None
         self._is_timed = False

@@ -35,7 +35,8 @@ def step_inputs(places: Mapping[str, tuple[Tensor, int]], spare: int) -> StepInp
     def address(name: str) -> int:
         return places[name][1] if name in places else spare
 
-    groups = [name.removeprefix("rows.") for name in places if name.startswith("rows.")]
+    # A recurrent layer's row is its sequence's slot, which stays.
+    groups = [name.removeprefix("table.") for name in places if name.startswith("table.")]
     tables = [places[f"table.{g}"][0] for g in groups]
     return StepInputs(
         n=places["pos"][0].size,

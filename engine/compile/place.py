@@ -49,7 +49,7 @@ def layer_overrides(
     if n_gpu_layers > n_layer:
         return ((".*", device),)
     layers = "|".join(str(i) for i in range(max(n_layer - n_gpu_layers, 0), n_layer))
-    some = ((rf"^(?:blk|kv)\.(?:{layers})\..*", device),) if layers else ()
+    some = ((rf"^(?:blk|kv|ssm)\.(?:{layers})\..*", device),) if layers else ()
     return (*some, (".*", host))
 
 

@@ -27,21 +27,30 @@ def choose_layers(
     """
     everything = n_layer + 1
     if n_gpu_layers == AUTO_LAYERS:
-        free = _room(device)[0] - RESERVE
-        least, most = 0, everything  # the largest number that fits, by bisection
-        while least < most:
-            # All of them first: mostly they fit.
-            middle = most if most == everything else (least + most + 1) // 2
-            overrides = layer_overrides(n_layer, middle, device.name)
-            if needed(plans_for(overrides), device).total <= free:
-                least = middle
-            else:
-                most = middle - 1
-        return least, layer_overrides(n_layer, least, device.name)
+        n = most_layers(
+            everything,
+            lambda n: fits(plans_for(layer_overrides(n_layer, n, device.name)), device),
+        )
+        return n, layer_overrides(n_layer, n, device.name)
     layers = everything if n_gpu_layers == ALL_LAYERS else min(n_gpu_layers, everything)
     overrides = layer_overrides(n_layer, layers, device.name)
     check_fits(plans_for(overrides), device)
     return layers, overrides
+
+
+def most_layers(most: int, fit: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, 0 if none does, by bisection; all of them are
+    tried first, for mostly they do."""
+    if fit(most):
+        return most
+    least = 0
+    while least < most - 1:
+        middle = (least + most) // 2
+        if fit(middle):
+            least = middle
+        else:
+            most = middle
+    return least
 
 
 def needed(plans: Sequence[Plan], device: Backend) -> SpaceBytes:
@@ -53,6 +62,11 @@ def _room(device: Backend) -> tuple[int, int]:
     """(free, all) bytes of a device's memory."""
     assert device.memory is not None, f"{device.name} computes in the host's memory"
     return device.memory.room()
+
+
+def fits(plans: Sequence[Plan], device: Backend) -> bool:
+    """Whether the device has room for plans of one session."""
+    return needed(plans, device).total + RESERVE <= _room(device)[0]
 
 
 def check_fits(plans: Sequence[Plan], device: Backend) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tiny_model import write_tiny
 
+from gguflow.engine.backends.simulated import SimulatedBackend
+from gguflow.engine.compile import SpaceBytes
 from gguflow.engine.compile.shares import shares
 from gguflow.engine.graph import exchanged
+from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 from gguflow.engine.load import open_model
+from gguflow.engine.load.offload import RESERVE
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import step_key
@@ -22,7 +28,7 @@ from gguflow.engine.runtime.loops import LoopTogether
 from gguflow.engine.runtime.turns import Turns
 from gguflow.engine.sampling import GREEDY, SamplerSettings
 from gguflow.engine.variants.parallel.cuts import decide
-from gguflow.engine.variants.parallel.variant import layer_rules
+from gguflow.engine.variants.parallel.layers import layer_rules
 from gguflow.models.base import architectures
 
 IDS = [int(i) for i in np.random.default_rng(7).integers(3, 96, 12)]
@@ -167,11 +173,66 @@ def test_layers_in_turn(tmp_path: Path) -> None:
     assert "layers: 2 on simulated:0, 2 on simulated:1" in model.notes
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "qwen3next"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_host_has_the_layers_that_devices_have_not(arch: str, n: int, tmp_path: Path) -> None:
+    layers = {"n_layer": 3} if arch == "llama" else {}
+    path = write_tiny(tmp_path / "m.gguf", arch, gain=2.0, **layers)
+    expected = Model.load(path, backends=("numpy",)).logits(IDS)
+    n_layer = open_model(path).arch.hp.n_layer
+    if n > n_layer:
+        pytest.skip("all of them")
+    model = on(path, 2, "layer", n_gpu_layers=n)
+    assert np.array_equal(model.logits(IDS), expected)
+    placed = model.plan(step_key(1, "last", True)).placement.of
+    at = {t.name: backend for t, backend in placed.items()}
+    last = [at[f"blk.{i}.attn_norm.weight"] for i in range(n_layer)]
+    assert last == ["numpy"] * (n_layer - n) + ["simulated:0"] * (n - n // 2) + ["simulated:1"] * (
+        n // 2
+    )
+    assert at["token_embd.weight"] == "numpy"
+    assert any(note.endswith(f", {n_layer + 1 - n} on numpy") for note in model.notes)
+
+
+@pytest.mark.parametrize("n_experts", [1, ALL_LAYERS])
+def test_experts_on_the_host_beside_two_devices(n_experts: int, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "qwen3moe", gain=2.0)
+    expected = Model.load(path, backends=("numpy",)).logits(IDS)
+    names = {"backends": ("cpu", "numpy"), "devices": TWO, "n_threads": 1}
+    model = Model.load(path, cpu_experts=n_experts, tensor_split=(1.0, 2.0), **names)
+    assert nmse(model.logits(IDS), expected) < 1e-7
+    placed = model.plan(step_key(1, "last", True)).placement.of
+    at = {t.name: backend for t, backend in placed.items()}
+    assert at["blk.0.ffn_up_exps.weight"] == "cpu"
+    assert at["blk.1.ffn_up_exps.weight"] == ("simulated:1" if n_experts == 1 else "cpu")
+    assert at["blk.1.attn_q.weight"] == "simulated:1"
+
+
+def test_as_many_layers_as_devices_have_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0, n_layer=6)
+    model = on(path, 2, "layer")
+    plans = model.largest_plans()
+    each = SpaceBytes.together([p.bytes_by_space()["simulated:1"] for p in plans])
+    room = SimpleNamespace(
+        unit=64, room=lambda: (RESERVE + each.total * 2 // 3, 1 << 40), trim=lambda: None,
+        scratch_bytes=lambda nodes: 0, reserve=lambda n, scratch: None,
+    )  # fmt: skip
+    monkeypatch.setattr(SimulatedBackend, "memory", room)
+    with pytest.raises(MemoryError, match="simulated:[01]"):
+        on(path, 2, "layer")
+    fitted = on(path, 2, "layer", n_gpu_layers=AUTO_LAYERS)
+    assert re.search(r"layers: [12] on simulated:0, [12] on simulated:1, [345] on numpy",
+                     " ".join(fitted.notes))  # fmt: skip
+    assert np.array_equal(fitted.logits(IDS), model.logits(IDS))
+
+
 def test_shares() -> None:
     assert shares(8, (1, 1)) == (0, 4, 8)
     assert shares(5, (3, 1)) == (0, 4, 5)
     assert shares(3, (100, 1, 1)) == (0, 1, 2, 3)
-    assert layer_rules(2, ("a", "b"), (1, 1))[0] == (r"^(?:blk|kv|ssm)\.(?:0|1)\.", "a")
+    assert layer_rules(2, ("a", "b"), (1, 1), 3)[0] == (r"^(?:blk|kv|ssm)\.(?:0|1)\.", "a")
 
 
 @pytest.mark.parametrize(
@@ -181,8 +242,10 @@ def test_shares() -> None:
         ({"split_mode": "rows"}, "split_mode 'rows'"),
         ({"devices": TWO, "tensor_split": (1.0,)}, "1 shares for 2 devices"),
         ({"devices": TWO, "tensor_split": (1.0, 0.0)}, "numbers above 0"),
-        ({"devices": TWO, "n_gpu_layers": 1}, "`n_gpu_layers`"),
+        ({"devices": TWO, "n_gpu_layers": 1}, "2 for 1 layers"),
+        ({"devices": TWO, "split_mode": "tensor", "n_gpu_layers": 2}, "`n_gpu_layers`"),
         ({"devices": TWO, "cpu_experts": 1}, "`cpu_experts`"),
+        ({"devices": TWO, "vram_budget": 1 << 30}, "`vram_budget`"),
         ({"devices": tuple(f"simulated:{k}" for k in range(9)), "split_mode": "layer"}, "9 for"),
     ],
 )

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend
-from gguflow.engine.compile.shares import shares
-from gguflow.engine.limits import ALL_LAYERS
+from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import check_fits
 from gguflow.engine.ops.all_reduce import DEVICES
@@ -19,11 +18,11 @@ from gguflow.engine.variants.base import Decision, Tools
 from gguflow.models.relullama import ReluLlama
 
 from .cuts import Cuts, decide, sizes
+from .layers import Layers, Overrides
 from .rewrite import TensorSplit
-from .source import with_own_head, with_parts
+from .source import with_parts
 
 _TOKENS = 3  # of the graph that cuts are decided by: they are the same for any number
-Overrides = tuple[tuple[str, str], ...]
 
 
 class ParallelVariant:
@@ -41,11 +40,17 @@ class ParallelVariant:
         options = setup.options
         if not options.devices:
             return setup
-        choosing = (options.vram_budget, options.split, options.cpu_experts)
-        if options.n_gpu_layers not in (0, ALL_LAYERS) or any(choosing):
+        if options.vram_budget or options.split:
+            raise OptionError("`vram_budget` and `split` choose for one device, not for `devices`")
+        some = options.n_gpu_layers not in (0, ALL_LAYERS) or options.cpu_experts
+        if options.split_mode == "tensor" and some:
             raise OptionError(
-                "`devices` hold the whole model: `n_gpu_layers`, `vram_budget`, `split` and "
-                "`cpu_experts` have nothing to choose"
+                "`split_mode=tensor`: `devices` have a part of every layer; for `n_gpu_layers` and "
+                "`cpu_experts`, which leave some to the host, use `split_mode=layer`"
+            )
+        if options.cpu_experts == AUTO_LAYERS:
+            raise OptionError(
+                "`cpu_experts=auto` chooses for one device: give a number of layers with `devices`"
             )
         if (
             options.split_mode == "tensor"
@@ -69,21 +74,18 @@ class ParallelVariant:
         if options.split_mode == "tensor" and len(names) > 1:
             cuts = decide(record(setup, step_key(_TOKENS, "all", False)), ratios)
             notes += _cut_notes(setup, cuts)
+            overrides = (*options.overrides, *device_rules(names))
             setup = replace(
                 setup,
                 source=with_parts(setup.source, cuts),
+                options=replace(options, overrides=overrides),
                 rewrites=(*setup.rewrites, TensorSplit(cuts, _reduce(devices))),
             )
-            rules = device_rules(names)
         else:
-            n_layer = setup.source.arch.hp.n_layer
-            if n_layer + 1 < len(names):
-                raise OptionError(f"`devices`: {len(names)} for {n_layer} layers and the output")
-            rules = layer_rules(n_layer, names, ratios)
-            if len(names) > 1:
-                setup = replace(setup, source=with_own_head(setup.source))
-            notes.append(_layer_note(n_layer, names, ratios))
-        setup = replace(setup, options=replace(options, overrides=(*options.overrides, *rules)))
+            layers = Layers(setup, names, ratios, tools)
+            n_held = layers.n_held(original.options.n_gpu_layers, devices)
+            setup = layers.placed(n_held)
+            notes.append(layers.note(n_held))
         _check(setup, tools, devices)
         return Decision(setup, tuple(notes))
 
@@ -94,18 +96,6 @@ class ParallelVariant:
 def device_rules(names: Sequence[str]) -> Overrides:
     """What is called `<name>@<k>` goes to device k, and the rest to the first."""
     return (*((rf"@{k}$", name) for k, name in enumerate(names)), (".*", names[0]))
-
-
-def layer_rules(n_layer: int, names: Sequence[str], ratios: Sequence[float]) -> Overrides:
-    """Whole layers on each device in these proportions, the output head being one more."""
-    bounds = shares(n_layer + 1, ratios)
-    rules: list[tuple[str, str]] = []
-    for k, name in enumerate(names):
-        layers = range(bounds[k], min(bounds[k + 1], n_layer))
-        if layers:
-            numbers = "|".join(map(str, layers))
-            rules.append((rf"^(?:blk|kv|ssm)\.(?:{numbers})\.", name))
-    return (*rules, (r"^(?:output|logits|sample)", names[-1]), (".*", names[0]))
 
 
 def _reduce(devices: Sequence[Backend]) -> bool:
@@ -123,12 +113,6 @@ def _check(setup: Setup, tools: Tools, devices: Sequence[Backend]) -> None:
     for device in devices:
         if device.memory is not None:
             check_fits(plans, device)
-
-
-def _layer_note(n_layer: int, names: Sequence[str], ratios: Sequence[float]) -> str:
-    bounds = shares(n_layer + 1, ratios)
-    each = (f"{b - a} on {name}" for name, a, b in zip(names, bounds, bounds[1:], strict=False))
-    return f"layers: {', '.join(each)}"
 
 
 def _cut_notes(setup: Setup, cuts: Cuts) -> list[str]:

@@ -320,9 +320,9 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
     )
     p.add_argument("--devices", type=names, default=(), metavar="LIST",
                    help="several to run on, such as cuda:0,cuda:1")  # fmt: skip
-    p.add_argument("-sm", "--split-mode", choices=SPLIT_MODES, default="layer",
+    p.add_argument("-sm", "--split-mode", choices=(*SPLIT_MODES, "row"), default="layer",
                    help="with --devices: whole layers on each in turn, or a part of every layer on "
-                   "each at once (default layer)")  # fmt: skip
+                   "each at once, for which row is another name (default layer)")  # fmt: skip
     p.add_argument("-ts", "--tensor-split", type=ratios, default=(), metavar="LIST",
                    help="with --devices: their shares, such as 3,1 (default equal)")  # fmt: skip
     p.add_argument(
@@ -450,7 +450,8 @@ def placement(args: Namespace) -> dict[str, Any]:
                 raise UsageError(f"{flag} is for several devices: name them by --devices")
     return {
         "device": args.device, "overrides": pairs, "devices": args.devices,
-        "split_mode": args.split_mode, "tensor_split": args.tensor_split,
+        "split_mode": "tensor" if args.split_mode == "row" else args.split_mode,
+        "tensor_split": args.tensor_split,
         "cpu_experts": args.cpu_experts, "expert_use": args.expert_use or "",
         "equal_bits": args.equal_bits,
     }  # fmt: skip

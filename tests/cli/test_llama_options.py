@@ -61,7 +61,7 @@ OPTIONS = """\
 -ot = x=cpu
 --override-tensor = x=CPU
 --gpu-layers = all
---split-mode = layer
+--split-mode = row
 -ts --tensor-split = 3,1
 --fit --reasoning = off
 -fitt --fit-target = 1024

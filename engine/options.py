@@ -234,8 +234,9 @@ def options_with(options: Options | None, changes: OptionFields) -> Options:
 
 
 def draft_options(o: Options, n_gpu_layers: int, changes: OptionFields) -> Options:
-    """How a draft model runs beside one that runs with `o` and so many layers on a device."""
-    return Options(
+    """How a draft model runs beside one that runs with `o` and so many layers on a device: whole on
+    the first of several, unless its own layers are placed by `changes`."""
+    options = Options(
         n_ctx=o.n_ctx,
         n_seqs=o.n_seqs,
         n_cache=o.n_cache,
@@ -248,4 +249,10 @@ def draft_options(o: Options, n_gpu_layers: int, changes: OptionFields) -> Optio
         equal_bits=o.equal_bits,
         device=o.device,
         n_gpu_layers=ALL_LAYERS if n_gpu_layers else 0,
-    ).with_fields(changes)
+    )
+    if o.devices and "n_gpu_layers" in changes:
+        number = o.devices[0].partition(":")[2]
+        options = replace(options, device=int(number) if number.isdigit() else 0)
+    elif o.devices:
+        options = replace(options, devices=o.devices[:1], split_mode="none")
+    return options.with_fields(changes)

@@ -27,6 +27,9 @@ from gguflow.engine.runtime.exchange import SideBySide
 from gguflow.engine.runtime.loops import LoopTogether
 from gguflow.engine.runtime.turns import Turns
 from gguflow.engine.sampling import GREEDY, SamplerSettings
+from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.request import Request
+from gguflow.engine.serving.speculation import Speculation
 from gguflow.engine.variants.parallel.cuts import decide
 from gguflow.engine.variants.parallel.layers import layer_rules
 from gguflow.models.base import architectures
@@ -159,6 +162,30 @@ def test_many_sequences_with_shared_pages(mode: str, tmp_path: Path) -> None:
     list(session.generate(prompts[0], 3, GREEDY))
     session.rewind(68)
     assert list(session.generate(prompts[1], 6, GREEDY)) == expected[1]
+
+
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3next"])
+def test_guesses_over_several_devices(arch: str, mode: str, tmp_path: Path) -> None:
+    """A draft is whole on the first; the text is the plain one."""
+    path = write_tiny(tmp_path / "m.gguf", arch, gain=2.0)
+    model = on(path, 2, mode, n_ctx=128, n_seqs=2)
+    prompts = [IDS, IDS[:5], [9, 8, 7]]
+    expected = [list(model.new_session().generate(p, 12, GREEDY)) for p in prompts]
+    draft = model.load_draft(path, backends=("numpy",))
+    assert set(draft.plan(step_key(1, "last", True)).placement.of.values()) == {"simulated:0"}
+    model.speculate(Speculation(draft=draft, lookup=True, most=3, adaptive=False))
+    assert [list(model.new_session().generate(p, 12, GREEDY)) for p in prompts] == expected
+    engine = Engine(model)
+    found: dict[int, list[int]] = {engine.add(Request(p, 12, GREEDY)): [] for p in prompts}
+    while engine.has_work:
+        for token in engine.step():
+            assert token.id is not None
+            found[token.request].append(token.id)
+    assert list(found.values()) == expected
+    assert engine.stats.drafting.accepted > 0
+    on_host = model.load_draft(path, backends=("numpy",), n_gpu_layers=0)
+    assert set(on_host.plan(step_key(1, "last", True)).placement.of.values()) == {"numpy"}
 
 
 def test_layers_in_turn(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def together(
             engine.cancel(int(rng.choice([*whose])))
         running = engine._scheduler.running
         if running and engine._ahead is None and rng.random() < 0.1:
-            engine._scheduler._preempt(running[int(rng.integers(len(running)))])
+            engine._scheduler.preempt(running[int(rng.integers(len(running)))])
         for token in engine.step():
             if token.id is not None:
                 tokens[token.request].append(token.id)

@@ -125,7 +125,7 @@ def test_an_engines_tokens_keep_their_class(folder: Path, apart: None, guesses: 
         for token in engine.step():
             found[token.request].append(token.id or 0)
         if jobs and rng.random() < 0.2:
-            engine._scheduler._preempt(jobs[int(rng.integers(len(jobs)))])
+            engine._scheduler.preempt(jobs[int(rng.integers(len(jobs)))])
             n_preempted += 1
     assert n_preempted > 5 and all(classes.n.values())
     assert [tuple(t) for t in found.values()] == [b.tokens for b in expected]
@@ -189,5 +189,5 @@ def test_a_draw_belongs_to_its_position(folder: Path) -> None:
         engine.step()
         step += 1
         if step % 7 == 0 and engine._scheduler.running:
-            engine._scheduler._preempt(engine._scheduler.running[-1])
+            engine._scheduler.preempt(engine._scheduler.running[-1])
     assert len(seen) > 50 and {len(steps) for steps in seen.values()} == {1}

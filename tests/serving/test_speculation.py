@@ -230,7 +230,7 @@ def test_preempted_where_generated_tokens_stand_apart(
                     engine._ahead.stop()
                     continue
                 for _ in range(min(len(running), 3)):
-                    engine._scheduler._preempt(running[int(rng.integers(len(running)))])
+                    engine._scheduler.preempt(running[int(rng.integers(len(running)))])
                     n_preempted += 1
         assert list(found.values()) == expected
         assert n_preempted > 2
@@ -454,8 +454,7 @@ def test_a_recurrent_draft_goes_back_to_where_it_was_right(
     as tokens that it was not sure of (p_min)."""
     requests = recurrent_requests()
     expected = alone(recurrent, requests)
-    model = recurrent.with_options(n_seqs=n_seqs)
-    draft = recurrent.with_options()
+    model, draft = recurrent.with_options(n_seqs=n_seqs), recurrent.with_options()
     model.speculate(Speculation(draft=draft, most=5, p_min=p_min, adaptive=False))
     engine = Engine(model)
     assert run(engine, requests) == expected
@@ -471,8 +470,7 @@ def test_a_recurrent_draft_that_is_mostly_wrong(
     path = write_tiny(tmp_path / "m.gguf", "qwen3next", seed=9, gain=2.0, n_ctx_train=2048)
     requests = recurrent_requests()
     expected = alone(recurrent, requests)
-    model = recurrent.with_options(n_seqs=2)
-    draft = Model.load(path, n_threads=1)
+    model, draft = recurrent.with_options(n_seqs=2), Model.load(path, n_threads=1)
     model.speculate(Speculation(draft=draft, lookup=lookup, most=3, adaptive=False))
     assert run(Engine(model), requests) == expected
 

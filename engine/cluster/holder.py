@@ -9,9 +9,10 @@ import numpy as np
 
 from gguflow.engine.backends.base import Backend, DeviceId, Live, find_backend
 from gguflow.engine.devices import Devices
+from gguflow.engine.limits import AUTO_LAYERS
 from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
-from gguflow.engine.options import Options
+from gguflow.engine.options import OptionError, Options
 from gguflow.engine.runtime import BoundPlan, host_array
 from gguflow.engine.runtime.turns import Turns
 from gguflow.engine.serving.runner import Runner
@@ -37,6 +38,9 @@ def stage_model(
     """The model as the process has it that holds stage `index` of n, on its GPU if the options ask
     for one, or on the processor. calls: of the stages that it runs; the others it only knows of.
     shares: of the layers, in proportion; none for equal ones."""
+    asked = options.n_gpu_layers
+    if asked == AUTO_LAYERS or 0 < asked <= source.arch.hp.n_layer:
+        raise OptionError("`n_gpu_layers`: a stage has all of its layers on a GPU, or none")
     own = own_device(options)
     options = options.with_fields(
         {

@@ -281,6 +281,22 @@ def test_what_is_refused(options: dict[str, Any], words: str, tmp_path: Path) ->
         Model.load(write_tiny(tmp_path / "m.gguf"), backends=("numpy",), **options)
 
 
+@pytest.mark.parametrize("arch", ["relullama", "bamboo"])
+def test_relu_models_that_skip_nothing_are_cut(arch: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch, gain=2.0)
+    model = check(path, 2, sparse="off")
+    assert "blk.0.ffn_down_t.weight@1" in model.weights.buffers
+    (note,) = (note for note in model.notes if note.startswith("whole on every device"))
+    assert note.endswith(": output (all are needed)")  # too small to be cut
+
+
+@pytest.mark.parametrize(("arch", "kinds"), [("bloom", "attn_q"), ("olmo2", "attn_output")])
+def test_what_is_whole_is_named(arch: str, kinds: str, tmp_path: Path) -> None:
+    model = on(write_tiny(tmp_path / "m.gguf", arch, gain=2.0), 2)
+    (note,) = (note for note in model.notes if note.startswith("whole on every device"))
+    assert kinds in note and "ffn" not in note
+
+
 def test_relu_models_are_refused_in_parts(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", "relullama")
     with pytest.raises(OptionError, match="sparse=off"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import gguflow
 from gguflow.cli.load import bundled_model
 from gguflow.engine.cluster.errors import ClusterError
 from gguflow.engine.cluster.holder import Holder, stage_model
+from gguflow.engine.limits import AUTO_LAYERS
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
-from gguflow.engine.options import Options
+from gguflow.engine.options import OptionError, Options
 from gguflow.engine.profile import Profile
 from gguflow.engine.serving.request import EmbedRequest
 
@@ -54,6 +56,13 @@ def pipeline(path: Path, options: Options, n: int) -> tuple[Model, list[Watched]
 @pytest.fixture(scope="module")
 def whole() -> Model:
     return Model.load(bundled_model(), OPTIONS)
+
+
+@pytest.mark.parametrize("n_gpu_layers", [1, AUTO_LAYERS])
+def test_a_stage_has_all_of_its_layers_on_a_gpu_or_none(n_gpu_layers: int) -> None:
+    options = replace(OPTIONS, n_gpu_layers=n_gpu_layers)
+    with pytest.raises(OptionError, match="`n_gpu_layers`: a stage has all"):
+        stage_model(open_model(bundled_model()), options, 0, {}, 2)
 
 
 @pytest.mark.parametrize("n", [2, 3])

@@ -254,6 +254,12 @@ def _attention(node: Tensor) -> Labels | None:
     return ["mh.", f".{heads}.", f".{heads}.", ".", ".", "..", *sinks, "mh."]
 
 
+def _axpy(node: Tensor) -> Labels | None:
+    """With all neurons: a product with a matrix that is stored the other way round."""
+    neurons = node.srcs[2:]
+    return None if any(neurons) else ["kd", "mk", *("" for _ in neurons), "md"]
+
+
 def _set_rows(node: Tensor) -> Labels:
     return ["rc", "mc", ".", "rc"]
 
@@ -285,6 +291,7 @@ def _ops() -> Iterator[tuple[str, Rule]]:
         yield op, _over_last
     yield "mul_mat", _mul_mat
     yield "mul_mat_id", _mul_mat_id
+    yield "axpy_sparse", _axpy
     yield "rope", _rope
     yield "attention", _attention
     yield "set_rows", _set_rows

@@ -75,8 +75,8 @@ def decide(g: Graph, ratios: Sequence[float], least: int = EXCHANGE_BYTES) -> Cu
         rows, n_rows = axes.of(matrix, -2), matrix.shape[-2]
         if len(matrix.shape) == 2 and matrix.nbytes >= least and n_rows >= n:
             weights[matrix.name] = Cut(0, bounds_of(n_rows, n_rows, ratios), joined=True)
-        elif not rows.whole:
-            whole[matrix.name] = f"{rows.pieces} pieces"
+        else:
+            whole[matrix.name] = "all are needed" if rows.whole else f"{rows.pieces} pieces"
     return Cuts(n, weights, whole)
 
 

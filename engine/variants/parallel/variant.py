@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from .layers import Layers, Overrides
 from .rewrite import TensorSplit
 from .source import with_parts
 
+WORTH_SAYING = 0.01  # of the weights
 _TOKENS = 3  # of the graph that cuts are decided by: they are the same for any number
 
 
@@ -122,11 +124,15 @@ def _cut_notes(setup: Setup, cuts: Cuts) -> list[str]:
     every = sum(w.nbytes for w in weights.values() if len(w.shape) > 1)
     notes = [f"{cut / max(every, 1):.0%} of the weights are cut over {cuts.n} devices"]
     kinds: dict[str, str] = {}
+    nbytes = Counter[str]()
     for name, why in cuts.whole.items():
-        kinds.setdefault(name.split(".")[-2], why)
-    if kinds:
-        found = ", ".join(f"{kind} ({why})" for kind, why in kinds.items())
-        notes.append(f"whole on every device, for want of pieces: {found}")
+        kind = name.split(".")[-2]
+        kinds.setdefault(kind, why)
+        nbytes[kind] += weights[name].nbytes
+    large = [k for k in kinds if nbytes[k] > every * WORTH_SAYING]
+    if large:
+        found = ", ".join(f"{kind} ({kinds[kind]})" for kind in large)
+        notes.append(f"whole on every device: {found}")
     uneven = next((sizes(c) for c in cuts.weights.values() if len({*sizes(c)}) > 1), None)
     if uneven:
         notes.append(f"parts of unequal size, such as {uneven}")

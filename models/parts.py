@@ -40,9 +40,8 @@ def read_experts(k: Keys, n_ff: int, usual: Experts) -> Experts | None:
         return None
     n_used = k.integer("expert_used_count", least=1, most=n)
     wide = k.integer("expert_feed_forward_length", n_ff, most=1 << 22) or n_ff
-    shared = k.integer("expert_shared_feed_forward_length", 0, most=1 << 22)
-    if not shared:
-        shared = wide * k.integer("expert_shared_count", 0, most=1 << 10)
+    shared = wide * k.integer("expert_shared_count", 0, most=1 << 10)
+    shared = k.integer("expert_shared_feed_forward_length", 0, most=1 << 22) or shared
     gating = k.integer("expert_gating_func", 0)
     if gating and gating not in SCORES:
         raise ModelError(f"{k.arch}.expert_gating_func: {gating} is not known; have 1 to 3")

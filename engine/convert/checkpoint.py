@@ -79,7 +79,7 @@ class Config:
 
     @property
     def layers(self) -> int:
-        return int(self.number("num_hidden_layers", "n_layer", "n_layers"))
+        return int(self.number("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
 
 
 class Checkpoint:

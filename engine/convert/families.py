@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .checkpoint import Config, ConvertError
+from .families_earlier import EARLIER, by_kind
 from .families_experts import EXPERTS
 from .families_recurrent import RECURRENT
 from .family import (
@@ -94,6 +95,7 @@ def _phi3(c: Config) -> dict[str, Any]:
     keys["rope.scaling.original_context_length"] = c.rope["original_max_position_embeddings"]
     keys["attention.sliding_window"] = int(c.get("sliding_window", default=0))
     if c.rope.get("long_factor"):
+        keys.pop("rope.scaling.type")  # its factors say it
         old = c.rope["original_max_position_embeddings"]
         scale = c.number("max_position_embeddings") / old
         keys["rope.scaling.attn_factor"] = sqrt(1 + log(scale) / log(old)) if scale > 1 else 1.0
@@ -211,15 +213,8 @@ def _gpt2_tensors(c: Config, w: Weight) -> Iterable[Weight]:
 
 def _bloom_tensors(c: Config, w: Weight) -> Iterable[Weight]:
     """Queries, keys and values come by head."""
-    name = w.name.removeprefix("transformer.")
-    if "query_key_value" not in name:
-        return [w.changed(lambda x: x, name=name)]
-    heads = c.heads
-
-    def by_kind(x: np.ndarray) -> np.ndarray:
-        return x.reshape(heads, 3, -1, *x.shape[1:]).swapaxes(0, 1)
-
-    return [w.changed(by_kind, name=name)]
+    w = w.changed(lambda x: x, name=w.name.removeprefix("transformer."))
+    return [by_kind(c, w) if "query_key_value" in w.name else w]
 
 
 def _falcon_tensors(c: Config, w: Weight) -> Iterable[Weight]:
@@ -306,7 +301,7 @@ FAMILIES = (
     Family("bloom", ("BloomForCausalLM", "BloomModel"), _bloom, _bloom_tensors),
     Family("mpt", ("MptForCausalLM", "MPTForCausalLM"), _mpt),
     Family("falcon", ("FalconForCausalLM", "RWForCausalLM"), _falcon, _falcon_tensors),
-    *EXPERTS, *RECURRENT,
+    *EARLIER, *EXPERTS, *RECURRENT,
 )  # fmt: skip
 
 

@@ -229,7 +229,31 @@ def _gemma4_tensors(c: Config, w: Weight) -> Iterable[Weight]:
         yield kept.changed(lambda x: x, name=new)
 
 
+def _ernie_moe(c: Config) -> dict[str, Any]:
+    first = int(c.number("moe_layer_start_index", default=1))
+    if c.get("moe_layer_interval", default=1) != 1 or (
+        int(c.number("moe_layer_end_index", default=-1)) not in (-1, c.layers - 1)
+    ):
+        raise ConvertError(f"{c.path}: moe_layer_interval: dense layers between are not supported")
+    each, n_shared = c.number("moe_intermediate_size"), c.number("moe_num_shared_experts")
+    return base_keys(c) | {
+        "expert_count": c.number("moe_num_experts"), "expert_used_count": c.number("moe_k"),
+        "interleave_moe_layer_step": 1, "leading_dense_block_count": first,
+        "expert_feed_forward_length": each, "expert_shared_count": n_shared,
+        "expert_shared_feed_forward_length": each * n_shared,
+    }  # fmt: skip
+
+
+def _ernie_moe_tensors(c: Config, w: Weight) -> Iterable[Weight]:
+    if w.name.endswith("moe_statics.e_score_correction_bias"):  # has a row
+        name = w.name.replace("correction_bias", "correction.bias")
+        return [w.changed(lambda x: x.reshape(-1), (w.shape[-1],), name)]
+    return fused_experts(c, w)
+
+
 EXPERTS = (
+    Family("ernie4_5-moe", ("Ernie4_5_MoeForCausalLM", "Ernie4_5MoeForCausalLM"), _ernie_moe,
+           _ernie_moe_tensors),
     Family("gpt-oss", ("GptOssForCausalLM",), _gpt_oss, _gpt_oss_tensors),
     Family("deepseek2", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), _deepseek,
            _deepseek_tensors, ahead=True),

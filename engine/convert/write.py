@@ -90,7 +90,9 @@ Written = tuple[DType, tuple[int, ...], Any]
 def _tensors(source: Checkpoint, family: Family, matrices: DType) -> Iterator[tuple[str, Written]]:
     """(GGUF name, (type, shape, data)) of every tensor, in the checkpoint's order."""
     config = source.config
-    arch = next(a for a, name in MODEL_ARCH_NAMES.items() if name == family.arch)
+    arch = next(
+        (a for a, name in MODEL_ARCH_NAMES.items() if name == family.arch), MODEL_ARCH.LLAMA
+    )
     names = get_tensor_name_map(MODEL_ARCH(arch), config.layers)
     found = set()
     for name, values in family.extra(config).items():
@@ -103,7 +105,7 @@ def _tensors(source: Checkpoint, family: Family, matrices: DType) -> Iterator[tu
         if family.ahead and _predicts_ahead(name, config.layers):
             continue
         for w in family.change(config, given):
-            known = w.name.startswith("blk.")  # by its GGUF name already
+            known = _KNOWN.match(w.name)  # by its GGUF name already
             new = w.name if known else names.get_name(w.name, try_suffixes=(".weight", ".bias"))
             if new is None:
                 raise ConvertError(
@@ -120,6 +122,7 @@ def _tensors(source: Checkpoint, family: Family, matrices: DType) -> Iterator[tu
             yield new, (dtype, w.shape, _data(w, dtype, shift, source))
 
 
+_KNOWN = re.compile(r"(?:blk\.\d+|token_embd|position_embd|output_norm)\.")
 # Numbers of recurrent layers that are no matrices, whatever their shape.
 _PLAIN = ("ssm_a", "ssm_d", "ssm_norm", "_exps.bias")
 _LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d{1,5})\.")

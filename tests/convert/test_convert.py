@@ -30,7 +30,8 @@ from gguflow.models.tokenizer.pretokenizers import PRE_TOKENIZERS
 DATA = Path(__file__).parent / "data"
 NAMES = [
     "llama", "falcon40", "ernie45", "gemma2", "mixtral", "gpt_oss", "dsv3", "glm4moe",
-    "qwen3next", "qwen35", "mamba2", "gemma4", "gemma4moe",
+    "qwen3next", "qwen35", "mamba2", "gemma4", "gemma4moe", "gptneox", "opt", "baichuan", "chatglm",
+    "minicpm", "ernie45moe", "phi3long",
 ]  # fmt: skip
 
 

@@ -166,6 +166,46 @@ TAKEN_FOR_CHAT = (
 )
 
 
+# Of llama-server.
+_PROXY = "a proxy in front of it does that"
+_REQUEST = "a request says so"
+TAKEN_FOR_SERVER = (
+    Other("-cb --cont-batching", 0, None),
+    Other("--metrics", 0, None),
+    Other("--webui", 0, None),
+    Other("--embedding --embeddings", 0, None),
+    Other("--cache-prompt", 0, None),
+    Other("--prefill-assistant", 0, None),
+    Other("-nocb --no-cont-batching", 0, "requests are always computed together"),
+    Other("--slots", 0, "/ shows what runs, and no request needs a slot"),
+    Other("--no-slots", 0, "there is no endpoint /slots"),
+    Other("--no-cache-prompt", 0, "prompts that begin alike share what was computed"),
+    Other("--cache-reuse", 1, "prompts that begin alike share what was computed"),
+    Other("-cram --cache-ram", 1, "--cache-tokens says how much is kept"),
+    Other("-ctxcp --ctx-checkpoints --swa-checkpoints", 1, "--cache-tokens says how much is kept"),
+    Other("-sps --slot-prompt-similarity", 1, "no request needs a slot"),
+    Other("--threads-http", 1, "one thread answers, and computes nothing"),
+    Other("-kvu --kv-unified", 0, "sequences share the pages of one cache"),
+    Other("--reasoning-format", 1, "thoughts are apart from the answer, as reasoning_content"),
+)
+FOR_SERVER = (
+    Other("--ssl-key-file", 1, _PROXY),
+    Other("--ssl-cert-file", 1, _PROXY),
+    Other("--api-prefix", 1, _PROXY),
+    Other("--path", 1, _PROXY),
+    Other("--props", 0, "what a server is started with stays"),
+    Other("--pooling", 1, f"{_REQUEST}: pooling"),
+    Other("--chat-template-kwargs", 1, f"{_REQUEST}: chat_template_kwargs"),
+    Other("-rea --reasoning", 1, f"{_REQUEST}: chat_template_kwargs"),
+    Other("--reasoning-budget", 1, f"{_REQUEST}: max_completion_tokens"),
+    Other("--no-prefill-assistant", 0, "an assistant's last message is gone on with"),
+    Other("--slot-save-path", 1, "`gguflow chat` saves conversations"),
+    Other("--rerank --reranking", 0, "there are no models that rank"),
+    Other("--models-dir", 1, "-m or -hf names each model"),
+    Other("--models-max", 1, "--models-memory is the limit of models together"),
+)
+
+
 class _Named(argparse.Action):
     """Remembers what is to be said of an option, or refuses it."""
 

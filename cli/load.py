@@ -64,11 +64,16 @@ def model_path(args: Namespace) -> Path:
         raise UsageError("-hff/--hf-file: only with -hf")
     if args.model is None:
         return bundled_model()
-    if args.model.startswith("ollama:"):
+    return file_of(args.model)
+
+
+def file_of(name: str) -> Path:
+    """A model's file by its path, or ollama's by name."""
+    if name.startswith("ollama:"):
         from gguflow.engine.hub import of_ollama
 
-        return of_ollama(args.model)
-    return Path(args.model).expanduser()
+        return of_ollama(name)
+    return Path(name).expanduser()
 
 
 def hub_model(name: str, args: Namespace) -> Path:

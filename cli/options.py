@@ -119,7 +119,7 @@ def add_model(p: ArgumentParser) -> None:
     add_hub(p)
 
 
-def add_hub(p: ArgumentParser) -> None:
+def add_hub(p: ArgumentParser | _ArgumentGroup) -> None:
     """How the hub is asked."""
     p.add_argument(
         "-hft", "--hf-token", metavar="TOKEN", help="who asks the hub (default: HF_TOKEN)"

@@ -104,7 +104,7 @@ def check_ray(args: Namespace) -> None:
                 raise UsageError(f"{flag}: only with --ray")
         return check_stages(args)
     for flag, is_given in (
-        ("-m again", len(args.model) > 1),
+        ("-m again", len(args.model) + len(args.hf_repo) > 1),
         ("-md", args.model_draft is not None),
         ("--lookup", args.lookup or args.lookup_cache is not None),
     ):

@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING, Any
 from gguflow.engine.limits import MAX_SEQS, MAX_TOKENS
 
 from .errors import NO_RESOURCES, OK, PackageError, UsageError
-from .load import bundled_model, check_context, note, warn_of_context
-from .options import add_engine, add_sampling, engine_options, gib, real, sampler_settings, whole
+from .llama_options import FOR_SERVER, TAKEN_FOR_SERVER, add_others
+from .load import bundled_model, check_context, file_of, hub_model, note, warn_of_context
+from .options import (
+    add_engine,
+    add_hub,
+    add_sampling,
+    engine_options,
+    gib,
+    real,
+    sampler_settings,
+    whole,
+)
 from .options_values import json_object
 from .prompt import read_file
 from .ray_options import add_ray, check_ray, disconnect, ray_cluster
@@ -46,9 +56,20 @@ def add_arguments(p: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="GGUF model; again for more, of which the first is the default and the "
-        "others are loaded when asked for; default: the bundled model",
+        help="GGUF model, or ollama:NAME; again for more, of which the first is the default and "
+        "the others are loaded when asked for; default: the bundled model",
     )
+    g.add_argument(
+        "-hf",
+        "-hfr",
+        "--hf-repo",
+        action="append",
+        default=[],
+        metavar="USER/REPO[:QUANT]",
+        help="a model of the Hugging Face hub, fetched if it is not there; again for more, after "
+        "those of -m",
+    )
+    add_hub(g)
     g.add_argument(
         "-a",
         "--alias",
@@ -92,12 +113,14 @@ def add_arguments(p: ArgumentParser) -> None:
         metavar="NAME|TEXT|FILE",
         help="of conversations; default: the model's own",
     )
+    g.add_argument("--chat-template-file", metavar="FILE", help="the same, of a file")
     _add_answers(p)
     _add_http(p)
     add_engine(p)
     add_sampling(p)
     add_speculation(p)
     add_ray(p)
+    add_others(p, FOR_SERVER, TAKEN_FOR_SERVER)
 
 
 def _add_answers(p: ArgumentParser) -> None:
@@ -241,11 +264,14 @@ def _add_http(p: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     _check_packages(args)
+    for text in args.notes:
+        note(text)
     settings = server_config(args)
     guessing = speculation_settings(args)
+    n_models = len(args.model) + len(args.hf_repo)
     for flag, given in (("-md", args.model_draft), ("--lookup-cache", args.lookup_cache)):
-        if given is not None and len(args.model) > 1:
-            raise UsageError(f"{flag}: for one model, and there are {len(args.model)}")
+        if given is not None and n_models > 1:
+            raise UsageError(f"{flag}: for one model, and there are {n_models}")
     check_ray(args)
     specs = model_specs(args)
     from gguflow.server.manager import ModelManager
@@ -362,7 +388,8 @@ def model_specs(args: Namespace) -> list[ModelSpec]:
     from gguflow.server.config import ModelSpec
     from gguflow.server.manager import unique_names
 
-    paths = [Path(m) for m in args.model] or [bundled_model()]
+    paths = [file_of(m) for m in args.model] + [hub_model(m, args) for m in args.hf_repo]
+    paths = paths or [bundled_model()]
     if len(args.alias) > len(paths):
         raise UsageError(f"--alias: {len(args.alias)} names for {len(paths)} models")
     try:
@@ -371,7 +398,11 @@ def model_specs(args: Namespace) -> list[ModelSpec]:
         raise UsageError(f"--alias: {e}") from None
     adapters = _adapters(args, names)
     template = args.chat_template
-    if template is not None and "{" not in template and Path(template).is_file():
+    if args.chat_template_file is not None:
+        if template is not None:
+            raise UsageError("--chat-template and --chat-template-file exclude each other")
+        template = read_file(args.chat_template_file, "--chat-template-file")
+    elif template is not None and "{" not in template and Path(template).is_file():
         template = read_file(template, "--chat-template")
     specs = []
     for path, name in zip(paths, names, strict=True):

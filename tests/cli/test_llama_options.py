@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tiny_model import write_tiny
 
-from gguflow.cli import chat, generate
+from gguflow.cli import chat, generate, serve
 from gguflow.cli.errors import UsageError
 from gguflow.cli.parser import Parser
 from gguflow.cli.sampling_options import sampler_settings
+from gguflow.engine import hub
 from gguflow.engine.sampling import SamplerSettings
 
 # What its help lists (build of autumn 2026), and the value to try them with.
@@ -126,6 +129,53 @@ def test_none_is_unknown(module: ModuleType) -> None:
             continue
         changed = {k for k in plain if found[k] != plain[k]}
         assert changed <= {"notes"} or len(changed) == 1, (flag, changed)
+
+
+SERVER = """
+--jinja -cb --cont-batching --metrics --webui --embedding --embeddings --cache-prompt --mmap -fa =
+--slots --no-slots --no-cache-prompt --mlock --no-mmap --props --rerank --reranking =
+-nocb --no-cont-batching -kvu --kv-unified --no-prefill-assistant --no-webui =
+--cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints --swa-checkpoints --models-max = 64
+-sps --slot-prompt-similarity --threads-http --numa --poll -lv --reasoning-budget = 1
+--ssl-key-file --ssl-cert-file --path --api-prefix --slot-save-path --models-dir --log-file = x
+--pooling = mean
+--reasoning-format --fit = auto
+--chat-template-kwargs = {"a":1}
+--chat-template-file -hf -hfr --hf-repo -hft --hf-token -m --model -a --alias --host = a/b
+-np --parallel --port -to --timeout -ub -b -c -ngl -n = 8
+--offline --no-jinja =
+"""
+
+
+def test_the_server_knows_llama_server_s() -> None:
+    plain = parsed(serve, [])
+    for line in SERVER.strip().replace("-fa -e\n", "-fa -e =\n").splitlines():
+        flags, _, value = line.partition(" =")
+        for flag in flags.split():
+            try:
+                found = parsed(serve, [flag, *value.split()])
+            except UsageError as e:
+                assert str(e).startswith(f"{flag}: ") and "expected" not in str(e), e
+                continue
+            assert len({k for k in plain if found[k] != plain[k]}) <= 1, flag
+    assert parsed(serve, ["--slots"])["notes"] and not parsed(serve, ["--metrics"])["notes"]
+
+
+def test_the_server_s_models_come_from_the_hub_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def fetch(name: str, file: str | None, token: str | None, offline: bool) -> Path:
+        asked.append((name, file, token, offline))
+        return write_tiny(tmp_path / f"{len(asked)}.gguf")
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    first = write_tiny(tmp_path / "first.gguf")
+    words = ["-m", str(first), "-hf", "a/b:Q8_0", "-hf", "c/d", "-hft", "t", "-c", "64"]
+    specs = serve.model_specs(Namespace(**parsed(serve, words)))
+    assert [s.name for s in specs] == ["first", "1", "2"]
+    assert asked == [("a/b:Q8_0", None, "t", False), ("c/d", None, "t", False)]
 
 
 def test_the_same_by_every_name() -> None:

@@ -19,6 +19,7 @@ from gguflow.engine.room import check_room
 from .long_numbers import cut_numbers
 from .merges import MERGES, Merges
 from .metadata import Metadata
+from .pieces import in_pieces
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .special import Defaults
 from .vocab import VERBATIM, Vocab
@@ -30,6 +31,7 @@ _LIBRARY, _EACH = 48 << 20, 512
 _TEXT = 170  # for a character of a text, while it is encoded
 _SPACE = "\u2581"
 _LINE_BREAKS = re.compile("(\n+)")
+_LINE_END = re.compile(r"\S\n(?=[A-Za-z])")  # of words, in all rules but those that join lines
 # Characters merged in Python, at ten microseconds or so, before the library is worth its start, and
 # of one text before it is cut into a list of words.
 _FEW, _SHORT = 40_000, 100_000
@@ -76,10 +78,17 @@ class BpeModel:
     def encode(self, text: str, after_special: bool) -> list[int]:
         """Ids of one fragment of text. Raises MemoryError."""
         check_room(_TEXT * len(text), "the tokens of a text")
+        if len(text) > _SHORT:
+            self._use_library()
         if not self._raw:
             grouping = self._rules.grouping
             pieces = [text] if grouping is None else cut_numbers(text, grouping)
-            return [i for piece in pieces for i in self._ids(piece)]
+            return [
+                i
+                for piece in pieces
+                for part in ([piece] if self._rules.joins_lines else in_pieces(piece, _LINE_END))
+                for i in self._ids(part)
+            ]
         ids: list[int] = []
         for part in filter(None, _LINE_BREAKS.split(text.replace(" ", _SPACE))):
             whole = self._vocab.ids.get(part) if part[0] == "\n" else None
@@ -87,13 +96,16 @@ class BpeModel:
         return ids
 
     def _ids(self, text: str) -> list[int]:
-        if self._library is None and len(text) <= _SHORT and self._n_merged <= _FEW:
+        if self._library is None and self._n_merged <= _FEW:
             words = self._cutter.pre_tokenize_str(text)
             return [i for word, _ in words for i in (self._words.get(word) or self._word(word))]
+        return self._use_library().encode(text, add_special_tokens=False).ids
+
+    def _use_library(self) -> tokenizers.Tokenizer:
         if self._library is None:
             self._library = self._take_in()
             self._words = {}
-        return self._library.encode(text, add_special_tokens=False).ids
+        return self._library
 
     def _word(self, word: str) -> list[int]:
         """Tokens of a word that was not seen before."""

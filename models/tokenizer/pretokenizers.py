@@ -81,7 +81,8 @@ class PreTokenizer:
     patterns: applied in order. ignore_merges: a word that is a token is taken whole, whatever the
     merges say. add_bos: default of `tokenizer.ggml.add_bos_token`. raw: merges are of characters
     and not of bytes, spaces are written as U+2581, and what has no token becomes byte tokens.
-    grouping: of digits from the right, where the patterns group them so.
+    grouping: of digits from the right, where the patterns group them so. joins_lines: whether a
+    word may go on behind the end of a line.
     """
 
     patterns: tuple[str, ...]
@@ -89,6 +90,7 @@ class PreTokenizer:
     add_bos: bool = False
     raw: bool = False
     grouping: Grouping | None = None
+    joins_lines: bool = False
 
     def splitter(self) -> pre_tokenizers.PreTokenizer:
         """The patterns as a splitter of text into words."""
@@ -217,7 +219,7 @@ _FAMILIES: list[tuple[tuple[str, ...], PreTokenizer]] = [
     (("viking",), PreTokenizer((_BLOOM, r"\p{N}"))),
     (
         ("superbpe",),
-        PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"), grouping=Grouping("Nd")),
+        PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"), grouping=Grouping("Nd"), joins_lines=True),
     ),
     (
         ("bailingmoe", "bailingmoe2", "llada-moe"),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import sentencepiece
 
 from gguflow.engine.room import check_room
 
 from . import model_proto
 from .metadata import Metadata
+from .pieces import PIECE, in_pieces
 from .special import Defaults
 from .vocab import SCORES, TOKENS, VERBATIM, TokenType, Vocab
 
 # What the library takes, measured with some room: of its own, and for a token.
 _LIBRARY, _EACH = 16 << 20, 512
 _TEXT = 64  # for a character of a text, while it is encoded
+_BEFORE_SPACE = re.compile("[^ \u2581](?= )")
 
 
 class SpmModel:
@@ -30,6 +35,7 @@ class SpmModel:
         self._vocab = vocab
         self.prefix_space = metadata.flag("tokenizer.ggml.add_space_prefix", True)
         self._unk = metadata.token_id("tokenizer.ggml.unknown_token_id", len(vocab)) or 0
+        self._apart: bool | None = None  # whether no token has a space behind something else
         byte_fallback = len(vocab.byte_values) == 256
         check_room(_LIBRARY + _EACH * len(vocab), "the tokenizer")
         pieces = spm_pieces(vocab, vocab.scores.tolist(), byte_fallback)
@@ -52,8 +58,19 @@ class SpmModel:
             text = " " + text
         unknown = len(self._vocab)
         return [
-            self._unk if token == unknown else token for token in self._processor.EncodeAsIds(text)
+            self._unk if token == unknown else token
+            for piece in ([text] if len(text) <= PIECE else self._pieces(text))
+            for token in self._processor.EncodeAsIds(piece)
         ]
+
+    def _pieces(self, text: str) -> Iterable[str]:
+        """A long text cut before spaces, where no token is of both sides."""
+        if self._apart is None:
+            across = re.compile("[^\u2581]\u2581")
+            self._apart = "\u2581" in self._vocab.ids and not any(
+                map(across.search, self._vocab.texts)
+            )
+        return in_pieces(text, _BEFORE_SPACE) if self._apart else [text]
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; markup tokens stand for their own text."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .constraint_options import add_constraints, answers_within, constraint
 from .errors import INTERRUPTED, OK, UsageError
+from .keys_options import add_keys
 from .llama_options import TAKEN_FOR_CHAT, TEXT, add_others
 from .load import begin, load_weights, note, open_source, prepare
 from .options import (
@@ -121,6 +122,7 @@ def add_arguments(p: ArgumentParser) -> None:
     )
     p.add_argument("--no-perf", action="store_true", help="no timings at the end")
     add_engine(p)
+    add_keys(p)
     add_sampling(p)
     add_constraints(p)
     add_speculation(p)

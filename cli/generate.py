@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .constraint_options import add_constraints, constraint, processor
 from .errors import INTERRUPTED, OK, UsageError
+from .keys_options import add_keys
 from .llama_options import CONVERSATION, TAKEN_FOR_TEXT, add_others
 from .load import begin, load_weights, note, open_source, prepare
 from .options import (
@@ -74,6 +75,7 @@ def add_arguments(p: ArgumentParser) -> None:
     add_prompt_cache(p)
     add_shift(p)
     add_engine(p)
+    add_keys(p)
     add_sampling(p)
     add_constraints(p)
     add_speculation(p)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.harmless import many_lines
 
@@ -95,7 +95,7 @@ def open_source(args: Namespace) -> ModelSource:
 
     shape = getattr(args, "random", None)
     if shape is None:
-        return open_model(model_path(args))
+        return open_model(model_path(args), _keys(args))
     for flag, given in (
         ("-m/--model", args.model),
         ("-hf/--hf-repo", getattr(args, "hf_repo", None)),
@@ -103,6 +103,15 @@ def open_source(args: Namespace) -> ModelSource:
         if given is not None:
             raise UsageError(f"{flag} and --random exclude each other")
     return random_source(shape)
+
+
+def _keys(args: Namespace) -> dict[str, Any]:
+    """Of a command that has add_keys's arguments."""
+    if not hasattr(args, "override_kv"):
+        return {}
+    from .keys_options import keys_of
+
+    return keys_of(args)
 
 
 def random_source(shape: str) -> ModelSource:

@@ -75,16 +75,22 @@ class ModelSource:
     check: Callable[[], None] = lambda: None
 
 
-def open_model(path: str | Path) -> ModelSource:
-    """Open a GGUF model and check every tensor the architecture needs.
+def open_model(path: str | Path, keys: Mapping[str, Any] | None = None) -> ModelSource:
+    """Open a GGUF model and check every tensor the architecture needs. keys: values in place of the
+    file's; the architecture's name is put before those that begin with a dot.
 
     Raises GgufError for a bad file, ModelError naming the key or tensor for a model that does not
     fit its architecture.
     """
     f = GgufFile.open(path)
+    metadata = f.metadata
+    if keys:
+        arch_name = metadata.get("general.architecture")
+        own = {f"{arch_name}{k}" if k.startswith(".") else k: v for k, v in keys.items()}
+        metadata = {**metadata, **own}
     embd = f.tensors.get("token_embd.weight")
     try:
-        cls = architecture(_arch_name(f.magic, f.metadata))
+        cls = architecture(_arch_name(f.magic, metadata))
     except ModelError as e:
         raise ModelError(f"{path}: {e}") from None
     if embd is None or len(embd.shape) != 2:
@@ -96,9 +102,9 @@ def open_model(path: str | Path) -> ModelSource:
     used: set[str] = set()
     converted: dict[tuple[str, str], int] = {}
     try:
-        asked = Asked(f.metadata)
+        asked = Asked(metadata)
         arch = cls.from_metadata(asked, embd.shape[0])
-        asked.refuse_others(str(f.metadata["general.architecture"]))
+        asked.refuse_others(str(metadata["general.architecture"]))
         for spec in arch.weights():
             info = _find(f, spec, cls.name)
             if info is None:
@@ -124,7 +130,7 @@ def open_model(path: str | Path) -> ModelSource:
         shown = ", ".join(map(one_line, unused[:4])) + (" ..." if len(unused) > 4 else "")
         notes.append(f"{len(unused)} tensors are not used by {cls.name}: {shown}")
     return ModelSource(
-        str(path), f.metadata, arch, weights, tuple(notes), f.n_bytes, identity=f.identity,
+        str(path), metadata, arch, weights, tuple(notes), f.n_bytes, identity=f.identity,
         check=f.check,
     )  # fmt: skip
 

@@ -102,7 +102,7 @@ def test_options_that_change_nothing_are_named(call, tiny_model: str) -> None:
         ("-hff x.gguf", "-hff/--hf-file: only with -hf"),
         ("--json-schema x", "-j: no JSON"),
         ("--grammar-file none", "--grammar-file none: No such file"),
-        ("--rope-freq-base 1e5", "--rope-freq-base: scaling is what the file says"),
+        ("--yarn-ext-factor 0", "--yarn-ext-factor: YaRN mixes as its authors have it"),
         ("-sys x", "-sys: `gguflow chat`"),
         ("-st -no-cnv", "-st: not with -no-cnv"),
         ("--adaptive-target 0.5", "--adaptive-target: this sampler"),

@@ -6,14 +6,18 @@ from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from tiny_model import write_tiny
 
 from gguflow.cli import chat, generate, serve
 from gguflow.cli.errors import UsageError
+from gguflow.cli.load import open_source
 from gguflow.cli.parser import Parser
 from gguflow.cli.sampling_options import sampler_settings
 from gguflow.engine import hub
+from gguflow.engine.model import Model
+from gguflow.engine.options import Options
 from gguflow.engine.sampling import SamplerSettings
 
 # What its help lists (build of autumn 2026), and the value to try them with.
@@ -190,6 +194,30 @@ def test_the_same_by_every_name() -> None:
     same("--lora-scaled a:2,b:0.5", "--lora a=2 --lora b=0.5")
     same("-hfd u/r:Q8_0", "--hf-repo-draft u/r:Q8_0")
     assert parsed(generate, ["-t", "-1", "-tb", "-1"]) == parsed(generate, [])
+
+
+def test_keys_take_the_place_of_the_file_s(tmp_path: Path) -> None:
+    yarn = {".rope.scaling.type": "yarn", ".rope.scaling.factor": 4.0,
+            ".rope.scaling.original_context_length": 64, ".rope.scaling.yarn_beta_fast": 16.0,
+            ".rope.freq_base": 500.0}  # fmt: skip
+    plain = write_tiny(tmp_path / "plain.gguf", gain=2.0)
+    expected = write_tiny(tmp_path / "yarn.gguf", gain=2.0, keys=yarn)
+    words = ["--rope-scaling", "yarn", "--rope-freq-scale", "0.25", "--yarn-orig-ctx", "64"]
+    words += ["--yarn-beta-fast", "16"]
+    words += ["--override-kv", "llama.rope.freq_base=float:500"]
+    ids = [3 + 7 * i % 90 for i in range(60)]
+
+    def logits(path: Path, words: list[str]) -> np.ndarray:
+        source = open_source(Namespace(**parsed(generate, ["-m", str(path), *words]), random=None))
+        model = Model(source, Options(n_threads=1))
+        model.load_weights()
+        return model.logits(ids)
+
+    changed = logits(plain, words)
+    np.testing.assert_array_equal(changed, logits(expected, []))
+    assert np.abs(changed - logits(plain, [])).max() > 0.1
+    with pytest.raises(UsageError, match="expected KEY=TYPE:VALUE"):
+        parsed(generate, ["--override-kv", "a=number:1"])
 
 
 def test_samplers_have_its_defaults() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tiny_model import write_tiny
 
+from gguflow.engine.backends import simulated
 from gguflow.engine.backends.simulated import SimulatedBackend
 from gguflow.engine.compile import SpaceBytes
 from gguflow.engine.compile.shares import shares
@@ -253,6 +254,19 @@ def test_as_many_layers_as_devices_have_room_for(
     assert re.search(r"layers: [12] on simulated:0, [12] on simulated:1, [345] on numpy",
                      " ".join(fitted.notes))  # fmt: skip
     assert np.array_equal(fitted.logits(IDS), model.logits(IDS))
+
+
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+def test_devices_that_are_apart_are_named(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0)
+    together = on(path, 2, mode)
+    assert not any("reach" in note for note in together.notes)
+    monkeypatch.setattr(simulated, "_reaches", lambda other: False)
+    model = on(path, 2, mode)
+    assert any(note.startswith("simulated:0 and simulated:1 do not") for note in model.notes)
+    assert np.array_equal(model.logits(IDS), together.logits(IDS))
 
 
 def test_shares() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend
@@ -89,7 +90,7 @@ class ParallelVariant:
             setup = layers.placed(n_held)
             notes.append(layers.note(n_held))
         _check(setup, tools, devices)
-        return Decision(setup, tuple(notes))
+        return Decision(setup, (*notes, *_apart_notes(devices)))
 
     def again(self, setup: Setup, changed: frozenset[str]) -> Setup:
         return setup
@@ -115,6 +116,17 @@ def _check(setup: Setup, tools: Tools, devices: Sequence[Backend]) -> None:
     for device in devices:
         if device.memory is not None:
             check_fits(plans, device)
+
+
+def _apart_notes(devices: Sequence[Backend]) -> Iterator[str]:
+    """Of devices that cannot write into each other's memory."""
+    linked = [(d, d.links) for d in devices if d.links is not None]
+    for (a, from_a), (b, from_b) in combinations(linked, 2):
+        if not (from_a.reaches(b) and from_b.reaches(a)):
+            yield (
+                f"{a.name} and {b.name} do not reach each other's memory: what crosses goes "
+                "through the host's"
+            )
 
 
 def _cut_notes(setup: Setup, cuts: Cuts) -> list[str]:

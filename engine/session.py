@@ -72,6 +72,7 @@ class Session:
         if speculation is not None:
             self._guesses = SessionGuesses(model, speculation, self._runner)
         self._kv = self._runner.kv
+        self._n_pieces = self._runner.n_pieces  # of a prompt that are on their way at once
         self._seq = self._kv.create()
         self._gone: list[int] = []  # tokens at the end whose rows a sliding window gave back
         self._lock = threading.RLock()
@@ -199,13 +200,16 @@ class Session:
         as in `step`, of the last ubatch only."""
         done, size = 0, self.model.options.n_ubatch
         while done < len(ids):
-            n = min(size * self._runner.n_pieces, len(ids) - done)
+            n = min(size * self._n_pieces, len(ids) - done)
             part = ids[done : done + self._kv.until_checkpoint(self._seq, n)]
             done += len(part)
             last = done == len(ids)
             given = (outputs, sampler) if last else ("none", None)
-            pieces = [part[i : i + size] for i in range(0, len(part), size)]
-            result = self._append(pieces, *given, prompt=True)
+            if len(part) <= size:
+                result = self.step(part, *given, prompt=True)
+            else:
+                pieces = [part[i : i + size] for i in range(0, len(part), size)]
+                result = self._append(pieces, *given, prompt=True)
             if self.on_prompt is not None:
                 self.on_prompt(done, len(ids))
         return result

@@ -18,7 +18,7 @@ from gguflow.engine.compile import (
 )
 from gguflow.engine.graph import Tensor
 
-LEAST_MEETINGS = 3  # of the host with devices; fewer are cheaper than a device that waits busily
+LEAST_MEETINGS = 3  # of the host with a device; fewer are cheaper than a device that waits busily
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def cut(plan: Plan, backends: Mapping[str, Backend]) -> Sides:
     hosts = [n for n in names if links[n] is not None and n not in devices]
     if len(devices) + len(hosts) < len(names) or not devices or len(hosts) > 1:
         raise UnlinkableError(f"{' and '.join(names)} cannot wait for each other")
-    if hosts and not exchanges and len(meetings) < LEAST_MEETINGS:
+    if hosts and len(devices) == 1 and not exchanges and len(meetings) < LEAST_MEETINGS:
         raise UnlinkableError(f"only {len(meetings)} meetings")
     for group in exchanges:
         for node in group:

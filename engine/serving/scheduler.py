@@ -32,7 +32,7 @@ class Scheduler:
     """Jobs that run and jobs that wait, both by age.
 
     n_chunk: rows of prompts in a run. prompts_first: nobody generates while there are prompts to
-    compute. n_runs: one after the other that a batch may be cut into (`rows.in_runs`).
+    compute. n_runs: one after the other that a batch may be cut into (`runs.in_runs`).
     """
 
     def __init__(

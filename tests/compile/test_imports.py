@@ -79,6 +79,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/imatrix.py": BASE,
     "engine/quantize.py": (*BASE, "engine.load", "engine.requantize", "engine.imatrix"),
     "engine/runtime": (
+        "engine.plan_key",
         "engine.graph",
         "engine.compile",
         "engine.backends",

@@ -115,4 +115,4 @@ def test_layer_overrides_take_the_last_layers_first(
 def test_layer_overrides_do_not_confuse_1_and_10() -> None:
     overrides = layer_overrides(11, 1, "remote", "numpy")
     rules = PlacementRules((RemoteBackend(), NumpyBackend()), overrides)
-    assert rules.overrides[0] == (r"^(?:blk|kv)\.(?:10)\..*", "remote")
+    assert rules.overrides[0] == (r"^(?:blk|kv|ssm)\.(?:10)\..*", "remote")

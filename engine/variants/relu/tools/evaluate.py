@@ -116,6 +116,7 @@ class WatchedSession(Session):
         changed = model.with_options(**changes)
         watched = Watched(model.hp.n_layer, arch.relu_up, model.source.path)
         super().__init__(changed.with_rewrite(watched))
+        self._n_pieces = 1  # each has outputs
         run = sparse_run(changed.setup)
         assert run is not None
         self._thresholds = [np.float32(run.layer_threshold(i)) for i in range(model.hp.n_layer)]

@@ -80,6 +80,17 @@ def test_pieces_have_the_bits_they_have_alone(
     assert max(under_way) == n + 1  # one for each device, and one that waits for them
 
 
+def test_pieces_beside_layers_on_the_host(tmp_path: Path, under_way: list[int]) -> None:
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0, n_layer=4)
+    expected = alone(path).new_session().prefill(IDS, None, "last")[0].copy()
+    session = on(path, 2, n_gpu_layers=3).new_session()
+    assert np.array_equal(session.prefill(IDS, None, "last")[0], expected)
+    model = on(path, 2, n_gpu_layers=3, backends=("cpu", "numpy"), n_threads=1)
+    found = model.new_session().prefill(IDS, None, "last")[0]
+    assert ((found - expected) ** 2).sum() < 1e-7 * (expected**2).sum()
+    assert max(under_way) == 3
+
+
 def test_a_device_goes_on_while_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,11 @@ def test_ctrl_c_while_a_long_text_is_encoded(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_text("Once upon a time there was a king. " * 400_000)
     words = [sys.executable, "-m", "gguflow", "tokenize", "-f", str(path)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        # Ignored where the tests are a job in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     time.sleep(1.2)  # it takes several seconds
     assert process.poll() is None
     began = time.perf_counter()

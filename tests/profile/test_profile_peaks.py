@@ -41,7 +41,8 @@ def test_measured_peaks_are_those_of_a_computer():
     assert 0.5 < f32_gflops < 100_000
     # Every instruction set does at least as many int8 as float32 operations, a busy machine aside.
     assert int8_gops > 0.5 * f32_gflops
-    assert peaks.bf16_gflops is None or peaks.bf16_gflops > 0.5 * f32_gflops
+    # Some processors have one pipe for it and two for float32.
+    assert peaks.bf16_gflops is None or peaks.bf16_gflops > 0.25 * f32_gflops
 
 
 def test_bf16_has_a_roof_of_its_own():

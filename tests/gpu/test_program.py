@@ -81,8 +81,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(name="cuda:0", device=device, modules=modules, memory=memory)
 
 
-def product() -> Tensor:
-    g = Graph()
+def product(g: Graph | None = None) -> Tensor:
+    g = g or Graph()
     return g.mul_mat(g.weight("w", F16, (64, 64)), g.input("x", F32, (512, 64)), name="y")
 
 
@@ -151,6 +151,26 @@ def test_a_timed_run_reads_the_clock_around_every_step(
     graph, end = taken(backend)
     assert graph.startswith("graph of ['timestamp'") and graph.endswith("'timestamp']")
     assert end == "wait"
+
+
+def test_loading_runs_no_op_but_products(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrent state would move on twice at the first step."""
+    g = Graph()
+    y = product(g)
+    steps = [y, g.silu(y)]
+    monkeypatch.setattr(CudaBuffer, "read", lambda self, at, n: np.zeros(4, np.uint64).view("u1"))
+    program = CudaProgram(backend, steps, Places(backend), Meets())
+    program.run_timed()
+    loaded, wait, graph, end = taken(backend)
+    assert loaded == "product" and graph.startswith("graph of ['timestamp'") and wait == end
+
+    captures: list[Any] = []
+    monkeypatch.setattr(program_module, "CudaTokenLoop", lambda *args: captures.append(args[3]))
+    program = CudaProgram(backend, steps, Places(backend), Meets())
+    program.token_loop({})
+    captures[0](Bound("advance", backend.device.stream))
+    product_alone, wait = taken(backend)
+    assert product_alone == "product" and wait == "wait"
 
 
 def test_what_it_cannot_run_is_refused_by_name(backend: Any) -> None:

@@ -84,7 +84,7 @@ class CudaProgram(Program):
         ]
         self._bring = self._transfers([b.spans()[0] for b in self._uploads.values()])
         self._take = self._transfers([b.spans()[1] for b in self._downloads.values()])
-        self._is_loaded = waits
+        self._is_loaded = False
         self._end: Any = None  # of a run, behind which another plan's may be under way
         if waits:
             self._load()
@@ -126,19 +126,24 @@ class CudaProgram(Program):
         )  # fmt: skip
 
     def _load(self) -> None:
-        """Have everything loaded that the first call would load. What a product writes is nobody's:
-        no run has begun, and products write into no state."""
+        """Have everything loaded that the first run would load, once. No op but products is run for
+        it: one that moves a recurrent state on would do so twice. What a product writes is nobody's
+        before a run has begun."""
+        if self._is_loaded:
+            return
         device, modules = self._device, self._backend.modules
         device.use()
         for op in self._ops:
             for step in op:
                 if isinstance(step, BoundGemm):
                     step.issue()
-        kernels = link.SIGNAL, link.WAIT
-        modules.prepare(kernels)
-        for k in kernels:
-            modules.bind(link.idle(k)).issue()
+        if self._ticket is not None:
+            kernels = link.SIGNAL, link.WAIT
+            modules.prepare(kernels)
+            for k in kernels:
+                modules.bind(link.idle(k)).issue()
         device.synchronize()
+        self._is_loaded = True
 
     def _transfers(self, spans: Sequence[tuple[int, int, int]]) -> list[Callable[[], None]]:
         """What enqueues copies between host and device: (to, from, bytes)."""
@@ -187,10 +192,7 @@ class CudaProgram(Program):
                 bring()
 
         def capture(end: BoundLaunch | BoundGemm) -> Any:
-            if not self._is_loaded:
-                self.issue()  # loads what the first launch loads, outside of the capture
-                self._device.synchronize()
-                self._is_loaded = True
+            self._load()
 
             def step() -> None:
                 self.issue()
@@ -205,17 +207,10 @@ class CudaProgram(Program):
         one: nothing else is to be asked of the driver then."""
         self._device.use()
         if timed:
-            self._load_once()
+            self._load()
             self._timed_graph()
         elif self._is_loaded and self._graph is None:
             self._graph = self._capture(self._enqueue)
-
-    def _load_once(self) -> None:
-        """Have loaded what the first launch loads, outside of a capture."""
-        if not self._is_loaded:
-            self._enqueue()
-            self._device.synchronize()
-            self._is_loaded = True
 
     def start(self, timed: bool = False, live: Live | None = None) -> None:
         """Put a run into the stream and return. All rows are computed, whatever `live` says."""
@@ -223,7 +218,7 @@ class CudaProgram(Program):
         device.use()
         self._is_timed = timed
         if timed:
-            self._load_once()
+            self._load()
             self._timed_graph()[0].launch(device.stream)
         elif not self._is_loaded:
             self._enqueue()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from .launch import Call, Kernel, Launch, ceil_div, pack
+from .launch import Call, Kernel, Launch, ceil_div, pack, register
 
 OPS = ("all_reduce", "all_reduce_add")
 DEVICES = 8  # kDevices of all_reduce.cu
@@ -111,3 +111,6 @@ def _layout(n_devices: int, sizes: Sequence[int]) -> tuple[int, int, int, int]:
     at_flags = at_large + 2 * (n_devices + 1) * large
     end = at_flags + 2 * (n_devices + 1) * (large // PIECE * 4)
     return HEAD, at_large, at_flags, ceil_div(end, 256) * 256
+
+
+register(OPS, launches)

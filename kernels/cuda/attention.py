@@ -30,6 +30,7 @@ from .launch import (
     cpp_type,
     fast_div,
     pack,
+    register,
 )
 
 OPS = ("attention",)
@@ -231,3 +232,6 @@ def launches(call: Call) -> list[Launch]:
         return Launch(code, plan.grid, (plan.threads, 1, 1), args, plan.shared, dependent=True)
 
     return [launch(i, p) for i, p in enumerate(plans)]
+
+
+register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

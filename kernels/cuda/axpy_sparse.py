@@ -9,10 +9,9 @@ from gguflow.engine.graph import F32, Role, Tensor
 
 from .dequantize import can_dequantize, dequantize_launch
 from .gemm import WORKSPACE_BYTES, Gemm, Matrix
-from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, register
 from .mul_mat_rows import finish_launch, round_launch
-from .mul_mat_sparse import neurons_of
-from .mul_mat_sparse import supports as supports  # the same limit
+from .mul_mat_sparse import neurons_of, supports
 from .mul_mat_vec import columns_for
 from .sparse import FEW, SPARSE_TOKENS, Neurons, Scratch, groups, marked, pick_launch
 
@@ -200,3 +199,6 @@ def launches(call: Call) -> list[Launch | Gemm]:
         some, to = h.shift(t * h.nb[1]), dst.shift(t * dst.nb[1])
         made += [*first, axpy_launch(w, wanted, some, to, at.end, call.device)]
     return made
+
+
+register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

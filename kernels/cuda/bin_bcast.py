@@ -7,7 +7,7 @@ from math import prod
 
 from .collapse import collapse
 from .elementwise import cpp_bool, divisors, is_wide, map_launch, pack_size, row_pack
-from .launch import MAX_GRID_YZ, Call, Kernel, Launch, Operand, ceil_div, cpp_type, pack
+from .launch import MAX_GRID_YZ, Call, Kernel, Launch, Operand, ceil_div, cpp_type, pack, register
 
 OPS = ("add", "sub", "mul", "div")
 BLOCK = 128
@@ -60,3 +60,6 @@ def _line(entry: str, n_threads: int, args: bytes) -> Launch:
     """One thread a piece of work."""
     grid = (ceil_div(n_threads, BLOCK), 1, 1)
     return Launch(Kernel("bin_bcast.cu", entry), grid, (BLOCK, 1, 1), args)
+
+
+register(OPS, launches)

@@ -8,10 +8,9 @@ from math import prod
 
 from .collapse import collapse
 from .elementwise import BLOCK, cpp_bool, divisors, is_wide, n_blocks
-from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, pack
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, pack, register
 
 OPS = ("cont", "concat", "repeat")
-ANY_TYPE = True
 _WORDS = {1: "gf_u8", 2: "gf_u16", 4: "u32", 8: "u64", 16: "Pack<u64, 2>"}
 TILE = 64  # SIDE of copy_transposed
 SHORT = 16  # dimensions of which a tile would be mostly empty
@@ -72,3 +71,6 @@ def launches(call: Call) -> list[Launch]:
     return [
         copy_launch(to.shift(0, ne=x.ne), x, call.device) for to, x in parts if x.size > 0
     ]  # fmt: skip
+
+
+register(OPS, launches, any_type=True)

@@ -6,7 +6,7 @@ from gguflow.engine.graph import Tensor
 
 from .copy import copy_launch
 from .elementwise import map_launch
-from .launch import Call, Kernel, Launch, ceil_div, cpp_type, pack
+from .launch import Call, Kernel, Launch, ceil_div, cpp_type, pack, register
 
 OPS = ("cpy",)
 BLOCK = 128
@@ -33,3 +33,6 @@ def launches(call: Call) -> list[Launch]:
     kernel = Kernel("cpy.cu", entry, EXACT)
     grid = min(ceil_div(n_units, BLOCK), call.device.sm_count * 64)
     return [Launch(kernel, (grid, 1, 1), (BLOCK, 1, 1), pack(dst, x))]
+
+
+register(OPS, launches, supports=supports)

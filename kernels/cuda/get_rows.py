@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .launch import MAX_GRID_YZ, Call, Kernel, Launch, ceil_div, cpp_type, pack
+from .launch import MAX_GRID_YZ, Call, Kernel, Launch, ceil_div, cpp_type, pack, register
 
 OPS = ("get_rows",)
 BLOCK = 128
@@ -14,3 +14,6 @@ def launches(call: Call) -> list[Launch]:
     grid = (ceil_div(n_pieces, BLOCK), min(call.dst.ne[1], MAX_GRID_YZ), 1)
     kernel = Kernel("get_rows.cu", f"get_rows<{cpp_type(table.dtype)}>")
     return [Launch(kernel, grid, (BLOCK, 1, 1), pack(call.dst, table, call.src(1)))]
+
+
+register(OPS, launches)

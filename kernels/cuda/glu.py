@@ -5,7 +5,7 @@ from __future__ import annotations
 from gguflow.engine.graph import op_spec
 
 from .elementwise import map_launch
-from .launch import Call, Launch
+from .launch import Call, Launch, register
 
 OPS = ("swiglu", "geglu", "reglu", "swiglu_clamped")
 _FUNCTOR = {
@@ -24,3 +24,6 @@ def launches(call: Call) -> list[Launch]:
         gate = gate.shift(0, ne=half)
     params = op_spec(op).pack_params(call.node.params)
     return map_launch("glu.cu", _FUNCTOR[op], call.dst, [gate, up], call.device, params)
+
+
+register(OPS, launches)

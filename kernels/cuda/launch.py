@@ -2,12 +2,9 @@
 
 A launch file `<name>.py` beside `<name>.cu` has
 
-    OPS = ("silu", ...)                                 # the ops it launches
-    def launches(call: Call) -> list[Launch]: ...       # what to run, in order; Gemm too
-    def supports(node: Tensor) -> bool: ...             # optional; absent means every node
-    def supports_equal(node: Tensor) -> bool: ...       # optional; the same with equal_bits
-    def scratch_bytes(node, device) -> int: ...         # optional; temporary device memory
-    ANY_TYPE = True                                     # optional; elements are moved, not read
+    OPS = ("silu", ...)                             # the ops it launches
+    def launches(call: Call) -> list[Launch]: ...   # what to run, in order; Gemm too
+    register(OPS, launches)                         # and what else `OpLaunches` has
 
 A kernel takes one struct by value: tensors first (`gf_tensor` of common.cuh), then numbers. `pack`
 builds its bytes.
@@ -17,13 +14,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from types import ModuleType
 
 from gguflow.engine.found import modules_in
 from gguflow.engine.graph import DType, Tensor
@@ -198,35 +194,67 @@ def has_cpp_type(dtype: DType) -> bool:
     return dtype.name in ("f32", "f16", "bf16")  # Float<T> of common.cuh
 
 
+def _every(node: Tensor) -> bool:
+    return True
+
+
+def _nothing(node: Tensor, device: DeviceInfo) -> int:
+    return 0
+
+
+@dataclass
+class OpLaunches:
+    """What a launch file says of its ops."""
+
+    launches: Callable[[Call], Sequence[Launch | Gemm]]
+    supports: Callable[[Tensor], bool]
+    supports_equal: Callable[[Tensor], bool]  # the same with equal_bits
+    scratch_bytes: Callable[[Tensor, DeviceInfo], int]  # temporary device memory
+    any_type: bool  # elements are moved, not read
+
+
+_registered: dict[str, OpLaunches] = {}
+
+
+def register(
+    ops: Sequence[str],
+    launches: Callable[[Call], Sequence[Launch | Gemm]],
+    *,
+    supports: Callable[[Tensor], bool] = _every,
+    supports_equal: Callable[[Tensor], bool] | None = None,
+    scratch_bytes: Callable[[Tensor, DeviceInfo], int] = _nothing,
+    any_type: bool = False,
+) -> None:
+    """Raises RuntimeError for an op that another file launches."""
+    made = OpLaunches(launches, supports, supports_equal or supports, scratch_bytes, any_type)
+    for op in ops:
+        if op in _registered:
+            raise RuntimeError(f"{op}: launched by two files, one is {launches.__module__}")
+        _registered[op] = made
+
+
 @cache
-def launch_files() -> dict[str, ModuleType]:
-    """The launch file of every op that has one."""
-    found: dict[str, ModuleType] = {}
+def launch_files() -> dict[str, OpLaunches]:
+    """What the launch files say of every op that has one."""
     package = import_module(__package__)
     for m in modules_in(package.__path__):
-        module = import_module(f"{__package__}.{m.name}")
-        for op in getattr(module, "OPS", ()):
-            if op in found:
-                raise RuntimeError(f"{op}: both {found[op].__name__} and {module.__name__}")
-            found[op] = module
-    return found
+        import_module(f"{__package__}.{m.name}")
+    return _registered
 
 
 def supports(node: Tensor, equal_bits: bool = False) -> bool:
     """Whether some launch file takes this node, and its launches are such that a device takes.
     equal_bits: as in `DeviceInfo`."""
-    module = launch_files().get(node.op or "")
-    if module is None or node.size == 0:
+    of_op = launch_files().get(node.op or "")
+    if of_op is None or node.size == 0:
         return False
-    if not getattr(module, "ANY_TYPE", False) and not all(
+    if not of_op.any_type and not all(
         t.dtype.is_integer or has_cpp_type(t.dtype) for t in (node, *node.live_srcs())
     ):
         return False
-    check = getattr(module, "supports", None)
-    if equal_bits:
-        check = getattr(module, "supports_equal", check)
+    takes = of_op.supports_equal if equal_bits else of_op.supports
     device = DeviceInfo(equal_bits=equal_bits)
-    return (check is None or bool(check(node))) and (not _is_large(node) or _fits(node, device))
+    return takes(node) and (not _is_large(node) or _fits(node, device))
 
 
 def _is_large(node: Tensor) -> bool:
@@ -256,11 +284,9 @@ def is_legal(grid: Dim3) -> bool:
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     """Temporary device memory the node's launches want."""
-    ask = getattr(launch_files()[node.op or ""], "scratch_bytes", None)
-    return 0 if ask is None else int(ask(node, device))
+    return launch_files()[node.op or ""].scratch_bytes(node, device)
 
 
 def launches(call: Call) -> Sequence[Launch | Gemm]:
     """The launches that compute a node."""
-    made: Sequence[Launch | Gemm] = launch_files()[call.node.op or ""].launches(call)
-    return made
+    return launch_files()[call.node.op or ""].launches(call)

@@ -22,6 +22,7 @@ from .launch import (
     ceil_div,
     cpp_type,
     pack,
+    register,
 )
 from .mul_mat_rows import repeated
 from .mul_mat_vec import multiply_few, swiglu_few, takes
@@ -104,3 +105,6 @@ def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
         *(multiply(half, call.src(i), x) for i, half in enumerate(halves)),
         *map_launch("glu.cu", "gated<silu>", call.dst, halves, call.device),
     ]
+
+
+register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

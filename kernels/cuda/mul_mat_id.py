@@ -7,7 +7,18 @@ from math import gcd
 
 from gguflow.engine.graph import Role, Tensor
 
-from .launch import MAX_GRID_YZ, Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, pack
+from .launch import (
+    MAX_GRID_YZ,
+    Call,
+    DeviceInfo,
+    Kernel,
+    Launch,
+    Operand,
+    ceil_div,
+    cpp_type,
+    pack,
+    register,
+)
 from .mul_mat_rows import round_launch
 
 OPS = ("mul_mat_id",)
@@ -98,3 +109,6 @@ def launches(call: Call) -> list[Launch]:
         Launch(Kernel(_SOURCE, "mul_mat_id_sort"), (1, 1, 1), (1024, 1, 1), sort),
         Launch(Kernel(_SOURCE, entry), grid, (128, 1, 1), many),
     ]
+
+
+register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

@@ -10,7 +10,7 @@ from gguflow.engine.graph import Graph, Role, Tensor
 
 from . import launch, mul_mat_batch, mul_mat_vec
 from .gemm import Gemm
-from .launch import Call, DeviceInfo, Launch, Operand, ceil_div
+from .launch import Call, DeviceInfo, Launch, Operand, ceil_div, register
 
 OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope")
 
@@ -137,3 +137,8 @@ def by_parts(
         srcs = tuple(map(operand, t.srcs))
         found += launches_of(Call(t, dst, srcs, device, call.scratch + made.end))
     return found
+
+
+register(
+    OPS, launches, supports=supports, supports_equal=supports_equal, scratch_bytes=scratch_bytes
+)

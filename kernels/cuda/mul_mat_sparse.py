@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gguflow.engine.graph import Tensor
 
-from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, register
 from .mul_mat_vec import columns_for, plan, takes
 from .sparse import FEW, Neurons, Scratch, groups, marked, zero_launch
 
@@ -104,3 +104,6 @@ def launches(call: Call) -> list[Launch]:
         first, wanted = marked(on.tokens(t, few), scratch.marks)
         made += [*first, rows_launch("SCATTER", [w], some, wanted, device, dst=to)]
     return made
+
+
+register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

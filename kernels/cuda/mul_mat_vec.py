@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gguflow.engine.graph import F32, Tensor
 
-from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, register
 from .rope import rope_numbers
 
 OPS = ("mul_mat_relu",)
@@ -247,3 +247,6 @@ def launches(call: Call) -> list[Launch]:
         rope=rope_numbers(p, head_dim), head_dim=head_dim, neox=p["mode"] == "neox",
     )  # fmt: skip
     return [_launch("QKV", weights, x.ne[1], warps, shared, sum(pairs), args, d)]
+
+
+register(OPS, launches, supports=supports)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gguflow.engine.graph import op_spec
 
-from .launch import Call, Kernel, Launch, Operand, ceil_div, pack
+from .launch import Call, Kernel, Launch, Operand, ceil_div, pack, register
 
 OPS = ("rms_norm", "rms_norm_mul", "layer_norm")
 
@@ -31,3 +31,6 @@ def launches(call: Call) -> list[Launch]:
     args = pack(dst, x, w, b, op_spec(op).pack_params(call.node.params))
     block = (block_for(ceil_div(x.ne[0], v)), 1, 1)
     return [Launch(Kernel("norm.cu", entry), (x.rows, 1, 1), block, args)]
+
+
+register(OPS, launches)

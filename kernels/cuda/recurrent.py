@@ -6,7 +6,7 @@ import struct
 
 from gguflow.engine.graph import Tensor, op_spec
 
-from .launch import Call, Kernel, Launch, Operand, ceil_div, pack
+from .launch import Call, Kernel, Launch, Operand, ceil_div, pack, register
 
 OPS = ("ssm_conv", "gated_delta", "ssm_scan")
 CHANNELS = 128  # of a block of ssm_conv.cu
@@ -50,3 +50,6 @@ def launches(call: Call) -> list[Launch]:
     grid = (dst.ne[1] * ceil_div(dst.ne[0], COLUMNS), min(dst.ne[2], MOST_ROWS), 1)
     kernel = Kernel(f"{node.op}.cu", f"{node.op}<{rows}>")
     return [Launch(kernel, grid, (128, 1, 1), args)]
+
+
+register(OPS, launches, supports=supports)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gguflow.engine.graph import Tensor
 
 from .elementwise import cpp_bool, divisors
-from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, pack
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, pack, register
 
 OPS = ("sum", "mean", "max", "argmax")
 
@@ -83,3 +83,6 @@ def launches(call: Call) -> list[Launch]:
     if slices == 1:
         return [first]
     return [first, launch(f"reduce_slices<{functor}>", (ceil_div(results, 4), 1), (128, 1), slices)]
+
+
+register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

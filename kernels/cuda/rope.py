@@ -8,7 +8,7 @@ from typing import Any
 
 from gguflow.engine.graph import Tensor
 
-from .launch import MAX_GRID_YZ, Call, Kernel, Launch, ceil_div, pack
+from .launch import MAX_GRID_YZ, Call, Kernel, Launch, ceil_div, pack, register
 
 OPS = ("rope",)
 MODES = ("norm", "neox", "2d")
@@ -55,3 +55,6 @@ def launches(call: Call) -> list[Launch]:
     grid = (ceil_div(n_work, BLOCK_X), n_tok, z)
     args = pack(call.dst, x, call.src(1), call.optional(2), numbers)
     return [Launch(Kernel("rope.cu", "rope"), grid, (BLOCK_X, BLOCK_Y, 1), args)]
+
+
+register(OPS, launches, supports=supports)

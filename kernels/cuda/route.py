@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gguflow.engine.graph import Tensor, op_spec
 
-from .launch import Call, Kernel, Launch, ceil_div, pack
+from .launch import Call, Kernel, Launch, ceil_div, pack, register
 
 OPS = ("route", "route_weights")
 WARPS = 4  # rows of a block
@@ -27,3 +27,6 @@ def launches(call: Call) -> list[Launch]:
     args = pack(call.dst, call.src(0), second, op_spec(op).pack_params(call.node.params))
     grid = (ceil_div(call.dst.ne[1], WARPS), 1, 1)
     return [Launch(Kernel("route.cu", op), grid, (32 * WARPS, 1, 1), args, _shared(call.node))]
+
+
+register(OPS, launches, supports=supports)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gguflow.engine.graph import Tensor
 
-from .launch import MAX_GRID_YZ, Call, DeviceInfo, Kernel, Launch, ceil_div, pack
+from .launch import MAX_GRID_YZ, Call, DeviceInfo, Kernel, Launch, ceil_div, pack, register
 
 OPS = ("sample",)
 SCAN = 1024  # logits of a run, kScan of sample.cuh
@@ -102,3 +102,6 @@ def launches(call: Call) -> list[Launch]:
         launch("sample_many.cu", "sample_many", (rows, 1), BLOCK, groups),
         launch("sample_sorted.cu", "sample_sorted", (scratch.at_a_time, 1), BLOCK, room),
     ]
+
+
+register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

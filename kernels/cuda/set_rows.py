@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .cpy import EXACT
-from .launch import MAX_GRID_YZ, Call, Kernel, Launch, ceil_div, cpp_type, pack
+from .launch import MAX_GRID_YZ, Call, Kernel, Launch, ceil_div, cpp_type, pack, register
 
 OPS = ("set_rows",)
 BLOCK = 128
@@ -14,3 +14,6 @@ def launches(call: Call) -> list[Launch]:
     grid = (ceil_div(x.ne[0] // state.dtype.block, BLOCK), min(max(x.ne[1], 1), MAX_GRID_YZ), 1)
     kernel = Kernel("set_rows.cu", f"set_rows<{cpp_type(state.dtype)}>", EXACT)
     return [Launch(kernel, grid, (BLOCK, 1, 1), pack(state, x, call.src(2)))]
+
+
+register(OPS, launches)

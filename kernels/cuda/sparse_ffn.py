@@ -17,7 +17,7 @@ from gguflow.engine.graph import F32, LEAST_POSITIVE, Role, Tensor
 from . import mul_mat, mul_mat_gemm, mul_mat_sparse
 from .axpy_sparse import Dense, axpy_launch, is_dense, parts_bytes
 from .gemm import Gemm
-from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, register
 from .mul_mat_sparse import neurons_of, rows_launch, streams
 from .mul_mat_vec import LEAST_SHARED, multiply_few
 from .sparse import FEW, Neurons, Scratch, groups, marked
@@ -191,3 +191,6 @@ def _dense(call: Call, on: Neurons) -> list[Launch | Gemm]:
     # The weights may be read through a view: the operand has the address.
     down = replace(at.down, w=call.src(2))
     return [*first, *second, gated, *down.launches(call.dst)]
+
+
+register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

@@ -6,7 +6,7 @@ import struct
 
 from gguflow.engine.graph import Tensor
 
-from .launch import Call, DeviceInfo, Kernel, Launch, pack
+from .launch import Call, DeviceInfo, Kernel, Launch, pack, register
 
 OPS = ("top_k",)
 BLOCK = 1024
@@ -27,3 +27,6 @@ def launches(call: Call) -> list[Launch]:
     entry = "top_k_few" if call.node.params["k"] <= MAX_SELECT else "top_k_all"
     args = pack(call.dst, x, struct.pack("@P", call.scratch))
     return [Launch(Kernel("top_k.cu", entry), (x.rows, 1, 1), (BLOCK, 1, 1), args)]
+
+
+register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

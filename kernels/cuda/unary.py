@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .elementwise import WAVES, map_launch
-from .launch import Call, Launch
+from .launch import Call, Launch, register
 
 OPS = ("silu", "gelu", "gelu_erf", "relu", "sigmoid", "tanh", "exp", "neg", "sqr", "sqrt", "abs")
 _LIBRARY_NAMES = ("tanh", "exp", "sqrt", "abs")  # C++ has functions of these names
@@ -19,3 +19,6 @@ def launches(call: Call) -> list[Launch]:
     costly = op == _COSTLY and call.dst.dtype.nbytes == 2
     waves = COSTLY_WAVES if costly else WAVES
     return map_launch("unary.cu", functor, call.dst, [call.src(0)], call.device, waves=waves)
+
+
+register(OPS, launches)

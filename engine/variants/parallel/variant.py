@@ -17,7 +17,6 @@ from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.planning import Setup, record
 from gguflow.engine.variants.base import Decision, Tools
-from gguflow.models.relullama import ReluLlama
 
 from .cuts import Cuts, decide, sizes
 from .layers import Layers, Overrides
@@ -54,15 +53,6 @@ class ParallelVariant:
         if options.cpu_experts == AUTO_LAYERS:
             raise OptionError(
                 "`cpu_experts=auto` chooses for one device: give a number of layers with `devices`"
-            )
-        if (
-            options.split_mode == "tensor"
-            and isinstance(setup.source.arch, ReluLlama)
-            and options.sparse != "off"
-        ):
-            raise OptionError(
-                "`split_mode=tensor`: what a ReLU model skips is known to one device only; use "
-                "`sparse=off` or `split_mode=layer`"
             )
         return replace(setup, options=replace(options, n_gpu_layers=0))
 

@@ -47,6 +47,11 @@ class ReluVariant:
 
     def prepare(self, setup: Setup) -> Setup:
         source, options = setup.source, setup.options
+        if options.devices and options.split_mode == "tensor" and options.sparse != "off":
+            raise OptionError(
+                "`split_mode=tensor`: what a ReLU model skips is known to one device only; use "
+                "`sparse=off` or `split_mode=layer`"
+            )
         if options.predictor:
             source, threshold = with_predictor(source, options.predictor, model_hash(source))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,15 @@ import pytest
 
 for folder in ("ops", "serving"):
     sys.path.insert(0, str(Path(__file__).parents[1] / folder))
+
+
+@pytest.hookimpl(trylast=True)  # of what -m leaves
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """SHARD=i/n: every n-th test, beginning with the i-th, for sanitize_gpu.sh."""
+    if shard := os.environ.get("SHARD"):
+        i, n = map(int, shard.split("/"))
+        config.hook.pytest_deselected(items=[x for k, x in enumerate(items) if k % n != i])
+        items[:] = items[i::n]
 
 
 @pytest.fixture(scope="session")

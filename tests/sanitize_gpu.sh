@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# tests/sanitize_gpu.sh memcheck|racecheck|initcheck|synccheck [pytest arguments]: the GPU tests under
+# compute-sanitizer, by default all of them, in as many processes as JOBS says (8). Ends with the
+# findings of all and exit code 1 if there is one, or a test failed.
+#
+# Environment: JOBS; PYTHON; LOGS: a folder for what each process says, a temporary one by default.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tool=${1:?"usage: tests/sanitize_gpu.sh memcheck|racecheck|initcheck|synccheck [pytest arguments]"}
+shift
+[ $# -gt 0 ] || set -- tests/gpu
+logs=${LOGS:-$(mktemp -d)}
+jobs=${JOBS:-8}
+export PYTHONUNBUFFERED=1
+pids=()
+for ((i = 0; i < jobs; i++)); do
+	SHARD=$i/$jobs compute-sanitizer --tool "$tool" --error-exitcode 99 \
+		"${PYTHON:-python}" -m pytest -m gpu -q -p no:cacheprovider "$@" >"$logs/$i.log" 2>&1 &
+	pids+=($!)
+done
+failed=0
+for i in "${!pids[@]}"; do
+	wait "${pids[$i]}" || { failed=1 && echo "process $i: exit code $?"; }
+done
+grep -hE "^========= |^FAILED|^ERROR|[0-9]+ (passed|failed|skipped)" "$logs"/*.log |
+	grep -vE "COMPUTE-SANITIZER$|SUMMARY: 0 |SUMMARY: 0$" || true
+exit $failed

@@ -5,13 +5,17 @@
     python bench/cards.py 2 --exchanges [--constants mine.json]
     python bench/cards.py 2 --equal llama3-8b:Q4_0
     python bench/cards.py 2 --step llama3-8b:Q4_0
+    python bench/cards.py 4 --all [--base 2]
 
 For each shape, with random weights: tokens per second on one card and on all, in turns, each in a
-process of its own, and their ratio; with --alone 0 only on all. --exchanges: microseconds of an
-all_reduce by size of the parts, and of NCCL's where torch is there, from chains of them;
---constants writes those of two cards as a machine for `gguflow scale`, whose other figures are the
-h200 preset's. --equal: logits of a prompt and of steps on one card and on all. --step: the time of
-one decode step by op, of each card. All print JSON lines after what people read.
+process of its own, and their ratio; with --alone 0 only on all, with --base 2 on two instead of
+one. Beside each figure stands what `gguflow scale` forecasts for cards of --machine, and how far it
+is off. --exchanges: microseconds of an all_reduce by size of the parts, in the form that is chosen
+and in both, and of NCCL's where torch is there, from chains of them; --constants writes those of
+two cards as a machine for `gguflow scale`, whose other figures are the h200 preset's. --equal:
+logits of a prompt and of steps on one card and on all. --step: the time of one decode step by op,
+of each card. --all: all of that for the shapes whose curves docs/scaling.md shows, at 1, 16, 64 and
+128 sequences. All print JSON lines after what people read.
 """
 
 from __future__ import annotations
@@ -37,10 +41,17 @@ from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, bind
+from gguflow.engine.scaling import Question, find_machine, forecast
 from gguflow.engine.scaling.machine import H200
+from gguflow.kernels.cuda import all_reduce
 
 CHAIN = 256  # exchanges of one run
 SIZES = (256, 4096, 16384, 65536, 262144, 1048576, 4194304)  # floats of a part
+# Bytes up to which parts are sent whole to each: as it is, always, never.
+FORMS = {"chosen": all_reduce.SMALL, "one-shot": 1 << 60, "two-shot": -1}
+# 70B in F16 is more than one card holds beside a context.
+CURVES = ("llama3-8b:Q4_0,llama3-8b:F16", "llama3-70b:Q4_0,llama3-70b:Q8_0", "llama3-70b:F16")
+SEQUENCES = "1,16,64,128"
 
 
 # -- speeds ----------------------------------------------------------------------------------------
@@ -72,20 +83,38 @@ def _speed(row: dict[str, Any]) -> dict[str, float]:
     return {name: statistics.median(row["samples_ts"])}
 
 
+def forecasts(shape: str, cards: int, args: argparse.Namespace) -> dict[str, float]:
+    """Tokens per second by test, as the model of cost has them."""
+    sequences = [int(n) for n in args.sequences.split(",") if n]
+    split: Any = args.split
+    asked = Question(cards=(cards,), split=split, sequences=(1, *sequences), n_prompt=args.p)
+    found: dict[str, float] = {}
+    for row in forecast(random_model(shape), find_machine(args.machine), asked)[0]:
+        several = f"{row.sequences} sequences"
+        found[several if row.test == "tg" else row.test] = row.speed
+    if "1 sequences" in found:
+        found[f"tg{args.n}"] = found["1 sequences"]
+    return found
+
+
 def compare(shape: str, names: list[str], args: argparse.Namespace) -> None:
-    alone: dict[str, list[float]] = {}
+    fewer: dict[str, list[float]] = {}
     together: dict[str, list[float]] = {}
+    expected = forecasts(shape, len(names), args)
     for turn in range(args.rounds):
-        order = [(names[:1], alone), (names, together)]
+        order = [(names[: args.base], fewer), (names, together)]
         for devices, into in order if turn % 2 == 0 else order[::-1]:
-            if len(devices) > 1 or args.alone:
+            if len(devices) == len(names) or args.alone:
                 for test, speed in speeds(shape, devices, args).items():
                     into.setdefault(test, []).append(speed)
     for test, found in together.items():
-        many, one = statistics.median(found), statistics.median(alone.get(test, [0.0]))
-        ratio = f"{many / one:.2f}" if one else "-"
-        print(f"{shape:22} {test:14} {one:10.1f} {many:10.1f} {ratio:>6}", flush=True)
-        row = {"shape": shape, "test": test, "cards": len(names), "one": one, "all": many}
+        many, few = statistics.median(found), statistics.median(fewer.get(test, [0.0]))
+        ratio = f"{many / few:.2f}" if few else "-"
+        foreseen = expected.get(test)
+        off = "" if foreseen is None else f"{foreseen:10.1f} {foreseen / many - 1:+.0%}"
+        print(f"{shape:22} {test:14} {few:10.1f} {many:10.1f} {ratio:>6} {off}", flush=True)
+        row = {"shape": shape, "test": test, "cards": len(names), "base": args.base, "fewer": few,
+               "all": many, "forecast": foreseen}  # fmt: skip
         print(json.dumps(row), flush=True)
 
 
@@ -124,11 +153,18 @@ def exchanges(names: list[str], constants: str | None) -> None:
     devices = [find_backend(n) for n in names]
     curve: list[tuple[float, float]] = []
     for size in SIZES:
-        us = 1e6 * (seconds(chain(devices, size, CHAIN)) - seconds(chain(devices, size, 0))) / CHAIN
+        by_form: dict[str, float] = {}
+        for form, small in FORMS.items():
+            all_reduce.SMALL = small
+            taken = seconds(chain(devices, size, CHAIN)) - seconds(chain(devices, size, 0))
+            by_form[form] = 1e6 * taken / CHAIN
+        all_reduce.SMALL = FORMS["chosen"]
+        us = by_form["chosen"]
         nccl = nccl_us(len(names), size)
-        beside = "" if nccl is None else f"   NCCL {nccl:8.1f}"
-        print(f"{4 * size:9} bytes {us:8.2f} us{beside}", flush=True)
-        print(json.dumps({"floats": size, "cards": len(names), "us": us, "nccl_us": nccl}))
+        beside = "".join(f"   {form} {t:8.2f}" for form, t in by_form.items())
+        beside += "" if nccl is None else f"   NCCL {nccl:8.1f}"
+        print(f"{4 * size:9} bytes, us:{beside}", flush=True)
+        print(json.dumps({"floats": size, "cards": len(names), "us": by_form, "nccl_us": nccl}))
         curve.append(
             (4.0 * size, max(us, curve[-1][1] if curve else 0.0))
         )  # a noisy one is no gain
@@ -228,10 +264,17 @@ def main() -> None:
     p.add_argument("--constants", metavar="FILE")
     p.add_argument("--equal", metavar="SHAPE")
     p.add_argument("--step", metavar="SHAPE")
+    p.add_argument("--all", action="store_true")
+    p.add_argument("--base", type=int, default=1, metavar="N")
+    p.add_argument("--machine", default=H200.name, metavar="NAME|FILE")
     args = p.parse_args()
     if args.constants and (not args.exchanges or args.cards != 2):
         p.error("--constants: of the --exchanges between 2 cards")
     names = [f"{args.kind}:{k}" for k in range(args.cards)]
+    if args.all:
+        args.exchanges, args.sequences = True, args.sequences or SEQUENCES
+        args.equal = args.step = CURVES[0].partition(",")[0]
+        args.shapes = ",".join(CURVES)
     if args.exchanges:
         exchanges(names, args.constants)
     if args.equal:

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from gguflow.engine.limits import MAX_THREADS
 
+from .auto_devices import with_devices
 from .errors import OK
 from .load import check_context, model_path, note
 from .options import add_device, add_gpu_layers, add_model, placement, whole
@@ -58,7 +59,7 @@ def run(args: Namespace) -> int:
     )
     check_context(source, options)
     chunks = text_windows(source, text, args.ctx_size, args.chunks)
-    model, name = Model(source, options), args.file or "bundled"
+    model, name = Model(source, with_devices(source, options, note)), args.file or "bundled"
     with Bar("loading") as bar:
         model.load_weights(bar.update)
     found = measure(model, chunks, name, _show if sys.stderr.isatty() else None)

@@ -6,9 +6,11 @@ discrete-event simulation of pipelines and replicas (`simulate`, `replicas`) go 
 `forecast` puts them together. Nothing is run and no device is needed.
 """
 
+from .choose import choose_cards
 from .forecast import Forecast, Question, forecast
 from .machine import PRESETS, Machine, MachineError, find_machine
 
 __all__ = [
-    "PRESETS", "Forecast", "Machine", "MachineError", "Question", "find_machine", "forecast",
+    "PRESETS", "Forecast", "Machine", "MachineError", "Question", "choose_cards", "find_machine",
+    "forecast",
 ]  # fmt: skip

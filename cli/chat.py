@@ -11,24 +11,27 @@ from typing import TYPE_CHECKING
 from .constraint_options import add_constraints, answers_within, constraint
 from .errors import INTERRUPTED, OK, UsageError
 from .keys_options import add_keys
-from .llama_options import TAKEN_FOR_CHAT, TEXT, add_others
+from .llama_options import add_others
+from .llama_texts import TAKEN_FOR_CHAT, TEXT
 from .load import begin, load_weights, note, open_source, prepare
+from .log_options import add_log, add_verbosity
 from .options import (
     add_engine,
     add_model,
     add_profile,
     add_sampling,
-    add_verbosity,
     check_profile,
     engine_options,
     sampler_settings,
     whole,
 )
-from .options_values import json_object, some_text
+from .options_values import some_text
 from .profiling import new_profile, save_profile
 from .prompt import read_file, unescape
 from .speculation_options import add_speculation, set_speculation, speculation_settings
 from .stream import add_raw, print_timings
+from .surroundings import add_surroundings, surroundings
+from .template_options import add_template_variables
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -69,13 +72,8 @@ def add_arguments(p: ArgumentParser) -> None:
         help="a well-known format, a jinja2 template or a file with one; default: the model's own",
     )
     p.add_argument("--chat-template-file", metavar="FILE", help="the same, always a file")
-    p.add_argument(
-        "--chat-template-kwargs",
-        type=json_object,
-        default={},
-        metavar="JSON",
-        help="more for the template to see, e.g. '{\"enable_thinking\": false}'",
-    )
+    add_surroundings(p)
+    add_template_variables(p)
     p.add_argument(
         "--reasoning-budget",
         type=whole(-1),
@@ -120,7 +118,9 @@ def add_arguments(p: ArgumentParser) -> None:
         action="store_true",
         help=r"take \n, \t, \\ and the like in -p and -sys as they are",
     )
-    p.add_argument("--no-perf", action="store_true", help="no timings at the end")
+    p.add_argument(
+        "--no-perf", "--no-show-timings", action="store_true", help="no timings at the end"
+    )
     add_engine(p)
     add_keys(p)
     add_sampling(p)
@@ -128,6 +128,7 @@ def add_arguments(p: ArgumentParser) -> None:
     add_speculation(p)
     add_profile(p)
     add_verbosity(p)
+    add_log(p)
     p.add_argument(
         "-cnv", "--conversation", action="store_true", help="what this command does anyway"
     )
@@ -149,7 +150,8 @@ def run(args: Namespace) -> int:
     asked = constraint(args)
     speculation = speculation_settings(args)
     profile_path = check_profile(args)
-    choice = _template_text(args)
+    around = surroundings(args)
+    choice = around or _template_text(args)
     system = _argument(args.system_prompt or "", args)
     if args.system_prompt_file is not None:
         system = read_file(args.system_prompt_file, "-sysf").removesuffix("\n")
@@ -176,7 +178,7 @@ def run(args: Namespace) -> int:
         budget_message=_argument(args.reasoning_budget_message, args),
         thinks={"on": True, "off": False}.get(args.reasoning), variables=args.chat_template_kwargs,
         stops=[_argument(t, args) for t in args.reverse_prompt], logit_bias=dict(args.logit_bias),
-        within=within,
+        within=within, keeps_stops=around is not None,
     )  # fmt: skip
     session = model.new_session(profile)
     conversation = Conversation(model, template, options, session, system)

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 from .constraint_options import add_constraints, constraint, processor
 from .errors import INTERRUPTED, OK, UsageError
 from .keys_options import add_keys
-from .llama_options import CONVERSATION, TAKEN_FOR_TEXT, add_others
+from .llama_options import add_others
+from .llama_texts import CONVERSATION, TAKEN_FOR_TEXT
 from .load import begin, load_weights, note, open_source, prepare
+from .log_options import add_log, add_verbosity
 from .options import (
     add_engine,
     add_model,
     add_profile,
     add_prompt,
     add_sampling,
-    add_verbosity,
     check_profile,
     engine_options,
     sampler_settings,
@@ -81,6 +82,7 @@ def add_arguments(p: ArgumentParser) -> None:
     add_speculation(p)
     add_profile(p)
     add_verbosity(p)
+    add_log(p)
     add_others(p, CONVERSATION, TAKEN_FOR_TEXT)
 
 

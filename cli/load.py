@@ -56,6 +56,10 @@ def bundled_model() -> Path:
 def model_path(args: Namespace) -> Path:
     """The file of -m or -hf, or the bundled model."""
     repo = getattr(args, "hf_repo", None)
+    if (url := getattr(args, "model_url", None)) is not None:
+        if repo is not None:
+            raise UsageError("-mu/--model-url and -hf/--hf-repo exclude each other")
+        return url_model(url, args.model, args)
     if repo is not None:
         if args.model is not None:
             raise UsageError("-m/--model and -hf/--hf-repo exclude each other")
@@ -81,12 +85,23 @@ def hub_model(name: str, args: Namespace) -> Path:
     PackageError without huggingface_hub."""
     from gguflow.engine import hub
 
-    file = args.hf_file if getattr(args, "hf_repo", None) == name else None
+    repos = getattr(args, "hf_repo", None)
+    file = args.hf_file if name in (repos if isinstance(repos, list) else [repos]) else None
     token, offline = getattr(args, "hf_token", None), getattr(args, "offline", False)
     try:
         return hub.fetch(name, file, token, offline)
     except ImportError:
         raise PackageError("-hf needs huggingface_hub: pip install huggingface_hub") from None
+
+
+def url_model(url: str, file: str | None, args: Namespace) -> Path:
+    """A model of any web server. file: where it is kept, or is already. args: whether only what is
+    kept is asked."""
+    from gguflow.engine.url import fetch_url
+
+    to = None if file is None else Path(file).expanduser()
+    with Bar(f"fetching {url.rpartition('/')[2]:.60}") as bar:
+        return fetch_url(url, to, bar.update, getattr(args, "offline", False))
 
 
 def open_source(args: Namespace) -> ModelSource:
@@ -99,6 +114,7 @@ def open_source(args: Namespace) -> ModelSource:
     for flag, given in (
         ("-m/--model", args.model),
         ("-hf/--hf-repo", getattr(args, "hf_repo", None)),
+        ("-mu/--model-url", getattr(args, "model_url", None)),
     ):
         if given is not None:
             raise UsageError(f"{flag} and --random exclude each other")
@@ -174,7 +190,7 @@ def load_weights(model: Model, quiet: bool = False) -> None:
     with Bar(f"loading {Path(model.source.path).name}") as bar:
         model.load_weights(bar.update)
     for line in model.weights.notes:
-        note(line)
+        note(with_flags(line))
 
 
 def gpu(model: Model) -> Backend | None:

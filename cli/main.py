@@ -24,6 +24,7 @@ from .common import add_common
 from .errors import EXIT_CODES, OK, UsageError, exit_code, message
 from .limit import set_limit
 from .load import be_quiet
+from .log_options import end_log, log_to
 from .parser import Parser, nearest
 
 _EPILOG = "exit codes:\n" + "\n".join(f"  {code:>3}  {what}" for code, what in EXIT_CODES.items())
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None, begin: Callable[[], object] | None =
     except (Exception, KeyboardInterrupt) as e:
         code = exit_code(e)
         _report(e, words)
+    finally:
+        end_log()
     return code
 
 
@@ -135,6 +138,8 @@ def _run_command(
     args = parser.parse_args(words[1:])
     env.check()
     begin()
+    if (log := getattr(args, "log_file", None)) is not None:
+        log_to(log)
     set_limit(args)
     be_quiet(args.quiet)
     if getattr(module, "OWN_SIGNALS", False):

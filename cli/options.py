@@ -25,7 +25,7 @@ from .sampling_options import sampler_settings as sampler_settings
 if TYPE_CHECKING:
     from gguflow.engine.options import Options
 
-LAYER_WORDS = {"auto": AUTO_LAYERS, "all": ALL_LAYERS}
+LAYER_WORDS = {"auto": AUTO_LAYERS, "-1": AUTO_LAYERS, "all": ALL_LAYERS, "-2": ALL_LAYERS}
 MAX_LAYERS = 1 << 16  # that -ngl takes; more than a model has are all of them
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")  # what the attention op reads
 
@@ -88,7 +88,7 @@ def gpu(text: str) -> int:
 
 
 def gpu_layers(text: str) -> int:
-    """-ngl: a number of layers, `auto` or `all`."""
+    """-ngl: a number of layers, `auto` (-1) or `all` (-2)."""
     return LAYER_WORDS[text] if text in LAYER_WORDS else whole(0, MAX_LAYERS)(text)
 
 
@@ -116,6 +116,12 @@ def add_model(p: ArgumentParser) -> None:
         help="a model of the Hugging Face hub, fetched if it is not there",
     )
     p.add_argument("-hff", "--hf-file", metavar="FILE", help="which file of -hf's repository")
+    p.add_argument(
+        "-mu",
+        "--model-url",
+        metavar="URL",
+        help="a model of any server, fetched if it is not there",
+    )
     add_hub(p)
 
 
@@ -242,20 +248,12 @@ def add_engine(p: ArgumentParser) -> None:
         help="do not keep repacked weights on the disk for the next start, nor look for them",
     )
     g.add_argument(
-        "--no-warmup", action="store_true", help="no effect here: generation has no warmup run"
-    )
-
-
-def add_verbosity(p: ArgumentParser) -> None:
-    """-q and -v."""
-    g = p.add_mutually_exclusive_group()
-    g.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
-    g.add_argument(
-        "-v",
-        "--verbose",
-        "--log-verbose",
+        "--mlock",
         action="store_true",
-        help="say what runs where and in how many bytes",
+        help="keep the processor's weights in memory, as far as the system's limit allows",
+    )
+    g.add_argument(
+        "--no-warmup", action="store_true", help="no effect here: generation has no warmup run"
     )
 
 
@@ -302,7 +300,7 @@ def add_gpu_layers(p: ArgumentParser | _ArgumentGroup) -> None:
         type=gpu_layers,
         default=0,
         metavar="N",
-        help="layers to run on the GPU: a number, auto (as many as fit) or all (default 0)",
+        help="layers to run on the GPU: a number, auto or -1 (as many as fit), or all (default 0)",
     )
 
 
@@ -363,6 +361,9 @@ def add_experts(p: ArgumentParser | _ArgumentGroup) -> None:
         help="the same for those of the first N layers; auto: for all but the most used ones, as "
         "many as the GPU holds",
     )
+    p.add_argument("-ncffn", "--n-cpu-ffn", dest="cpu_ffn", type=whole(0, 4096), default=0,
+                   metavar="N", help="dense models: the feed-forward parts of the first N layers "
+                   "stay on the processor")  # fmt: skip
     p.add_argument(
         "--expert-use",
         metavar="FILE",
@@ -409,6 +410,7 @@ def engine_options(args: Namespace) -> Options:
         v_type=dtype_by_name(args.cache_type_v),
         fuse=not args.no_fuse,
         weight_cache=not args.no_weight_cache,
+        mlock=args.mlock,
         n_gpu_layers=args.gpu_layers,
         lora=tuple(args.lora),
         **placement(args),
@@ -444,6 +446,9 @@ def sparse(args: Namespace) -> dict[str, Any]:
 def placement(args: Namespace) -> dict[str, Any]:
     """The fields of `Options` from add_device's arguments."""
     pairs = tuple(pair for pairs in args.override_tensor for pair in pairs)
+    if args.cpu_ffn:
+        layers = "|".join(map(str, range(args.cpu_ffn)))
+        pairs += ((rf"^blk\.(?:{layers})\.ffn[._](?!norm|\w+_exps)", "cpu"),)
     if not args.devices:
         for flag, given in (("-sm", args.split_mode != "layer"), ("-ts", args.tensor_split)):
             if given:

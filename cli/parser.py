@@ -37,6 +37,7 @@ class Parser(ArgumentParser):
             if word == "--":
                 joined += [word, *rest]
                 break
+            word = self._hyphens(word)
             action = self._option_string_actions.get(word.partition("=")[0])
             if action is None and len(word) > 1 and word[0] == "-" and not _is_number(word):
                 raise UsageError(f"unknown option {word}{self._nearest(word)}; see --help")
@@ -44,6 +45,14 @@ class Parser(ArgumentParser):
                 word = f"{word}={rest.pop(0)}"
             joined.append(word)
         return super().parse_known_args(joined, namespace)
+
+    def _hyphens(self, word: str) -> str:
+        """--n_predict is --n-predict, as llama.cpp has it."""
+        name, equals, value = word.partition("=")
+        known = self._option_string_actions
+        if name in known or (hyphens := name.replace("_", "-")) not in known:
+            return word
+        return f"{hyphens}{equals}{value}"
 
     def _nearest(self, word: str) -> str:
         return nearest(word.partition("=")[0], list(self._option_string_actions))

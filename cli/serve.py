@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.limits import MAX_SEQS, MAX_TOKENS
 
-from .errors import NO_RESOURCES, OK, PackageError, UsageError
-from .llama_options import FOR_SERVER, TAKEN_FOR_SERVER, add_others
-from .load import bundled_model, check_context, file_of, hub_model, note, warn_of_context
+from .errors import NO_RESOURCES, OK, PackageError, UsageError, with_flags
+from .llama_options import add_others
+from .llama_server import FOR_SERVER, TAKEN_FOR_SERVER
+from .load import (
+    bundled_model,
+    check_context,
+    file_of,
+    hub_model,
+    note,
+    url_model,
+    warn_of_context,
+)
+from .log_options import add_log
 from .options import (
     add_engine,
     add_hub,
@@ -25,9 +35,9 @@ from .options import (
     sampler_settings,
     whole,
 )
-from .options_values import json_object
 from .prompt import read_file
 from .ray_options import add_ray, check_ray, disconnect, ray_cluster
+from .serve_options import add_answers, add_http
 from .speculation_options import add_speculation, set_speculation, speculation_settings
 
 if TYPE_CHECKING:
@@ -68,6 +78,16 @@ def add_arguments(p: ArgumentParser) -> None:
         metavar="USER/REPO[:QUANT]",
         help="a model of the Hugging Face hub, fetched if it is not there; again for more, after "
         "those of -m",
+    )
+    g.add_argument("-hff", "--hf-file", metavar="FILE", help="which file of -hf's repository")
+    g.add_argument(
+        "-mu",
+        "--model-url",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a model of any server, fetched if it is not there; again for more, after those of "
+        "-hf",
     )
     add_hub(g)
     g.add_argument(
@@ -114,152 +134,14 @@ def add_arguments(p: ArgumentParser) -> None:
         help="of conversations; default: the model's own",
     )
     g.add_argument("--chat-template-file", metavar="FILE", help="the same, of a file")
-    _add_answers(p)
-    _add_http(p)
+    add_answers(p)
+    add_http(p)
     add_engine(p)
     add_sampling(p)
     add_speculation(p)
     add_ray(p)
+    add_log(p)
     add_others(p, FOR_SERVER, TAKEN_FOR_SERVER)
-
-
-def _add_answers(p: ArgumentParser) -> None:
-    g = p.add_argument_group("answers")
-    g.add_argument(
-        "--reasoning-format",
-        choices=("auto", "deepseek", "none"),
-        default="auto",
-        help="where a model's thoughts go: to reasoning_content (auto, deepseek), or none: they "
-        "stay in the text; a request may say",
-    )
-    g.add_argument(
-        "--reasoning-budget",
-        type=whole(-1),
-        default=-1,
-        metavar="N",
-        help="most tokens of thoughts; 0: none, -1: no limit (default); a request may say",
-    )
-    g.add_argument(
-        "--chat-template-kwargs",
-        type=json_object,
-        default={},
-        metavar="JSON",
-        help="more for chat templates to see, e.g. '{\"enable_thinking\": false}'; a request may "
-        "change it",
-    )
-    g.add_argument(
-        "--lora-alias",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="what requests call the adapter, as their model, in the order of --lora (default: "
-        "the file's name)",
-    )
-    g.add_argument(
-        "--lora-init-without-apply",
-        action="store_true",
-        help="adapters only change the answers to requests that ask for them",
-    )
-
-
-def _add_http(p: ArgumentParser) -> None:
-    g = p.add_argument_group("requests")
-    g.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="where to listen; 0.0.0.0 for everywhere (default 127.0.0.1)",
-    )
-    g.add_argument(
-        "--port",
-        type=whole(0, 65535),
-        default=8080,
-        metavar="N",
-        help="0 for a free one (default 8080)",
-    )
-    g.add_argument(
-        "--api-key",
-        "--api-key-file",
-        dest="api_key",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file of keys, one a line, one of which every request must have; or "
-        "GGUFLOW_API_KEY in the environment",
-    )
-    g.add_argument(
-        "--queue",
-        type=whole(0),
-        default=512,
-        metavar="N",
-        help="requests a model lets wait; more are answered 429 (default 512)",
-    )
-    g.add_argument(
-        "-n",
-        "--predict",
-        "--n-predict",
-        dest="n_predict",
-        type=whole(-1),
-        default=-1,
-        metavar="N",
-        help="most tokens of an answer (default: the context)",
-    )
-    g.add_argument(
-        "-to",
-        "--timeout",
-        type=real,
-        default=600.0,
-        metavar="S",
-        help="seconds a request may take (default 600)",
-    )
-    g.add_argument(
-        "--max-body", type=real, default=8.0, metavar="MiB", help="size of a request (default 8)"
-    )
-    g.add_argument(
-        "--header-timeout",
-        type=real,
-        default=10.0,
-        metavar="S",
-        help="to send a request's head (default 10)",
-    )
-    g.add_argument(
-        "--body-timeout", type=real, default=30.0, metavar="S", help="to send its body (default 30)"
-    )
-    g.add_argument(
-        "--max-connections",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="at once, 0 for no limit (default 0)",
-    )
-    g.add_argument(
-        "--drain",
-        type=real,
-        default=30.0,
-        metavar="S",
-        help="for requests in work when the server is told to end (default 30)",
-    )
-    g.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="names the server may be called by; on 127.0.0.1, its own alone",
-    )
-    g.add_argument(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="pages of other hosts that may call the server",
-    )
-    g.add_argument("--no-webui", action="store_true", help="no page at /")
-    g.add_argument("--no-access-log", action="store_true", help="no JSON line a request on stderr")
-    g.add_argument(
-        "--traces",
-        action="store_true",
-        help="send an OpenTelemetry span a request, as the OTEL_ environment variables say",
-    )
 
 
 def run(args: Namespace) -> int:
@@ -268,7 +150,7 @@ def run(args: Namespace) -> int:
         note(text)
     settings = server_config(args)
     guessing = speculation_settings(args)
-    n_models = len(args.model) + len(args.hf_repo)
+    n_models = len(args.model) + len(args.hf_repo) + len(args.model_url)
     for flag, given in (("-md", args.model_draft), ("--lookup-cache", args.lookup_cache)):
         if given is not None and n_models > 1:
             raise UsageError(f"{flag}: for one model, and there are {n_models}")
@@ -291,6 +173,8 @@ def run(args: Namespace) -> int:
         note(f"ready after {seconds:.2f} s: http://{host}:{address[1]}/")
 
     def finish(model: Model) -> None:
+        for text in model.weights.notes:
+            note(with_flags(text))
         set_speculation(model, args, guessing)
 
     try:
@@ -336,6 +220,9 @@ def server_config(args: Namespace) -> ServerConfig:
     for flag in ("timeout", "max_body", "header_timeout", "body_timeout", "drain"):
         if getattr(args, flag) <= 0:
             raise UsageError(f"--{flag.replace('_', '-')}: expected more than 0")
+    for origin in args.cors_origin:
+        if origin in ("*", "localhost"):
+            raise UsageError(f"--cors-origins {origin}: expected origins as http://localhost:3000")
     keys = frozenset[str]()
     for path in args.api_key:
         found = read_keys(read_file(path, "--api-key"))
@@ -366,7 +253,7 @@ def server_config(args: Namespace) -> ServerConfig:
         reasoning_format=args.reasoning_format,
         reasoning_budget=args.reasoning_budget,
         template_kwargs=_template_kwargs(args),
-        access_log=not args.no_access_log,
+        access_log=not (args.no_access_log or args.quiet),
         page=not args.no_webui,
         defaults=sampler_settings(args),
     )
@@ -388,7 +275,10 @@ def model_specs(args: Namespace) -> list[ModelSpec]:
     from gguflow.server.config import ModelSpec
     from gguflow.server.manager import unique_names
 
+    if args.hf_file is not None and len(args.hf_repo) != 1:
+        raise UsageError(f"-hff/--hf-file: for one -hf, and there are {len(args.hf_repo)}")
     paths = [file_of(m) for m in args.model] + [hub_model(m, args) for m in args.hf_repo]
+    paths += [url_model(url, None, args) for url in args.model_url]
     paths = paths or [bundled_model()]
     if len(args.alias) > len(paths):
         raise UsageError(f"--alias: {len(args.alias)} names for {len(paths)} models")

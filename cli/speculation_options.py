@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .draft_options import NAMES, add_draft_placement, draft_changes, other_names
 from .errors import UsageError
 from .load import hub_model, note
 from .options import gpu_layers, real, whole
@@ -44,6 +45,8 @@ def add_speculation(p: ArgumentParser) -> None:
         metavar="FILE",
         help="--lookup with the n-grams of earlier texts too; this one's are added to the file",
     )
+    add_draft_placement(g)
+    other_names(g, NAMES)
 
 
 def add_draft(g: ArgumentParser | _ArgumentGroup) -> None:
@@ -91,7 +94,7 @@ def add_draft(g: ArgumentParser | _ArgumentGroup) -> None:
 
 def load_draft(model: Model, args: Namespace) -> Model:
     """The model of -md, beside the one it guesses for."""
-    changes = {}
+    changes = draft_changes(args)
     if args.gpu_layers_draft is not None:
         changes["n_gpu_layers"] = args.gpu_layers_draft
     path = args.model_draft
@@ -111,6 +114,10 @@ def speculation_settings(args: Namespace) -> Speculation | None:
             ("--draft-min", args.draft_min != LEAST),
             ("--draft-p-min", args.draft_p_min != P_MIN),
             ("-ngld", args.gpu_layers_draft is not None),
+            ("-otd", args.override_tensor_draft),
+            ("-cmoed", args.cpu_experts_draft is not None),
+            ("-ctkd", args.cache_type_k_draft is not None),
+            ("-ctvd", args.cache_type_v_draft is not None),
         ):
             if given:
                 raise UsageError(f"{flag}: only with -md or --lookup")

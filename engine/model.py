@@ -265,10 +265,9 @@ class Model:
                 device.memory.reserve(b.total, b.scratch)
         plan = self.plan(token_key())
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None
-        self.weights.load(
-            self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
+        self.weights.load(self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress, keeper, self.source.check,
-        )  # fmt: skip
+            self.options.mlock)  # fmt: skip
         self.weights.bring_others(plan, self.source.weights, self.backends)
 
     def repacked_bytes(self) -> dict[str, int]:

@@ -71,6 +71,7 @@ class OptionFields(TypedDict, total=False):
     lora: tuple[tuple[str, float], ...]
     weight_cache: bool
     equal_bits: bool
+    mlock: bool
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Options:
         the next start finds them.
     equal_bits: whether a GPU computes single rows with the bits that they have among others, which
         is slower (docs/equal-bits.md). On hosts they always have; other backends take no notice.
+    mlock: whether the host's weights are locked in memory, as far as the system allows.
     """
 
     n_ctx: int = 0
@@ -136,6 +138,7 @@ class Options:
     lora: tuple[tuple[str, float], ...] = ()
     weight_cache: bool = True
     equal_bits: bool = False
+    mlock: bool = False
 
     def with_fields(self, changes: OptionFields) -> Options:
         """The same with other values for some fields. Raises TypeError for names that are none."""
@@ -185,6 +188,7 @@ class Options:
             ("fuse", bool, "True or False"),
             ("weight_cache", bool, "True or False"),
             ("equal_bits", bool, "True or False"),
+            ("mlock", bool, "True or False"),
             ("expert_use", str, "a file's name"),
             ("predictor", str, "a file's name"),
             ("split", str, "a file's name"),
@@ -247,6 +251,7 @@ def draft_options(o: Options, n_gpu_layers: int, changes: OptionFields) -> Optio
         fuse=o.fuse,
         weight_cache=o.weight_cache,
         equal_bits=o.equal_bits,
+        mlock=o.mlock,
         device=o.device,
         n_gpu_layers=ALL_LAYERS if n_gpu_layers else 0,
     )

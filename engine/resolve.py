@@ -156,11 +156,12 @@ def _offloaded(setup: Setup, planner: Planner, device: Backend) -> tuple[Setup, 
 
 def resolve_again(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
     """The same weights, in the same places, run in another way. changes: fields of `Options`.
-    Raises OptionError for one that the devices were opened with."""
+    Raises OptionError for one that the devices were opened or the weights brought with."""
     was = resolved.setup
     options = replace(was.options, **changes)
-    if options.equal_bits is not was.options.equal_bits:
-        raise OptionError("`equal_bits` is settled when a model is loaded")
+    for name in ("equal_bits", "mlock"):
+        if getattr(options, name) is not getattr(was.options, name):
+            raise OptionError(f"`{name}` is settled when a model is loaded")
     setup = was.under(options)
     check_positions(setup)
     for variant in variants():

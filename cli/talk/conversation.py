@@ -43,7 +43,8 @@ class TalkOptions:
     when the conversation rolls, in whole messages; -1 for all. shifts: whether it rolls.
     budget: tokens of thoughts, 0 for none, -1 for no limit. budget_message: what they end with when
     it is spent. thinks: what the template is told.
-    variables: more for the template. within: of a prompt's text and the budget, what keeps answers
+    variables: more for the template. keeps_stops: whether what ends an answer stays, unshown, in
+    the conversation. within: of a prompt's text and the budget, what keeps answers
     within a constraint, by the prompt's number of tokens.
     """
 
@@ -52,6 +53,7 @@ class TalkOptions:
     ignore_eos: bool = False
     stops: Sequence[str] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    keeps_stops: bool = False
     keep: int = 0
     shifts: bool = True
     budget: int = -1
@@ -196,6 +198,8 @@ class Conversation:
                 break
             ids, _ = self.prompt()
         yield from self._parts(thoughts.push(text.flush()) + thoughts.flush())
+        if o.keeps_stops:
+            self._text += text.found or ""
 
     def _run(
         self,

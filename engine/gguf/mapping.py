@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
@@ -81,7 +82,10 @@ class MappedFile:
         else:
             raise ValueError(f"advice {advice!r}, expected 'willneed' or 'dontneed'")
         if begin < end and hasattr(self._mapped.data, "madvise"):
-            self._mapped.data.madvise(getattr(mmap, f"MADV_{advice.upper()}"), begin, end - begin)
+            with contextlib.suppress(OSError):  # pages that are locked in memory stay there
+                self._mapped.data.madvise(
+                    getattr(mmap, f"MADV_{advice.upper()}"), begin, end - begin
+                )
 
     def close(self) -> None:
         """Unmap, now or when the last array over the mapping goes."""

@@ -14,6 +14,7 @@ from gguflow.engine.backends.base import Backend, Buffer, Packer
 from gguflow.engine.compile import Plan
 from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.locked import lock
 
 from .kept import LEAST, Item, Keeper
 from .source import FileBytes, WeightSource
@@ -48,11 +49,12 @@ class WeightStore:
         progress: Progress | None = None,
         keeper: Keeper | None = None,
         check: Callable[[], None] = lambda: None,
+        mlock: bool = False,
     ) -> None:
         """Bring the weights `leaves` to their backends, repacked where the backend wants it; those
         held in the form wanted stay, and those of another process there. keeper: finds repacked
         ones of an earlier start, and keeps them for the next. check: raises GgufError for files
-        that changed."""
+        that changed. mlock: those of the host stay in memory."""
         todo = []
         for t in leaves:
             if not backend_of(t).holds:
@@ -85,6 +87,8 @@ class WeightStore:
         if progress:
             progress(told.total, told.total, "")
         self.notes = tuple(keeper.notes) if keeper else ()
+        if mlock:
+            self.notes += self._locked([t for t, _ in todo if backend_of(t).space == HOST_SPACE])
 
     def _bring(
         self,
@@ -107,6 +111,12 @@ class WeightStore:
             space = backend.space
             self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
             source.release()
+
+    def _locked(self, weights: Sequence[Tensor]) -> tuple[str, ...]:
+        """Lock what is held of these; what there is to say of it."""
+        buffers = [self.buffers[t.name] for t in weights]
+        said = lock((b.address, b.nbytes) for b in buffers)
+        return () if said is None else (said,)
 
     def bring_others(
         self, plan: Plan, sources: Mapping[str, WeightSource], backends: Mapping[str, Backend]

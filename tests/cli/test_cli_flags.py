@@ -81,11 +81,11 @@ SAME = ("-n", "6", "-p", "Hello", "--no-perf", "-t", "1")
 
 def test_options_that_change_nothing_are_named(call, tiny_model: str) -> None:
     _, plain, _ = call("generate", "-m", tiny_model, *SAME, "--temp", "0")
-    flags = ("-fa", "on", "-e", "--jinja", "--no-context-shift", "--mlock", "--numa", "isolate")
+    flags = ("-fa", "on", "-e", "--jinja", "--no-context-shift", "--no-mmap", "--numa", "isolate")
     code, out, err = call("generate", "-m", tiny_model, *SAME, "--temperature", "0", *flags)
     assert (code, out) == (0, plain)
     notes = [line for line in err.splitlines() if "changes nothing" in line]
-    assert len(notes) == 2 and notes[0].startswith("note: --mlock") and "--numa" in notes[1]
+    assert len(notes) == 2 and notes[0].startswith("note: --no-mmap") and "--numa" in notes[1]
     code, out, err = call("generate", "-m", tiny_model, *SAME, "--temp", "0", "-q", *flags)
     assert (code, out, err) == (0, plain, "")
 
@@ -94,7 +94,11 @@ def test_options_that_change_nothing_are_named(call, tiny_model: str) -> None:
     ("flags", "message"),
     [
         ("--lora-scaled a.gguf", "--lora-scaled: a.gguf: expected FILE:SCALE"),
-        ("-mu http://x", "-mu: fetch the file"),
+        ("-mu ftp://x/a.gguf", "expected an address, https://HOST/FILE.gguf"),
+        ("-mu http://x/a.gguf -hf a/b", "-mu/--model-url and -hf/--hf-repo exclude each other"),
+        ("-otd a=cpu", "-otd: only with -md"),
+        ("--spec-type best", "--spec-type: best: expected some of none, "),
+        ("--log-file /", "--log-file /: "),
         ("--devices foo", "no backend called 'foo'; there are cpu, "),
         ("-r=", "-r/--reverse-prompt: expected a text"),
         ("--device none", "expected the number of a GPU"),

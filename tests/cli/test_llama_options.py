@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
@@ -11,8 +12,10 @@ import pytest
 from tiny_model import write_tiny
 
 from gguflow.cli import chat, generate, serve
+from gguflow.cli.draft_options import draft_changes
 from gguflow.cli.errors import UsageError
 from gguflow.cli.load import open_source
+from gguflow.cli.options import placement
 from gguflow.cli.parser import Parser
 from gguflow.cli.sampling_options import sampler_settings
 from gguflow.engine import hub
@@ -103,12 +106,51 @@ OPTIONS = """\
 --draft-max --draft-n = 16
 -ngld --gpu-layers-draft --n-gpu-layers-draft = 99
 -cd --ctx-size-draft = 100
+--log-jsonl --no-log-jsonl --no-log-prefix --no-log-timestamps --mmproj-auto --no-mmproj =
+--no-mmproj-auto --mmproj-offload --no-mmproj-offload --reasoning-preserve =
+--no-reasoning-preserve --spec-draft-cpu-moe -cmoed --cpu-moe-draft --spec-default =
+--spec-draft-backend-sampling --no-spec-draft-backend-sampling =
+--gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default =
+--vision-gemma-12b-default =
+-mmu --mmproj-url -mmdev --mmproj-device --video --video-ffmpeg-dir --log-prompts-dir = x
+--spec-draft-model --spec-draft-hf --spec-draft-device --reasoning-effort = a/b
+--image-min-tokens --image-max-tokens --video-fps --video-timestamp-interval = 7
+-ncffn --n-cpu-ffn --spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft = 3
+--spec-draft-threads --spec-draft-threads-batch --spec-draft-prio --prio-draft = 1
+--spec-draft-prio-batch --prio-batch-draft --spec-draft-poll --poll-draft = 1
+--spec-draft-poll-batch --poll-batch-draft --spec-draft-cpu-strict --cpu-strict-draft = 1
+--spec-draft-cpu-strict-batch --cpu-strict-batch-draft = 1
+--spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-mask-batch -Cbd = ff
+--cpu-mask-batch-draft = ff
+--spec-draft-cpu-range -Crd --cpu-range-draft = 0-1
+-lzm --lazy-mode = on
+--spec-draft-type-k --spec-draft-type-v = q8_0
+--spec-draft-override-tensor -otd --override-tensor-draft = x=cpu
+--spec-draft-n-max --spec-draft-n-min --spec-draft-ngl --spec-synth-len --spec-synth-rates = 5
+--spec-draft-p-split --draft-p-split --spec-draft-p-min = 0.3
+--spec-type = ngram-mod
+--spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match = 24
+--spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits = 4
+--spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits = 4
+--spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits = 4
 """
-CASES = [
-    (flag, value.split())
-    for flags, _, value in (line.partition(" =") for line in OPTIONS.splitlines())
-    for flag in flags.split()
-]
+# What only chats have there.
+TALKS = """\
+--show-timings --no-show-timings =
+-ctxcp --ctx-checkpoints --swa-checkpoints -cram --cache-ram = 8
+--server-base -o --output --output-file = x
+"""
+
+
+def cases(lines: str) -> list[tuple[str, list[str]]]:
+    return [
+        (flag, value.split())
+        for flags, _, value in (line.partition(" =") for line in lines.splitlines())
+        for flag in flags.split()
+    ]
+
+
+CASES = cases(OPTIONS)
 
 
 def parsed(module: ModuleType, words: list[str]) -> dict[str, object]:
@@ -118,13 +160,13 @@ def parsed(module: ModuleType, words: list[str]) -> dict[str, object]:
 
 
 def test_the_list_is_whole() -> None:
-    assert len(CASES) == len({flag for flag, _ in CASES}) > 200
+    assert len(CASES) == len({flag for flag, _ in CASES}) > 300
 
 
 @pytest.mark.parametrize("module", [generate, chat], ids=["generate", "chat"])
 def test_none_is_unknown(module: ModuleType) -> None:
     plain = parsed(module, [])
-    for flag, value in CASES:
+    for flag, value in CASES + cases(TALKS if module is chat else ""):
         try:
             found = parsed(module, [flag, *value])
         except UsageError as e:
@@ -148,6 +190,23 @@ SERVER = """
 --chat-template-file -hf -hfr --hf-repo -hft --hf-token -m --model -a --alias --host = a/b
 -np --parallel --port -to --timeout -ub -b -c -ngl -n = 8
 --offline --no-jinja =
+--kv-unified-per-slot --keep -cms --checkpoint-min-step --embd-normalize --sse-ping-interval = 2
+--mtmd-batch-max-tokens --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits = 2
+-no-kvu --no-kv-unified --cache-idle-slots --no-cache-idle-slots --context-shift --no-perf =
+--no-escape -sp --special --spm-infill --mmproj-auto --no-mmproj -v --verbose --log-verbose =
+--reuse-port --cors-credentials --no-cors-credentials --ui-mcp-proxy --webui-mcp-proxy =
+--no-ui-mcp-proxy --no-webui-mcp-proxy -ag --agent -no-ag --no-agent --ui --no-ui =
+--models-autoload --no-models-autoload --skip-chat-parsing --reasoning-preserve --log-disable =
+--spec-default --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default =
+--fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default =
+--gpt-oss-20b-default --log-jsonl --no-log-prefix -cmoed --no-reasoning-preserve =
+-lcs --lookup-cache-static -lcd --lookup-cache-dynamic -r --reverse-prompt --grammar-file = x
+--grammar -j --json-schema -jf --json-schema-file -mu --model-url -hff --hf-file --tags = x
+--cors-origins --cors-methods --cors-headers --ui-config --webui-config --ui-config-file = x
+--webui-config-file --tools --tools-runtime --mcp-servers-config --mcp-servers-json = x
+--media-path --models-preset --reasoning-effort --reasoning-budget-message --log-prompts-dir = x
+-rea --reasoning = off
+--spec-draft-model -otd --spec-draft-override-tensor = a=b
 """
 
 
@@ -163,6 +222,37 @@ def test_the_server_knows_llama_server_s() -> None:
                 continue
             assert len({k for k in plain if found[k] != plain[k]}) <= 1, flag
     assert parsed(serve, ["--slots"])["notes"] and not parsed(serve, ["--metrics"])["notes"]
+
+
+def test_variables_of_templates_add_up() -> None:
+    words = ["--chat-template-kwargs", '{"a": 1, "reasoning_effort": "high"}']
+    words += ["--reasoning-effort", "low", "--no-reasoning-preserve"]
+    expected = {"a": 1, "reasoning_effort": "low", "preserve_reasoning": False}
+    for module in (chat, serve):
+        assert parsed(module, words)["chat_template_kwargs"] == expected
+        assert parsed(module, ["--reasoning-effort", "default"])["chat_template_kwargs"] == {}
+    off = parsed(serve, [*words, "-rea", "off"])["chat_template_kwargs"]
+    assert off == {**expected, "enable_thinking": False}
+
+
+def test_a_draft_has_options_of_its_own() -> None:
+    words = ["-md", "a", "-otd", "x=cpu,y=cuda", "-ncmoed", "2", "-ctkd", "q8_0"]
+    words += ["--spec-draft-type-v", "bf16"]
+    changes = draft_changes(Namespace(**parsed(generate, words)))
+    assert changes.pop("overrides") == (("x", "cpu"), ("y", "cuda"))
+    types = {name: t.name for name, t in changes.items() if name.endswith("_type")}
+    assert types == {"k_type": "q8_0", "v_type": "bf16"} and changes["cpu_experts"] == 2
+    assert draft_changes(Namespace(**parsed(generate, []))) == {}
+
+
+def test_feed_forward_parts_stay_on_the_processor() -> None:
+    args = Namespace(**parsed(generate, ["-ot", "a=b", "-ncffn", "2"]))
+    (first, (pattern, backend)) = placement(args)["overrides"]
+    assert (first, backend) == (("a", "b"), "cpu")
+    found = [n for n in ("blk.0.ffn_up.weight", "blk.1.ffn.swiglu", "blk.2.ffn_up.weight",
+                         "blk.0.ffn_norm.weight", "blk.0.ffn_up_exps.weight", "blk.0.attn.q")
+             if re.search(pattern, n)]  # fmt: skip
+    assert found == ["blk.0.ffn_up.weight", "blk.1.ffn.swiglu"]
 
 
 def test_the_server_s_models_come_from_the_hub_too(
@@ -192,7 +282,13 @@ def test_the_same_by_every_name() -> None:
     same("-mg 1", "--device 1", "-dev CUDA1", "-dev cuda:1")
     same("-v", "--log-verbose")
     same("--lora-scaled a:2,b:0.5", "--lora a=2 --lora b=0.5")
-    same("-hfd u/r:Q8_0", "--hf-repo-draft u/r:Q8_0")
+    same("-hfd u/r:Q8_0", "--hf-repo-draft u/r:Q8_0", "--spec-draft-hf u/r:Q8_0")
+    same("-md a", "--spec-draft-model a", "--spec_draft_model=a")
+    same("-ngl auto", "-ngl -1", "--n_gpu_layers -1")
+    same("-ngl all", "-ngl -2")
+    same("-lv 5", "-v")
+    same("-lv 0", "-q", "--log-disable")
+    same("--lookup", "--spec-default", "--spec-type draft-simple,ngram-mod")
     assert parsed(generate, ["-t", "-1", "-tb", "-1"]) == parsed(generate, [])
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .quantized import quantization
 from .safetensors import ConvertError, Stored, read_header
 
 __all__ = ["Checkpoint", "Config", "ConvertError"]
@@ -90,6 +91,8 @@ class Checkpoint:
         if not self.path.is_dir():
             raise ConvertError(f"{path}: no directory")
         self.config = Config(self.json("config.json"), self.path / "config.json")
+        told = self.config.get("quantization_config", "compression_config")
+        self.quantization = quantization(told, self.config.path)
         self.tensors = self._tensors()
 
     def json(self, name: str, needed: bool = True) -> dict[str, Any]:

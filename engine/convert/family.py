@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import pi
+from math import pi, prod
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ class Weight:
     """A tensor on its way.
 
     name: as the checkpoint calls it, or its successor, which the tables of the gguf package know.
-    make: the numbers in `dtype`'s storage, of `shape`. parts: of a stack, its matrices.
+    make: the numbers in `dtype`'s storage, of `shape`. parts: of a stack, its matrices. slab: rows
+    from one to another of a matrix, where these can be had without the others.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Weight:
     shape: tuple[int, ...]
     make: Callable[[], np.ndarray]
     parts: tuple[Weight, ...] = ()
+    slab: Callable[[int, int], np.ndarray] | None = None
 
     @classmethod
     def of(cls, name: str, stored: Stored) -> Weight:
@@ -43,6 +45,21 @@ class Weight:
         shape = (len(parts), *first.shape)
         return cls(name, first.dtype, shape, lambda: np.stack([p.make() for p in parts]),
                    tuple(parts))  # fmt: skip
+
+    def slabs(self, most: int) -> Iterator[np.ndarray]:
+        """The rows of what is not quantized, in the type's storage: at most so many numbers at a
+        time, but at least a row."""
+        n, k = prod(self.shape[:-1]), self.shape[-1] if self.shape else 1
+        slab = self.slab
+        if slab is None:
+            values = self.make()
+            if values.dtype != self.dtype.storage or values.shape != self.shape:
+                raise AssertionError(f"{self.name}: {values.dtype}{values.shape}")
+            whole = values.reshape(n, k)
+            slab = lambda i, j: whole[i:j]  # noqa: E731
+        step = max(1, most // max(1, k))
+        for i in range(0, n, step):
+            yield slab(i, min(n, i + step))
 
     def changed(
         self,

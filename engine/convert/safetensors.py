@@ -17,7 +17,9 @@ from gguflow.engine.mapped import MappedBytes
 
 MAX_HEADER = 100 << 20  # bytes, the format's own limit
 MAX_DIMS = 8
-_TYPES = {"F32": F32, "F16": F16, "BF16": BF16}
+# Four bits of exponent and three of fraction; GGUF has no such type, and `fp8` knows its values.
+F8 = DType("f8_e4m3", -1, 1, 1, np.dtype("u1"))
+_TYPES = {"F32": F32, "F16": F16, "BF16": BF16, "F8_E4M3": F8}
 _BYTES = {"U8": I8}  # of packed numbers, taken as they are by who knows what they mean
 
 

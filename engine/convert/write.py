@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +20,9 @@ from gguflow.models.mixes import KEPT
 from .checkpoint import Checkpoint, ConvertError
 from .families import family_of
 from .family import Family, Weight
+from .fp8 import fp8, is_scale
 from .mxfp4 import BLOCKS, SCALES, mxfp4
+from .safetensors import F8
 from .vocabulary import vocabulary
 
 OUT_TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
@@ -69,7 +70,7 @@ def _matrix_type(source: Checkpoint, out_type: OutType) -> DType:
     if out_type != "auto":
         return dtype_by_name(out_type)
     kinds = {t.dtype.name for t in source.tensors.values() if len(t.shape) > 1}
-    return dtype_by_name("bf16" if "bf16" in kinds else "f16")
+    return dtype_by_name("bf16" if kinds & {"bf16", F8.name} else "f16")
 
 
 def _metadata(source: Checkpoint, family: Family, matrices: DType) -> dict[str, Any]:
@@ -147,21 +148,26 @@ _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 def _stacked(source: Checkpoint) -> Iterator[Weight]:
     """The checkpoint's tensors, those of a layer's experts as stacks."""
     stacks: dict[tuple[str, str], dict[int, Weight]] = {}
-    for name, stored in source.tensors.items():
+    for name in source.tensors:
         found = _EXPERT.fullmatch(name)
         if name.endswith(BLOCKS):
             yield mxfp4(name, source)
-        elif name.endswith(SCALES):
+        elif name.endswith(SCALES) or is_scale(name, source):
             continue
         elif found is None:
-            yield Weight.of(name, stored)
+            yield _weight(name, source)
         else:
             at = found[1].replace("block_sparse_moe", "mlp"), _MIXTRAL.get(found[3], found[3])
-            stacks.setdefault(at, {})[int(found[2])] = Weight.of(name, stored)
+            stacks.setdefault(at, {})[int(found[2])] = _weight(name, source)
     for (prefix, part), each in stacks.items():
         if sorted(each) != list(range(len(each))):
             raise ConvertError(f"{source.path}: {prefix}.*.{part}: experts are missing")
         yield Weight.stack(f"{prefix}.{part}.weight", [each[i] for i in range(len(each))])
+
+
+def _weight(name: str, source: Checkpoint) -> Weight:
+    stored = source.tensors[name]
+    return fp8(name, source) if stored.dtype is F8 else Weight.of(name, stored)
 
 
 def _fitting(dtype: DType, n: int) -> DType:
@@ -180,16 +186,11 @@ def _data(
 
 def _converted(w: Weight, dtype: DType, shift: float, source: Checkpoint) -> Iterator[np.ndarray]:
     """The bytes of a matrix in another type."""
-    values = w.make()
     if w.dtype.is_quantized:
-        yield np.ascontiguousarray(values).reshape(-1)
+        yield np.ascontiguousarray(w.make()).reshape(-1)
         return
-    if values.dtype != w.dtype.storage or values.shape != w.shape:
-        raise AssertionError(f"{w.name}: {values.dtype}{values.shape}")
-    rows = values.reshape(prod(w.shape[:-1]), w.shape[-1]) if w.shape else values.reshape(1, 1)
-    step = max(1, _SLAB // max(1, rows.shape[1]))
-    for i in range(0, len(rows), step):
-        part = np.ascontiguousarray(rows[i : i + step])
+    for rows in w.slabs(_SLAB):
+        part = np.ascontiguousarray(rows)
         if dtype == w.dtype and not shift:
             yield part.view(np.uint8).reshape(-1)
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,22 +30,8 @@ DATA = Path(__file__).parent / "data"
 NAMES = [
     "llama", "falcon40", "ernie45", "gemma2", "mixtral", "gpt_oss", "dsv3", "glm4moe",
     "qwen3next", "qwen35", "mamba2", "gemma4", "gemma4moe", "gptneox", "opt", "baichuan", "chatglm",
-    "minicpm", "ernie45moe", "phi3long",
+    "minicpm", "ernie45moe", "phi3long", "dsv3fp8", "llamafp8", "qwen3fp8",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of a checkpoint, with a tokenizer."""
-
-    def copy(name: str) -> Path:
-        to = tmp_path / name
-        shutil.copytree(DATA / name, to)
-        if not (to / "tokenizer.json").exists():
-            shutil.copy(DATA / "llama" / "tokenizer.json", to)
-        return to
-
-    return copy
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -167,12 +167,13 @@ def prepare(source: ModelSource, options: Options, args: Namespace | None = None
     """A model whose weights are not loaded yet. args: may ask for stages on other machines."""
     from gguflow.engine.model import Model
 
+    from .auto_devices import with_devices
     from .ray_options import staged_model
 
     check_context(source, options)
     if args is not None and (model := staged_model(args, source, options)) is not None:
         return model
-    return Model(source, options)
+    return Model(source, with_devices(source, options, note))
 
 
 def load_weights(model: Model, quiet: bool = False) -> None:

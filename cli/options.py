@@ -317,7 +317,8 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
         help="which GPU (default 0)",
     )
     p.add_argument("--devices", type=names, default=(), metavar="LIST",
-                   help="several to run on, such as cuda:0,cuda:1")  # fmt: skip
+                   help="several to run on, such as cuda:0,cuda:1, or auto: as many GPUs as are "
+                   "forecast to gain something")  # fmt: skip
     p.add_argument("-sm", "--split-mode", choices=(*SPLIT_MODES, "row"), default="layer",
                    help="with --devices: whole layers on each in turn, or a part of every layer on "
                    "each at once, for which row is another name (default layer)")  # fmt: skip

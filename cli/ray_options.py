@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.limits import MAX_DEVICES
 
+from .auto_devices import AUTO
 from .errors import PackageError, UsageError
 from .options import ratios, real, whole
 
@@ -107,6 +108,7 @@ def check_ray(args: Namespace) -> None:
         ("-m again", len(args.model) + len(args.hf_repo) > 1),
         ("-md", args.model_draft is not None),
         ("--lookup", args.lookup or args.lookup_cache is not None),
+        ("--devices auto", args.devices == AUTO),
     ):
         if is_given:
             raise UsageError(f"{flag}: not with --ray, as yet")

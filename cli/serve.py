@@ -337,7 +337,10 @@ def _open(spec: ModelSpec) -> Model:
     from gguflow.engine.load import open_model
     from gguflow.engine.model import Model
 
-    model = Model(open_model(spec.path), spec.options)
+    from .auto_devices import with_devices
+
+    source = open_model(spec.path)
+    model = Model(source, with_devices(source, spec.options, note))
     note(
         f"{spec.name}: {spec.options.n_seqs} sequences of {model.options.n_ctx} tokens, "
         f"{spec.options.n_cache} together"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tiny_model import write_tiny
 
-from gguflow.engine.load import open_model
+from gguflow.engine.load import ModelSource, open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.plan_key import PAGE
@@ -40,15 +40,18 @@ class Bits:
     complete: bool = True
 
 
-def load(folder: Path, weights: str, **options: Any) -> Model:
+def source_of(folder: Path, weights: str) -> ModelSource:
     """A model whose rows are long enough for super-blocks, in the types of a mix."""
     path = folder / "wide.gguf"
     if not path.exists():
         sizes = {"n_embd": 256, "n_ff": 512, "n_head": 4, "n_head_kv": 2, "head_dim": 64,
                  "head_dim_v": 64, "rope_dims": 64, "n_ctx_train": 1024}  # fmt: skip
         write_tiny(path, gain=2.0, **sizes)
-    source = requantize(open_model(path), find_mix(weights), native_converter(1))
-    model = Model(source, Options(**options))
+    return requantize(open_model(path), find_mix(weights), native_converter(1))
+
+
+def load(folder: Path, weights: str, **options: Any) -> Model:
+    model = Model(source_of(folder, weights), Options(**options))
     model.load_weights()
     return model
 

@@ -19,6 +19,7 @@ from gguflow.engine.serving.runner import Runner
 from gguflow.engine.serving.speculation import Speculation
 
 AT_ONCE = (1, 3, 8, 32)
+MANY_AT_ONCE = (*AT_ONCE, 128)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,14 @@ def kv(name: str) -> dict:
 # -- the CPU ---------------------------------------------------------------------------------------
 
 
-def hold(folder: Path, weights: str, type_kv: str, n_requests: int, isa: str | None = None) -> None:
+def hold(
+    folder: Path,
+    weights: str,
+    type_kv: str,
+    n_requests: int,
+    isa: str | None = None,
+    at_once: tuple[int, ...] = AT_ONCE,
+) -> None:
     todo = equal_bits.requests(n_requests)
     expected: list[Bits] | None = None
     n_complete = 0
@@ -43,20 +51,29 @@ def hold(folder: Path, weights: str, type_kv: str, n_requests: int, isa: str | N
         found = equal_bits.alone(model, todo)
         expected = expected or found
         assert found == expected
-        for i, n_seqs in enumerate(AT_ONCE):
-            if n_seqs == 8 and n_threads == 1:
-                model.speculate(Speculation(lookup=True, adaptive=False))
+        draft = model.load_draft(equal_bits.source_of(folder, "Q4_1"))  # often right
+        for i, n_seqs in enumerate(at_once):
+            if n_seqs == 8:
+                by_lookup = Speculation(lookup=True, adaptive=False)
+                by_draft = Speculation(draft=draft, most=4, adaptive=False)
+                model.speculate(by_lookup if n_threads == 1 else by_draft)
             stress = equal_bits.together(model, todo, n_seqs, 10 * n_threads + i)
             n_complete += equal_bits.check(expected, stress)
             model.speculate(None)
     assert len({b.digest for b in expected or ()} - {""}) == n_requests
-    assert n_complete > 0.6 * 2 * 2 * len(AT_ONCE) * n_requests
+    assert n_complete > 0.6 * 2 * 2 * len(at_once) * n_requests
 
 
 @pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_requests_bits_are_its_own(folder: Path, weights: str, type_kv: str) -> None:
     hold(folder, weights, type_kv, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_500_requests_up_to_128_at_a_time(folder: Path, weights: str) -> None:
+    hold(folder, weights, "f16", 500, at_once=MANY_AT_ONCE)
 
 
 @pytest.mark.slow

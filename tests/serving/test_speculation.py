@@ -14,11 +14,13 @@ from tiny_model import write_tiny
 
 from gguflow.cli.load import bundled_model
 from gguflow.engine.model import Model
+from gguflow.engine.requantize import native_converter, requantize
 from gguflow.engine.sampling import GREEDY, SamplerSettings
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
 from gguflow.engine.serving.runner import Sampling
 from gguflow.engine.serving.speculation import Line, Speculation, SpeculationError
+from gguflow.models.mixes import find_mix
 
 HOT = SamplerSettings(temperature=0.8, seed=1)
 BEGINNINGS = (
@@ -150,12 +152,23 @@ def test_prompts_get_their_plain_texts(
         assert drafting.acceptance > (0.4 if "sure" in kind else 0.02)
 
 
-@pytest.mark.parametrize("n_prompts", [50, pytest.param(1000, marks=pytest.mark.slow)])
-def test_many_prompts_get_their_plain_texts(bundled: Model, draft: Model, n_prompts: int) -> None:
-    requests = prompts(bundled, n_prompts)
-    expected = run(Engine(bundled, n_seqs=16), requests)
-    bundled.speculate(Speculation(draft=draft, lookup=True, most=5, adaptive=False))
-    engine = Engine(bundled, n_seqs=16)
+@pytest.mark.parametrize(
+    "weights, n_prompts",
+    [("", 50), *(pytest.param(t, 1000, marks=pytest.mark.slow) for t in ("", "F16", "Q4_0"))],
+)
+def test_many_prompts_get_their_plain_texts(
+    bundled: Model, draft: Model, weights: str, n_prompts: int
+) -> None:
+    """weights: another type than the file's."""
+    model = bundled
+    if weights:
+        source = requantize(bundled.source, find_mix(weights), native_converter(2))
+        model = Model(source, bundled.options)
+        model.load_weights()
+    requests = prompts(model, n_prompts)
+    expected = run(Engine(model, n_seqs=16), requests)
+    model.speculate(Speculation(draft=draft, lookup=True, most=5, adaptive=False))
+    engine = Engine(model, n_seqs=16)
     assert run(engine, requests) == expected
     assert engine.stats.drafting.accepted > 5 * n_prompts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +18,9 @@ from gguflow.models.base import ModelError
 from gguflow.models.mixes import Mix, tensor_type
 
 SLAB_BYTES = 32 << 20  # of float32 values converted at a time
-WEIGHTED_SLAB = 1 << 18  # elements a thread converts at a time
+# Elements a thread converts at a time. Larger slabs are little faster, and a conversion that is
+# given up ends after the slabs in work: a tenth of a second each with the slowest search.
+WEIGHTED_SLAB = 1 << 17
 
 
 def native_converter(n_threads: int | None = None) -> Converter:
@@ -78,7 +81,7 @@ def convert_weighted(
         return encode(target, x, weights[m % len(weights)]).reshape(-1)
 
     slabs = [(m, r) for m in range(matrices) for r in range(0, n_rows, step)]
-    with ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # no more, or slabs take turns and last
         yield from threads.map(quantized, slabs)
 
 

@@ -19,6 +19,7 @@ from .errors import GgufError, show
 from .header import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, alignment_fault
 from .mapping import file_kind
 from .metadata import MAX_KEY_BYTES
+from .synced import SyncedMeanwhile
 from .tensors import MAX_DIMS, MAX_NAME_BYTES, ElementType
 from .values import Typed
 
@@ -182,25 +183,31 @@ def _write_data(
         writer.write_padding(out, out.tell())
     total = sum(p.nbytes for p in plans)
     done = 0
-    for p in plans:
-        written = 0
-        for piece in _pieces(p, path):
-            written += len(piece)
-            if written > p.nbytes:
-                break
-            out.write(piece)
-            done += len(piece)
-            if progress:
-                progress(done, total, p.name)
-        if written != p.nbytes:
-            more = " or more" if written > p.nbytes else ""
-            raise GgufError(
-                path,
-                f"tensor {show(p.name)} data",
-                f"{written} bytes{more}",
-                f"{p.nbytes} bytes of {p.dtype.name}{list(p.shape)}",
-            )
-        writer.write_padding(out, p.nbytes)
+    with SyncedMeanwhile(out) as synced:
+        for p in plans:
+            written = 0
+            for piece in _pieces(p, path):
+                written += len(piece)
+                if written > p.nbytes:
+                    break
+                out.write(piece)
+                synced.wrote(len(piece))
+                done += len(piece)
+                if progress:
+                    progress(done, total, p.name)
+            _check_written(p, path, written)
+            writer.write_padding(out, p.nbytes)
+
+
+def _check_written(p: _Plan, path: str, written: int) -> None:
+    if written != p.nbytes:
+        more = " or more" if written > p.nbytes else ""
+        raise GgufError(
+            path,
+            f"tensor {show(p.name)} data",
+            f"{written} bytes{more}",
+            f"{p.nbytes} bytes of {p.dtype.name}{list(p.shape)}",
+        )
 
 
 def _pieces(p: _Plan, path: str) -> Iterator[memoryview]:

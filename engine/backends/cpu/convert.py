@@ -8,10 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from gguflow.engine.graph import DType
+from gguflow.engine.quants import codec
 
 from .native import CpuLibrary
 
 CHUNK_BYTES = 4 << 20  # of float32 values a task handles
+# The same for types with a search. A conversion that is given up ends after the tasks in work, and
+# the slowest search takes a quarter of a second for as many values as above.
+SEARCHED_BYTES = 1 << 19
 # What gf_quantize_rows and gf_dequantize_rows return besides 0.
 STATUS = {
     1: "there is no native conversion for this type",
@@ -27,11 +31,13 @@ class NativeConverter:
         self.lib = lib
         self.n_threads = n_threads
 
-    def _rows(self, symbol: str, dtype: DType, src: np.ndarray, dst: np.ndarray, n: int) -> None:
+    def _rows(
+        self, symbol: str, dtype: DType, src: np.ndarray, dst: np.ndarray, n: int, chunk: int
+    ) -> None:
         fn = getattr(self.lib.cdll, symbol)
         fn.restype = ctypes.c_int32
         rows = src.shape[0]
-        step = max(1, CHUNK_BYTES // (4 * n))
+        step = max(1, chunk // (4 * n))
 
         def part(begin: int) -> int:
             a, b = src[begin : begin + step], dst[begin : begin + step]
@@ -48,12 +54,13 @@ class NativeConverter:
         """float32 [rows, n] -> uint8 [rows, row bytes]. ValueError for values that do not fit."""
         x = np.ascontiguousarray(x, np.float32)
         out = np.empty((x.shape[0], dtype.row_bytes(x.shape[1])), np.uint8)
-        self._rows("gf_quantize_rows", dtype, x, out, x.shape[1])
+        chunk = SEARCHED_BYTES if dtype.is_quantized and codec(dtype).weighted else CHUNK_BYTES
+        self._rows("gf_quantize_rows", dtype, x, out, x.shape[1], chunk)
         return out
 
     def decode(self, dtype: DType, raw: np.ndarray, n: int) -> np.ndarray:
         """uint8 bytes of rows of n elements -> float32 [rows, n]."""
         raw = np.ascontiguousarray(raw).reshape(-1, dtype.row_bytes(n))
         out = np.empty((raw.shape[0], n), np.float32)
-        self._rows("gf_dequantize_rows", dtype, raw, out, n)
+        self._rows("gf_dequantize_rows", dtype, raw, out, n, CHUNK_BYTES)
         return out

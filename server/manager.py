@@ -165,7 +165,7 @@ class ModelManager:
         self._adapters = {name: spec.name for spec in specs for name, _ in spec.adapters}
         self._room = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.closing = False
+        self._started = self.closing = False
 
     @property
     def names(self) -> list[str]:
@@ -215,7 +215,16 @@ class ModelManager:
     async def use(self, name: str | None) -> AsyncIterator[Loaded]:
         """A model for as long as a request needs it. Raises ApiError."""
         slot = self._slots[self.find(name)]
-        loaded = await self._hold(slot)
+        try:
+            loaded = await self._hold(slot)
+        except ApiError:
+            raise
+        except Exception:
+            if not self._started:
+                raise  # for who started the server
+            # A device that is lost, or memory that is gone: the other models go on.
+            log.exception("%s cannot be loaded", slot.spec.name)
+            raise unavailable(f"{slot.spec.name} cannot be loaded; the log says why") from None
         try:
             yield loaded
         finally:
@@ -339,7 +348,7 @@ class ModelManager:
         if self.config.idle:
             self._tasks.add(asyncio.create_task(self.age()))
         async with self.use(None):
-            pass
+            self._started = True
 
     async def close(self) -> None:
         """Put everything away."""

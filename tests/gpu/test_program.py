@@ -3,7 +3,7 @@ and replayed, and when."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,19 @@ import pytest
 
 import gguflow.engine.ops  # noqa: F401  (registers them)
 from gguflow.engine.backends.base import Flag, Meets, UnsupportedStepError
+from gguflow.engine.backends.cuda import CudaError
 from gguflow.engine.backends.cuda import program as program_module
+from gguflow.engine.backends.cuda.device import CudaDevice
 from gguflow.engine.backends.cuda.memory import CudaBuffer
 from gguflow.engine.backends.cuda.program import CudaProgram
 from gguflow.engine.compile import Meeting, Recv, Send
 from gguflow.engine.graph import F16, F32, Graph, Tensor
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo
+
+
+class CUDARuntimeError(RuntimeError):
+    """CuPy's."""
 
 
 class Stream:
@@ -59,7 +65,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
     place = iter(range(1 << 20, 1 << 40, 1 << 20))
     device = SimpleNamespace(
         info=DeviceInfo(), index=0, stream=stream, use=lambda: None,
-        runtime=SimpleNamespace(memsetAsync=lambda *a: None),
+        name="Imaginary GPU",
+        runtime=SimpleNamespace(memsetAsync=lambda *a: None, CUDARuntimeError=CUDARuntimeError),
         cupy=SimpleNamespace(cuda=SimpleNamespace(
             alloc=lambda n: SimpleNamespace(ptr=next(place)),
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
@@ -68,6 +75,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
         event=lambda: SimpleNamespace(record=lambda of: of.put("record")),
         wait=lambda event: stream.put("wait for what was recorded"),
     )  # fmt: skip
+    device.told = MethodType(CudaDevice.told, device)
     prepared: set[Any] = set()
 
     def bind(step: Any) -> Bound:
@@ -178,3 +186,51 @@ def test_what_it_cannot_run_is_refused_by_name(backend: Any) -> None:
     step = Send(Meeting(0, "cuda:0", "cpu", y, y, [y]))
     with pytest.raises(UnsupportedStepError, match="cuda:0 has no way to run send of y"):
         CudaProgram(backend, [step], Places(backend), Meets())
+
+
+def failing(*_: Any) -> None:
+    raise CUDARuntimeError("cudaErrorLaunchFailure: unspecified launch failure")
+
+
+def test_a_run_that_is_not_started_is_an_error_of_the_gpu(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = CudaProgram(backend, [product()], Places(backend), Meets())
+    program.run()
+    for what in ("use", "copy"):  # where a device that is lost says so first
+        with monkeypatch.context() as m:
+            m.setattr(backend.device, what, failing)
+            program._bring = [lambda: backend.device.copy(0, 0, 0)]
+            with pytest.raises(CudaError, match="Imaginary GPU: cudaErrorLaunchFailure"):
+                program.start()
+        program._bring = []
+    program.run()
+    program._graph.launch = failing
+    with pytest.raises(CudaError, match="Imaginary GPU: cudaErrorLaunchFailure"):
+        program.start()
+
+
+def test_an_op_that_fails_while_captured_is_told_and_captured_again(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = CudaProgram(backend, [product()], Places(backend), Meets())
+    program.run()
+    taken(backend)
+    stream, end = backend.device.stream, backend.device.stream.end_capture
+
+    def fails() -> None:
+        raise CudaError("the op's own")
+
+    def broken() -> None:
+        end()
+        raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated")
+
+    with monkeypatch.context() as m:
+        m.setattr(program._ops[0][0], "issue", fails)
+        m.setattr(stream, "end_capture", broken)
+        with pytest.raises(CudaError, match="the op's own"):
+            program.run()
+    assert stream.captured is None and taken(backend) == []
+    program.run()
+    graph, wait = taken(backend)
+    assert graph.startswith("graph of") and wait == "wait"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gguflow.kernels.cuda.launch import DeviceInfo
@@ -73,6 +75,15 @@ class CudaDevice:
         except self.runtime.CUDARuntimeError as e:
             raise CudaError(f"no GPU can be used ({e}): run with `n_gpu_layers=0`") from None
 
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Around calls of the runtime in a run: what one of them raises becomes a CudaError. A
+        device that is lost says so at whichever comes next."""
+        try:
+            yield
+        except self.runtime.CUDARuntimeError as e:
+            raise CudaError(f"{self.name}: {e}") from None
+
     def use(self) -> None:
         """Make this the calling thread's device."""
         self.runtime.setDevice(self.index)
@@ -108,10 +119,8 @@ class CudaDevice:
 
     def is_idle(self) -> bool:
         """Whether the stream is empty. Raises CudaError for what failed in it."""
-        try:
+        with self.told():
             return bool(self.stream.done)
-        except self.runtime.CUDARuntimeError as e:
-            raise CudaError(f"{self.name}: {e}") from None
 
     def event(self) -> Any:
         """What can be recorded in the stream and waited for."""
@@ -120,14 +129,10 @@ class CudaDevice:
     def wait(self, event: Any) -> None:
         """Wait for what was in the stream when the event was recorded, and not for what came after
         it. Raises as `synchronize` does."""
-        try:
+        with self.told():
             event.synchronize()
-        except self.runtime.CUDARuntimeError as e:
-            raise CudaError(f"{self.name}: {e}") from None
 
     def synchronize(self) -> None:
         """Wait for everything in the stream. Raises CudaError for what failed in it."""
-        try:
+        with self.told():
             self.stream.synchronize()
-        except self.runtime.CUDARuntimeError as e:
-            raise CudaError(f"{self.name}: {e}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -176,9 +177,13 @@ class CudaProgram(Program):
         stream.begin_capture()
         try:
             enqueue()
-        finally:  # a stream left capturing could not be used again
-            graph = stream.end_capture()
-        return graph
+        except BaseException:
+            # A stream left capturing could not be used again. What was captured is of no use, and
+            # that it is broken is no news.
+            with suppress(RuntimeError):
+                stream.end_capture()
+            raise
+        return stream.end_capture()
 
     def token_loop(self, tensors: Mapping[str, Tensor]) -> CudaTokenLoop:
         """Runs of this program, each of which makes its tokens the next one's input.
@@ -205,15 +210,21 @@ class CudaProgram(Program):
     def prepare(self, timed: bool = False) -> None:
         """Have the graph at hand where another device's run may be under way, which waits for this
         one: nothing else is to be asked of the driver then."""
-        self._device.use()
-        if timed:
-            self._load()
-            self._timed_graph()
-        elif self._is_loaded and self._graph is None:
-            self._graph = self._capture(self._enqueue)
+        with self._device.told():
+            self._device.use()
+            if timed:
+                self._load()
+                self._timed_graph()
+            elif self._is_loaded and self._graph is None:
+                self._graph = self._capture(self._enqueue)
 
     def start(self, timed: bool = False, live: Live | None = None) -> None:
-        """Put a run into the stream and return. All rows are computed, whatever `live` says."""
+        """Put a run into the stream and return. All rows are computed, whatever `live` says. Raises
+        CudaError for what cannot be put there."""
+        with self._device.told():
+            self._start(timed)
+
+    def _start(self, timed: bool) -> None:
         device = self._device
         device.use()
         self._is_timed = timed

@@ -87,21 +87,24 @@ class CudaTokenLoop:
 
     def start(self) -> None:
         """Take the inputs as the host has written them; what was launched before is over then.
-        Steps are counted from 1 again."""
+        Steps are counted from 1 again. Raises CudaError, as `launch` does, for what cannot be put
+        into the stream."""
         device = self._device
-        device.use()
-        device.synchronize()
-        self._ring[:] = 0
-        steps = self._steps
-        device.runtime.memsetAsync(steps.address, 0, steps.nbytes, device.stream.ptr)
-        self._begin()
-        if self._graph is None:
-            self._graph = self._capture(self._end)
+        with device.told():
+            device.use()
+            device.synchronize()
+            self._ring[:] = 0
+            steps = self._steps
+            device.runtime.memsetAsync(steps.address, 0, steps.nbytes, device.stream.ptr)
+            self._begin()
+            if self._graph is None:
+                self._graph = self._capture(self._end)
 
     def launch(self) -> None:
         """Enqueue one more step."""
-        self._device.use()
-        self._graph.launch(self._device.stream)
+        with self._device.told():
+            self._device.use()
+            self._graph.launch(self._device.stream)
 
     def wait(self, step: int) -> np.ndarray:
         """The tokens of a step, int32 [n], once they are there; -1 for padding. Raises CudaError

@@ -19,7 +19,7 @@ from gguflow.engine.sampling import GREEDY, SamplerSettings
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
 from gguflow.engine.serving.runner import Sampling
-from gguflow.engine.serving.speculation import Line, Speculation, SpeculationError
+from gguflow.engine.serving.speculation import Line, Speculation
 from gguflow.models.mixes import find_mix
 
 HOT = SamplerSettings(temperature=0.8, seed=1)
@@ -486,28 +486,3 @@ def test_a_recurrent_draft_that_is_mostly_wrong(
     model, draft = recurrent.with_options(n_seqs=2), Model.load(path, n_threads=1)
     model.speculate(Speculation(draft=draft, lookup=lookup, most=3, adaptive=False))
     assert run(Engine(model), requests) == expected
-
-
-# -- what is refused -------------------------------------------------------------------------------
-
-
-def test_a_draft_with_another_vocabulary(bundled: Model, tiny: Model, tmp_path: Path) -> None:
-    with pytest.raises(SpeculationError, match=r"m\.gguf: 96 tokens, .*tales-8m\.gguf has 4096"):
-        bundled.load_draft(tiny.source.path)
-    with pytest.raises(SpeculationError, match=r"96 tokens.*4096.*same vocabulary"):
-        bundled.speculate(Speculation(draft=tiny))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"most": 0}, "`most` 0"),
-        ({"most": 65}, "`most` 65"),
-        ({"least": 17}, "`least` 17"),
-        ({"p_min": float("nan")}, "`p_min` nan"),
-        ({"lookup": False}, "nothing guesses"),
-    ],
-)
-def test_settings_that_are_refused(fields: dict, message: str) -> None:
-    with pytest.raises(SpeculationError, match=message):
-        Speculation(**{"lookup": True} | fields)

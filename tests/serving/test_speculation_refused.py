@@ -40,12 +40,6 @@ def test_a_draft_that_is_larger_than_the_memory_left() -> None:
     ) as refused:
         model.load_draft(random_model("tinyllama-1.1b:Q4_0"))
     assert "\n" not in str(refused.value)
-    model.load_draft(
-        random_model(
-            "smollm2-135m:Q4_0",
-        ),
-        n_ctx=64,
-    )
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ class Decoder(Architecture):
     def layer_hparams(self, i: int) -> HParams:
         """The hyperparameters of layer i."""
         hp = self.hp.layer(i)
-        if hp.experts is not None and i < hp.experts.n_dense:
+        e = hp.experts
+        if e is not None and (i < e.n_dense or (i + 1) % e.every):
             hp = replace(hp, experts=None)
         told = "sliding_window" in self.hp.by_layer
         if self.full_every and not told and (i + 1) % self.full_every == 0:

@@ -1,7 +1,8 @@
 """DeepSeek-V2, V3 and R1: latent attention, experts after the first layers, and shared ones.
 
 Sources: DeepSeek-AI 2024 (arXiv 2405.04434, 2412.19437). YaRN scales the scores of attention there
-and leaves the magnitude of rotated values alone.
+and leaves the magnitude of rotated values alone, unless the file gives one: it then counts for all
+scores, and for those of rotated values twice, as llama.cpp has it.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ class DeepSeek2(Sequential):
         if hp.rope_scaling.get("ext_factor"):
             grown = 1.0 + k.real("rope.scaling.yarn_log_multiplier", 0.0) * math.log(1 / stretch)
             assert hp.latent is not None
-            scaling = {**hp.rope_scaling, "attn_factor": 1 / (1 + 0.1 * math.log(1 / stretch))}
-            scale = grown**2 / math.sqrt(hp.latent.head_dim)
+            magnitude = hp.rope_scaling.get("attn_factor", 1.0)  # of the scores too
+            usual = 1 + 0.1 * math.log(1 / stretch)  # what the op multiplies it by
+            scaling = {**hp.rope_scaling, "attn_factor": magnitude / usual}
+            scale = (magnitude * grown) ** 2 / math.sqrt(hp.latent.head_dim)
             hp = replace(hp, rope_scaling=scaling, attn_scale=scale)
         return cls(hp)
 

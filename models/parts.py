@@ -17,7 +17,7 @@ class Experts:
 
     n_ff: neurons of an expert. n_ff_shared: of the one that every token goes through; 0 for none.
     score, norm, scale, n_group, n_group_used: see the ops `route` and `route_weights`. n_dense: the
-    first layers so many have no experts.
+    first layers so many have no experts; every: of those after them, every n-th of all layers has.
     """
 
     n: int = 0
@@ -30,6 +30,7 @@ class Experts:
     n_group: int = 1
     n_group_used: int = 1
     n_dense: int = 0
+    every: int = 1
 
 
 def read_experts(k: Keys, n_ff: int, usual: Experts) -> Experts | None:
@@ -63,6 +64,7 @@ def read_experts(k: Keys, n_ff: int, usual: Experts) -> Experts | None:
         groups,
         groups_used,
         k.integer("leading_dense_block_count", usual.n_dense, most=1 << 12),
+        k.integer("interleave_moe_layer_step", 1, least=1, most=1 << 12),
     )
 
 
@@ -78,6 +80,7 @@ def expert_keys(e: Experts) -> Iterator[tuple[str, Any]]:
     yield "expert_group_count", e.n_group
     yield "expert_group_used_count", e.n_group_used
     yield "leading_dense_block_count", e.n_dense
+    yield "interleave_moe_layer_step", e.every
 
 
 @dataclass(frozen=True)

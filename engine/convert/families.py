@@ -3,6 +3,7 @@ the tensors that llama.cpp's converter writes of the same checkpoints."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from math import log, sqrt
 from typing import Any
@@ -268,6 +269,14 @@ def _granite_moe(c: Config) -> dict[str, Any]:
     return _granite(c) | {"expert_feed_forward_length": c.number("intermediate_size")}
 
 
+def _qwen_moe_tensors(c: Config, w: Weight) -> Iterable[Weight]:
+    """Layers without experts have weights that the gguf package has no names of there."""
+    found = re.fullmatch(r"model\.layers\.(\d{1,5})\.mlp\.(gate|up|down)_proj\.weight", w.name)
+    if found is None:
+        return fused_experts(c, w)
+    return [w.changed(lambda x: x, name=f"blk.{found[1]}.ffn_{found[2]}.weight")]
+
+
 def _mixtral_tensors(c: Config, w: Weight) -> Iterable[Weight]:
     return [n for f in fused_experts(c, w) for n in pairs_of_neighbours(c, f)]
 
@@ -276,8 +285,8 @@ FAMILIES = (
     Family("llama", ("LlamaForCausalLM", "MistralForCausalLM", "LLaMAForCausalLM"), _llama,
            pairs_of_neighbours, llama3_factors),
     Family("llama", ("MixtralForCausalLM",), _llama, _mixtral_tensors, llama3_factors),
-    Family("qwen2moe", ("Qwen2MoeForCausalLM",), base_keys, fused_experts),
-    Family("qwen3moe", ("Qwen3MoeForCausalLM",), base_keys, fused_experts),
+    Family("qwen2moe", ("Qwen2MoeForCausalLM",), base_keys, _qwen_moe_tensors),
+    Family("qwen3moe", ("Qwen3MoeForCausalLM",), base_keys, _qwen_moe_tensors),
     Family("olmoe", ("OlmoeForCausalLM",), base_keys, fused_experts),
     Family("granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _granite_moe,
            _granite_moe_tensors, llama3_factors),

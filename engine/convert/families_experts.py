@@ -4,6 +4,7 @@ GLM-4.5, Gemma 4."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isclose, log
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,11 @@ from .family import (
     fused_experts,
     partial_dims,
     text_only,
+    yarn_factor,
+    yarn_growth,
+    yarn_magnitude,
 )
+from .sparse_layers import by_first, by_range
 
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
@@ -65,11 +70,8 @@ def _routed(c: Config) -> dict[str, Any]:
         "expert_shared_count": int(c.get("n_shared_experts", default=0)),
         "expert_weights_scale": float(c.number("routed_scaling_factor", default=1.0)),
         "expert_weights_norm": bool(c.get("norm_topk_prob", default=False)),
-        "leading_dense_block_count": int(c.number("first_k_dense_replace", default=0)),
     }
-    if c.get("moe_layer_freq", default=1) != 1:
-        raise ConvertError(f"{c.path}: moe_layer_freq: dense layers between are not supported")
-    return keys
+    return keys | by_first(c)
 
 
 def _groups(c: Config) -> dict[str, Any]:
@@ -81,8 +83,6 @@ def _groups(c: Config) -> dict[str, Any]:
 
 def _deepseek(c: Config) -> dict[str, Any]:
     rank, turned = c.number("kv_lora_rank"), c.number("qk_rope_head_dim")
-    if c.get("rope_interleave", default=True) is not True:
-        raise ConvertError(f"{c.path}: rope_interleave: pairs half a head apart are not supported")
     keys = base_keys(c) | _routed(c) | {
         "attention.head_count_kv": 1,
         "attention.kv_lora_rank": rank,
@@ -102,11 +102,26 @@ def _deepseek(c: Config) -> dict[str, Any]:
     if not third:  # its own implementation never divides the shares by their sum
         keys["expert_weights_norm"] = False
     if c.rope.get("rope_type") == "yarn":
-        scale, all_dims = c.rope.get("mscale", 1.0), c.rope.get("mscale_all_dim", 0.0)
-        if scale != all_dims:
-            raise ConvertError(f"{c.path}: mscale {scale} is not mscale_all_dim {all_dims}")
-        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * float(all_dims)
+        keys.pop("rope.scaling.attn_factor", None)  # which means another thing here
+        keys |= _latent_yarn(c)
     return keys
+
+
+def _latent_yarn(c: Config) -> dict[str, float]:
+    """In GGUF, the magnitude of rotated values multiplies all scores once more, by its square; what
+    the logarithm of the stretch is multiplied by, makes up for it."""
+    magnitude, factor = yarn_magnitude(c), yarn_factor(c)
+    all_dims = float(c.rope.get("mscale_all_dim") or 0.0)
+    if factor == 1.0:
+        return {}
+    grown = yarn_growth(factor, all_dims) / magnitude
+    if factor < 1 or isclose(grown, 1.0):  # no such number, or one that means another thing
+        raise ConvertError(
+            f"{c.path}: mscale {c.rope.get('mscale')} with mscale_all_dim {all_dims} is not "
+            "supported, GGUF has no keys for it"
+        )
+    own = {} if isclose(magnitude, 1.0) else {"rope.scaling.attn_factor": magnitude}
+    return own | {"rope.scaling.yarn_log_multiplier": (grown - 1) / log(factor)}
 
 
 def _correction(w: Weight) -> Weight:
@@ -116,10 +131,34 @@ def _correction(w: Weight) -> Weight:
     return w.changed(lambda x: x, name=w.name.replace("correction_bias", "correction.bias"))
 
 
+def _pairs_of_neighbours(c: Config, w: Weight) -> Weight:
+    """The rotated part of queries and of the key, where halves of it are rotated: GGUF rotates
+    neighbours."""
+    if not c.architecture.startswith("DeepseekV3") or c.get("rope_interleave", default=True):
+        return w
+    part, turned = w.name.split(".")[-2], int(c.number("qk_rope_head_dim"))
+    if part in ("q_proj", "q_b_proj"):
+        heads, plain = c.heads, int(c.number("qk_nope_head_dim"))
+    elif part == "kv_a_proj_with_mqa":
+        heads, plain = 1, int(c.number("kv_lora_rank"))
+    else:
+        return w
+    if w.shape[0] != heads * (plain + turned):
+        raise ConvertError(f"{w.name}: {w.shape[0]} rows, expected {heads * (plain + turned)}")
+
+    def change(x: np.ndarray) -> np.ndarray:
+        each = x.reshape(heads, plain + turned, *x.shape[1:])
+        halves = each[:, plain:].reshape(heads, 2, turned // 2, *x.shape[1:])
+        pairs = halves.swapaxes(1, 2).reshape(heads, turned, *x.shape[1:])
+        return np.concatenate([each[:, :plain], pairs], axis=1)
+
+    return w.changed(change)
+
+
 def _deepseek_tensors(c: Config, w: Weight) -> Iterable[Weight]:
     """The product that makes keys and values of the latent, by head; that of keys turned round."""
     if not w.name.endswith("kv_b_proj.weight"):
-        return [_correction(n) for n in fused_experts(c, w)]
+        return [_correction(n) for n in fused_experts(c, _pairs_of_neighbours(c, w))]
     plain, values, rank = c.number("qk_nope_head_dim"), c.number("v_head_dim"), w.shape[1]
     heads = c.heads
 
@@ -230,18 +269,12 @@ def _gemma4_tensors(c: Config, w: Weight) -> Iterable[Weight]:
 
 
 def _ernie_moe(c: Config) -> dict[str, Any]:
-    first = int(c.number("moe_layer_start_index", default=1))
-    if c.get("moe_layer_interval", default=1) != 1 or (
-        int(c.number("moe_layer_end_index", default=-1)) not in (-1, c.layers - 1)
-    ):
-        raise ConvertError(f"{c.path}: moe_layer_interval: dense layers between are not supported")
     each, n_shared = c.number("moe_intermediate_size"), c.number("moe_num_shared_experts")
     return base_keys(c) | {
         "expert_count": c.number("moe_num_experts"), "expert_used_count": c.number("moe_k"),
-        "interleave_moe_layer_step": 1, "leading_dense_block_count": first,
         "expert_feed_forward_length": each, "expert_shared_count": n_shared,
         "expert_shared_feed_forward_length": each * n_shared,
-    }  # fmt: skip
+    } | by_range(c)  # fmt: skip
 
 
 def _ernie_moe_tensors(c: Config, w: Weight) -> Iterable[Weight]:

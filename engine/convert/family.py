@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import pi, prod
+from math import isclose, log, pi, prod
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from gguflow.engine.quants import decode
 
 from .checkpoint import Config, ConvertError
 from .safetensors import Stored
+from .sparse_layers import by_list
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,8 +161,6 @@ def expert_keys(c: Config) -> dict[str, Any]:
     """Of a mixture of experts; nothing for a model that is none."""
     if not c.get("num_local_experts", "num_experts"):
         return {}
-    if c.get("mlp_only_layers") or c.get("decoder_sparse_step", default=1) != 1:
-        raise ConvertError(f"{c.path}: mlp_only_layers: layers without experts are not supported")
     keys: dict[str, Any] = {
         "expert_count": c.number("num_local_experts", "num_experts"),
         "expert_used_count": c.number("num_experts_per_tok", "top_k_experts"),
@@ -173,11 +172,35 @@ def expert_keys(c: Config) -> dict[str, Any]:
             keys[f"expert_{ours}_forward_length"] = c.number(theirs)
     if c.get("norm_topk_prob") is not None:
         keys["expert_weights_norm"] = bool(c.get("norm_topk_prob"))
-    return keys
+    return keys | by_list(c)
 
 
-_YARN = {"ext_factor": "extrapolation_factor", "attn_factor": "attention_factor",
-         "beta_fast": "beta_fast", "beta_slow": "beta_slow"}  # fmt: skip
+_YARN = {"ext_factor": "extrapolation_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+
+
+def yarn_growth(factor: float, by: float = 1.0) -> float:
+    """The number that YaRN makes of a stretch: 1 for none."""
+    return 1.0 + 0.1 * by * log(factor) if factor > 1 else 1.0
+
+
+def yarn_factor(c: Config) -> float:
+    """By how much YaRN stretches positions."""
+    rope = c.rope
+    given = rope.get("factor")
+    if given is None:
+        given = c.number("max_position_embeddings") / rope["original_max_position_embeddings"]
+    return float(given)
+
+
+def yarn_magnitude(c: Config) -> float:
+    """Of rotated values, by YaRN."""
+    rope, factor = c.rope, yarn_factor(c)
+    if (told := rope.get("attention_factor")) is not None:
+        return float(told)
+    scale, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
+    if scale and all_dims:
+        return yarn_growth(factor, float(scale)) / yarn_growth(factor, float(all_dims))
+    return yarn_growth(factor)
 
 
 def rope_keys(c: Config) -> dict[str, Any]:
@@ -193,12 +216,19 @@ def rope_keys(c: Config) -> dict[str, Any]:
     elif kind == "yarn":
         keys |= {
             "rope.scaling.type": "yarn",
-            "rope.scaling.factor": float(factor),
+            "rope.scaling.factor": yarn_factor(c),
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
         for ours, theirs in _YARN.items():
             if rope.get(theirs) is not None:
                 keys[f"rope.scaling.yarn_{ours}"] = float(rope[theirs])
+        if rope.get("truncate") is False and c.architecture != "GptOssForCausalLM":
+            raise ConvertError(
+                f"{c.path}: truncate: false is not supported, GGUF has no key for it"
+            )
+        magnitude = yarn_magnitude(c) / yarn_growth(yarn_factor(c))
+        if not isclose(magnitude, 1.0):
+            keys["rope.scaling.attn_factor"] = magnitude
     elif kind in ("su", "longrope"):
         keys["rope.scaling.type"] = "longrope"
     elif kind not in ("default", "llama3", "none", "proportional"):

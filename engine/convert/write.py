@@ -52,8 +52,9 @@ def convert(
     source = Checkpoint(directory)
     family = family_of(source.config)
     matrices = _matrix_type(source, out_type)
+    keys = _metadata(source, family, matrices)
     tensors = dict(_tensors(source, family, matrices))
-    metadata = _metadata(source, family, matrices) | vocabulary(source, pre)
+    metadata = keys | vocabulary(source, pre)
     _check(family, metadata, {name: shape for name, (_, shape, _) in tensors.items()}, source)
 
     def written(done: int, total: int, name: str) -> None:

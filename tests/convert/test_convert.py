@@ -31,6 +31,7 @@ NAMES = [
     "llama", "falcon40", "ernie45", "gemma2", "mixtral", "gpt_oss", "dsv3", "glm4moe",
     "qwen3next", "qwen35", "mamba2", "gemma4", "gemma4moe", "gptneox", "opt", "baichuan", "chatglm",
     "minicpm", "ernie45moe", "phi3long", "dsv3fp8", "llamafp8", "qwen3fp8",
+    "dsv3yarn", "dsv2yarn", "qwen2moestep", "qwen3moelist", "ernieinterval", "llamayarn",
 ]  # fmt: skip
 
 
@@ -38,12 +39,41 @@ NAMES = [
 def test_logits_are_transformers(
     checkpoint: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
-    out = tmp_path / "m.gguf"
-    convert(checkpoint(name), out, "f32")
+    convert(checkpoint(name), tmp_path / "m.gguf", "f32")
+    assert error(tmp_path / "m.gguf", name) < 1e-6
+
+
+def error(path: Path, name: str) -> float:
+    """NMSE of a file's logits against those that transformers gave for the checkpoint."""
     want = np.load(DATA / name / "want.npz")
-    found = Model.load(out, k_type=F32, v_type=F32).logits(want["ids"].tolist())[::4]
+    found = Model.load(path, k_type=F32, v_type=F32).logits(want["ids"].tolist())[::4]
     expected = want["logits"]
-    assert ((found - expected) ** 2).sum() / (expected**2).sum() < 1e-6
+    return float(((found - expected) ** 2).sum() / (expected**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("dsv3yarn", {"rope_interleave": True}),
+        ("dsv3yarn", {"mscale": 0.5}),
+        ("dsv3yarn", {"mscale_all_dim": 1.0}),
+        ("dsv2yarn", {"mscale": 0.9}),
+        ("dsv2yarn", {"mscale": None, "mscale_all_dim": None}),
+        ("llamayarn", {"mscale": 0.5}),
+        ("llamayarn", {"attention_factor": 1.5}),
+        ("llamayarn", {"factor": None, "max_position_embeddings": 256}),
+    ],
+)
+def test_the_logits_tell_apart(
+    checkpoint: Callable[[str], Path], tmp_path: Path, name: str, changes: dict[str, Any]
+) -> None:
+    """What a number of the configuration changes is more than the error allowed."""
+    source = checkpoint(name)
+    rope = json.loads((source / "config.json").read_text())["rope_parameters"]
+    new = {k: v for k, v in (rope | changes).items() if v is not None}
+    edit(source / "config.json", rope_parameters=new, **changes)
+    convert(source, tmp_path / "m.gguf", "f32")
+    assert error(tmp_path / "m.gguf", name) > 1e-5
 
 
 def test_types_and_the_command(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
@@ -128,6 +158,10 @@ def edit(path: Path, **changes: Any) -> None:
         ({"hidden_size": 64}, "expected|for|layers"),
         ({"query_pre_attn_scalar": 7, "architectures": ["Gemma2ForCausalLM"]}, "is not head_dim"),
         ({"rope_parameters": {"rope_type": "odd", "rope_theta": 1e4}}, "rope_type 'odd'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
+            "truncate: false is not supported",
+        ),
     ],
 )
 def test_configurations_that_do_not_fit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -38,16 +40,31 @@ def listen(config: ServerConfig) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which says when it listens."""
+    """uvicorn's, which says when it listens. failed: told why it ends by itself."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        ready: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._ready, self._failed = ready, failed
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._unhandled)
         await super().startup(sockets)
         if self.started and not self.should_exit:
             self._ready()
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What nobody caught. uvloop that has no memory to accept a connection accepts neither it
+        nor any after it: they would wait for ever, so the server ends."""
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if isinstance(error, MemoryError) and not {"task", "future", "handle"} & context.keys():
+            self._failed(error)
+            self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets those in work finish; the next one cancels them."""
@@ -77,6 +94,7 @@ def make_server(service: Service, ready: Callable[[], None]) -> Server:
             timeout_graceful_shutdown=max(1, int(config.drain)),
         ),
         ready,
+        lambda error: setattr(service, "failure", error),
     )
     service.ending = lambda: server.should_exit
     return server

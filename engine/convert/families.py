@@ -116,7 +116,7 @@ def _phi3_factors(c: Config) -> Mapping[str, np.ndarray]:
 def _stablelm(c: Config) -> dict[str, Any]:
     return base_keys(c) | {
         "rope.dimension_count": partial_dims(c, 0.25),
-        "use_parallel_residual": bool(c.get("use_parallel_residual", default=True)),
+        "use_parallel_residual": bool(c.get("use_parallel_residual", default=False)),
     }
 
 
@@ -246,6 +246,16 @@ def _ernie_tensors(c: Config, w: Weight) -> Iterable[Weight]:
     return [w.changed(lambda x: x, name=f"{base}.{kind}")]
 
 
+def _stablelm_tensors(c: Config, w: Weight) -> Iterable[Weight]:
+    """A norm before the feed-forward part says in GGUF that it comes after attention; norms of
+    heads, that they are used."""
+    if ".post_attention_layernorm." in w.name and c.get("use_parallel_residual"):
+        return []
+    if not c.get("qk_layernorm") and w.name.endswith(("q_layernorm.weight", "k_layernorm.weight")):
+        return []
+    return [w]
+
+
 def _cohere2_tensors(c: Config, w: Weight) -> Iterable[Weight]:
     if not w.name.endswith(".bias"):
         return [w]
@@ -300,7 +310,7 @@ FAMILIES = (
            shift=1.0, drop=HEAD),
     Family("phi2", ("PhiForCausalLM",), _phi2),
     Family("phi3", ("Phi3ForCausalLM",), _phi3, extra=_phi3_factors),
-    Family("stablelm", ("StableLmForCausalLM",), _stablelm),
+    Family("stablelm", ("StableLmForCausalLM",), _stablelm, _stablelm_tensors),
     Family("starcoder2", ("Starcoder2ForCausalLM",), base_keys),
     Family("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM"), _olmo2),
     Family("cohere2", ("Cohere2ForCausalLM",), _cohere2, _cohere2_tensors),

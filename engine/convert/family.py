@@ -42,7 +42,7 @@ class Weight:
         """Matrices of one shape, one after the other, which are never in memory together."""
         first = parts[0]
         if any((p.shape, p.dtype) != (first.shape, first.dtype) for p in parts):
-            raise ConvertError(f"{name}: experts of several shapes or types")
+            raise ConvertError(f"{name}: parts of several shapes or types")
         shape = (len(parts), *first.shape)
         return cls(name, first.dtype, shape, lambda: np.stack([p.make() for p in parts]),
                    tuple(parts))  # fmt: skip

@@ -143,27 +143,33 @@ def _is_shifted(name: str) -> bool:
 
 # Matrices of experts, each a tensor of its own in most checkpoints.
 _EXPERT = re.compile(r"(.*\.experts)\.(\d{1,5})\.(\w+)\.weight")
+# Norms of heads, likewise.
+_HEADS = re.compile(r"(.*\.[qk]_layernorm)\.norms\.(\d{1,5})\.weight")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def _stacked(source: Checkpoint) -> Iterator[Weight]:
-    """The checkpoint's tensors, those of a layer's experts as stacks."""
-    stacks: dict[tuple[str, str], dict[int, Weight]] = {}
+    """The checkpoint's tensors, those of a layer's experts or heads as stacks."""
+    stacks: dict[str, dict[int, Weight]] = {}
     for name in source.tensors:
-        found = _EXPERT.fullmatch(name)
+        found, head = _EXPERT.fullmatch(name), _HEADS.fullmatch(name)
         if name.endswith(BLOCKS):
             yield mxfp4(name, source)
         elif name.endswith(SCALES) or is_scale(name, source):
             continue
+        elif head is not None:
+            stacks.setdefault(f"{head[1]}.weight", {})[int(head[2])] = _weight(name, source)
         elif found is None:
             yield _weight(name, source)
         else:
-            at = found[1].replace("block_sparse_moe", "mlp"), _MIXTRAL.get(found[3], found[3])
-            stacks.setdefault(at, {})[int(found[2])] = _weight(name, source)
-    for (prefix, part), each in stacks.items():
+            prefix = found[1].replace("block_sparse_moe", "mlp")
+            whole = f"{prefix}.{_MIXTRAL.get(found[3], found[3])}.weight"
+            stacks.setdefault(whole, {})[int(found[2])] = _weight(name, source)
+    for whole, each in stacks.items():
         if sorted(each) != list(range(len(each))):
-            raise ConvertError(f"{source.path}: {prefix}.*.{part}: experts are missing")
-        yield Weight.stack(f"{prefix}.{part}.weight", [each[i] for i in range(len(each))])
+            missing = next(i for i in range(len(each)) if i not in each)
+            raise ConvertError(f"{source.path}: {whole}: number {missing} is missing")
+        yield Weight.stack(whole, [each[i] for i in range(len(each))])
 
 
 def _weight(name: str, source: Checkpoint) -> Weight:

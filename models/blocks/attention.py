@@ -59,7 +59,8 @@ def clamped(at: Site, x: Tensor, name: str) -> Tensor:
 
 def heads(at: Site, x: Tensor, n: int, name: str, norm: Norm) -> Tensor:
     """x [m, n hd] as n heads [m, n, hd], with the norm `attn_{name}_norm` if there is one: over
-    each head, or over all of them together where its weight is that long."""
+    each head, by the weight of all or by its own, or over all of them together where the weight is
+    that long."""
     weight = at.find(f"attn_{name}_norm.weight")
     whole = weight is not None and weight.shape == x.shape[1:]
     if whole:

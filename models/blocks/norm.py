@@ -27,8 +27,10 @@ class Norm:
     def apply(
         self, g: Graph, x: Tensor, w: Tensor, b: Tensor | None, eps: float, name: str
     ) -> Tensor:
-        if self.centred:
+        if self.centred and len(w.shape) == 1:
             return g.layer_norm(x, w, b, eps=eps, name=name)
+        if self.centred:  # a weight for every head
+            return g.mul(g.layer_norm(x, eps=eps, name=f"{name}_each"), w, name=name)
         return g.mul(g.rms_norm(x, eps=eps, name=f"{name}_rms"), w, name=name)
 
     def weights(self, name: str, n: int) -> Iterator[WeightSpec]:

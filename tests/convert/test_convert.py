@@ -32,6 +32,7 @@ NAMES = [
     "qwen3next", "qwen35", "mamba2", "gemma4", "gemma4moe", "gptneox", "opt", "baichuan", "chatglm",
     "minicpm", "ernie45moe", "phi3long", "dsv3fp8", "llamafp8", "qwen3fp8",
     "dsv3yarn", "dsv2yarn", "qwen2moestep", "qwen3moelist", "ernieinterval", "llamayarn",
+    "stablelm12b",
 ]  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def error(path: Path, name: str) -> float:
         ("dsv2yarn", {"mscale": None, "mscale_all_dim": None}),
         ("llamayarn", {"mscale": 0.5}),
         ("llamayarn", {"attention_factor": 1.5}),
+        ("stablelm12b", {"partial_rotary_factor": 0.5}),
         ("llamayarn", {"factor": None, "max_position_embeddings": 256}),
     ],
 )
@@ -270,3 +272,28 @@ def test_layers_that_guess_ahead_are_left_out(
     with GgufFile.open(tmp_path / "m.gguf") as f:
         assert f.metadata["glm4moe.block_count"] == 2
         assert not any(name.startswith("blk.2.") for name in f.tensors)
+
+
+def test_norms_of_heads_are_counted(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    source = checkpoint("stablelm12b")
+    path = source / "model.safetensors"
+    values, data = header(path)
+    name = "model.layers.1.self_attn.q_layernorm.norms.2.weight"
+    write_header(path, {k: v for k, v in values.items() if k != name}, data)
+    with pytest.raises(ConvertError, match=r"layers\.1.*q_layernorm.weight: number 2 is missing"):
+        convert(source, tmp_path / "m.gguf")
+    last = "model.layers.1.self_attn.q_layernorm.norms.3.weight"
+    write_header(path, {k: v for k, v in values.items() if k not in (name, last)}, data)
+    with pytest.raises(ConvertError, match=r"attn_q_norm.weight: \[2, 8\] for \[4, 8\]"):
+        convert(source, tmp_path / "m.gguf")
+
+
+def test_a_parallel_model_has_no_second_norm(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    convert(checkpoint("stablelm12b"), tmp_path / "m.gguf")
+    with GgufFile.open(tmp_path / "m.gguf") as f:
+        assert f.tensors["blk.0.attn_k_norm.weight"].shape == (2, 8)
+        assert f.tensors["blk.0.attn_k_norm.weight"].dtype.name == "f32"
+        assert "blk.0.ffn_norm.weight" not in f.tensors
+        assert f.metadata["stablelm.use_parallel_residual"]

@@ -167,12 +167,6 @@ def test_falcon_may_have_a_second_norm(tmp_path: Path) -> None:
     assert nmse(run(two, IDS), run(one, IDS)) > 1e-4
 
 
-def test_a_form_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "m.gguf", "stablelm", keys={".use_parallel_residual": True})
-    with pytest.raises(ModelError, match=r"stablelm\.use_parallel_residual"):
-        open_model(path)
-
-
 # -- weights that a file holds as one --------------------------------------------------------------
 
 

@@ -10,16 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import subprocess
 
 PART = ".part"  # how the names of unfinished files end
 PATIENCE_S = 1.0  # with others who have the target open, on Windows
-LARGE = 64 << 20  # bytes of a part that is not quickly removed
 LEFT_S = 60.0  # since a part was written to that nobody goes on with, on Windows
-_holders: list[subprocess.Popen[bytes]] = []  # nobody waits for them
 
 
 @contextmanager
@@ -56,29 +50,10 @@ def whole_file(
         if durable:
             _sync_folder(target.parent)
     finally:
-        with _freed_by_another(fd):
-            if fd >= 0:
-                os.close(fd)
-            with suppress(OSError):
-                os.unlink(part)
-
-
-@contextmanager
-def _freed_by_another(fd: int) -> Iterator[None]:
-    """Around the removal of a part. The system frees what a large file has in memory when the last
-    process lets go of it, a third of a second for a gigabyte, and nothing ends that: after Ctrl-C,
-    when somebody waits for the end of this process, another has the file for a moment longer."""
-    if isinstance(sys.exc_info()[1], KeyboardInterrupt) and fd >= 0 and os.name == "posix":
-        import subprocess  # which most runs do without
-
-        with suppress(OSError):  # there may be no such command
-            if os.fstat(fd).st_size >= LARGE:
-                quiet = subprocess.DEVNULL
-                _holders.append(
-                    subprocess.Popen(["sleep", "1"], stdin=quiet, stdout=quiet, stderr=quiet,
-                                     pass_fds=(fd,), start_new_session=True)
-                )  # fmt: skip
-    yield
+        if fd >= 0:
+            os.close(fd)
+        with suppress(OSError):
+            os.unlink(part)
 
 
 def _replace(part: Path, target: Path) -> None:

@@ -121,7 +121,7 @@ class _Transfer:
         """Fetch it, from where an earlier transfer broke off. Raises HubError, and OSError of the
         disk."""
         self.target.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.part, "ab") as f, _alone(f, self.what):
+        with open(self.part, "ab", opener=_not_through_links) as f, _alone(f, self.what):
             told = self._receive(f, self._tag() if f.tell() else "", progress)
             f.flush()
             os.fsync(f.fileno())
@@ -189,6 +189,11 @@ class _Transfer:
             if not data:
                 return
             yield data
+
+
+def _not_through_links(path: str, flags: int) -> int:
+    """A link that somebody else left there would have another file written."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import IO
 
-AT_ONCE = (
-    32 << 20
-)  # bytes: so much is on its way to the disk, and as much again is written meanwhile
+# Bytes: so much is on its way to the disk, and as much again is written meanwhile.
+AT_ONCE = 32 << 20
 
 
 class SyncedMeanwhile:

@@ -12,9 +12,7 @@ import pytest
 from cli_helpers import start
 from tiny_model import write_tiny
 
-from gguflow.engine import files
 from gguflow.engine.backends.cpu import convert as native
-from gguflow.engine.files import whole_file
 from gguflow.engine.gguf.synced import AT_ONCE, SyncedMeanwhile
 from gguflow.engine.graph import dtype_by_name
 from gguflow.engine.requantize import WEIGHTED_SLAB, native_converter
@@ -99,25 +97,3 @@ def test_a_disk_that_fails_meanwhile_is_told(
         with pytest.raises(OSError, match="Input/output"), SyncedMeanwhile(file) as meanwhile:
             for _ in range(n):
                 meanwhile.wrote(AT_ONCE)
-
-
-@pytest.mark.parametrize(("nbytes", "held"), [(files.LARGE, True), (files.LARGE - 1, False)])
-def test_large_parts_are_freed_by_another_process(tmp_path: Path, nbytes: int, held: bool) -> None:
-    n_before = len(files._holders)
-    with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "out") as part:
-        with part.open("wb") as out:
-            out.truncate(nbytes)
-        raise KeyboardInterrupt
-    assert [*tmp_path.iterdir()] == []
-    assert len(files._holders) - n_before == held
-    if held:
-        assert files._holders[-1].wait(30) == 0
-
-
-def test_errors_free_them_here(tmp_path: Path) -> None:
-    n_before = len(files._holders)
-    with pytest.raises(OSError, match="full"), whole_file(tmp_path / "out") as part:
-        with part.open("wb") as out:
-            out.truncate(files.LARGE)
-        raise OSError("full")
-    assert len(files._holders) == n_before

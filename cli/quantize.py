@@ -49,7 +49,7 @@ def add_arguments(p: ArgumentParser) -> None:
                    help="convert quantized tensors too, at a loss of quality")  # fmt: skip
     p.add_argument("--imatrix", metavar="FILE",
                    help="weigh errors by an importance matrix: of gguflow imatrix or "
-                   "llama-imatrix")  # fmt: skip
+                   "llama-imatrix, GGUF or the older .dat")  # fmt: skip
     p.add_argument("--dry-run", action="store_true", help="only say what the sizes would be")
     p.add_argument("-v", "--verbose", action="store_true", help="print every tensor")
 

@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 
 ROWS = 128  # tokens at a time: the inputs of all products of so many are in memory
 _SUMS, _COUNTS = ".in_sum2", ".counts"
-_MAX_NAME = 1 << 10  # bytes, in an old file
+_MAX_NAME = 1 << 12  # bytes, in an old file: of a weight, or of the text's path
+_INT_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
 class Importance:
-    """Of one weight. sums: float64 [matrices, k], of squares. counts: float64 [matrices]."""
+    """Of one weight. sums: float64 [matrices, k], of squares. counts: float64 [matrices].
+
+    Of a file of the older format, a stack of matrices is one: [1, matrices k].
+    """
 
     sums: np.ndarray
     counts: np.ndarray
@@ -41,6 +45,14 @@ class Importance:
         n = self.counts[:, None]
         means = np.divide(self.sums, n, out=np.ones_like(self.sums), where=n > 0)
         return means.astype(np.float32)
+
+    def means_of(self, matrices: int, k: int) -> np.ndarray | None:
+        """The mean squares for a weight of so many matrices, float32 [1 or matrices, k]; None where
+        they are not its own."""
+        means = self.means
+        if means.shape == (1, matrices * k):
+            means = means.reshape(matrices, k)
+        return means if means.shape in ((1, k), (matrices, k)) else None
 
 
 @dataclass(frozen=True)
@@ -191,31 +203,40 @@ def _read_gguf(path: str | os.PathLike[str]) -> ImportanceMatrix:
 
 
 def _read_old(path: Path) -> ImportanceMatrix:
-    """Little-endian: a number of entries; of each a name, calls, values (means times calls); then
-    the number of chunks and the name of the text."""
-    raw, at = path.read_bytes(), 0
+    """Little-endian: a number of entries; of each a name, calls, values (means times calls), those
+    of all matrices of a stack in a row; then, in most files, the number of chunks and the name of
+    the text."""
+    size = path.stat().st_size
+    with path.open("rb") as f:
 
-    def take(n: int) -> bytes:
-        nonlocal at
-        if n < 0 or at + n > len(raw):
-            raise GgufError(str(path), f"byte {at}", f"{n} more bytes", f"{len(raw) - at} left")
-        at += n
-        return raw[at - n : at]
+        def take(n: int) -> bytes:
+            at = f.tell()
+            raw = f.read(n) if n <= size - at else b""
+            if len(raw) != n:
+                raise GgufError(str(path), f"byte {at}", f"{size - at} left", f"{n} more bytes")
+            return raw
 
-    def number(most: int) -> int:
-        (value,) = struct.unpack("<i", take(4))
-        if not 0 <= value <= most:
-            raise GgufError(str(path), f"byte {at - 4}", value, f"0 to {most}")
-        return int(value)
+        def number(least: int, most: int, what: str) -> int:
+            at = f.tell()
+            (value,) = struct.unpack("<i", take(4))
+            if not least <= value <= most:
+                raise GgufError(str(path), f"byte {at}: {what}", value, f"{least} to {most}")
+            return int(value)
 
-    entries: dict[str, Importance] = {}
-    for _ in range(number(1 << 20)):
-        name = take(number(_MAX_NAME)).decode("utf-8", "replace")
-        calls, n = number((1 << 31) - 1), number(1 << 28)
-        values = np.frombuffer(take(4 * n), "<f4").astype(np.float64)
-        entries[name] = Importance(values[None], np.array([max(calls, 1)], np.float64))
-    if at == len(raw):
-        return ImportanceMatrix(entries, (), 0, 0)
-    n_chunks = number((1 << 31) - 1)
-    text = take(number(_MAX_NAME)).decode("utf-8", "replace") if at < len(raw) else ""
-    return ImportanceMatrix(entries, (text,), n_chunks, 0)
+        entries: dict[str, Importance] = {}
+        for _ in range(number(1, 1 << 20, "entries")):
+            at = f.tell()
+            name = take(number(1, _MAX_NAME, "length of a name")).decode("utf-8", "replace")
+            calls = number(0, _INT_MAX, "calls")
+            n = number(1, 1 << 28, "values")
+            if name in entries:
+                raise GgufError(str(path), f"byte {at}: {name}", "a second entry", "one")
+            values = np.frombuffer(take(4 * n), "<f4").astype(np.float64)
+            entries[name] = Importance(values[None], np.array([max(calls, 1)], np.float64))
+        if f.tell() == size:
+            return ImportanceMatrix(entries, (), 0, 0)
+        n_chunks = number(0, _INT_MAX, "chunks")
+        text = ""
+        if f.tell() < size:
+            text = take(number(0, _MAX_NAME, "length of a name")).decode("utf-8", "replace")
+        return ImportanceMatrix(entries, (text,) if text else (), n_chunks, 0)

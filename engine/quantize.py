@@ -135,11 +135,12 @@ def matching(file: GgufFile, importance: ImportanceMatrix) -> dict[str, np.ndarr
         info = file.tensors.get(name)
         if info is None:
             continue
-        means, matrices = entry.means, prod(info.shape[:-2])
-        if means.shape[1] != info.shape[-1] or means.shape[0] not in (1, matrices):
+        matrices, k = prod(info.shape[:-2]), info.shape[-1]
+        means = entry.means_of(matrices, k)
+        if means is None:
             raise GgufError(
-                file.path, f"tensor {show(name)}", f"importance {list(means.shape)}",
-                f"[{matrices}, {info.shape[-1]}]",
+                file.path, f"tensor {show(name)}", f"importance {list(entry.sums.shape)}",
+                f"[{matrices}, {k}]",
             )  # fmt: skip
         found[name] = means
     if not found:

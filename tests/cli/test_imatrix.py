@@ -78,6 +78,68 @@ def test_the_old_format(tmp_path: Path) -> None:
         read_imatrix(path)
 
 
+INT = struct.pack("<i", -1)
+
+
+@pytest.mark.parametrize(
+    ("at", "raw", "message"),
+    [
+        (0, struct.pack("<i", 0), "byte 0: entries: found 0"),
+        (0, INT, "byte 0: entries: found -1"),
+        (0, struct.pack("<i", 3), "byte 53: found 1 left, expected 4 more bytes"),
+        (4, struct.pack("<i", 1 << 30), "byte 4: length of a name"),
+        (4, struct.pack("<i", 0), "byte 4: length of a name"),
+        (9, INT, "byte 9: calls"),
+        (13, struct.pack("<i", 1 << 28), "byte 17: found 37 left, expected 1073741824 more bytes"),
+        (13, struct.pack("<i", 0), "byte 13: values"),
+        (17, struct.pack("<f", float("nan")), "a: found sums that are negative or no numbers"),
+        (29, b"a", "byte 25: a: found a second entry"),
+        (42, INT, "byte 42: chunks"),
+        (46, struct.pack("<i", 5), "byte 50: found 4 left, expected 5 more bytes"),
+    ],
+)
+def test_damage_to_the_old_format(tmp_path: Path, at: int, raw: bytes, message: str) -> None:
+    whole = old_file({"a": (2, [2.0, 4.0]), "b": (1, [3.0])})
+    path = tmp_path / "i.dat"
+    path.write_bytes(whole[:at] + raw + whole[at + len(raw) :])
+    with pytest.raises(GgufError, match=message):
+        read_imatrix(path)
+
+
+def test_the_old_format_may_end_early(tmp_path: Path) -> None:
+    path = tmp_path / "i.dat"
+    raw = old_file({"a.weight": (2, [2.0, 4.0])})
+    for end, chunks, texts in ((-12, 0, ()), (-8, 7, ()), (None, 7, ("text",))):
+        path.write_bytes(raw[:end])
+        found = read_imatrix(path)
+        assert (found.n_chunks, found.datasets) == (chunks, texts)
+        assert list(found.entries) == ["a.weight"]
+
+
+def test_experts_of_the_old_format(call: Call, tmp_path: Path) -> None:
+    """All experts of a weight are in one row there; what is made of it is the same."""
+    path = write_tiny(tmp_path / "m.gguf", "qwen3moe")
+    found = measure(Model.load(path), CHUNKS, "ids")
+    new, old = tmp_path / "i.gguf", tmp_path / "i.dat"
+    write_imatrix(new, found)
+    means = {name: e.means for name, e in read_imatrix(new).entries.items()}
+    old.write_bytes(old_file({name: (1, m.reshape(-1).tolist()) for name, m in means.items()}))
+    made = []
+    for matrix in (new, old):
+        out = tmp_path / f"{matrix.name}.out"
+        args = "quantize", "--imatrix", str(matrix), str(path), str(out), "IQ4_NL"
+        assert call(*args)[0] == 0
+        with GgufFile.open(out) as f:
+            assert f.tensors["blk.0.ffn_up_exps.weight"].dtype.name == "iq4_nl"
+            made.append({name: bytes(f.data(name)) for name in f.tensors})
+    assert made[0] == made[1]
+    plain = tmp_path / "plain.out"
+    assert call("quantize", str(path), str(plain), "IQ4_NL")[0] == 0
+    with GgufFile.open(plain) as f:
+        name = "blk.0.ffn_up_exps.weight"
+        assert bytes(f.data(name)) != made[1][name]
+
+
 def test_quantizing_with_it(call: Call, model: Path, tmp_path: Path) -> None:
     text, matrix = tmp_path / "t.txt", tmp_path / "i.gguf"
     text.write_text("!\"#$%&'()*+,-./0123456789" * 40)

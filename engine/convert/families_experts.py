@@ -17,6 +17,7 @@ from .family import (
     base_keys,
     fused_experts,
     partial_dims,
+    rope_number,
     text_only,
     yarn_factor,
     yarn_growth,
@@ -111,10 +112,10 @@ def _latent_yarn(c: Config) -> dict[str, float]:
     """In GGUF, the magnitude of rotated values multiplies all scores once more, by its square; what
     the logarithm of the stretch is multiplied by, makes up for it."""
     magnitude, factor = yarn_magnitude(c), yarn_factor(c)
-    all_dims = float(c.rope.get("mscale_all_dim") or 0.0)
+    all_dims = rope_number(c, "mscale_all_dim") or 0.0
     if factor == 1.0:
         return {}
-    grown = yarn_growth(factor, all_dims) / magnitude
+    grown = yarn_growth(factor, all_dims) / magnitude if magnitude else 1.0
     if factor < 1 or isclose(grown, 1.0):  # no such number, or one that means another thing
         raise ConvertError(
             f"{c.path}: mscale {c.rope.get('mscale')} with mscale_all_dim {all_dims} is not "

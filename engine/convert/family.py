@@ -183,23 +183,36 @@ def yarn_growth(factor: float, by: float = 1.0) -> float:
     return 1.0 + 0.1 * by * log(factor) if factor > 1 else 1.0
 
 
+def rope_number(c: Config, name: str) -> float | None:
+    """A number about rotation, None where there is none. Raises ConvertError for what is no number,
+    and for one below zero."""
+    value = c.rope.get(name)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < 1e9:
+        raise ConvertError(f"{c.path}: {name} is {value!r}, expected a number from 0 on")
+    return float(value)
+
+
 def yarn_factor(c: Config) -> float:
     """By how much YaRN stretches positions."""
-    rope = c.rope
-    given = rope.get("factor")
+    given = rope_number(c, "factor")
     if given is None:
-        given = c.number("max_position_embeddings") / rope["original_max_position_embeddings"]
-    return float(given)
+        old = rope_number(c, "original_max_position_embeddings")
+        given = c.number("max_position_embeddings") / old if old else 0.0
+    if not given > 0:
+        raise ConvertError(f"{c.path}: factor is {given!r}, expected a number above 0")
+    return given
 
 
 def yarn_magnitude(c: Config) -> float:
     """Of rotated values, by YaRN."""
-    rope, factor = c.rope, yarn_factor(c)
-    if (told := rope.get("attention_factor")) is not None:
-        return float(told)
-    scale, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
+    factor = yarn_factor(c)
+    if (told := rope_number(c, "attention_factor")) is not None:
+        return told
+    scale, all_dims = rope_number(c, "mscale"), rope_number(c, "mscale_all_dim")
     if scale and all_dims:
-        return yarn_growth(factor, float(scale)) / yarn_growth(factor, float(all_dims))
+        return yarn_growth(factor, scale) / yarn_growth(factor, all_dims)
     return yarn_growth(factor)
 
 
@@ -220,8 +233,8 @@ def rope_keys(c: Config) -> dict[str, Any]:
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
         for ours, theirs in _YARN.items():
-            if rope.get(theirs) is not None:
-                keys[f"rope.scaling.yarn_{ours}"] = float(rope[theirs])
+            if (number := rope_number(c, theirs)) is not None:
+                keys[f"rope.scaling.yarn_{ours}"] = number
         if rope.get("truncate") is False and c.architecture != "GptOssForCausalLM":
             raise ConvertError(
                 f"{c.path}: truncate: false is not supported, GGUF has no key for it"

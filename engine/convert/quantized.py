@@ -47,7 +47,7 @@ def quantization(q: Any, path: Path) -> Quantization:
         if q.get("transform_config"):
             raise refused("transform_config", q["transform_config"])
         sparsity = q.get("sparsity_config") or {}
-        if sparsity and sparsity.get("format") != "dense":
+        if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
             raise refused("sparsity_config", sparsity)
         blocks = [_compressed(group, refused) for group in _groups(q, refused)]
         block = next((b for b in blocks if b), None)

@@ -176,6 +176,33 @@ def test_configurations_that_do_not_fit(
     assert not (tmp_path / "m.gguf").exists()
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0,
+        "original_max_position_embeddings": 16}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"factor": 0}, "factor is 0.0, expected a number above 0"),
+        ({"factor": "8"}, "factor is '8'"),
+        ({"factor": None, "original_max_position_embeddings": 0}, "factor is 0.0"),
+        ({"mscale": [1]}, r"mscale is \[1\]"),
+        ({"mscale_all_dim": -1, "mscale": 1}, "mscale_all_dim is -1"),
+        ({"attention_factor": True}, "attention_factor is True"),
+        ({"beta_fast": float("nan")}, "beta_fast is nan"),
+        ({"attention_factor": 0}, "is not supported, GGUF has no keys for it"),
+        ({"mscale": 2.0, "mscale_all_dim": 0.0, "attention_factor": 1.0}, "GGUF has no keys for"),
+    ],
+)
+def test_stretches_that_are_none(
+    checkpoint: Callable[[str], Path], tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    source = checkpoint("dsv3yarn")
+    edit(source / "config.json", rope_parameters=YARN | changes)
+    with pytest.raises(ConvertError, match=f"config.json: .*{message}"):
+        convert(source, tmp_path / "m.gguf")
+
+
 def header(path: Path) -> tuple[dict[str, Any], bytes]:
     raw = path.read_bytes()
     n = int.from_bytes(raw[:8], "little")

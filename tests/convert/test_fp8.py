@@ -113,6 +113,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
         (compressed() | {"format": "pack-quantized"}, "format 'pack-quantized'"),
         (compressed() | {"transform_config": {"a": 1}}, "transform_config"),
         (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+        (compressed() | {"sparsity_config": [2]}, r"sparsity_config \[2\]"),
         (compressed() | {"config_groups": None}, "config_groups None"),
         (compressed() | {"config_groups": {"a": {}}}, "weights None"),
     ],

@@ -64,39 +64,6 @@ def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
     return ids
 
 
-def chat_ids(
-    model: Model,
-    messages: Sequence[Mapping[str, object]],
-    tools: Sequence[Mapping[str, object]] | None,
-    template: str | None,
-    variables: Mapping[str, object] | None,
-) -> list[int]:
-    """The prompt of a conversation. template: instead of the model's own. Raises ChatTemplateError,
-    and TypeError for messages that are none."""
-    if isinstance(messages, str | bytes | Mapping):
-        raise TypeError("messages is a list of mappings with role and content")
-    if template is not None and not isinstance(template, str):
-        raise TypeError(f"template {template!r}: expected a format's name or a jinja2 template")
-    if tools is not None and (
-        isinstance(tools, str | bytes | Mapping) or not all(isinstance(t, Mapping) for t in tools)
-    ):
-        raise TypeError("tools is a list of mappings, as OpenAI's API has them")
-    from gguflow.models.chat import ChatTemplate, check_variables  # jinja2: not for plain text
-    from gguflow.models.chat_tools import shows_tools, told_of_tools
-
-    check_variables(variables or {})
-    form = model.chat_template
-    if template is not None:
-        form = ChatTemplate.for_model(model.source.metadata, model.tokenizer, template)
-    given = {"tools": tools, **(variables or {})}
-    are_messages = all(isinstance(m, Mapping) for m in messages)  # else the template says so
-    if tools and are_messages and not shows_tools(form.source):
-        messages, given = told_of_tools(messages, tools), {**given, "tools": None}
-    ids = form.encode(model.tokenizer, messages, True, **given)
-    model.check_prompt(ids)
-    return ids
-
-
 def ask(
     model: Model,
     ids: Sequence[int],
@@ -153,9 +120,11 @@ def _names() -> str:
     return ", ".join([*sorted(own), *SamplerFields.__annotations__])
 
 
-def stream(session: Session, asked: Asked) -> Iterator[Piece]:
-    """The pieces of one generation on a session."""
-    pieces = Pieces(StoppingText(session.model.tokenizer.stream(), asked.stops))
+def stream(
+    session: Session, asked: Asked, show: frozenset[int] = frozenset()
+) -> Iterator[Piece]:  # fmt: skip
+    """The pieces of one generation on a session. show: control tokens whose text shows."""
+    pieces = Pieces(StoppingText(session.model.tokenizer.stream(show=show), asked.stops))
     timings = Timings()
     finish: FinishReason = "length"
     choices = session.choices(asked.request, timings)

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.chat import answer, chat_prompt
 from gguflow.engine.compile import Plan, summary
 from gguflow.engine.devices import Devices
 from gguflow.engine.generate import (
     Asked,
     GenerateOptions,
     ask,
-    chat_ids,
     embed,
     prompt_ids,
     session_of,
@@ -386,8 +386,8 @@ class Model:
         prompt: text, or token ids taken as they are. max_tokens: -1 for until the model ends or the
         context is full. session: another one of this model's. options: fields of `SamplerSettings`
         (temperature, ...), stop, logprobs, logit_bias, logits_processor, as in `GenerateOptions`.
-        Raises ContextError when the prompt does not fit, TypeError and
-        ValueError for arguments that cannot be used, and what a processor raises.
+        Raises ContextError when the prompt does not fit, TypeError and ValueError for arguments
+        that cannot be used, and what a processor raises.
 
             for piece in model.generate("Once", max_tokens=20, stop=["end"], logprobs=3, seed=1):
                 print(piece, piece.ids, piece.logprobs)
@@ -437,7 +437,8 @@ class Model:
         session: Session | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Iterator[Piece]:
-        """Answer a conversation in the model's own format; pieces as in `generate`.
+        """Answer a conversation in the model's own format; pieces as in `generate`, each of one
+        `kind`, and with the last one the `message`: content, reasoning and calls apart.
 
         messages: mappings with role and content. tools: as OpenAI's API has them; where the
         template has no place for them they are told in the system message. template: a well-known
@@ -445,9 +446,9 @@ class Model:
         Raises ChatTemplateError, besides what `generate` does.
         """
         self.check_open()
-        ids = chat_ids(self, messages, tools, template, template_variables)
-        asked = ask(self, ids, max_tokens, settings, True, **options)
-        return stream(session_of(self, session), asked)
+        prompt = chat_prompt(self, messages, tools, template, template_variables)
+        asked = ask(self, prompt.ids, max_tokens, settings, True, **options)
+        return answer(session_of(self, session), asked, prompt)
 
     def embed(
         self, texts: Prompt | Sequence[Prompt], pooling: Pooling = POOLINGS[0],

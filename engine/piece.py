@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from gguflow.engine.message import ChatMessage
 from gguflow.engine.serving.host_sampling import Choice
 from gguflow.engine.serving.request import Ranked
 from gguflow.engine.text import StoppingText
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+PieceKind = Literal["content", "reasoning", "tool_call"]
 
 
 @dataclass
@@ -42,7 +44,12 @@ class Piece(str):
     ids: the tokens that made it, those of text that was held back included. logprobs,
     top_logprobs: of each of them, where they were asked for. finish_reason: None but in the last
     piece, whose text is often empty: "stop" for a stop token or string, "length" for max_tokens or
-    a full context. timings: with the last piece.
+    a full context, "tool_calls" where an answer that stopped by itself calls functions. timings:
+    with the last piece.
+
+    kind: what the text is, in answers of `Model.chat`; None for what only stands around: marks such
+    as <think>, and blank lines beside them. message: with the last piece of such an answer, all of
+    it taken apart.
     """
 
     ids: tuple[int, ...]
@@ -50,6 +57,8 @@ class Piece(str):
     top_logprobs: tuple[Ranked, ...]
     finish_reason: FinishReason | None
     timings: Timings | None
+    kind: PieceKind | None
+    message: ChatMessage | None
 
     def __new__(
         cls,
@@ -59,11 +68,14 @@ class Piece(str):
         top_logprobs: Sequence[Ranked] = (),
         finish_reason: FinishReason | None = None,
         timings: Timings | None = None,
+        kind: PieceKind | None = None,
+        message: ChatMessage | None = None,
     ) -> Piece:
         piece = super().__new__(cls, text)
         piece.ids, piece.logprobs = tuple(ids), tuple(logprobs)
         piece.top_logprobs = tuple(top_logprobs)
         piece.finish_reason, piece.timings = finish_reason, timings
+        piece.kind, piece.message = kind, message
         return piece
 
     @property

@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import re
-from uuid import uuid4
 
-from .chat_text import Held, Text, longest_start
-from .chat_tools import CallDelta, ToolCall, named_call
+from .chat_text import Held, Markup, Text, longest_start, markup
+from .chat_tools import CallDelta, ToolCall, named_call, new_call_id
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -18,7 +17,7 @@ HARMONY_MARKERS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.\-]+)")
 
 
-HarmonyPart = Text | ToolCall | CallDelta
+HarmonyPart = Text | Markup | ToolCall | CallDelta
 
 
 class HarmonyParser:
@@ -47,11 +46,11 @@ class HarmonyParser:
     def push(self, text: str) -> list[HarmonyPart]:
         self._waiting += text
         parts: list[HarmonyPart] = []
-        while self._in_message(parts) if self._in_text else self._in_header():
+        while self._in_message(parts) if self._in_text else self._in_header(parts):
             self._first = False
         return parts
 
-    def finish(self) -> list[HarmonyPart]:
+    def finish(self, cut: bool = False) -> list[HarmonyPart]:
         parts: list[HarmonyPart] = []
         if self._in_text:
             self._message(self._waiting, True, parts)
@@ -60,7 +59,7 @@ class HarmonyParser:
         self._waiting = ""
         return [*parts, *self._held.finish()]
 
-    def _in_header(self) -> bool:
+    def _in_header(self, parts: list[HarmonyPart]) -> bool:
         said = self._waiting.lstrip()
         if self._first and said and said[0] != "<" and _CHANNEL not in self._header:
             self._header, self._in_text = _CHANNEL + "final", True  # an answer without a header
@@ -69,6 +68,7 @@ class HarmonyParser:
         if not found:
             return False
         self._header, self._in_text, self._waiting = self._header + head, True, rest
+        parts += markup(head + found, calls=self._recipient() is not None)
         return True
 
     def _in_message(self, parts: list[HarmonyPart]) -> bool:
@@ -84,7 +84,7 @@ class HarmonyParser:
         self._message(text[:at], True, parts)
         self._waiting = text[at + len(end) :]
         self._header, self._in_text, self._in_call = "", False, False
-        self._held.end_of_section()
+        parts += self._held.end_of_section(end)
         return True
 
     def _recipient(self) -> str | None:
@@ -97,14 +97,15 @@ class HarmonyParser:
             if not self._in_call:
                 self._in_call = True
                 self.n_calls += 1
-                parts.append(CallDelta(self.n_calls - 1, f"call_{uuid4().hex[:24]}", name))
+                parts.append(CallDelta(self.n_calls - 1, new_call_id(), name))
             if text:
                 parts.append(CallDelta(self.n_calls - 1, arguments=text))
             return
         if whole and name:
             try:
-                parts.append(named_call(name, text))
+                call = named_call(name, text)
+                parts += [*markup(text, calls=True), call]
                 return
-            except ValueError:
+            except (ValueError, RecursionError):
                 pass
         parts += self._held.push("reasoning" if "analysis" in self._header else "content", text)

@@ -5,27 +5,27 @@
     stream = tokenizer.stream(show=form.marker_ids(tokenizer))
     for token in tokens:
         for part in parser.push(stream.push(token)):
-            ...                       # Text("reasoning" | "content", text) or ToolCall
+            ...                       # Text("reasoning" | "content", text), Markup or ToolCall
     parts = parser.push(stream.flush()) + parser.finish()
 
 Text is passed on as soon as it cannot be the beginning of a marker. A tool call comes in one piece,
-when it is complete; text that looks like one and cannot be read as one is content, so nothing the
-model says is lost.
+when it is complete, behind its text; text that looks like one and cannot be read as one is content,
+so nothing the model says is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from . import chat_tools
 from .chat_harmony import HARMONY_MARKERS, HarmonyParser
-from .chat_text import Held, Kind, Text, longest_start
+from .chat_text import Held, Kind, Markup, Text, longest_start, markup
 from .chat_tools import CallDelta, ReadCalls, ToolCall
 from .tokenizer import Tokenizer
 
-Part = Text | ToolCall | CallDelta
+Part = Text | Markup | ToolCall | CallDelta
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Parser(Protocol):
     def push(self, text: str) -> list[Part]:
         """The parts that more text completes."""
 
-    def finish(self) -> list[Part]:
-        """What is left when the answer has ended."""
+    def finish(self, cut: bool = False) -> list[Part]:
+        """What is left when the answer has ended. cut: not by the model's own will, so a call that
+        was not closed is none, though what there is of it could be read."""
 
 
 def _thinking(open: str, close: str) -> Section:
@@ -89,6 +90,8 @@ _KNOWN: tuple[tuple[tuple[str, ...], tuple[Section, ...]], ...] = (
              chat_tools.kimi_calls),)),
     (("<|python_tag|>",), (_tools("<|python_tag|>", None, chat_tools.json_calls),)),
 )  # fmt: skip
+# Calls of models that were told of tools in words, and of those whose own form is not known.
+_TOLD = _tools("<tool_call>", "</tool_call>", chat_tools.json_calls)
 # Of parts that are read within a section, to be shown by the tokenizer though they are markup.
 _INNER = ("[ARGS]", "[CALL_ID]", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
           "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
@@ -117,6 +120,23 @@ class ChatForm:
         bare = "<|python_tag|>" in template or '{"name": function name, "parameters"' in template
         return cls(tuple(found.values()), bare)
 
+    def with_calls(self, told: bool = False) -> ChatForm:
+        """The same, with calls in tags where it has no form of its own, and where tools were told
+        in words (`chat_tools.told_of_tools`)."""
+        if not told and (self.harmony or self.bare or self._calls):
+            return self
+        others = (s for s in self.sections if s.kind != "tools")
+        return replace(self, sections=(*others, _TOLD), bare=False)
+
+    @property
+    def _calls(self) -> tuple[Section, ...]:
+        return tuple(s for s in self.sections if s.kind == "tools")
+
+    @property
+    def short_ids(self) -> bool:
+        """Whether the template wants short names of calls."""
+        return any(s.open == "[TOOL_CALLS]" for s in self.sections)
+
     @property
     def thinks(self) -> bool:
         """Whether there may be reasoning."""
@@ -142,26 +162,33 @@ class ChatForm:
         ids = (tokenizer.id_of(text) for text in texts)
         return frozenset(i for i in ids if i is not None)
 
-    def parser(self, prompt: str = "", tools: bool = True) -> Parser:
+    def parser(
+        self, prompt: str = "", tools: bool = True, names: Collection[str] | None = None
+    ) -> Parser:
         """A parser of one answer. prompt: the text that the answer continues, which may have opened
-        the thinking already. tools: whether calls are looked for."""
+        the thinking already. tools: whether calls are looked for. names: of the functions there
+        are; a bare object that names none of them is an answer in JSON."""
         if self.harmony:
             return HarmonyParser(prompt, tools)
         sections = [s for s in self.sections if tools or s.kind != "tools"]
-        return SectionParser(sections, self.bare and tools, self.opened(prompt))
+        return SectionParser(sections, self.bare and tools, self.opened(prompt), names)
 
 
 class SectionParser:
     """Sections between markers, in any order; what is outside of them is content."""
 
     def __init__(
-        self, sections: Iterable[Section], bare: bool = False, opened: Section | None = None
+        self,
+        sections: Iterable[Section],
+        bare: bool = False,
+        opened: Section | None = None,
+        names: Collection[str] | None = None,
     ) -> None:
         self._sections = list(sections)
         self._opens = {s.open: s for s in self._sections}
         # An answer may close thinking that nobody saw opened.
         self._strays = {c for s in self._sections if s.kind == "reasoning" for c in s.closes}
-        self._bare = bare
+        self._bare, self._names = bare, names
         self._section = opened
         self._held = Held()
         self._waiting = ""  # text that may be the beginning of a marker, or a section of tools
@@ -178,14 +205,17 @@ class SectionParser:
             pass
         return parts
 
-    def finish(self) -> list[Part]:
+    def finish(self, cut: bool = False) -> list[Part]:
         parts: list[Part] = []
         while self._step(parts, final=True):
             pass
-        if self._section is not None and self._section.kind == "tools":
-            self._calls(self._section, self._waiting, "", parts)
+        section = self._section
+        if section is not None and section.kind == "tools" and not (cut and section.closes):
+            self._calls(section, self._waiting, "", parts)
+        elif section is not None and section.kind == "tools":
+            parts += self._held.push("content", section.open + self._waiting)
         elif self._bare and not self._said:
-            self._calls(Section("", (), "tools", chat_tools.json_calls), self._waiting, "", parts)
+            self._calls(Section("", (), "tools", self._bare_calls), self._waiting, "", parts)
         else:
             self._say(self._waiting, parts)
         self._waiting = ""
@@ -211,8 +241,10 @@ class SectionParser:
             self._calls(section, text[:at], marker, parts)
         else:
             self._say(text[:at], parts)
-        self._held.end_of_section()
         self._section = self._opens.get(marker) if section is None else None
+        # The markers of calls go with the calls, or with the text that is none.
+        of_calls = "tools" in (section and section.kind, self._section and self._section.kind)
+        parts += self._held.end_of_section("" if of_calls else marker)
         return True
 
     def _say(self, text: str, parts: list[Part]) -> None:
@@ -222,9 +254,18 @@ class SectionParser:
 
     def _calls(self, section: Section, text: str, close: str, parts: list[Part]) -> None:
         assert section.read is not None
+        written = section.open + text + close
         try:
             calls = section.read(text)
-        except ValueError:
-            parts += self._held.push("content", section.open + text + close)
+        except (ValueError, RecursionError):
+            parts += self._held.push("content", written)
             return
-        parts += calls
+        parts += [*markup(written, calls=True), *calls]
+
+    def _bare_calls(self, text: str) -> list[ToolCall]:
+        """Raises ValueError for calls of functions that there are not: an object with a name may
+        as well be an answer."""
+        calls = chat_tools.json_calls(text)
+        if self._names is not None and not all(c.name in self._names for c in calls):
+            raise ValueError("no function is called so")
+        return calls

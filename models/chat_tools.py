@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,17 @@ class CallDelta:
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+def new_call_id(short: bool = False) -> str:
+    """A name for a call that the model gave none. short: nine letters, as Mistral's templates ask
+    for."""
+    if short:
+        return "".join(secrets.choice(_LETTERS) for _ in range(9))
+    return f"call_{uuid4().hex[:24]}"
 
 
 # The text of one section -> its calls. Raises ValueError for text that is no call.
@@ -59,18 +73,27 @@ def _of_object(value: Any) -> ToolCall:
 def _loads(text: str) -> Any:
     """JSON that a model wrote. Raises ValueError, also for what is nested too deep to read."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except RecursionError as e:
         raise ValueError(str(e)) from None
 
 
+def _no_number(name: str) -> float:
+    raise ValueError(f"JSON has no {name}")
+
+
 def _dumps(arguments: dict[str, Any]) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
+    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a character, which was written as \ud800
+        return json.dumps(arguments)
+    return text
 
 
 def json_calls(text: str) -> list[ToolCall]:
     """One object, an array of them, or several after each other."""
-    decoder, calls, at = json.JSONDecoder(), [], 0
+    decoder, calls, at = json.JSONDecoder(parse_constant=_no_number), [], 0
     text = text.strip().removesuffix(";").rstrip()
     while at < len(text):
         value, at = decoder.raw_decode(text, at)

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gguflow.models.chat import ChatTemplate, ChatTemplateError
+from gguflow.models.chat import ChatTemplateError
+from gguflow.models.chat_history import in_words, rendered
 from gguflow.models.chat_tools import told_of_tools
 
 from .errors import refused
@@ -41,7 +42,7 @@ def chat_messages(
                               "arguments": _arguments(c.function.arguments, i, j)}}
                 for j, c in enumerate(m.tool_calls)
             ]  # fmt: skip
-        out.append(given if form.native else _told(given, form))
+        out.append(given if form.native else in_words(given))
     if tools and not form.native:
         out = _with_instructions(out, form, tools)
     return out
@@ -61,21 +62,6 @@ def _arguments(text: str, i: int, j: int) -> Any:
     except (ValueError, RecursionError):
         field = f"messages.{i}.tool_calls.{j}.function.arguments"
         raise refused(field, "not JSON") from None
-
-
-def _told(message: dict[str, Any], form: ToolFormat) -> dict[str, Any]:
-    """Calls and results as text, for templates that know neither."""
-    calls = message.pop("tool_calls", None)
-    if calls:
-        pieces = [
-            c["function"]["name"] + form.mid + json.dumps(c["function"]["arguments"]) for c in calls
-        ]
-        text = form.first + form.separator.join(pieces) + form.last
-        message["content"] = (message["content"] + "\n" + text).strip()
-    if message["role"] == "tool":
-        message["role"] = "user"
-        message["content"] = f"<tool_response>\n{message['content']}\n</tool_response>"
-    return message
 
 
 def _with_instructions(
@@ -114,35 +100,12 @@ def chat_ids(
     check_size(loaded, size, "messages")
     try:
         prompts = add_generation_prompt and not continue_final_message
-        text = _rendered(template, given, prompts, tools=shown, **extra)
+        text = rendered(template, given, prompts, tools=shown, **extra)
         if continue_final_message:
             text = _continued(text, str(given[-1]["content"]))
         return template.ids(loaded.tokenizer, text), text
     except ChatTemplateError as error:
         raise refused("messages", str(error), "template_error") from None
-
-
-def _rendered(
-    template: ChatTemplate, messages: list[dict[str, Any]], prompts: bool, **extra: Any
-) -> str:
-    """The template's text. Some want the arguments of calls as JSON, others as objects."""
-    try:
-        return template.render(messages, prompts, **extra)
-    except ChatTemplateError:
-        if not any(m.get("tool_calls") for m in messages):
-            raise
-        written = [
-            {**m, "tool_calls": [_with_text(c) for c in m["tool_calls"]]}
-            if m.get("tool_calls") else m
-            for m in messages
-        ]  # fmt: skip
-        return template.render(written, prompts, **extra)
-
-
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    text = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": text}}
 
 
 def _continued(text: str, last: str) -> str:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import secrets
-import string
 from collections.abc import Mapping
-from uuid import uuid4
 
-from gguflow.models.chat_tools import CallDelta
+from gguflow.models.chat_tools import CallDelta, new_call_id
 
 from .formats import COUNT, ToolFormat
 from .readers import Kinds, Reader, overlap, reader
 
-_SHORT = string.ascii_letters + string.digits
 _NAME = re.compile(r"[\w.\-]*")
 _NOTHING: Mapping[str, Kinds] = {}
 
@@ -110,10 +106,8 @@ class CallParser:
 
     def _id(self, name: str) -> str:
         ids = self._form.ids
-        if ids == "short":
-            return "".join(secrets.choice(_SHORT) for _ in range(9))
-        if ids == "long":
-            return f"call_{uuid4().hex[:24]}"
+        if ids in ("short", "long"):
+            return new_call_id(short=ids == "short")
         return ids.format(name=name, number=self._number)
 
     def _take_arguments(self, deltas: list[CallDelta]) -> None:

@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gguflow.engine.gguf.errors import GgufError as GgufError
+    from gguflow.engine.message import ChatMessage as ChatMessage
+    from gguflow.engine.message import ToolCall as ToolCall
     from gguflow.engine.model import Model as Model
     from gguflow.engine.options import OptionError as OptionError
     from gguflow.engine.options import Options as Options
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "AsyncEngine": "engine.serving.aio",
+    "ChatMessage": "engine.message",
     "ChatTemplate": "models.chat",
     "ChatTemplateError": "models.chat",
     "ContextError": "engine.prompt",
@@ -63,6 +66,7 @@ _MODULES = {
     "Timings": "engine.piece",
     "Token": "engine.serving.request",
     "Tokenizer": "models.tokenizer",
+    "ToolCall": "engine.message",
 }
 __all__ = [*_MODULES, "__version__"]
 

@@ -19,7 +19,7 @@ from tiny_model import write_tiny
 
 import gguflow
 from gguflow import ContextError, Model, ModelError, OptionError, Options, SamplerSettings
-from gguflow.engine.generate import chat_ids
+from gguflow.engine.chat import chat_prompt
 from gguflow.engine.options import OptionFields
 from gguflow.engine.sampling import GREEDY, SamplerFields
 from gguflow.engine.session_file import SessionFileError
@@ -185,12 +185,13 @@ def test_tools_are_told_where_a_template_shows_none(model: Model) -> None:
     said = [{"role": "user", "content": "hi"}]
     # The tiny vocabulary has no newline.
     for first in ([], [{"role": "system", "content": "Brief"}]):
-        ids = chat_ids(model.with_options(n_ctx=2000), [*first, *said], [tool], "plain", None)
-        text = model.tokenizer.decode(ids)
+        long = model.with_options(n_ctx=2000)
+        prompt = chat_prompt(long, [*first, *said], [tool], "plain", None)
+        text = model.tokenizer.decode(prompt.ids)
         assert '"weather"' in text and text.endswith("User: hiAssistant:")
         assert text.startswith("BriefYou can call" if first else "You can call")
-    shown = chat_ids(model, said, [tool], "{{ tools[0].function.name }}", None)
-    assert model.tokenizer.decode(shown) == "weather"
+    shown = chat_prompt(model, said, [tool], "{{ tools[0].function.name }}", None)
+    assert model.tokenizer.decode(shown.ids) == "weather"
 
 
 def test_the_type_of_the_cache_by_name(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gguflow.models.chat_parts import ChatForm, Part, ToolCall
-from gguflow.models.chat_text import Text
+from gguflow.models.chat_text import Markup, Text
 
 QWEN = "<think> </think> <tool_call> {}"
 CALL = {"city": "Paris", "days": 2}
@@ -17,7 +17,7 @@ CALL = {"city": "Paris", "days": 2}
 def joined(parts: list[Part]) -> list[Any]:
     """Texts of one kind that follow each other as one; calls as (name, arguments, id)."""
     found: list[Any] = []
-    for p in parts:
+    for p in (p for p in parts if not isinstance(p, Markup)):
         if isinstance(p, ToolCall):
             found.append((p.name, json.loads(p.arguments), p.id))
         elif found and isinstance(found[-1], list) and found[-1][0] == p.kind:
@@ -33,7 +33,11 @@ def parsed(form: ChatForm, answer: str, size: int, prompt: str = "", tools: bool
     parts: list[Part] = []
     for i in range(0, len(answer), size):
         parts += parser.push(answer[i : i + size])
-    return joined([*parts, *parser.finish()])
+    parts += parser.finish()
+    # Calls stand behind their text: no character is lost, and none comes twice.
+    assert "".join(p.text for p in parts if isinstance(p, Text | Markup)) == answer
+    assert tools or not any(isinstance(p, ToolCall) for p in parts)
+    return joined(parts)
 
 
 ARGS = json.dumps(CALL)
@@ -102,6 +106,44 @@ CASES = {
 def test_parts_do_not_depend_on_how_text_is_cut(name: str, size: int) -> None:
     template, answer, expected = CASES[name]
     assert parsed(ChatForm.of(template), answer, size) == expected
+
+
+@pytest.mark.parametrize(
+    "deep", ["[" * 200_000, '{"name": "a", "arguments": {"x": ' + "[" * 200_000]
+)
+def test_what_is_nested_too_deep_is_content(deep: str) -> None:
+    for template, text in ((QWEN, f"<tool_call>{deep}</tool_call>"), (CASES["llama"][0], deep)):
+        parser = ChatForm.of(template).parser()
+        assert joined([*parser.push(text), *parser.finish()]) == [["content", text]]
+
+
+def test_arguments_are_json_that_can_be_written() -> None:
+    call = '<tool_call>{"name": "a", "arguments": {"x": "%s"}}</tool_call>'
+    for text in ("\\ud800", "é", "\\u00e9"):
+        (found,) = (p for p in ChatForm.of(QWEN).parser().push(call % text)
+                    if isinstance(p, ToolCall))  # fmt: skip
+        assert found.arguments.encode() and json.loads(found.arguments) == json.loads(
+            f'{{"x": "{text}"}}'
+        )
+    nothing = call.replace('"%s"', "Infinity")
+    assert parsed(ChatForm.of(QWEN), nothing, 5) == [["content", nothing]]
+
+
+def test_a_call_that_was_cut_is_none() -> None:
+    form = ChatForm.of("<tool_call> <function=")
+    begun = "<tool_call><function=a><parameter=city>Par"
+    for cut in (True, False):  # the model may end without the last marks
+        parser = form.parser()
+        found = joined([*parser.push(begun), *parser.finish(cut)])
+        assert found == ([["content", begun]] if cut else [("a", {"city": "Par"}, None)])
+
+
+def test_a_bare_object_that_names_no_function_is_content() -> None:
+    form, answer = ChatForm.of(CASES["llama"][0]), '{"name": "Bob"}'
+    for names in (None, ["Bob"], ["Eve"]):
+        parser = form.parser(names=names)
+        found = joined([*parser.push(answer), *parser.finish()])
+        assert found == ([["content", answer]] if names == ["Eve"] else [("Bob", {}, None)])
 
 
 def test_thinking_that_the_prompt_opened() -> None:

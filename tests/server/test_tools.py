@@ -13,6 +13,7 @@ from gguflow.cli.load import bundled_model
 from gguflow.models.chat_harmony import HarmonyParser
 from gguflow.models.chat_templates import NAMED
 from gguflow.models.chat_text import Text
+from gguflow.models.chat_tools import CallDelta
 from gguflow.server.constraints import Constraint, Vocabulary
 from gguflow.server.errors import ApiError
 from gguflow.server.prompting import chat_messages
@@ -204,7 +205,7 @@ def test_calls_among_messages_are_streamed() -> None:
         texts = {k: "".join(p.text for p in parts if isinstance(p, Text) and p.kind == k)
                  for k in ("reasoning", "content")}  # fmt: skip
         assert texts == {"reasoning": "Hm.", "content": "I look."}
-        calls = [p for p in parts if not isinstance(p, Text)]
+        calls = [p for p in parts if isinstance(p, CallDelta)]
         assert calls[0].name == "f" and calls[0].id
         assert "".join(p.arguments for p in calls) == '{"c": "x"}'
         assert len(calls) > 3 or size > 4

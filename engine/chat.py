@@ -15,18 +15,19 @@ from gguflow.engine.session import Session
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
     from gguflow.models.chat_parts import ChatForm, Parser, Part
+    from gguflow.models.chat_tools import Texts
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
     """A conversation as the model sees it. text: its end may have begun the thoughts. form: how
-    answers are to be taken apart; None where all of an answer is content. names: of the functions
-    that the model may call."""
+    answers are to be taken apart; None where all of an answer is content. functions: those that the
+    model may call; None without tools."""
 
     ids: list[int]
     text: str
     form: ChatForm | None
-    names: frozenset[str] | None
+    functions: Texts | None
 
 
 def chat_prompt(
@@ -49,7 +50,7 @@ def chat_prompt(
     from gguflow.models.chat import ChatTemplate, check_variables  # jinja2: not for plain text
     from gguflow.models.chat_history import in_words, rendered
     from gguflow.models.chat_parts import ChatForm
-    from gguflow.models.chat_tools import shows_tools, told_of_tools
+    from gguflow.models.chat_tools import functions, shows_tools, told_of_tools
 
     check_variables(variables or {})
     chosen = model.chat_template
@@ -69,8 +70,8 @@ def chat_prompt(
     form = ChatForm.of(chosen.source)
     if tools:
         form = form.with_calls(told)
-    names = frozenset(map(_name, tools)) if tools else None
-    return ChatPrompt(ids, text, form if tools or form.thinks else None, names)
+    known = functions(tools) if tools else None
+    return ChatPrompt(ids, text, form if tools or form.thinks else None, known)
 
 
 def _with_objects(message: Mapping[str, object]) -> Mapping[str, object]:
@@ -91,19 +92,13 @@ def _with_object(call: Any) -> Any:
         return call
 
 
-def _name(tool: Mapping[str, object]) -> str:
-    """Of a tool, or of the function alone, which some give; "" for neither."""
-    function = tool.get("function", tool)
-    return str(function.get("name", "")) if isinstance(function, Mapping) else ""
-
-
 def answer(session: Session, asked: Asked, prompt: ChatPrompt) -> Iterator[Piece]:
     """The pieces of one answer on a session, each of one kind, and the message with the last."""
     form = prompt.form
     if form is None:
         return _apart(stream(session, asked), None, False)
     show = form.marker_ids(session.model.tokenizer)
-    parser = form.parser(prompt.text, prompt.names is not None, prompt.names)
+    parser = form.parser(prompt.text, prompt.functions is not None, prompt.functions)
     return _apart(stream(session, asked, show), parser, form.short_ids)
 
 

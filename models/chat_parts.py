@@ -15,14 +15,14 @@ so nothing the model says is lost.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from . import chat_tools
 from .chat_harmony import HARMONY_MARKERS, HarmonyParser
 from .chat_text import Held, Kind, Markup, Text, longest_start, markup
-from .chat_tools import CallDelta, ReadCalls, ToolCall
+from .chat_tools import CallDelta, ReadCalls, Texts, ToolCall
 from .tokenizer import Tokenizer
 
 Part = Text | Markup | ToolCall | CallDelta
@@ -163,15 +163,15 @@ class ChatForm:
         return frozenset(i for i in ids if i is not None)
 
     def parser(
-        self, prompt: str = "", tools: bool = True, names: Collection[str] | None = None
+        self, prompt: str = "", tools: bool = True, functions: Texts | None = None
     ) -> Parser:
         """A parser of one answer. prompt: the text that the answer continues, which may have opened
-        the thinking already. tools: whether calls are looked for. names: of the functions there
-        are; a bare object that names none of them is an answer in JSON."""
+        the thinking already. tools: whether calls are looked for. functions: those there are; a
+        bare object that names none of them is an answer in JSON."""
         if self.harmony:
             return HarmonyParser(prompt, tools)
         sections = [s for s in self.sections if tools or s.kind != "tools"]
-        return SectionParser(sections, self.bare and tools, self.opened(prompt), names)
+        return SectionParser(sections, self.bare and tools, self.opened(prompt), functions)
 
 
 class SectionParser:
@@ -182,13 +182,13 @@ class SectionParser:
         sections: Iterable[Section],
         bare: bool = False,
         opened: Section | None = None,
-        names: Collection[str] | None = None,
+        functions: Texts | None = None,
     ) -> None:
         self._sections = list(sections)
         self._opens = {s.open: s for s in self._sections}
         # An answer may close thinking that nobody saw opened.
         self._strays = {c for s in self._sections if s.kind == "reasoning" for c in s.closes}
-        self._bare, self._names = bare, names
+        self._bare, self._functions = bare, functions
         self._section = opened
         self._held = Held()
         self._waiting = ""  # text that may be the beginning of a marker, or a section of tools
@@ -256,16 +256,16 @@ class SectionParser:
         assert section.read is not None
         written = section.open + text + close
         try:
-            calls = section.read(text)
+            calls = section.read(text, self._functions or {})
         except (ValueError, RecursionError):
             parts += self._held.push("content", written)
             return
         parts += [*markup(written, calls=True), *calls]
 
-    def _bare_calls(self, text: str) -> list[ToolCall]:
+    def _bare_calls(self, text: str, texts: Texts) -> list[ToolCall]:
         """Raises ValueError for calls of functions that there are not: an object with a name may
         as well be an answer."""
-        calls = chat_tools.json_calls(text)
-        if self._names is not None and not all(c.name in self._names for c in calls):
+        calls = chat_tools.json_calls(text, texts)
+        if self._functions is not None and not all(c.name in self._functions for c in calls):
             raise ValueError("no function is called so")
         return calls

@@ -6,7 +6,8 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -44,8 +45,34 @@ def new_call_id(short: bool = False) -> str:
     return f"call_{uuid4().hex[:24]}"
 
 
+# By function, the arguments that are texts: between tags 12345 may be a number or a postcode.
+Texts = Mapping[str, Collection[str]]
+_NONE: Texts = {}
 # The text of one section -> its calls. Raises ValueError for text that is no call.
-ReadCalls = Callable[[str], Sequence[ToolCall]]
+ReadCalls = Callable[[str, Texts], Sequence[ToolCall]]
+
+
+def functions(tools: Sequence[Mapping[str, Any]]) -> Texts:
+    """The functions of tools as OpenAI's API has them, or of functions alone."""
+    found = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            schema = function.get("parameters")
+            given = schema.get("properties") if isinstance(schema, Mapping) else None
+            properties = given if isinstance(given, Mapping) else {}
+            found[function["name"]] = frozenset(k for k, s in properties.items() if _is_text(s))
+    return found
+
+
+def _is_text(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if schema.get("type") is None and isinstance(values, list):
+        return bool(values) and all(isinstance(v, str) for v in values)
+    return schema.get("type") == "string"
+
 
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters", "args")
@@ -91,7 +118,7 @@ def _dumps(arguments: dict[str, Any]) -> str:
     return text
 
 
-def json_calls(text: str) -> list[ToolCall]:
+def json_calls(text: str, texts: Texts = _NONE) -> list[ToolCall]:
     """One object, an array of them, or several after each other."""
     decoder, calls, at = json.JSONDecoder(parse_constant=_no_number), [], 0
     text = text.strip().removesuffix(";").rstrip()
@@ -104,12 +131,16 @@ def json_calls(text: str) -> list[ToolCall]:
     return calls
 
 
-def _value(text: str) -> Any:
-    """A parameter written without quotes: JSON if it is, else the text itself."""
-    try:
-        return _loads(text)
-    except ValueError:
-        return text
+def _in_tags(name: str, found: Sequence[tuple[str, str]], texts: Texts) -> ToolCall:
+    """A call whose arguments were written without quotes: texts as they stand, others JSON if they
+    are, else text as well."""
+    arguments: dict[str, Any] = {}
+    for key, value in ((k.strip(), v) for k, v in found):
+        arguments[key] = value
+        if key not in texts.get(name, ()):
+            with suppress(ValueError):
+                arguments[key] = _loads(value)
+    return ToolCall(name, _dumps(arguments))
 
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
@@ -118,11 +149,10 @@ _PARAMETER = re.compile(
 )
 
 
-def xml_calls(text: str) -> list[ToolCall]:
+def xml_calls(text: str, texts: Texts = _NONE) -> list[ToolCall]:
     """`<function=name><parameter=key>value</parameter></function>` (Qwen3-Coder, Qwen3.5)."""
     calls = [
-        ToolCall(name, _dumps({k.strip(): _value(v) for k, v in _PARAMETER.findall(body)}))
-        for name, body in _FUNCTION.findall(text)
+        _in_tags(name, _PARAMETER.findall(body), texts) for name, body in _FUNCTION.findall(text)
     ]
     return calls or json_calls(text)
 
@@ -132,15 +162,15 @@ _KEY_VALUE = re.compile(
 )
 
 
-def glm_calls(text: str) -> list[ToolCall]:
+def glm_calls(text: str, texts: Texts = _NONE) -> list[ToolCall]:
     """A name, then `<arg_key>key</arg_key><arg_value>value</arg_value>` (GLM-4.5)."""
     name = text.split("<arg_key>")[0].strip()
     if not re.fullmatch(r"[\w.\-]+", name):
         return json_calls(text)
-    return [ToolCall(name, _dumps({k.strip(): _value(v) for k, v in _KEY_VALUE.findall(text)}))]
+    return [_in_tags(name, _KEY_VALUE.findall(text), texts)]
 
 
-def mistral_calls(text: str) -> list[ToolCall]:
+def mistral_calls(text: str, texts: Texts = _NONE) -> list[ToolCall]:
     """`[{"name": .., "arguments": ..}]`, or `name[ARGS]{..}` a call."""
     if "[ARGS]" not in text:
         return json_calls(text)
@@ -165,7 +195,7 @@ _DEEPSEEK = re.compile(
 )
 
 
-def deepseek_calls(text: str) -> list[ToolCall]:
+def deepseek_calls(text: str, texts: Texts = _NONE) -> list[ToolCall]:
     """`name<sep>{..}` (V3.1), or `function<sep>name` and a fenced block of JSON (V3, R1)."""
     calls = []
     for head, body in _DEEPSEEK.findall(text):
@@ -182,7 +212,7 @@ _KIMI = re.compile(
 )
 
 
-def kimi_calls(text: str) -> list[ToolCall]:
+def kimi_calls(text: str, texts: Texts = _NONE) -> list[ToolCall]:
     """`functions.name:0`, its arguments apart (Kimi K2)."""
     calls = []
     for head, body in _KIMI.findall(text):
@@ -197,7 +227,7 @@ _GEMMA_CALL = re.compile(r"\s*call:([\w.\-]+)(\{.*\})\s*", re.DOTALL)
 _GEMMA_TOKEN = re.compile(r'<\|"\|>(.*?)<\|"\|>|([\w.\-]+)(?=\s*:)|([^<]|<)', re.DOTALL)
 
 
-def gemma_calls(text: str) -> list[ToolCall]:
+def gemma_calls(text: str, texts: Texts = _NONE) -> list[ToolCall]:
     """`call:name{key:<|"|>text<|"|>,other:1}`: bare keys, own quotes (Gemma 4)."""
     found = _GEMMA_CALL.fullmatch(text)
     if found is None:

@@ -208,3 +208,11 @@ def test_calls_that_are_none_are_refused(model: Model) -> None:
     with pytest.raises(ChatTemplateError, match="no function with a name"):
         prompt(model, answer, "plain")
     assert prompt(model, answer, "{# tools #}{{ messages[1].tool_calls[0] }}") == "x"
+
+
+def test_an_answer_may_be_left_early(model: Model) -> None:
+    for _ in range(2):
+        answer = model.chat(SAID, template=QWEN, logits_processor=Script(model, "I look."))
+        assert next(answer) == "I"
+        del answer
+    assert of(said(model, "Sunny.", QWEN)) == (ChatMessage("Sunny."), "stop")

@@ -9,6 +9,7 @@ import pytest
 
 from gguflow.models.chat_parts import ChatForm, Part, ToolCall
 from gguflow.models.chat_text import Markup, Text
+from gguflow.models.chat_tools import functions
 
 QWEN = "<think> </think> <tool_call> {}"
 CALL = {"city": "Paris", "days": 2}
@@ -141,9 +142,30 @@ def test_a_call_that_was_cut_is_none() -> None:
 def test_a_bare_object_that_names_no_function_is_content() -> None:
     form, answer = ChatForm.of(CASES["llama"][0]), '{"name": "Bob"}'
     for names in (None, ["Bob"], ["Eve"]):
-        parser = form.parser(names=names)
+        parser = form.parser(functions=names and {name: () for name in names})
         found = joined([*parser.push(answer), *parser.finish()])
         assert found == ([["content", answer]] if names == ["Eve"] else [("Bob", {}, None)])
+
+
+SCHEMA = {"city": {"type": "string"}, "zip": {"enum": ["1", "2"]}, "days": {"type": "integer"},
+          "any": {}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "call", "argument"),
+    [
+        ("<tool_call> <function=", "<function=f>%s</function>", "<parameter=%s>\n%s\n</parameter>"),
+        ("<tool_call> <arg_key>", "f\n%s", "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n"),
+    ],
+)
+def test_texts_in_tags_stay_texts(template: str, call: str, argument: str) -> None:
+    written = "".join(argument % (k, "1") for k in [*SCHEMA, "more"])
+    text = f"<tool_call>{call % written}</tool_call>"
+    tool = {"function": {"name": "f", "parameters": {"properties": SCHEMA}}}
+    for given, city in (([tool], "1"), ([tool["function"]], "1"), ([], 1), ([{"name": "f"}], 1)):
+        parser = ChatForm.of(template).parser(functions=functions(given))
+        expected = {"city": city, "zip": city, "days": 1, "any": 1, "more": 1}
+        assert joined([*parser.push(text), *parser.finish()]) == [("f", expected, None)]
 
 
 def test_thinking_that_the_prompt_opened() -> None:

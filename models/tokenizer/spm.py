@@ -89,17 +89,18 @@ def spm_piece(vocab: Vocab, token: int) -> bytes:
 
 
 def spm_pieces(
-    vocab: Vocab, scores: list[float], byte_fallback: bool
+    vocab: Vocab, scores: list[float], byte_fallback: bool, unmatched: tuple[TokenType, ...] = ()
 ) -> list[tuple[bytes, float, int]]:
     """The vocabulary as sentencepiece pieces, and one unknown piece with id len(vocab).
 
     sentencepiece insists on exactly one unknown piece; GGUF files hold none, one or several, so
     they are all passed as control and an own one is appended. User-defined tokens are cut out
     before, so for sentencepiece they are normal; unused ones are normal to llama.cpp. Byte tokens
-    serve only when all 256 are there.
+    serve only when all 256 are there. unmatched: types that no text becomes.
     """
     kinds = {int(kind): model_proto.NORMAL for kind in TokenType}
-    kinds[TokenType.CONTROL] = kinds[TokenType.UNKNOWN] = model_proto.CONTROL
+    for kind in (TokenType.CONTROL, TokenType.UNKNOWN, *unmatched):
+        kinds[kind] = model_proto.CONTROL
     kinds[TokenType.BYTE] = model_proto.BYTE if byte_fallback else model_proto.CONTROL
     texts = [text.encode() for text in vocab.texts]
     for token, byte in vocab.byte_values.items():

@@ -9,7 +9,7 @@ from . import model_proto
 from .metadata import Metadata
 from .special import Defaults
 from .spm import spm_piece, spm_pieces
-from .vocab import SCORES, TOKENS, Vocab
+from .vocab import SCORES, TOKENS, TokenType, Vocab
 
 CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 
@@ -27,9 +27,12 @@ class UgmModel:
         self._unk = metadata.token_id("tokenizer.ggml.unknown_token_id", len(vocab))
         self.prefix_space = metadata.flag("tokenizer.ggml.add_space_prefix", False)
         fallback = len(vocab.byte_values) == 256
+        # Tokens that no text becomes have scores that mean nothing; the lowest score of the others
+        # is what a character without a token is charged by.
+        unmatched = (TokenType.UNUSED, TokenType.USER_DEFINED)
+        pieces = spm_pieces(vocab, vocab.scores.tolist(), fallback, unmatched)
         proto = model_proto.serialize(
-            spm_pieces(vocab, vocab.scores.tolist(), fallback), fallback, model_proto.UNIGRAM,
-            _charsmap(metadata), self.prefix_space,
+            pieces, fallback, model_proto.UNIGRAM, _charsmap(metadata), self.prefix_space,
             metadata.flag("tokenizer.ggml.remove_extra_whitespaces", False),
         )  # fmt: skip
         try:

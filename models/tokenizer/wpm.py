@@ -16,6 +16,7 @@ from .spm import spm_piece
 from .vocab import Vocab
 
 _SPACE = "\u2581"
+_LONGEST_WORD = 100  # characters; a longer one is unknown
 _CJK = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
         (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F))  # fmt: skip
 
@@ -74,12 +75,14 @@ class WpmModel:
             yield word
 
     def _tokens(self, word: str) -> list[int]:
+        assert self._unk is not None
+        if len(word) > _LONGEST_WORD + len(_SPACE):
+            return [self._unk]
         found, at, ids = [], 0, self._vocab.ids
         while at < len(word):
             ends = range(min(len(word), at + self._longest), at, -1)
             end = next((e for e in ends if word[at:e] in ids), None)
             if end is None:
-                assert self._unk is not None
                 return [self._unk]
             found.append(ids[word[at:end]])
             at = end

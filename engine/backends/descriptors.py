@@ -44,7 +44,7 @@ def _check_op(node: Tensor) -> None:
         raise DescriptorError("is no op")
     spec = op_spec(node.op)
     least, most = spec.n_srcs
-    if not least <= len(node.srcs) <= most or None in node.srcs[:least]:
+    if not least <= len(node.srcs) <= most or spec.lacks(node.srcs) is not None:
         raise DescriptorError(f"{len(node.live_srcs())} operands, takes {least} to {most}")
     try:
         params = spec.bind_params(node.params)

@@ -14,6 +14,7 @@ from .dtype import (
     all_dtypes,
     dtype_by_id,
     dtype_by_name,
+    least_above,
     register_dtype,
 )
 from .graph import Graph
@@ -35,5 +36,5 @@ __all__ = [
     "BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "LEAST_POSITIVE",
     "Case", "DType", "Graph", "Operand", "OpSpec", "Param", "ParamRangeError", "Role", "Shape",
     "ShapeError", "Tensor", "all_dtypes", "all_ops", "contiguous_strides", "dtype_by_id",
-    "dtype_by_name", "exchanged", "op_spec", "register_dtype", "written_owners",
+    "dtype_by_name", "exchanged", "least_above", "op_spec", "register_dtype", "written_owners",
 ]  # fmt: skip

@@ -97,6 +97,14 @@ F32 = _plain("f32", 0, "<f4")
 # else (not for NaN). As the threshold of a sparse op whose scores are the gates themselves it makes
 # the op exact: what it leaves out would have been multiplied by zero.
 LEAST_POSITIVE = float(np.finfo(np.float32).smallest_subnormal)
+
+
+def least_above(x: float) -> float:
+    """The float32 after that of `x`, which is LEAST_POSITIVE for 0: the same threshold for a ReLU
+    that makes zero what is not above `x`."""
+    return float(np.nextafter(np.float32(x), np.float32(np.inf)))
+
+
 F16 = _plain("f16", 1, "<f2")
 I8 = _plain("i8", 24, "i1")
 I16 = _plain("i16", 25, "<i2")

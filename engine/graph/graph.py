@@ -102,8 +102,8 @@ class Graph:
         least, most = spec.n_srcs
         if not least <= len(srcs) <= most:
             raise ShapeError(f"{op} at {full}: {len(srcs)} operands, takes {least} to {most}")
-        if None in srcs[:least]:
-            raise ShapeError(f"{op} at {full}: operand {srcs.index(None)} is required")
+        if (missing := spec.lacks(srcs)) is not None:
+            raise ShapeError(f"{op} at {full}: operand {missing} is required")
         try:
             bound = spec.bind_params(params)
         except ParamRangeError as e:

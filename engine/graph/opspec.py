@@ -78,8 +78,9 @@ class OpSpec:
     """Base of all op specifications. Subclassing with a `name` registers the op.
 
     doc: one sentence or two for the ops table: what it computes, and its edge cases.
-    operands: one string a source, `name[?] [types] [shape]`; `?` marks an optional one, and the
-        optional ones come last. `n_srcs` follows from it.
+    operands: one string a source, `name[?] [types] [shape]`; `?` marks an optional one. `n_srcs`
+        and `needed` follow from it: those after the last one needed may be left off, others are
+        None.
     cost: the formula of `flops`, in words.
     fused_from: for a fused op, the ops whose composition it is.
     in_place: sources whose memory the result may take over, when that source is dense, has the
@@ -106,6 +107,7 @@ class OpSpec:
     operands: ClassVar[tuple[str, ...]] = ()
     params: ClassVar[tuple[Param, ...]] = ()
     n_srcs: ClassVar[tuple[int, int]] = (1, 1)  # least and most sources
+    needed: ClassVar[tuple[int, ...]] = (0,)  # sources that must not be None
     cost: ClassVar[str] = "1 an element"
     tolerance: ClassVar[float] = 1e-7  # NMSE against the reference
     fused_from: ClassVar[tuple[str, ...]] = ()
@@ -160,6 +162,10 @@ class OpSpec:
 
     # -- helpers -------------------------------------------------------------------------------
 
+    def lacks(self, srcs: Sequence[Tensor | None]) -> int | None:
+        """The first operand that is needed and not there."""
+        return next((i for i in self.needed if i >= len(srcs) or srcs[i] is None), None)
+
     def fail(self, message: str, *srcs: Tensor | None) -> ShapeError:
         """A ShapeError naming the op and every operand with its shape."""
         shapes = ", ".join(
@@ -205,8 +211,10 @@ class OpSpec:
 
     def __init_subclass__(cls) -> None:
         if cls.operands:
-            optional = [o.split()[0].endswith("?") for o in cls.operands]
-            cls.n_srcs = (optional.count(False), len(optional))
+            cls.needed = tuple(
+                i for i, o in enumerate(cls.operands) if not o.split()[0].endswith("?")
+            )
+            cls.n_srcs = (cls.needed[-1] + 1, len(cls.operands))
         if cls.name:
             if cls.name in _REGISTRY:
                 raise ValueError(f"op {cls.name} is defined twice")

@@ -207,6 +207,7 @@ def maps() -> Iterator[KernelCase]:
     yield KernelCase("swiglu", (Operand((SIDE // 2, 2 * SIDE)),), note="halves")
     yield KernelCase("scale", (square(),), {"s": 0.5, "b": 1.0})
     yield KernelCase("clamp", (square(),), {"min": -0.5, "max": 0.5})
+    yield KernelCase("fatrelu", (square(),), {"cut": 0.5})
 
 
 def broadcasts() -> Iterator[KernelCase]:

@@ -87,6 +87,11 @@ def active_neurons(
     return active
 
 
+def relu(x: np.ndarray, cut: float) -> np.ndarray:
+    """x where it is above cut, else 0; NaN stays."""
+    return np.where(x <= np.float32(cut), np.float32(0), x)
+
+
 # -- cases -------------------------------------------------------------------------------------
 
 

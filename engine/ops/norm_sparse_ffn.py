@@ -21,7 +21,8 @@ class NormSparseFfn(OpSpec):
     operands: ClassVar[tuple[str, ...]] = (
         "x f32 [m, k]",
         "norm f32 [k]",
-        *SparseFfn.operands[:3],
+        "w_gate any float or quantized [n_rows, k]",
+        *SparseFfn.operands[1:3],
         "r f32 [m, n_embd]",
         *NEURONS,
     )

@@ -1,11 +1,11 @@
-// sparse_ffn(w_gate, w_up, w_down_t, x, idx?, gpu_bucket?, gpu_idx?): a gated ReLU layer over its
+// sparse_ffn(w_gate?, w_up, w_down_t, x, idx?, gpu_bucket?, gpu_idx?, b_up?): a ReLU layer over its
 // active neurons.
 //
-// INIT computes h = relu(gate . x) * (up . x). For few tokens every thread takes an equal share of
-// each one's active neurons, in order, and keeps those whose h is not 0, with their h, at the start
-// of its share of two lists. For more, threads convert the tokens together, meet, and take groups
-// of sixteen rows, and h is a matrix. The kernel then adds up rows of w_down_t, every thread for
-// columns of its own.
+// INIT computes h = relu(gate . x) * (up . x), without a gate relu(up . x + b). For few tokens
+// every thread takes an equal share of each one's active neurons, in order, and keeps those whose h
+// is not 0, with their h, at the start of its share of two lists. For more, threads convert the
+// tokens together, meet, and take groups of sixteen rows, and h is a matrix. The kernel then adds
+// up rows of w_down_t, every thread for columns of its own.
 #include "cpu/sparse_products.h"
 #include "cpu/sparse_sums.h"
 
@@ -15,7 +15,12 @@ namespace {
 struct Params {
   float threshold;
   int32_t relu_up;
+  float cut;
 };
+
+// What a layer is: with a gate and ReLU, with a gate and a ReLU that makes more than what is
+// negative zero, or without a gate.
+enum class Kind { kGated, kCut, kAlone };
 
 // One of w_gate and w_up.
 struct Product {
@@ -44,6 +49,8 @@ struct Plan {
   // Offsets in scratch. Few tokens: for each the shares, the rows and their h; each thread's masks
   // and columns. More: columns, h, each thread's masks.
   int64_t lists, weights, own, own_bytes, bytes;
+  float cut;          // what is not above it ReLU makes zero
+  const float* bias;  // of up, by neuron; null: none
 
   Plan(const gf_op* op, int nth)
       : down(op->src[2]),
@@ -56,7 +63,10 @@ struct Plan {
         neurons(op, 4, gf_params<Params>(op).threshold, down.ne[1], INT32_MAX),
         m(x.ne[1]),
         n_rows(down.ne[1]),
-        few(m <= kFewTokens) {
+        few(m <= kFewTokens),
+        cut(gf_params<Params>(op).cut),
+        bias(static_cast<const float*>(op->src[7].data)) {
+    if (bias) neurons.n_ff = op->src[7].ne[0];
     if (neurons.idx) neurons.n_ff = neurons.idx->ne[0];
     if (op->src[6].data) neurons.n_ff = op->src[6].ne[0];
     const bool same = up.column == 0 || up.type.x == gate.type.x;
@@ -86,13 +96,17 @@ struct Plan {
       convert_column(p->type.x, floats_of(x, t), x.ne[0], acts + p->acts + at * p->column);
     }
   }
+  float with_bias(int64_t row, float v) const { return bias ? v + bias[neurons.neuron(row)] : v; }
   DotColumns columns(const Product& p, const char* acts) const {
     return {&x, p.column ? acts + p.acts : nullptr, p.column};
   }
 };
 
 // relu of a product that is not skipped; a NaN stays.
-inline float relu(float v) { return v <= 0 ? 0 : v; }
+template <Kind kKind>
+inline float relu(const Plan& p, float v) {
+  return v <= (kKind == Kind::kGated ? 0.0f : p.cut) ? 0 : v;
+}
 
 // -- few tokens
 
@@ -128,6 +142,7 @@ void dot_list(const Product& p, const void* x, const int32_t* rows, int64_t begi
   products.finish();
 }
 
+template <Kind kKind>
 void hidden_of_one(const Plan& p, int64_t t, gf_thread* th) {
   char* scratch = reinterpret_cast<char*>(th->scratch);
   char* own = scratch + p.own + th->ith * p.own_bytes;
@@ -147,15 +162,22 @@ void hidden_of_one(const Plan& p, int64_t t, gf_thread* th) {
     rows[end] = rows[i];
     h[end++] = v;
   };
-  dot_list(p.gate, column(p.gate), rows, share.begin, share.end, [&](int64_t i, float v) {
-    if (!(v <= 0)) keep(i, v);
-  });
-  const int64_t positive = end;
-  end = share.begin;
-  dot_list(p.up, column(p.up), rows, share.begin, positive, [&](int64_t i, float v) {
-    v = h[i] * (p.relu_up ? relu(v) : v);
-    if (v != 0) keep(i, v);
-  });
+  if constexpr (kKind == Kind::kAlone) {
+    dot_list(p.up, column(p.up), rows, share.begin, share.end, [&](int64_t i, float v) {
+      v = relu<kKind>(p, p.with_bias(rows[i], v));
+      if (v != 0) keep(i, v);
+    });
+  } else {
+    dot_list(p.gate, column(p.gate), rows, share.begin, share.end, [&](int64_t i, float v) {
+      if (relu<kKind>(p, v) != 0) keep(i, v);
+    });
+    const int64_t positive = end;
+    end = share.begin;
+    dot_list(p.up, column(p.up), rows, share.begin, positive, [&](int64_t i, float v) {
+      v = h[i] * (p.relu_up ? relu<kKind>(p, v) : v);
+      if (v != 0) keep(i, v);
+    });
+  }
   reinterpret_cast<Share*>(scratch)[t * th->nth + th->ith] = {share.begin, end - share.begin};
 }
 
@@ -177,6 +199,7 @@ void add_for_one(const Plan& p, int64_t t, gf_thread* th) {
 
 // -- more tokens
 
+template <Kind kKind>
 void hidden_of_many(const Plan& p, gf_thread* th) {
   char* acts = reinterpret_cast<char*>(th->scratch);
   auto* h = reinterpret_cast<float*>(acts + p.weights);
@@ -192,13 +215,21 @@ void hidden_of_many(const Plan& p, gf_thread* th) {
       masks[t] = static_cast<uint16_t>(p.neurons.active(t, group));
       std::memset(at(t), 0, sizeof(float) * kGroup);
     }
+    if constexpr (kKind == Kind::kAlone) {
+      dot_group(p.up.type, p.up.w, group, masks, p.m, p.columns(p.up, acts),
+                [&](int64_t t, int i, float v) {
+                  at(t)[i] = relu<kKind>(p, p.with_bias(group * kGroup + i, v));
+                });
+      continue;
+    }
     dot_group(p.gate.type, p.gate.w, group, masks, p.m, p.columns(p.gate, acts),
               [&](int64_t t, int i, float v) {
-                at(t)[i] = relu(v);
-                masks[t] &= static_cast<uint16_t>(~((v <= 0) << i));
+                v = relu<kKind>(p, v);
+                at(t)[i] = v;
+                masks[t] &= static_cast<uint16_t>(~((v == 0) << i));
               });
     dot_group(p.up.type, p.up.w, group, masks, p.m, p.columns(p.up, acts),
-              [&](int64_t t, int i, float v) { at(t)[i] *= p.relu_up ? relu(v) : v; });
+              [&](int64_t t, int i, float v) { at(t)[i] *= p.relu_up ? relu<kKind>(p, v) : v; });
   }
 }
 
@@ -217,11 +248,20 @@ void add_for_many(const Plan& p, gf_thread* th) {
       .add(p.neurons.groups(), weigh);
 }
 
+template <Kind kKind>
+void hidden(const Plan& p, gf_thread* th) {
+  if (!p.few) return hidden_of_many<kKind>(p, th);
+  for (int64_t t = 0; t < p.m; ++t) hidden_of_one<kKind>(p, t, th);
+}
+
+// Records without memory have null addresses, so that it is the shape that tells.
+bool gated(const gf_op* op) { return op->src[0].ne[1] != 0; }
+
 }  // namespace
 }  // namespace gf
 
 GF_KERNEL_SUPPORTS(sparse_ffn) {
-  for (int i = 0; i < 3; ++i) {
+  for (int i = gf::gated(op) ? 0 : 1; i < 3; ++i) {
     if (!gf::sparse_weight_ok(op->src[i])) return 0;
   }
   return gf::sparse_floats_ok(op->src[3]) && gf::sparse_floats_ok(op->dst);
@@ -229,8 +269,9 @@ GF_KERNEL_SUPPORTS(sparse_ffn) {
 GF_KERNEL_SCRATCH(sparse_ffn) { return gf::Plan(op, n_threads).bytes; }
 GF_KERNEL_INIT(sparse_ffn) {
   const gf::Plan p(op, th->nth);
-  if (!p.few) return gf::hidden_of_many(p, th);
-  for (int64_t t = 0; t < p.m; ++t) gf::hidden_of_one(p, t, th);
+  if (!gf::gated(op)) return gf::hidden<gf::Kind::kAlone>(p, th);
+  if (p.cut != 0) return gf::hidden<gf::Kind::kCut>(p, th);
+  gf::hidden<gf::Kind::kGated>(p, th);
 }
 GF_KERNEL(sparse_ffn) {
   const gf::Plan p(op, th->nth);

@@ -10,12 +10,18 @@ import pytest
 import gguflow.engine.ops  # noqa: F401
 from gguflow.engine.backends.numpy import evaluate
 from gguflow.engine.compile import fuse_graph
-from gguflow.engine.graph import F32, I32, LEAST_POSITIVE, Graph
+from gguflow.engine.graph import F32, I32, LEAST_POSITIVE, Graph, Tensor, least_above
 
 N_FF, N_ROWS, K = 12, 7, 8
 
 
-def layer(kind: str, bamboo: bool = False, exact_at: float = LEAST_POSITIVE, **other: Any) -> Graph:
+def layer(
+    kind: str,
+    bamboo: bool = False,
+    exact_at: float = LEAST_POSITIVE,
+    cut: float = 0.0,
+    **other: Any,
+) -> Graph:
     """One layer: `all`, `bucket`, `cold`, or `exact` with any of these."""
     g = Graph()
     rows = N_ROWS if "bucket" in kind else N_FF
@@ -35,7 +41,11 @@ def layer(kind: str, bamboo: bool = False, exact_at: float = LEAST_POSITIVE, **o
         gate = g.mul_mat_sparse(w["gate"], x, p, *here, **run, name="g")
     idx = gate if exact else p
     up = g.mul_mat_sparse(w["up"], x, idx, *here, **run, name="u")
-    h = g.mul(g.relu(gate), g.relu(up) if bamboo else up, name="h")
+
+    def relu(x: Tensor) -> Tensor:
+        return g.fatrelu(x, cut=cut) if cut else g.relu(x)
+
+    h = g.mul(relu(gate), relu(up) if bamboo else up, name="h")
     g.output(g.axpy_sparse(w["down"], h, idx, *here, **{**run, **other}, name="out"))
     return g
 
@@ -62,6 +72,58 @@ def test_one_op_with_the_same_result(kind: str, bamboo: bool) -> None:
     want, got = (evaluate(g, feed(plain))["out"] for g in (plain, fused))
     assert np.abs(want).max() > 0.1
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bamboo", [False, True])
+@pytest.mark.parametrize("kind", ["all", "bucket", "exact all", "exact cold"])
+def test_a_cut_goes_with_the_layer(kind: str, bamboo: bool) -> None:
+    how: dict[str, Any] = {"cut": 0.25, "exact_at": least_above(0.25)}
+    plain, fused = (
+        layer(kind, bamboo, **how),
+        fuse_graph(layer(kind, bamboo, **how), lambda n: True),
+    )
+    assert [n.op for n in fused.nodes] == ["sparse_ffn"] and fused.nodes[0].params["cut"] == 0.25
+    want, got = (evaluate(g, feed(plain))["out"] for g in (plain, fused))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    if "exact" in kind:  # what is above 0 and not above the cut is no reason to read a row
+        kept = fuse_graph(layer(kind, bamboo, cut=0.25), lambda n: True)
+        assert "sparse_ffn" not in [n.op for n in kept.nodes]
+
+
+def alone(kind: str, cut: float = 0.0, bias: bool = True, threshold: float = 0.25) -> Graph:
+    """A layer without a gate; `exact` halves find out by up itself."""
+    g = Graph()
+    rows = N_ROWS if "bucket" in kind else N_FF
+    x, p = g.input("x", F32, (3, K)), g.input("p", F32, (3, N_FF))
+    up, down = (g.weight(n, F32, (rows, K)) for n in ("up", "down"))
+    here = (
+        g.weight("bucket", I32, (N_ROWS,)) if "bucket" in kind else None,
+        g.weight("there", I32, (N_FF,)) if "cold" in kind else None,
+    )
+    exact = "exact" in kind
+    u = g.mul_mat_sparse(up, x, None if exact else p, *here, threshold=0.25, n_ff=N_FF, name="u")
+    if bias:
+        u = g.add(u, g.weight("bias", F32, (N_FF,)), name="ub")
+    h = g.fatrelu(u, cut=cut, name="h") if cut else g.relu(u, name="h")
+    run = (h, *here, LEAST_POSITIVE) if exact else (p, *here, threshold)
+    g.output(g.axpy_sparse(down, h, *run[:3], threshold=run[3], name="out"))
+    return g
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.25])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", [*KINDS, *(f"exact {k}" for k in KINDS)])
+def test_a_layer_without_a_gate(kind: str, bias: bool, cut: float) -> None:
+    plain, fused = alone(kind, cut, bias), fuse_graph(alone(kind, cut, bias), lambda n: True)
+    assert [n.op for n in fused.nodes] == ["sparse_ffn"] and fused.nodes[0].srcs[0] is None
+    want, got = (evaluate(g, feed(plain))["out"] for g in (plain, fused))
+    assert np.abs(want).max() > 0.1
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_gate_the_thresholds_must_agree_too() -> None:
+    g = fuse_graph(alone("all", threshold=0.5), lambda n: True)
+    assert "sparse_ffn" not in [n.op for n in g.nodes]
 
 
 @pytest.mark.parametrize("kind", ["all", "exact all"])

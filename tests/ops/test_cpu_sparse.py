@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gguflow.engine.backends.cpu import backend as cpu_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
 from gguflow.engine.backends.cpu.native import runnable_isas
-from gguflow.engine.graph import Case, Operand, dtype_by_name, op_spec
+from gguflow.engine.graph import LEAST_POSITIVE, Case, Operand, dtype_by_name, op_spec
 from gguflow.engine.ops._sparse import TYPES
 from gguflow.engine.quants import decode, encode
 
@@ -36,9 +36,11 @@ def _backend(isa: str) -> CpuBackend:
 
 
 class Layer:
-    """Random gate, up and down_t of one type; x [m, k] and scores [m, n_ff]."""
+    """Random gate, up and down_t of one type, or up with a bias and down_t; x [m, k] and scores
+    [m, n_ff]."""
 
-    def __init__(self, dtype: str, n_ff: int, m: int, seed: int) -> None:
+    def __init__(self, dtype: str, n_ff: int, m: int, seed: int, gated: bool = True) -> None:
+        self.gated = gated
         self.rng = np.random.default_rng(seed)
         self.dtype = dtype
         block = dtype_by_name(dtype).block
@@ -48,14 +50,16 @@ class Layer:
         ]
         self.x = self.rng.standard_normal((m, k)).astype(np.float32)
         self.idx = self.rng.standard_normal((m, n_ff)).astype(np.float32)
+        self.bias = [] if gated else [self.rng.standard_normal(n_ff).astype(np.float32)]
 
     def decoded(self) -> list[np.ndarray]:
         """The weights' values as the type holds them."""
         t = dtype_by_name(self.dtype)
         return [decode(t, encode(t, w), w.shape) for w in self.weights]
 
-    def rows(self, ids: np.ndarray | slice) -> list[Operand]:
-        return [Operand(w[ids].shape, self.dtype, w[ids], role="weight") for w in self.weights]
+    def rows(self, ids: np.ndarray | slice) -> list[Operand | None]:
+        found = [Operand(w[ids].shape, self.dtype, w[ids], role="weight") for w in self.weights]
+        return [found[0] if self.gated else None, *found[1:]]
 
 
 def operand(x: np.ndarray | None) -> Operand | None:
@@ -78,27 +82,33 @@ def run(isa: str, op: str, *srcs: Any, threads: int = 2, **params: Any) -> np.nd
     share=st.floats(0, 1),
     threshold=st.sampled_from([-np.inf, -0.5, 0.0, 1.0]),
     exact=st.booleans(),
+    gated=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_two_halves_add_up(
-    dtype: str, isa: str, n_ff: int, m: int, share: float, threshold: float, exact: bool, seed: int
-) -> None:
+    dtype: str, isa: str, n_ff: int, m: int, share: float, threshold: float, exact: bool,
+    gated: bool, seed: int,
+) -> None:  # fmt: skip
     """A bucket on one device and the rest on the other: their sum is the unsplit layer's."""
-    layer = Layer(dtype, n_ff, m, seed)
+    layer = Layer(dtype, n_ff, m, seed, gated)
     there = (layer.rng.uniform(size=n_ff) < share).astype(np.int32)
     bucket = np.flatnonzero(there).astype(np.int32)
     idx = None if exact else layer.idx
-    all_rows = layer.rows(slice(None))
-    whole = run(isa, "sparse_ffn", *all_rows, layer.x, idx, threshold=threshold)
-    parts = run(isa, "sparse_ffn", *all_rows, layer.x, idx, None, there, threshold=threshold)
+    all_rows, bias = layer.rows(slice(None)), layer.bias
+    how = {"threshold": threshold}
+    whole = run(isa, "sparse_ffn", *all_rows, layer.x, idx, None, None, *bias, **how)
+    parts = run(isa, "sparse_ffn", *all_rows, layer.x, idx, None, there, *bias, **how)
     if len(bucket):
-        hot = run(isa, "sparse_ffn", *layer.rows(bucket), layer.x, idx, bucket, threshold=threshold)
-        parts = parts + hot
+        rows = layer.rows(bucket)
+        parts = parts + run(isa, "sparse_ffn", *rows, layer.x, idx, bucket, None, *bias, **how)
     np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-5)
 
 
 def dense(layer: Layer) -> np.ndarray:
     gate, up, down = layer.decoded()
+    if not layer.gated:
+        h = reference("mul_mat", up, layer.x) + layer.bias[0]
+        return np.maximum(h, 0).astype(np.float64) @ down.astype(np.float64)
     h = reference("reglu", reference("mul_mat", gate, layer.x), reference("mul_mat", up, layer.x))
     return h.astype(np.float64) @ down.astype(np.float64)
 
@@ -123,16 +133,36 @@ def test_skipping_nothing_is_the_dense_layer(isa: str, dtype: str, m: int) -> No
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("m", [1, 7, 40])
+def test_skipping_nothing_is_the_dense_layer_without_a_gate(isa: str, dtype: str, m: int) -> None:
+    layer = Layer(dtype, 171, m, 3, gated=False)
+    rows, x, bias = layer.rows(slice(None)), layer.x, layer.bias
+    layer.idx[:, ::7] = np.nan
+    limit = 1e-7 if dtype in ("f32", "f16", "bf16") else 5e-4
+    lowest = run(isa, "sparse_ffn", *rows, x, layer.idx, None, None, *bias, threshold=-np.inf)
+    assert nmse(lowest, dense(layer)) < limit
+    whole = run(isa, "sparse_ffn", *rows, x, None, None, None, *bias)
+    assert whole.tobytes() == lowest.tobytes()
+    up = run(isa, "mul_mat_sparse", rows[1], x)
+    h = np.maximum(up + bias[0], 0)
+    parts = run(isa, "axpy_sparse", rows[2], h, h, threshold=LEAST_POSITIVE)
+    assert parts.tobytes() == lowest.tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [*TYPES, "q5_1", "q3_K"])
 def test_a_token_does_not_depend_on_its_neighbours(isa: str, dtype: str) -> None:
     layer = Layer(dtype, 300, 70, 4)
     layer.idx -= 1
     rows = layer.rows(slice(None))
     h = np.abs(layer.idx)
+    alone = [None, *rows[1:]]
     ops: list[tuple[str, list[Any], np.ndarray]] = [
         ("mul_mat_sparse", rows[:1], layer.x),
         ("axpy_sparse", rows[:1], h),
         ("sparse_ffn", rows, layer.x),
+        ("sparse_ffn", alone, layer.x),
     ]
     for op, weights, x in ops:
         whole = run(isa, op, *weights, x, layer.idx)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from harness import reference
 
-from gguflow.engine.graph import Graph, dtype_by_name
+from gguflow.engine.graph import LEAST_POSITIVE, Graph, dtype_by_name, least_above
 
 NAN, INF = np.nan, np.inf
 W = [[1, 0], [0, 1], [1, 1], [2, -1]]  # four neurons
@@ -68,6 +68,45 @@ def test_a_layer_from_its_parts() -> None:
     np.testing.assert_array_equal(got, [[-385, -385, -336]])
     got = reference("sparse_ffn", W, up, down, X[:1], None, None, ids(0, 1, 1, 1))
     np.testing.assert_array_equal(got, [[15, 0, 0]])
+
+
+def test_a_layer_without_a_gate() -> None:
+    # up 3 5 8 1 of the first token, -1 2 1 -4 of the second.
+    down = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [100, 100, 100]]
+    got = reference("sparse_ffn", None, W, down, X)
+    np.testing.assert_array_equal(got, [[103, 105, 108], [0, 2, 1]])
+    got = reference("sparse_ffn", None, W, down, X, [[0, -1, 0, -1], [0, -1, 0, 0]])
+    np.testing.assert_array_equal(got, [[3, 0, 8], [0, 0, 1]])
+    bias = np.float32([-4, 0, 1, 4])  # 0 5 9 5 and 0 2 2 0
+    got = reference("sparse_ffn", None, W, down, X, None, None, None, bias)
+    np.testing.assert_array_equal(got, [[500, 505, 509], [0, 2, 2]])
+    # Rows of neurons 4 to 7 of nine, of which 5 is another device's: the bias is by neuron.
+    bias, there = np.float32([9, 9, 9, 9, -4, 9, 1, 4, 9]), ids(0, 0, 0, 0, 0, 1, 0, 0, 0)
+    got = reference("sparse_ffn", None, W, down, X, None, ids(4, 5, 6, 7), there, bias)
+    np.testing.assert_array_equal(got, [[500, 500, 509], [0, 0, 2]])
+
+
+def test_a_cut_makes_small_values_zero() -> None:
+    np.testing.assert_array_equal(
+        reference("fatrelu", [-9, 0.5, 0.4375, 0.5625, NAN, INF], cut=0.5),
+        [0, 0, 0, 0.5625, NAN, INF],
+    )
+    down = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [100, 100, 100]]
+    got = reference("sparse_ffn", None, W, down, X, cut=3)  # of 3 5 8 1 and -1 2 1 -4
+    np.testing.assert_array_equal(got, [[0, 5, 8], [0, 0, 0]])
+    up = [[0, 1], [1, 0], [1, 1], [2, -2]]  # 5 3 8 -4
+    got = reference("sparse_ffn", W, up, down, X[:1], cut=3)
+    np.testing.assert_array_equal(got, [[0, 15, 64]])
+    got = reference("sparse_ffn", W, up, down, X[:1], cut=3, relu_up=1)
+    np.testing.assert_array_equal(got, [[0, 0, 64]])
+
+
+def test_the_threshold_above_a_cut_leaves_out_what_it_makes_zero() -> None:
+    for cut in (0.0, 0.01, 1.0, 1e30):
+        x = np.nextafter(np.float32(cut), np.float32([-1e38, cut, 1e38]))
+        kept = reference("fatrelu", x, cut=cut) != 0
+        np.testing.assert_array_equal(kept, ~(x < np.float32(least_above(cut))))
+    assert least_above(0) == LEAST_POSITIVE
 
 
 def test_n_ff_comes_from_what_knows_it() -> None:

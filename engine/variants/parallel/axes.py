@@ -282,7 +282,7 @@ def _moe_sum(node: Tensor) -> Labels:
 
 def _ops() -> Iterator[tuple[str, Rule]]:
     for op in ("silu", "gelu", "gelu_erf", "relu", "sigmoid", "tanh", "exp", "softplus", "neg",
-               "sqr", "cont", "scale", "clamp", "swiglu", "geglu", "reglu",
+               "sqr", "cont", "scale", "clamp", "fatrelu", "swiglu", "geglu", "reglu",
                "swiglu_clamped"):  # fmt: skip
         yield op, _same
     for op in ("add", "sub", "mul", "div"):

@@ -6,15 +6,26 @@
 //   GATED    h = relu(gate row . x) * (up row . x), by the place in the list
 //   TIMES    h = relu(gate) * (up row . x) with gate known, by the place in the list
 //   SCATTER  row . x, where the neuron's place is
+//   ALONE    h = relu(up row . x + bias), by the place in the list
+//
+// CUT_GATED and CUT_TIMES are the first two with a ReLU that makes zero what is not above a cut; so
+// does ALONE.
 #include "cuda/sparse.cuh"
 #include "cuda/vec_parts.cuh"
 
-enum { GATED, TIMES, SCATTER };
+enum { GATED, TIMES, SCATTER, ALONE, CUT_GATED, CUT_TIMES };
+
+template <int KIND>
+struct Form {
+  static constexpr bool BOTH = KIND == GATED || KIND == CUT_GATED;   // rows of gate and up
+  static constexpr bool KNOWN = KIND == TIMES || KIND == CUT_TIMES;  // the gate
+  static constexpr bool CUT = KIND >= ALONE;
+};
 
 // Mirrored by `rows_launch` in mul_mat_sparse.py.
 struct SparseRowsArgs {
   Neurons on;
-  const char* w[2];  // gate and up; up; w
+  const char* w[2];  // gate and up; up; w; up
   i64 row_bytes[2];
   const float* x;
   i64 x_step;
@@ -24,6 +35,8 @@ struct SparseRowsArgs {
   i32 k, columns, stages, relu_up;
   i32 share;  // rows of a block at most
   float eps;
+  const float* bias;  // of ALONE, by neuron; null: none
+  float cut;          // of ALONE and CUT_*
 };
 
 // The result of the block's neuron number i, of row r, for token t.
@@ -34,9 +47,15 @@ __device__ __forceinline__ void put(const SparseRowsArgs& a, int i, int r, int t
     if (wanted) a.h[t * a.h_step + a.on.neuron(r)] = y;
     return;
   }
-  const float up = a.relu_up ? relu_of(y) : y;
   const i64 place = blockIdx.x + (i64)i * gridDim.x;
-  a.h[place * a.columns + t] = wanted ? relu_of(gate) * up : 0.0f;
+  const float cut = Form<KIND>::CUT ? a.cut : 0.0f;
+  if (KIND == ALONE) {
+    const float up = a.bias ? y + __ldg(a.bias + a.on.neuron(r)) : y;
+    a.h[place * a.columns + t] = wanted ? relu_of(up, cut) : 0.0f;
+    return;
+  }
+  const float up = a.relu_up ? relu_of(y, cut) : y;
+  a.h[place * a.columns + t] = wanted ? relu_of(gate, cut) * up : 0.0f;
 }
 
 // Shared memory: barriers, bits, the block's rows, columns, stages.
@@ -45,6 +64,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
     sparse_rows(const __grid_constant__ SparseRowsArgs a) {
   constexpr int X_BYTES = Chunk<W>::X_BYTES, N = Chunk<W>::N, BYTES = Chunk<W>::BYTES;
   constexpr int STAGE = kRows * BYTES + 16;
+  constexpr bool BOTH = Form<KIND>::BOTH;
   extern __shared__ __align__(128) char shared[];
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int chunks = (a.k + N - 1) / N;
@@ -69,10 +89,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
       blockIdx.x, gridDim.x);
 
   // A unit is two weight rows: both of a neuron, or those of two neighbours in the list.
-  const int units = KIND == GATED ? n : (n + 1) / 2;
+  const int units = BOTH ? n : (n + 1) / 2;
   const int total = warp < units ? ((units - warp - 1) / warps + 1) * chunks : 0;
-  const auto row0 = [&](int unit) { return mine[KIND == GATED ? unit : 2 * unit]; };
-  const auto row1 = [&](int unit) { return mine[KIND == GATED ? unit : min(2 * unit + 1, n - 1)]; };
+  const auto row0 = [&](int unit) { return mine[BOTH ? unit : 2 * unit]; };
+  const auto row1 = [&](int unit) { return mine[BOTH ? unit : min(2 * unit + 1, n - 1)]; };
 
   // Copies are of 16 bytes, and rows start at multiples of that.
   const u32 row_end = rounded_up(a.k / N * BYTES + a.k % N * BYTES / N);
@@ -80,7 +100,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   const char *ask0 = nullptr, *ask1 = nullptr;
   const auto request = [&](int stage) {
     if (ask_chunk == 0) {
-      constexpr int second = KIND == GATED ? 1 : 0;
+      constexpr int second = BOTH ? 1 : 0;
       ask0 = a.w[0] + row0(ask_unit) * a.row_bytes[0];
       ask1 = a.w[second] + row1(ask_unit) * a.row_bytes[second];
     }
@@ -120,13 +140,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   for (int done = 0; done < total; ++done) {
     if (chunk == 0 && lane < a.on.m) {  // asked for now, used at the end
       const int r0 = row0(unit), r1 = row1(unit);
-      if (KIND == TIMES) {
+      if (Form<KIND>::KNOWN) {
         gate0 = __ldcg(a.on.idx + lane * a.on.idx_step + r0);
         gate1 = __ldcg(a.on.idx + lane * a.on.idx_step + r1);
         wanted0 = wanted1 = true;
       } else {
         wanted0 = a.on.wants(lane, r0, a.on.neuron(r0));
-        if (KIND == SCATTER) wanted1 = a.on.wants(lane, r1, a.on.neuron(r1));
+        if (!BOTH) wanted1 = a.on.wants(lane, r1, a.on.neuron(r1));
       }
     }
     barrier_wait(bars + stage, parity);
@@ -146,7 +166,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
       const float y0 = warp_reduce(acc[0][c], Add()), y1 = warp_reduce(acc[1][c], Add());
       acc[0][c] = acc[1][c] = 0.0f;
       if (lane != c) continue;
-      if (KIND == GATED) {
+      if (BOTH) {
         put<KIND>(a, unit, r0, c, wanted0, y0, y1);
       } else {
         if (2 * unit + 1 < n) put<KIND>(a, 2 * unit + 1, r1, c, wanted1, gate1, y1);
@@ -192,14 +212,14 @@ __global__ void __launch_bounds__(256) sparse_rows_any(const __grid_constant__ S
     const int r = mine[i], j = a.on.neuron(r);
     float y0[C], y1[C] = {};
     dot(a.w[0] + r * a.row_bytes[0], W(), y0);
-    if (KIND == GATED) dot(a.w[1] + r * a.row_bytes[1], V(), y1);
+    if (Form<KIND>::BOTH) dot(a.w[1] + r * a.row_bytes[1], V(), y1);
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       if (lane != c || c >= a.columns) continue;
-      const bool wanted = c < a.on.m && (KIND == TIMES || a.on.wants(c, r, j));
+      const bool wanted = c < a.on.m && (Form<KIND>::KNOWN || a.on.wants(c, r, j));
       float gate = y0[c];
-      if (KIND == TIMES && wanted) gate = __ldcg(a.on.idx + c * a.on.idx_step + r);
-      put<KIND>(a, i, r, c, wanted, gate, KIND == GATED ? y1[c] : y0[c]);
+      if (Form<KIND>::KNOWN && wanted) gate = __ldcg(a.on.idx + c * a.on.idx_step + r);
+      put<KIND>(a, i, r, c, wanted, gate, Form<KIND>::BOTH ? y1[c] : y0[c]);
     }
   }
 }

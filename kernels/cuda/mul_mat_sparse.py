@@ -51,9 +51,12 @@ def rows_launch(
     relu_up: bool = False,
     norm: Operand | None = None,
     eps: float = 0.0,
+    cut: float = 0.0,
+    bias: Operand | None = None,
 ) -> Launch:
     """kind GATED: weights gate and up, activations by place in the list go to address h. TIMES:
-    weight up, the gate is `on.idx`. SCATTER: one weight, results to `dst`. norm: of x, only where
+    weight up, the gate is `on.idx`. ALONE: weight up and a bias by neuron. SCATTER: one weight,
+    results to `dst`. CUT_GATED, CUT_TIMES: with a cut, which ALONE has too. norm: of x, only where
     `streams` says so."""
     first, last = weights[0], weights[-1]
     grid = max(1, min(device.sm_count, on.n_rows))
@@ -75,9 +78,10 @@ def rows_launch(
         grid = max(1, min(_ANY_BLOCKS * device.sm_count, ceil_div(on.n_rows, 8)))
         share, shared = ceil_div(on.n_rows, grid), _own_bytes(on.n_rows, grid)
     args = on.pack() + struct.pack(
-        "@2P2qPqPPq5if", first.address, last.address, first.nb[1], last.nb[1], x.address,
+        "@2P2qPqPPq5ifPf4x", first.address, last.address, first.nb[1], last.nb[1], x.address,
         x.nb[1] // 4, norm.address if norm else 0, dst.address if dst else h,
         dst.nb[1] // 4 if dst else 0, x.ne[0], c, stages, relu_up, share, eps,
+        bias.address if bias else 0, cut,
     )  # fmt: skip
     kernel = Kernel(_SOURCE, entry)
     return Launch(kernel, (grid, 1, 1), (threads, 1, 1), args, shared, dependent=fast)

@@ -7,7 +7,7 @@ from gguflow.engine.graph import op_spec
 from .elementwise import map_launch
 from .launch import Call, Launch, register
 
-OPS = ("scale", "clamp")
+OPS = ("scale", "clamp", "fatrelu")
 
 
 def launches(call: Call) -> list[Launch]:

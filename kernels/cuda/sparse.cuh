@@ -162,4 +162,5 @@ __device__ __forceinline__ int share_of(int n, int part, int parts) {
   return (n - part + parts - 1) / parts;
 }
 
-__device__ __forceinline__ float relu_of(float x) { return x <= 0.0f ? 0.0f : x; }
+// x where it is above the cut, else 0. A NaN stays.
+__device__ __forceinline__ float relu_of(float x, float cut = 0.0f) { return x <= cut ? 0.0f : x; }

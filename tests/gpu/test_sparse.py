@@ -34,8 +34,9 @@ def scores(fraction: float, common: float = 0.5) -> Any:
 
 def case(
     t: str, n_embd: int, n_ff: int, m: int, fraction: float = 0.1, *, bucket: int = 0,
-    cold: bool = False, idx: bool = True, down: str = "", **params: Any,
+    cold: bool = False, idx: bool = True, down: str = "", gated: bool = True, **params: Any,
 ) -> Case:  # fmt: skip
+    """gated: else up alone, with a bias."""
     n_rows = bucket or n_ff
 
     def scaled(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -52,6 +53,8 @@ def case(
         Operand((n_ff,), "i32", halves) if cold else None,
     )
     x = Operand((m, n_embd), data=lambda rng, s: rng.standard_normal(s))
+    if not gated:
+        return Case((None, w, last, x, *which, Operand((n_ff,))), params)
     return Case((w, w, last, x, *which), params)
 
 
@@ -73,7 +76,25 @@ CASES = [
     case("f16", 2048, 300, 1, relu_up=1, idx=False),
     case("q4_K", 2048, 300, 1, 0.3, down="q6_K"),
     case("q4_0", 2048, 300, 33, 0.3, down="f16"),
-]
+    *(case(t, 2048, 700, m, gated=False) for t in TYPES for m in (1, 2, 6)),
+    *(case(t, 2048, 700, 1, 1.0, gated=False) for t in TYPES),
+    *(case(t, 2048, 701, 2, bucket=333, gated=False) for t in ("f16", "q4_0", "q6_K")),
+    *(case(t, 2048, 300, m, idx=False, gated=False) for t in TYPES for m in (1, 5)),
+    *(case(t, 2048, 301, m, 0.4, cold=True, gated=False) for t in ("f16", "q4_K") for m in (1, 7)),
+    *(case(t, 2048, 300, m, gated=False) for t in TYPES for m in (9, 21, 70)),
+    *(case(t, 2048, 300, 40, bucket=200, gated=False) for t in ("f32", "q8_0")),
+    *(case(t, 2048, 300, 40, idx=False, gated=False) for t in ("bf16", "q6_K")),
+    *(case("f16", 2048, 300, m, idx=False, bucket=123, gated=False) for m in (1, 4)),
+    *(case("q4_0", 2048, 300, m, idx=False, cold=True, gated=False) for m in (1, 4)),
+    case("f16", 4096, 1001, 1, 0.0, gated=False),
+    case("f16", 192, 5000, 1, gated=False),
+    case("f32", 75, 500, 3, gated=False),  # rows that are read by any layout
+    case("q4_K", 2048, 300, 1, 0.3, down="q6_K", gated=False),
+    *(case("f32", 2048, 300, m, cut=0.1, gated=g) for m in (1, 3, 40) for g in (True, False)),
+    *(case("f32", 2048, 300, m, cut=0.1, gated=g, idx=False)
+      for m in (1, 3, 40) for g in (True, False)),
+    case("f32", 2048, 300, 2, cut=0.1, relu_up=1),
+]  # fmt: skip
 
 
 def around(c: Case) -> Case:
@@ -94,10 +115,11 @@ AROUND = [
 
 
 def name_of(c: Case) -> str:
-    w, x = c.srcs[0], c.srcs[3]
+    w, x = c.srcs[1], c.srcs[3]
     assert w is not None and x is not None
-    names = ("idx", "bucket", "gpu_idx")
-    which = "-".join(n for n, o in zip(names, c.srcs[4:], strict=True) if o is not None)
+    names = ("idx", "bucket", "gpu_idx", "alone")
+    which = "-".join(n for n, o in zip(names, c.srcs[4:], strict=False) if o is not None)
+    which += "-cut" if "cut" in c.params else ""
     return f"{w.dtype}-{w.shape[0]}x{w.shape[1]}-m{x.shape[0]}-{which}"
 
 
@@ -105,7 +127,7 @@ def name_of(c: Case) -> str:
 @pytest.mark.parametrize("c", CASES, ids=name_of)
 def test_sparse_ffn(gpu: Any, c: Case) -> None:
     built = build_case(op_spec("sparse_ffn"), c, np.random.default_rng(1))
-    w, x = c.srcs[0], c.srcs[3]
+    w, x = c.srcs[1], c.srcs[3]
     assert w is not None and x is not None
     few = x.shape[0] <= SPARSE_TOKENS[w.dtype] and not c.srcs[2].dtype.startswith("q")  # type: ignore[union-attr]
     tolerance = EXACT.get(w.dtype, built.tolerance) if few else built.tolerance
@@ -124,9 +146,10 @@ def test_with_norm_and_residual(gpu: Any, c: Case) -> None:
 @pytest.mark.parametrize("t", ["f16", "q4_0"])
 @pytest.mark.parametrize("m, fraction", [(1, 0.1), (1, 1.0), (6, 0.1), (12, 0.1)])
 def test_every_run_gives_the_same_bits(gpu: Any, t: str, m: int, fraction: float) -> None:
-    c = case(t, 2048, 3000, m, fraction)
-    built = build_case(op_spec("sparse_ffn"), c, np.random.default_rng(1))
-    assert len(results_of_runs(gpu, built, 20)) == 1
+    for gated in (True, False):
+        c = case(t, 2048, 3000, m, fraction, gated=gated)
+        built = build_case(op_spec("sparse_ffn"), c, np.random.default_rng(1))
+        assert len(results_of_runs(gpu, built, 20)) == 1
 
 
 @pytest.mark.gpu
@@ -193,6 +216,23 @@ def test_many_tokens_are_dense_products() -> None:
     found = entries(case("f16", 4096, 11008, 512))
     assert found.count("cublas_f16") == 3 and "relu_gate" in found
     assert not any("sparse_rows" in e for e in found)
+
+
+def test_without_a_gate_up_is_all_that_is_multiplied() -> None:
+    rows, axpy = entries(case("f16", 4096, 11008, 1, gated=False))
+    assert (rows, axpy) == ("sparse_rows<ALONE, f16, 1>", "axpy_stream<f16, 1, 2, 4>")
+    *product, relu, axpy = entries(case("f16", 4096, 11008, 1, idx=False, gated=False))
+    assert product and (relu, axpy) == ("relu_alone", "axpy_stream<f16, 1, 2, 4>")
+    found = entries(case("f16", 4096, 11008, 512, gated=False))
+    assert found.count("cublas_f16") == 2 and "relu_alone" in found
+
+
+def test_a_cut_has_kernels_of_its_own() -> None:
+    """Those of plain ReLU compare with a constant."""
+    for m, idx, entry in ((1, True, "sparse_rows<CUT_GATED, f16, 1>"), (40, True, "cut_gate"),
+                          (1, False, "sparse_rows<CUT_TIMES, f16, 1>")):  # fmt: skip
+        found = entries(case("f16", 4096, 11008, m, idx=idx, cut=0.01))
+        assert entry in found and entry not in entries(case("f16", 4096, 11008, m, idx=idx))
 
 
 def test_without_idx_the_gate_is_computed_whole() -> None:

@@ -11,6 +11,9 @@ import pytest
 
 for folder in ("ops", "serving"):
     sys.path.insert(0, str(Path(__file__).parents[1] / folder))
+# Eight streams that wait for each other, on one GPU: with as many queues as it has by default, two
+# of them share one with others of this process, and one waits behind who waits for it.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 @pytest.hookimpl(trylast=True)  # of what -m leaves

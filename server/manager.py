@@ -143,6 +143,7 @@ class _Slot:
         self.lock = asyncio.Lock()  # one loads or unloads at a time
         self.nbytes = 0  # known once it was prepared
         self.reserved = 0  # bytes set aside while it is loaded
+        self.failed = self.lost = False  # its engine; and another one could not be made
         self.created = int(spec.path.stat().st_mtime)
 
 
@@ -180,6 +181,10 @@ class ModelManager:
     def loaded(self) -> Iterator[Loaded]:
         """The models in memory."""
         return (s.loaded for s in [*self._slots.values()] if s.loaded is not None)
+
+    def lost(self) -> list[str]:
+        """Names of the models whose engine failed, and whose last attempt at another one too."""
+        return [name for name, slot in self._slots.items() if slot.lost]
 
     def created(self, name: str) -> int:
         """When a model's file was made, in seconds since 1970."""
@@ -223,6 +228,7 @@ class ModelManager:
             if not self._started:
                 raise  # for who started the server
             # A device that is lost, or memory that is gone: the other models go on.
+            slot.lost = slot.failed
             log.exception("%s cannot be loaded", slot.spec.name)
             raise unavailable(f"{slot.spec.name} cannot be loaded; the log says why") from None
         try:
@@ -263,6 +269,7 @@ class ModelManager:
             # Whoever was in work has been told; those who come get a new engine.
             cause = slot.loaded.engine.failed
             log.error("the engine of %s failed", slot.spec.name, exc_info=cause)
+            slot.failed = True
             await self._put_away(slot)
         model = await asyncio.to_thread(self._open, slot.spec)
         slot.nbytes = await asyncio.to_thread(model_bytes, model)
@@ -280,6 +287,7 @@ class ModelManager:
             await loaded.engine.__aenter__()
             loaded.n_users = 1
             slot.loaded = loaded
+            slot.failed = slot.lost = False
         finally:
             slot.reserved = 0
             await self._notify()

@@ -15,9 +15,13 @@ from .schema.other import DetokenizeBody, TokenizeBody
 
 
 async def health(exchange: Exchange) -> None:
-    """Whether requests are taken."""
-    if exchange.service.ending() or exchange.service.manager.closing:
+    """Whether requests are taken. Not where a model's device is lost: what watches over the server
+    has to start it anew, since a process does not get a GPU back."""
+    manager = exchange.service.manager
+    if exchange.service.ending() or manager.closing:
         raise unavailable("the server is going down")
+    if lost := manager.lost():
+        raise unavailable(f"{', '.join(lost)} cannot be loaded again; the log says why")
     await exchange.json({"status": "ok"})
 
 

@@ -135,5 +135,8 @@ def test_a_device_that_is_lost(server: Running, monkeypatch: pytest.MonkeyPatch)
             assert status == 503 and answer["error"]["type"] == "server_error", answer
             assert text(server, "abc", "m1") == other
         assert answer["error"]["message"] == "m0 cannot be loaded; the log says why"
+        status, answer = server.get("/health")[::2]
+        assert status == 503 and answer["error"]["message"].startswith("m0 cannot be loaded again")
     assert text(server, "abc") == alone
+    assert server.get("/health")[0] == 200
     server.wait_idle()

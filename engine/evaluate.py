@@ -18,6 +18,7 @@ from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.session import Session
+from gguflow.models.base import ModelError
 
 BLOCK_BYTES = 16 << 20  # of logits in memory at a time, for each model
 # Models in memory at once, besides the reference: enough for every type of a small model in one
@@ -155,6 +156,11 @@ def scored(session: Session, window: Sequence[int]) -> Iterator[tuple[np.ndarray
     """Runs a window; yields it in blocks: log probabilities float32 [n, n_vocab] at the scored
     positions, and the tokens that came next there, int64 [n]."""
     session.model.check_ids(window)
+    if not session.model.hp.causal:
+        raise ModelError(
+            f"{session.model.source.path}: attention.causal is false: no perplexity, as the tokens "
+            "of a text have seen those that they would predict"
+        )
     session.rewind(0)
     first, n = len(window) // 2, len(window) - 1  # the last token predicts nothing in the window
     step = max(

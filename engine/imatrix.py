@@ -137,7 +137,10 @@ def measure(
     progress: windows done, and all.
     """
     inputs, found = _Inputs(), _Sums()
-    run = model.with_options(n_ubatch=ROWS, fuse=False).with_rewrite(inputs)
+    # Where a prompt is read in both directions its inputs are those of all of it at once.
+    most = ROWS if model.hp.causal else max(map(len, chunks), default=ROWS)
+    n_batch = max(most, model.options.n_batch)
+    run = model.with_options(n_ubatch=most, n_batch=n_batch, fuse=False).with_rewrite(inputs)
     for i, chunk in enumerate(chunks):
         for values in run.outputs(chunk):
             found.add(inputs.uses, values)

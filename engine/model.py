@@ -55,7 +55,7 @@ from gguflow.engine.planning import (
     token_key,
 )
 from gguflow.engine.profile import Profile
-from gguflow.engine.prompt import Prompt, check_ids, check_prompt_type
+from gguflow.engine.prompt import Prompt, check_ids, check_length, check_prompt_type
 from gguflow.engine.resolve import Resolved, open_devices, prepare, resolve, resolve_again
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.buckets import Buckets
@@ -304,11 +304,10 @@ class Model:
         return next((n for b in self.backends.values() if (n := b.n_threads)), 1)
 
     def check_prompt(self, ids: Sequence[int]) -> None:
-        """Raises ContextError for more tokens than the context holds, ValueError for none and for
-        ids outside the vocabulary."""
-        if not len(ids):
-            raise ValueError("the prompt has no tokens")
+        """Raises ContextError for more tokens than the context holds, or than a run where a prompt
+        has to be computed at once, ValueError for none and for ids outside the vocabulary."""
         self.check_ids(ids)
+        check_length(ids, self.options.n_ctx if self.hp.causal else self.options.n_ubatch)
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """As `check_prompt`, but none at all are fine."""

@@ -46,3 +46,16 @@ def check_prompt_type(prompt: object) -> None:
 
 def _kind(value: object) -> str:
     return type(value).__name__
+
+
+def check_length(ids: Sequence[int], most: int) -> None:
+    """Raises ValueError for a prompt without tokens, ContextError for more tokens than can be
+    computed of one: of a model that reads it in both directions, where the first tokens see keys
+    that the last ones make, as many as a run has."""
+    if not len(ids):
+        raise ValueError("the prompt has no tokens")
+    if len(ids) > most:
+        raise ContextError(
+            f"{len(ids)} tokens: this model reads a prompt in both directions, all of it in one "
+            f"run of at most {most}; raise `n_ubatch` and `n_batch`"
+        )

@@ -152,7 +152,8 @@ class Session:
         sampling = None if sampler is None else sampling_of(sampler)
         self._kv.grow(self._seq, n)
         result: Sequence[NDArray[np.generic]]
-        single = n == 1 and (not prompt or self._runner.is_host)
+        like_single = self._runner.is_host and not (self._kv.whole_prompts and n_past)
+        single = n == 1 and (not prompt or like_single)
         if single:
             result = self._runner.run_one(self._seq, pieces[0][0], sampling, outputs != "none")
         else:
@@ -341,6 +342,8 @@ class Session:
         if not self._kv.share_generated:
             ids, before = ids[:n_prompt], before[: self._kv.n_chunked(self._seq)]
         keep, common = 0, min(len(before), len(ids) - 1)
+        if self._kv.whole_prompts:
+            common = 0
         while keep < common and before[keep] == ids[keep]:
             keep += 1
         if self._kv.n_findable(ids) <= keep:

@@ -66,30 +66,35 @@ class Batch:
     k_type: DType
     v_type: DType
 
-    def inputs(self, g: Graph) -> Inputs:
-        """Declare the inputs that every decoder has."""
-        return Inputs(g, self)
+    def inputs(self, g: Graph, causal: bool = True) -> Inputs:
+        """Declare the inputs that every decoder has. causal: see `HParams`."""
+        return Inputs(g, self, causal)
 
 
 @dataclass(frozen=True)
 class Rows:
     """Where rows stand. pos, seq: i32 [n], -1 where padded; the first n_single rows are each alone
-    in their sequence."""
+    in their sequence. sees: i32 [n], the last position that a row sees; pos itself where that is
+    its own."""
 
     pos: Tensor
     seq: Tensor
     n_single: int
+    sees: Tensor
 
 
 class Inputs:
     """A run's inputs: token ids, i32 [n_tokens], -1 where padded, and where its rows stand."""
 
-    def __init__(self, g: Graph, batch: Batch) -> None:
+    def __init__(self, g: Graph, batch: Batch, causal: bool) -> None:
         n = batch.key.n_tokens
         self._g, self._batch = g, batch
         self.key = batch.key
         self.tokens, pos, seq = (g.input(t, I32, (n,)) for t in ("tokens", "pos", "seq"))
-        self.rows = Rows(pos, seq, batch.key.n_single)
+        # Generated tokens see what stands before them in any model.
+        self._looks_ahead = not causal and batch.key.n_single < n
+        sees = g.input("sees", I32, (n,)) if self._looks_ahead else pos
+        self.rows = Rows(pos, seq, batch.key.n_single, sees)
         self._picked: dict[Tensor, Tensor] = {}
 
     def kv(self, i: int, layer: CacheLayer) -> LayerKv:
@@ -118,7 +123,8 @@ class Inputs:
         if not key.picks:
             return self.rows
         pos, seq = (g.input(f"out.{t}", I32, (key.n_out,)) for t in ("pos", "seq"))
-        return Rows(pos, seq, key.n_out if key.n_out <= key.n_seqs else 0)
+        sees = g.input("out.sees", I32, (key.n_out,)) if self._looks_ahead else pos
+        return Rows(pos, seq, key.n_out if key.n_out <= key.n_seqs else 0, sees)
 
     def out(self, x: Tensor) -> Tensor:
         """The rows to output of x, f32 [n_tokens, ..]; x itself if it has no others."""

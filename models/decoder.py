@@ -95,7 +95,7 @@ class Decoder(Architecture):
         return cache_layer(self.layer_hparams(i))
 
     def build(self, g: Graph, w: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        ends = Site(g, w, batch.inputs(g), self.hp)
+        ends = Site(g, w, batch.inputs(g, self.hp.causal), self.hp)
         x = self.embed(ends)
         for i in range(self.hp.n_layer):
             with g.scope(f"blk.{i}"):

@@ -160,7 +160,7 @@ class Gemma4(Gemma):
         return cache_layer(self.layer_hparams(i)) if self.source_of(i) == i else None
 
     def build(self, g: Graph, w: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        ends = Site(g, w, batch.inputs(g), self.hp)
+        ends = Site(g, w, batch.inputs(g, self.hp.causal), self.hp)
         x = self.embed(ends)
         of_layers = self.of_layers(ends, x) if self.own.n_embd_layer else None
         for i in range(self.hp.n_layer):

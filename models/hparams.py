@@ -72,6 +72,7 @@ class HParams:
     rope_base_window: float = 0.0  # of layers with a sliding window; 0: as the others
     alibi_bias: float = 0.0  # ALiBi's largest bias; 0: none
     clamp_kqv: float = 0.0  # bound of queries, keys and values; 0: none
+    causal: bool = True  # whether a prompt's tokens see those before them alone, and not all of it
     experts: Experts | None = None
     recurrent: Recurrent | None = None
     latent: Latent | None = None
@@ -144,6 +145,7 @@ def read_hparams(
         n_head_kv=max(numbers["n_head_kv"]),
         n_ff=max(numbers["n_ff"]),
         sliding_window=max(numbers["sliding_window"]),
+        causal=k.flag("attention.causal", True),
         by_layer={name: values for name, values in numbers.items() if len(set(values)) > 1},
     )
     if hp.rope_dims > head_dim or hp.rope_dims % 2:
@@ -155,10 +157,6 @@ def read_hparams(
         raise ModelError(f"{arch}.rope.freq_base: {hp.rope_base} is not positive")
     if hp.rope_base <= 1 and "ext_factor" in hp.rope_scaling:
         raise ModelError(f"{arch}.rope.freq_base: {hp.rope_base}, expected more than 1 for YaRN")
-    if not k.flag("attention.causal", True):
-        raise ModelError(
-            f"{arch}.attention.causal: false; attention in both directions is not supported"
-        )
     if routing is not None:
         hp = replace(hp, experts=read_experts(k, hp.n_ff, routing))
     elif k.integer("expert_count", 0):
@@ -240,6 +238,8 @@ def hparam_keys(hp: HParams, eps_key: str, reads: Collection[str]) -> Iterator[t
         ("rope.freq_base", hp.rope_base), ("vocab_size", hp.n_vocab),
     ):  # fmt: skip
         yield f"{hp.arch}.{key}", value
+    if not hp.causal:
+        yield f"{hp.arch}.attention.causal", False
     if hp.sliding_window:
         yield f"{hp.arch}.attention.sliding_window", hp.sliding_window
         if "sliding_window" in hp.by_layer:

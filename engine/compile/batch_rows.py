@@ -15,6 +15,7 @@ TOKENS, OUTPUTS = "tokens", "outputs"
 _SEEDS = {TOKENS: "tokens", OUTPUTS: "out.ids"}  # inputs whose lengths are the numbers of rows
 _OF_TOKENS = (
     "pos",
+    "sees",
     "seq",
     "rows.",
     "lora.",

@@ -157,6 +157,13 @@ def base_keys(c: Config) -> dict[str, Any]:
     return keys | rope_keys(c)
 
 
+def direction_keys(c: Config) -> dict[str, Any]:
+    """Of prefix language models, whose prompts are read in both directions."""
+    old = c.get("attn_config")  # MPT's
+    prefix = c.get("prefix_lm") or (isinstance(old, dict) and old.get("prefix_lm"))
+    return {"attention.causal": False} if prefix or c.get("is_causal") is False else {}
+
+
 def expert_keys(c: Config) -> dict[str, Any]:
     """Of a mixture of experts; nothing for a model that is none."""
     if not c.get("num_local_experts", "num_experts"):

@@ -15,11 +15,12 @@ from gguflow.engine.gguf import Typed, write_gguf
 from gguflow.engine.graph import F32, DType, dtype_by_name
 from gguflow.engine.quants import decode, encode
 from gguflow.models.base import ModelError, architecture
+from gguflow.models.both_ways import check_both_ways
 from gguflow.models.mixes import KEPT
 
 from .checkpoint import Checkpoint, ConvertError
 from .families import family_of
-from .family import Family, Weight
+from .family import Family, Weight, direction_keys
 from .fp8 import fp8, is_scale
 from .mxfp4 import BLOCKS, SCALES, mxfp4
 from .safetensors import F8
@@ -83,7 +84,8 @@ def _metadata(source: Checkpoint, family: Family, matrices: DType) -> dict[str, 
         "general.file_type": Typed("u32", int(LlamaFileType[_FILE_TYPES[matrices.name]])),
         "general.quantization_version": Typed("u32", GGML_QUANT_VERSION),
     }
-    return values | {f"{family.arch}.{key}": v for key, v in family.keys(source.config).items()}
+    keys = {**family.keys(source.config), **direction_keys(source.config)}
+    return values | {f"{family.arch}.{key}": v for key, v in keys.items()}
 
 
 Written = tuple[DType, tuple[int, ...], Any]
@@ -241,5 +243,6 @@ def _check(
             if name == spec.name and not held and not spec.fits(shapes[name]):
                 raise ModelError(f"tensor {name}: {list(shapes[name])} for {list(spec.shape)}")
         arch.check(shapes)
+        check_both_ways(arch)
     except ModelError as e:
         raise ConvertError(f"{source.path}: {e}") from None

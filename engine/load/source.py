@@ -17,6 +17,7 @@ from gguflow.engine.graph import F16, F32, DType, dtype_by_name
 from gguflow.engine.harmless import one_line
 from gguflow.engine.quants import decode, dequantize_any, encode
 from gguflow.models.base import Architecture, ModelError, WeightSpec, architecture
+from gguflow.models.both_ways import check_both_ways
 from gguflow.models.hparams import architecture_name
 from gguflow.models.keys import Asked
 
@@ -84,6 +85,8 @@ def open_model(path: str | Path, keys: Mapping[str, Any] | None = None) -> Model
     """
     f = GgufFile.open(path)
     metadata = f.metadata
+    if f.magic == powerinfer.MAGIC:
+        metadata = {**metadata, **powerinfer.amended(metadata)}
     if keys:
         arch_name = metadata.get("general.architecture")
         own = {f"{arch_name}{k}" if k.startswith(".") else k: v for k, v in keys.items()}
@@ -105,6 +108,7 @@ def open_model(path: str | Path, keys: Mapping[str, Any] | None = None) -> Model
         asked = Asked(metadata)
         arch = cls.from_metadata(asked, embd.shape[0])
         asked.refuse_others(str(metadata["general.architecture"]))
+        check_both_ways(arch)
         for spec in arch.weights():
             info = _find(f, spec, cls.name)
             if info is None:

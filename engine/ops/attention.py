@@ -1,7 +1,9 @@
-"""attention: causal attention of many sequences over a KV cache in pages, in one op.
+"""attention: of many sequences over a KV cache in pages, in one op.
 
-A sequence's keys and values lie in pages of 64 rows of one state (Kwon et al. 2023, arXiv
-2309.06180). Its row of the table says which page holds which positions.
+A token sees the keys up to a position that is given for it: its own, as a rule, which is causal
+attention; the last one of a prompt that is read in both directions. A sequence's keys and values
+lie in pages of 64 rows of one state (Kwon et al. 2023, arXiv 2309.06180). Its row of the table says
+which page holds which positions.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Attention(OpSpec):
         "softmax(bias + cap(scale q k^T)) v for each token and head; head h reads KV head "
         "h // (n_head / n_head_kv). Key j of token i is row table[seq[i], j // 64] * 64 + j % 64 "
         "of k and v. It is visible iff j <= pos[i], window == 0 or pos[i] - j < window, and there "
-        "is such a page: seq[i] and the table's entry are not negative. "
+        "is such a page: seq[i] and the table's entry are not negative. pos[i] is the last "
+        "position that token i sees, from which windows and biases are measured. "
         "cap(s) = softcap tanh(s / softcap) if softcap > 0; "
         "bias = -slope(head) (pos[i] - j) if max_bias > 0 (ALiBi). A sink is one more score of its "
         "head, of a key without a value. A token that sees nothing (position -1: padding) gives "
@@ -232,6 +235,15 @@ class Attention(OpSpec):
         gone = [[-1, -1, 4, 0], [2, -1, -1, -1]]
         seqs = ((2, 250), (3, 40))
         yield case(5, (4, 2), 64, 250, "f16", seqs=seqs, pages=gone, window=60, note="pages gone")
+        # Prompts read in both directions: all tokens of one see its last position.
+        whole = ((1, 70), (40, 40), (5, 5), (130, 130))
+        sees = np.concatenate([np.full(m, n - 1) for m, n in whole])
+        for t, hd in (("f32", 31), ("f16", 64), ("q8_0", 128), ("bf16", 64)):
+            for n in (2, 4):  # few rows of prompts, and many
+                m = sum(k for k, _ in whole[:n])
+                yield case(m, (4, 2), hd, 130, t, seqs=whole[:n], pos=sees[:m], n_single=1,
+                           note="both directions")  # fmt: skip
+        yield case(1, (4, 2), 64, 96, "f16", pos=[95], note="both directions, one of its tokens")
         # Shared pages: two sequences with one beginning.
         fork = [[3, 1, 0], [3, 2, -1]]
         seqs = ((1, 150), (1, 100))

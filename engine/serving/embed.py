@@ -122,7 +122,7 @@ class Embedder:
         for job in self._running:
             assert job.seq is not None
             n = min(len(job.ids) - job.n_rows, left)
-            if not n:
+            if not n or (self._kv.whole_prompts and n < len(job.ids)):
                 break
             n = self._kv.until_checkpoint(job.seq, n)
             try:

@@ -115,7 +115,7 @@ class Engine:
             return self._add_embed(replace(request, ids=ids))
         if request.max_tokens < -1:
             raise ValueError(f"max_tokens {request.max_tokens}: expected -1 or more")
-        check_extras(request, self.model.hp.n_vocab)
+        check_extras(request, self.model.hp.n_vocab, self.model.hp.causal)
         seed, n_ctx = seed_of(request.settings), self.model.options.n_ctx
         host = None if request.is_plain else self._host_sampler(request, seed)
         with self._lock:

@@ -30,8 +30,14 @@ class Choice:
     top_logprobs: Ranked = ()
 
 
-def check_extras(request: Request, n_vocab: int) -> None:
-    """Raises ValueError or TypeError naming the field of a request that cannot be had."""
+def check_extras(request: Request, n_vocab: int, causal: bool = True) -> None:
+    """Raises ValueError or TypeError naming the field of a request that cannot be had. causal: as
+    of the model."""
+    if request.prompt_logprobs and not causal:
+        raise ValueError(
+            "prompt_logprobs: this model reads a prompt in both directions, where every token has "
+            "seen the next one"
+        )
     k = request.logprobs
     if k is not None and (not isinstance(k, Integral) or isinstance(k, bool)):
         raise TypeError(f"logprobs {k!r}: expected a whole number or None")

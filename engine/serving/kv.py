@@ -60,12 +60,14 @@ class KvCache:
     n_states: slots of recurrent state, where there are layers with one; `every`: tokens between
     the copies of it, whole pages. share_generated: whether rows that were computed one by one may
     stand for the same rows computed in chunks, which holds where both give the same bits.
+    whole_prompts: whether prompts are read in both directions. Their rows then depend on all of the
+    prompt: they are computed at once, and no others stand for them.
     """
 
     def __init__(
         self, groups: Mapping[str, Group], n_seqs: int, n_entries: int, copy: Copy, *,
         n_states: int = 0, every: int = 16 * PAGE, share: bool = True,
-        share_generated: bool = True,
+        share_generated: bool = True, whole_prompts: bool = False,
     ) -> None:  # fmt: skip
         if every % PAGE:
             raise ValueError(f"{every} tokens are not whole pages of {PAGE}")
@@ -75,7 +77,9 @@ class KvCache:
         self.n_entries = n_entries
         self.states = StateSlots(n_states, every, copy) if n_states else None
         self._copy = copy
-        self._share, self.share_generated = share, share_generated
+        self.whole_prompts = whole_prompts
+        self._share = share and not whole_prompts
+        self.share_generated = share_generated and not whole_prompts
         # Windows let pages go as they move on; a state is copied where it stands.
         self._seals_at_once = n_states > 0 or any(g.window for g in groups.values())
         self._seqs: dict[int, _Sequence] = {}

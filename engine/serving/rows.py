@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gguflow.engine.prompt import ContextError
+
 from .kv import KvCache
 
 
@@ -30,7 +32,8 @@ class Rows:
     """n rows, the single ones first, of m sequences.
 
     tokens, pos: int [n]. seq: int [n], which of `seqs` a row belongs to. seqs: int [m], by the
-    cache's numbers. out: int, the rows with an output, in their order.
+    cache's numbers. out: int, the rows with an output, in their order. sees: int [n], the last
+    position that a row sees; None where that is its own.
     """
 
     tokens: np.ndarray
@@ -39,6 +42,7 @@ class Rows:
     seqs: np.ndarray
     n_single: int
     out: np.ndarray
+    sees: np.ndarray | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -52,13 +56,15 @@ def single_rows(seqs: np.ndarray, tokens: np.ndarray, pos: np.ndarray) -> Rows:
 
 
 def rows_of(kv: KvCache, pieces: Sequence[Piece]) -> Rows:
-    """The rows of pieces, of which single ones come first and each sequence has one."""
+    """The rows of pieces, of which single ones come first and each sequence has one. Raises
+    WholePromptError for a piece of a prompt that has to be computed at once."""
+    sees = _ends(kv, pieces) if kv.whole_prompts else None
     if len(pieces) == 1:  # a prompt by itself, whose first token is waited for
         (p,) = pieces
         n, start = len(p.ids), kv.length(p.seq) + p.ahead
         return Rows(
             np.array(p.ids), np.arange(start, start + n), np.zeros(n, int), np.array([p.seq]),
-            int(p.single), np.arange(n - p.n_out, n),
+            int(p.single), np.arange(n - p.n_out, n), sees,
         )  # fmt: skip
     lengths = [len(p.ids) for p in pieces]
     ends = np.cumsum(lengths).tolist()
@@ -70,4 +76,22 @@ def rows_of(kv: KvCache, pieces: Sequence[Piece]) -> Rows:
         np.array([p.seq for p in pieces]),
         sum(p.single for p in pieces),
         np.concatenate([np.arange(end - p.n_out, end) for p, _, end in each]),
+        sees,
     )
+
+
+class WholePromptError(ContextError):
+    """A part of a prompt that is read in both directions: its tokens see keys that are not there
+    before the rest is computed."""
+
+
+def _ends(kv: KvCache, pieces: Sequence[Piece]) -> np.ndarray:
+    """The last position that each row sees: of a prompt's, the prompt's last."""
+    for p in pieces:
+        if not p.single and (start := kv.length(p.seq) + p.ahead):
+            raise WholePromptError(
+                f"{len(p.ids)} tokens of a prompt after {start} others: this model reads prompts "
+                "in both directions, all of one in one run; raise `n_ubatch` and `n_batch`"
+            )
+    return np.repeat([kv.length(p.seq) + len(p.ids) - 1 for p in pieces],
+                     [len(p.ids) for p in pieces])  # fmt: skip

@@ -133,6 +133,7 @@ class Runner:
             partial(copy_page, model.arch, size.n_pages, self.states),
             n_states=size.n_pages.get(STATES, 0),
             share_generated=self.is_host,
+            whole_prompts=not model.hp.causal,
         )
         self._lora = np.array([factor for _, factor in model.options.lora], np.float32)
         self._arenas: dict[str, Buffer] = {}
@@ -166,8 +167,13 @@ class Runner:
     def _n_pieces(self) -> int:
         """Runs that a prompt may be cut into at a time: see `Options.n_pieces`."""
         o = self.model.options
-        if o.n_seqs > o.n_ubatch or not all(
-            (links := self.model.backends[name].links) and links.alloc_pinned for name in o.devices
+        if (
+            not self.model.hp.causal
+            or o.n_seqs > o.n_ubatch
+            or not all(
+                (links := self.model.backends[name].links) and links.alloc_pinned
+                for name in o.devices
+            )
         ):
             return 1
         return o.n_pieces
@@ -321,8 +327,12 @@ class Runner:
             at = np.arange(n)
             at[rows.n_single :] += gap
         padded = n < key.n_tokens
-        for name, values in (("tokens", rows.tokens), ("pos", rows.pos), ("seq", rows.seq)):
-            x = inputs[name]
+        sees = rows.pos if rows.sees is None else rows.sees
+        named = {"tokens": rows.tokens, "pos": rows.pos, "seq": rows.seq, "sees": sees}
+        for name, values in named.items():
+            x = inputs.get(name)
+            if x is None:  # models that read in one direction need not be told what rows see
+                continue
             if padded:
                 x[:] = -1
             x[at] = values
@@ -344,7 +354,8 @@ class Runner:
         out: np.ndarray | slice = slice(n_out)
         if key.picks:
             ids = rows.out if isinstance(at, slice) else at[rows.out]
-            named = {"ids": ids, "pos": rows.pos[rows.out], "seq": rows.seq[rows.out]}
+            named = {"ids": ids, "pos": rows.pos[rows.out], "seq": rows.seq[rows.out],
+                     "sees": sees[rows.out]}  # fmt: skip
             for name, values in named.items():
                 picked = inputs.get(f"out.{name}")
                 if picked is not None:  # only attention asks where its rows stand

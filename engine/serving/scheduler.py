@@ -100,6 +100,11 @@ class Scheduler:
         shares: dict[int, int] = {}
         # Rows that all have an output are of one run.
         left = self.n_chunk * (1 if any(job.wants_rows for job in line) else self.n_runs)
+        if self.kv.whole_prompts:
+            for job in line:
+                shares[job.id] = job.n_next if job.n_next <= left else 0
+                left -= shares[job.id]
+            return shares
         for i, job in enumerate(line):
             most = left if i == len(line) - 1 else left - left // 4
             shares[job.id] = min(job.n_next, most)

@@ -139,7 +139,12 @@ class Speculation:
 
 
 def check_draft(model: Model, draft: Model) -> None:
-    """Raises SpeculationError unless the draft's tokens are the model's."""
+    """Raises SpeculationError unless the draft's tokens are the model's, and for one that cannot
+    take up what was generated as it takes up prompts."""
+    if not draft.hp.causal:
+        raise SpeculationError(
+            f"{draft.source.path}: a draft that reads prompts in both directions is not supported"
+        )
 
     def refuse(what: str) -> None:
         raise SpeculationError(f"{draft.source.path}: {what}: a draft needs the same vocabulary")

@@ -105,7 +105,7 @@ def attend_over(
         q,
         g.reshape(k_rows, (n_rows, hp.n_head_kv, hp.head_dim)),
         g.reshape(v_rows, (n_rows, hp.n_head_kv, hp.head_dim_v)),
-        here.pos,
+        here.sees,
         here.seq,
         table,
         at.find("attn_sinks.weight"),

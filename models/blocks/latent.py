@@ -52,7 +52,7 @@ def latent_attention(at: Site, h: Tensor, *, rope_mode: str) -> Tensor:
         q,
         keys,
         g.slice(keys, 2, 0, m.n_kv),
-        here.pos,
+        here.sees,
         here.seq,
         cache.table,
         scale=hp.attn_scale or 1.0 / math.sqrt(m.head_dim),

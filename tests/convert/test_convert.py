@@ -176,6 +176,21 @@ def test_configurations_that_do_not_fit(
     assert not (tmp_path / "m.gguf").exists()
 
 
+def test_prefix_models(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """transformers' `is_causal`: a prompt's tokens see each other; where that cannot be, it is
+    refused and not left out."""
+    source = checkpoint("llama")
+    edit(source / "config.json", is_causal=False)
+    convert(source, tmp_path / "m.gguf", "f32")
+    with GgufFile.open(tmp_path / "m.gguf") as f:
+        assert f.metadata["llama.attention.causal"] is False
+    assert error(tmp_path / "m.gguf", "llama") > 1e-3
+    source = checkpoint("qwen35")
+    edit(source / "config.json", is_causal=False)
+    with pytest.raises(ConvertError, match="attention.causal: false; recurrent layers in both"):
+        convert(source, tmp_path / "q.gguf")
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0,
         "original_max_position_embeddings": 16}  # fmt: skip
 

@@ -28,7 +28,7 @@ def sparse_facts(f: GgufFile) -> dict[str, Any] | None:
         }
     name = f.keys.text("general.architecture", None)
     found = {m: t for n, t in f.tensors.items() if (m := _PREDICTOR.fullmatch(n))}
-    if not found and name != "relullama":
+    if not found and name not in ("relullama", "relufalcon"):
         return None
     ranks = {int(m[1]): t.shape[0] for m, t in found.items() if m[2] == "fc1"}
     threshold = read_threshold(f.keys, str(name))

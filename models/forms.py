@@ -88,4 +88,8 @@ class Parallel(Decoder):
             mine = self.norm(at, "attn_norm_2", x, "norm_2") if own else h
             x = residual(at, x, attention(at, mine, rope_mode=self.rope_mode))
         with at.g.scope("ffn"):
-            return residual(at, x, ffn(at, at.needed(h), act=self.act))
+            return residual(at, x, self.mix(at, at.needed(h)))
+
+    def mix(self, at: Site, h: Tensor) -> Tensor:
+        """The feed-forward layer of a normed input."""
+        return ffn(at, h, act=self.act)

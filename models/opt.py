@@ -7,7 +7,6 @@ Source: Zhang et al. 2022 (arXiv 2205.01068). The 350M model, whose norms come a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from gguflow.engine.graph import Graph, Tensor
 
@@ -16,23 +15,21 @@ from .batch import Batch
 from .blocks import LAYER_NORM
 from .forms import Sequential
 from .keys import ModelError
+from .relu import ReluLayers
 
 UNUSED = 2  # rows at the beginning of the published tables
 POSITIONS = "position_embd.weight"
 
 
-class Opt(Sequential):
+class Opt(ReluLayers, Sequential):
     name = "opt"
     norm = LAYER_NORM
     rope_mode = ""
-    act = "relu"
     gated = False
+    by_neuron = False
 
     def weights(self) -> Iterator[WeightSpec]:
-        for spec in super().weights():
-            down = spec.name.endswith("ffn_down.weight")
-            transposed = spec.name.replace("ffn_down", "ffn_down_t") if down else ""
-            yield replace(spec, transposed=transposed)
+        yield from super().weights()
         yield WeightSpec(POSITIONS, (-1, self.hp.n_embd))
 
     def check(self, tensors: Mapping[str, tuple[int, ...]]) -> None:

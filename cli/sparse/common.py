@@ -37,7 +37,7 @@ def open_relu(args: Namespace) -> ModelSource:
     """The model of -m, --random or the bundled one. Raises ModelError when it is not of ReLU."""
     from gguflow.engine.load import open_model
     from gguflow.models.base import ModelError
-    from gguflow.models.relullama import ReluLlama
+    from gguflow.models.relu import ReluLayers
 
     if args.random is not None:
         if args.model is not None:
@@ -45,7 +45,7 @@ def open_relu(args: Namespace) -> ModelSource:
         source = random_source(args.random)
     else:
         source = open_model(args.model if args.model is not None else bundled_relu_model())
-    if not isinstance(source.arch, ReluLlama):
+    if not isinstance(source.arch, ReluLayers):
         raise ModelError(
             f"{source.path}: architecture {source.arch.name} has no ReLU in its feed-forward "
             "layers: all of its neurons are always active"

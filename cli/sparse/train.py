@@ -180,7 +180,9 @@ def write(args: Namespace, source: ModelSource, found: list[Predictor], dtype: D
     layers = [(p.fc1.numpy(), p.fc2.numpy()) for p in found]
     thresholds = [p.threshold for p in found]
     if args.output:
-        write_predictor(args.output, source.arch.hp, layers, thresholds, model_hash(source), dtype)
+        arch = source.arch
+        owner = model_hash(source)
+        write_predictor(args.output, arch.hp, layers, thresholds, owner, dtype, arch.name)
         note(f"wrote {args.output}")
     if args.embed:
         embed_predictor(source.path, args.embed, layers, thresholds, dtype)

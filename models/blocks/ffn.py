@@ -15,13 +15,17 @@ from .site import Site
 GLU = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
 
 
-def ffn(at: Site, h: Tensor, *, act: str, up_act: str = "") -> Tensor:
+def ffn(at: Site, h: Tensor, *, act: str, up_act: str = "", cut: float = 0.0) -> Tensor:
     """down(act(gate h) * up h), or down(act(up h)) where there is no gate.
 
     h: normed input f32 [m, n_embd]; returns the same shape. act: an op of one operand. up_act:
-    another one over up, beside a gate.
+    another one over up, beside a gate. cut: of ReLU, up to which value it makes zero.
     """
-    g, activate = at.g, at.g.op
+    g = at.g
+
+    def activate(op: str, x: Tensor, name: str) -> Tensor:
+        return g.fatrelu(x, cut=cut, name=name) if cut and op == "relu" else g.op(op, x, name=name)
+
     if at.find("ffn_gate.weight") is None:
         return down(at, activate(act, linear(at, "ffn_up", h, "up"), name="act"))
     gate = linear(at, "ffn_gate", h, "gate")
@@ -33,9 +37,14 @@ def ffn(at: Site, h: Tensor, *, act: str, up_act: str = "") -> Tensor:
 
 def down(at: Site, hidden: Tensor) -> Tensor:
     """The neurons' sum, by a matrix with a row an output or, transposed, with one a neuron."""
-    if at.find("ffn_down_t.weight") is not None:
-        return at.g.axpy_sparse(at.weight("ffn_down_t.weight"), hidden, name="down")
-    return linear(at, "ffn_down", hidden, "down")
+    w, g = at.find("ffn_down_t.weight"), at.g
+    if w is None:
+        return linear(at, "ffn_down", hidden, "down")
+    found = (at.find(f"{name}.bias") for name in ("ffn_down_t", "ffn_down"))
+    bias = next((b for b in found if b is not None), None)
+    if bias is None:
+        return g.axpy_sparse(w, hidden, name="down")
+    return g.add(g.axpy_sparse(w, hidden, name="down_mm"), bias, name="down")
 
 
 def ffn_weights(hp: HParams, *, gated: bool) -> Iterator[WeightSpec]:

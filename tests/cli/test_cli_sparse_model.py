@@ -104,4 +104,4 @@ def test_what_does_not_go(call, bare: Path, words: list[str], code: int, says: s
 def test_a_model_that_is_not_sparse(call, tiny_model: str) -> None:
     for words in (["--sparse", "exact"], ["--sparse-threshold", "0"], ["--vram-budget", "1"]):
         code, _, err = call("generate", "-m", tiny_model, "-p", "!!", "-n", "1", *words)
-        assert code == 2 and "is for relullama models; this one is llama" in one_line_error(err)
+        assert code == 2 and "is for models with ReLU; this one is llama" in one_line_error(err)

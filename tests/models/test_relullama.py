@@ -216,8 +216,8 @@ def test_power_infers_models_are_read_as_they_are(arch: str, path: Path, tmp_pat
 
 
 def test_power_infers_other_architectures(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="PowerInfer's 'opt' is not supported; have llama, bamboo"):
-        open_model(power_infer(tmp_path / "m.gguf", path, "opt", 0.0))
+    with pytest.raises(ModelError, match="PowerInfer's 'mpt' is not supported; have llama, bamboo"):
+        open_model(power_infer(tmp_path / "m.gguf", path, "mpt", 0.0))
 
 
 def test_quantizing_keeps_what_it_is(path: Path, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_predictor_of_another_model(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"w.gguf: tensor blk.0.fc2.weight has shape \[96, 13\]"):
         Model.load(path, predictor=str(wrong))
     plain = write_tiny(tmp_path / "llama.gguf")
-    with pytest.raises(OptionError, match="`predictor` is for relullama models; this one is llama"):
+    with pytest.raises(OptionError, match="`predictor` is for models with ReLU; this one is llama"):
         Model.load(plain, predictor=str(side))
     with pytest.raises(ValueError, match="1 predictors for 2 layers"):
         write_predictor(side, hp, layers[:1], 0.0, "")

@@ -36,6 +36,7 @@ def _gated(h: Tensor | None) -> tuple[Tensor, Tensor, float, bool, tuple[Tensor,
     between them and h."""
     if h is None or len(h.srcs) != 2:
         return None
+    between: tuple[Tensor, ...]
     if h.op == "reglu":
         gate, second, cut, between = h.srcs[0], h.srcs[1], 0.0, (h,)
     elif h.op == "mul" and (act := made_by(h.srcs[0], "fatrelu")) is not None:
@@ -69,7 +70,7 @@ def sparse_layer_without_gate(node: Tensor) -> Rewrite | None:
         return None
     (act, cut), bias = relu, None
     up = act.srcs[0]
-    between = (act,)
+    between: tuple[Tensor, ...] = (act,)
     if (biased := made_by(up, "add")) is not None:
         (up, bias), between = biased.srcs, (act, biased)
     if up is None or up.op != "mul_mat_sparse":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from gguflow.engine.planning import Setup
 from gguflow.engine.profile import ActivityRow
 from gguflow.engine.taps import Taps
 
+from .layers import layer_input
 from .run import SparseRun, sparse_run
 from .stats import deciding
 
@@ -20,25 +22,30 @@ N_UBATCH = 32  # tokens a run: the gates of all layers are in memory at once
 
 @dataclass(frozen=True)
 class WholeGates:
-    """A rewrite after SparseRun's: every layer also computes gate (and up, where it decides) in
-    full. Their values are put out, then the predictors' scores.
+    """A rewrite after SparseRun's: every layer also computes what decides in full, gate (and up,
+    where that does). Their values are put out, then the predictors' scores.
 
-    run: how the layers run. n_ff: neurons of each of n_layer. decide: the products whose sign says
-    what fires.
+    run: how the layers run. n_ff: neurons of each of n_layer. decide: the products that say what
+    fires. cuts: by layer, above which value.
     """
 
     run: SparseRun
     n_layer: int
     n_ff: int
     decide: tuple[str, ...]
+    cuts: tuple[float, ...]
     path: str
 
     def rewrite(self, g: Graph) -> None:
-        norms = {n.name: n for n in g.nodes if n.name.endswith(".ffn.norm")}
+        inputs = [layer_input(g, i) for i in range(self.n_layer)]
         for part in self.decide:
-            for i in range(self.n_layer):
-                weight, h = g.leaves[f"blk.{i}.ffn_{part}.weight"], norms[f"blk.{i}.ffn.norm"]
-                g.mul_mat(weight, h, name=_whole(i, part))
+            for i, h in enumerate(inputs):
+                name, weight = _whole(i, part), f"blk.{i}.ffn_{part}"
+                bias = g.leaves.get(f"{weight}.bias")
+                product = name if bias is None else f"{name}_mm"
+                y = g.mul_mat(g.leaves[f"{weight}.weight"], h, name=product)
+                if bias is not None:
+                    g.add(y, bias, name=name)
         names = [_whole(i, part) for part in self.decide for i in range(self.n_layer)]
         if self.run.mode == "predict":
             names += [f"blk.{i}.ffn.predict" for i in range(self.n_layer)]
@@ -52,7 +59,8 @@ class WholeGates:
         for out in outputs:
             n_tokens += len(out[0])
             for i in range(n):
-                fires = np.logical_and.reduce([out[k] > 0 for k in range(i, n_gates, n)])
+                cut = np.float32(self.cuts[i])
+                fires = np.logical_and.reduce([out[k] > cut for k in range(i, n_gates, n)])
                 runs = fires
                 if self.run.mode == "predict":
                     runs = ~(out[n_gates + i] < np.float32(self.run.layer_threshold(i)))
@@ -69,10 +77,11 @@ class WholeGates:
 
 def whole_gates(setup: Setup) -> WholeGates | None:
     """For a model as it is set up; None for one that runs dense."""
-    run, arch = sparse_run(setup), setup.source.arch
+    run, hp = sparse_run(setup), setup.source.arch.hp
     if run is None or run.mode == "off":
         return None
-    return WholeGates(run, arch.hp.n_layer, arch.hp.n_ff, deciding(arch), setup.source.path)
+    arch: Any = setup.source.arch
+    return WholeGates(run, hp.n_layer, hp.n_ff, deciding(arch), arch.cuts, setup.source.path)
 
 
 def _whole(i: int, part: str) -> str:

@@ -41,7 +41,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class NeuronBytes:
-    """Bytes of one neuron's row in each of the three matrices of a layer."""
+    """Bytes of one neuron's row in each of a layer's matrices; 0 for a gate that it lacks."""
 
     gate: int
     up: int
@@ -52,7 +52,7 @@ class NeuronBytes:
         return self.gate + self.up + self.down
 
     def on_device(self, n: int, n_ff: int) -> int:
-        """Bytes that `n` of a layer's `n_ff` neurons take there, as allocated: three matrices, and
+        """Bytes that `n` of a layer's `n_ff` neurons take there, as allocated: the matrices, and
         the list of their ids (i32) unless all of them are there."""
         if n == 0:
             return 0
@@ -60,10 +60,11 @@ class NeuronBytes:
         return rows + (round_up(4 * n) if n < n_ff else 0)
 
     def read(self, probability: np.ndarray, exact: bool) -> np.ndarray:
-        """Expected bytes read for each neuron: all three rows of an active one; when activity is
-        found out by the gate itself (`exact`), the gate's row always."""
+        """Expected bytes read for each neuron: all rows of an active one; when activity is found
+        out by the gate itself, or by up where there is none (`exact`), that row always."""
         if exact:
-            return self.gate + probability * (self.up + self.down)
+            first = self.gate or self.up
+            return first + probability * (self.total - first)
         return probability * self.total
 
 

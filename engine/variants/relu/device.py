@@ -96,7 +96,7 @@ def overrides(
     if not groups.output:
         rules.append(r"^(output\.weight|logits|sample|sampler\..*)$")
     if cold:
-        rules.append(rf"^blk\.({cold})\.(ffn_(gate|up|down_t)\.weight|gpu_idx)$")
+        rules.append(rf"^blk\.({cold})\.(ffn_(gate|up|down_t)\.weight|ffn_up\.bias|gpu_idx)$")
         rules.append(rf"^blk\.({cold})\.ffn\.cold(_.*)?$")
     if predicted:
         rules.append(rf"^blk\.({predicted})\.(fc[12]\.weight|ffn\.predict(_.*)?)$")

@@ -29,6 +29,7 @@ CACHES = 48 << 20
 PATTERNS = 8  # sets of neurons that fire in turn
 ROUNDS, LEAST_ROUNDS, SECONDS = 34, 10, 0.4  # runs of a form, and after how long fewer are enough
 VALUE = 0.01  # of weights, or its negative
+SHIFT = 1e-3  # of what is centred, so that a neuron that is in every set fires
 Shares = Sequence[float] | np.ndarray  # by layer
 
 
@@ -113,15 +114,16 @@ def _made_up(
 ) -> tuple[np.ndarray, dict[str, WeightSource]]:
     """Inputs [patterns, n_embd] and weights under which the k-th input makes the k-th set fire.
 
-    Input k is one on the k-th part of the columns and zero elsewhere. The gate's row of a neuron is
-    positive on the parts of the sets it is in, else negative; fc1 and fc2 hold the same in factors.
-    The down matrix is zero, so that every layer has the same input.
+    Input k is one on the k-th part of the columns and zero elsewhere. The row of a neuron's gate,
+    of up where there is none, is positive on the parts of the sets it is in, else negative; fc1 and
+    fc2 hold the same in factors. The down matrix is zero, so that every layer has the same input.
     """
     parts = ("ffn_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_down_t", "fc1", "fc2")
+    first = "ffn_gate" if any(".ffn_gate." in name for name in mine) else "ffn_up"
     by_layer = {i: {p: mine[name] for p in parts if (name := f"blk.{i}.{p}.weight") in mine}
                 for i in layers}  # fmt: skip
     every = [(p, w) for ws in by_layer.values() for p, w in ws.items()]
-    unit = max(w.dtype.block for p, w in every if p in ("ffn_gate", "fc1"))
+    unit = max(w.dtype.block for p, w in every if p in (first, "fc1"))
     ranks = [w.shape[1] // w.dtype.block for p, w in every if p == "fc2"]
     n = min([PATTERNS, n_embd // unit, *ranks])
     columns = _bounds(n_embd, unit, n)
@@ -129,7 +131,7 @@ def _made_up(
     rng = np.random.default_rng(0)
     made: dict[str, WeightSource] = {}
     for i, ws in by_layer.items():
-        n_ff = ws["ffn_gate"].shape[0]
+        n_ff = ws[first].shape[0]
         order = np.stack([rng.permutation(n_ff) for _ in range(n)], axis=1)
         reads: dict[str, Callable[[], np.ndarray]] = {
             part: partial(constant, w.dtype, w.shape, value)
@@ -137,8 +139,7 @@ def _made_up(
                                 ("ffn_down_t", 0.0))
             if (w := ws.get(part)) is not None
         }  # fmt: skip
-        gate = ws["ffn_gate"].dtype
-        reads["ffn_gate"] = partial(_signed, gate, columns, order < round(fired[i] * n_ff))
+        reads[first] = partial(_signed, ws[first].dtype, columns, order < round(fired[i] * n_ff))
         if "fc2" in ws:
             fc1, fc2 = ws["fc1"], ws["fc2"]
             hidden = _bounds(fc2.shape[1], fc2.dtype.block, n)
@@ -147,6 +148,11 @@ def _made_up(
             reads["fc2"] = partial(_signed, fc2.dtype, hidden, passes)
         for part, read in reads.items():
             made[ws[part].name] = replace(ws[part], read=read, release=_nothing)
+    for name, w in mine.items():
+        if name.endswith(".bias"):
+            value = SHIFT if name.endswith("ffn_norm.bias") else 0.0
+            read = partial(constant, w.dtype, w.shape, value)
+            made[name] = replace(w, read=read, release=_nothing)
     return inputs, made
 
 

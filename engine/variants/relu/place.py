@@ -38,7 +38,8 @@ def layer_shapes(source: ModelSource) -> list[LayerShape]:
     hp = source.arch.hp
 
     def dtype(i: int, part: str) -> Any:
-        return source.weights[f"blk.{i}.ffn_{part}.weight"].dtype
+        w = source.weights.get(f"blk.{i}.ffn_{part}.weight")
+        return w.dtype if w is not None else None
 
     return [
         LayerShape(hp.n_embd, hp.n_ff, dtype(i, "gate"), dtype(i, "up"), dtype(i, "down_t"))

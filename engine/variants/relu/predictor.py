@@ -1,6 +1,6 @@
 """Predictors in a file of their own, beside a model that has none or others.
 
-A GGUF file of architecture `relullama` and `general.type` "predictor": the keys
+A GGUF file of `general.type` "predictor" and the model's architecture, `relullama` say: the keys
 `relullama.block_count`, `.embedding_length`, `.feed_forward_length` say what models it fits,
 `predictor.model_hash` which one it was trained for, `relullama.sparse_threshold` (f32, or one a
 layer) below which score a neuron is skipped. Each layer has `blk.N.fc1.weight` [rank, n_embd] and
@@ -22,6 +22,7 @@ from gguflow.engine.graph import F16, DType
 from gguflow.engine.load import ModelSource, file_weight
 from gguflow.engine.quants import encode
 from gguflow.models.base import HParams, ModelError
+from gguflow.models.relu import ReluLayers
 from gguflow.models.relullama import ReluLlama
 
 _TYPE_KEY = "general.type"
@@ -36,8 +37,9 @@ def write_predictor(
     threshold: float | Sequence[float],
     model_hash: str,
     dtype: DType = F16,
+    arch: str = ReluLlama.name,
 ) -> None:
-    """Write the predictors of a model's layers.
+    """Write the predictors of a model's layers. arch: the model's architecture.
 
     layers: (fc1 float32 [rank, n_embd], fc2 float32 [n_ff, rank]) each; the rank may differ.
     threshold: for all layers or one a layer. model_hash: of `sparse.identity`. dtype: of the
@@ -49,10 +51,10 @@ def write_predictor(
         raise ValueError(f"{len(layers)} predictors for {hp.n_layer} layers")
     thresholds = np.asarray(threshold, np.float32)
     metadata: dict[str, Any] = {
-        "general.architecture": ReluLlama.name,
+        "general.architecture": arch,
         _TYPE_KEY: "predictor",
-        **predictor_sizes(hp),
-        f"{ReluLlama.name}.sparse_threshold": thresholds if thresholds.ndim else float(thresholds),
+        **predictor_sizes(hp, arch),
+        f"{arch}.sparse_threshold": thresholds if thresholds.ndim else float(thresholds),
         _HASH_KEY: model_hash,
     }
     for i, (fc1, fc2) in enumerate(layers):
@@ -75,10 +77,10 @@ def predictor_tensors(
             yield f"blk.{i}.{part}.weight", (t, x.shape, raw)
 
 
-def predictor_sizes(hp: HParams) -> dict[str, int]:
+def predictor_sizes(hp: HParams, arch: str) -> dict[str, int]:
     """The keys that say what models a predictor fits."""
     values = (hp.n_layer, hp.n_embd, hp.n_ff)
-    return {f"{ReluLlama.name}.{key}": n for key, n in zip(_SIZES, values, strict=True)}
+    return {f"{arch}.{key}": n for key, n in zip(_SIZES, values, strict=True)}
 
 
 def with_predictor(
@@ -89,16 +91,14 @@ def with_predictor(
     The tensors of a whole model (one of PowerInfer's, say) do as well. model_hash: of the model, to
     refuse a predictor trained for another. Raises GgufError or ModelError naming file and tensor.
     """
-    if not isinstance(source.arch, ReluLlama):
+    if not isinstance(source.arch, ReluLayers):
         raise ModelError(
-            f"{source.path}: a predictor is for {ReluLlama.name} models; this one is "
-            f"{source.arch.name}"
+            f"{source.path}: a predictor is for models with ReLU; this one is {source.arch.name}"
         )
     hp = source.arch.hp
     f = GgufFile.open(path)
     name = f.keys.text("general.architecture", "")
-    for key, expected in predictor_sizes(hp).items():
-        here = f"{name}.{key.partition('.')[2]}"
+    for here, expected in predictor_sizes(hp, name).items():
         found = f.keys.integer(here, None)
         if found is not None and found != expected:
             raise GgufError(f.path, f"key {here!r}", found, f"{expected} as in {source.path}")
@@ -126,7 +126,7 @@ def with_predictor(
         shapes[spec.name] = tuple(info.shape)
         weights[spec.name] = file_weight(f, info)
     try:
-        source.arch.check(shapes)
+        source.arch.check_predictors(shapes)
     except ModelError as e:
         raise ModelError(f"{f.path}: {e}") from None
     threshold = read_threshold(f.keys, name, hp.n_layer)

@@ -1,29 +1,27 @@
 """SparseRun: how the feed-forward layers of a ReLU model are computed, and the graph rewrite that
 makes them so.
 
-A neuron is one row of gate, up and the transposed down matrix; where it does not fire, none of the
-three has to be read. Whether it fires is predicted by two small matrices from the layer's input
-(`fc1`, `fc2`; Liu et al. 2023, arXiv 2310.17157), or found out by computing the gate.
+A neuron is one row of gate, up and the transposed down matrix, or of the last two where a layer has
+no gate; where it does not fire, none of them has to be read. Whether it fires is predicted by two
+small matrices from the layer's input (`fc1`, `fc2`; Liu et al. 2023, arXiv 2310.17157), or found
+out by computing the gate, or up where there is none.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from gguflow.engine.compile import recorded_before, replace_values, sum_before
-from gguflow.engine.graph import LEAST_POSITIVE, Graph, Tensor
+from gguflow.engine.graph import LEAST_POSITIVE, Graph, Tensor, least_above
 from gguflow.engine.planning import Setup
 
+from .layers import ReluLayer, gated, relu, relu_layers
 from .split import NeuronSplit
 
 Mode = Literal["predict", "exact", "off"]
-FFN_PARTS = ("ffn_gate", "ffn_up", "ffn_down_t")  # the matrices with one row a neuron
-
-_DOWN = re.compile(r"(?P<layer>blk\.(?P<index>\d+))\.ffn_down_t\.weight")
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,8 @@ class SparseRun:
     """How layers run.
 
     mode: "predict" skips the neurons that the predictor scores below the threshold; "exact"
-        computes every gate and skips the rest of those that ReLU sets to zero; "off" skips none.
+        computes every gate (without gates, up) and skips the rest of those that ReLU sets to zero;
+        "off" skips none.
     threshold: of the predictor's scores, for all layers or one a layer; None for `own`, the one
         that the predictors were trained for.
     split: the neurons that a device keeps packed; None where a layer runs as a whole where its
@@ -57,15 +56,8 @@ class SparseRun:
         """Compute only active neurons; with a split, in a hot half for the device and a cold one
         for the host."""
         if self.mode != "off":
-            sparse = {layer.down: _Sparse(g, layer, self).record() for layer in gated_layers(g)}
+            sparse = {layer.down: _Sparse(g, layer, self).record() for layer in relu_layers(g)}
             replace_values(g, sparse)
-
-
-def gated(g: Graph, gate: Tensor, up: Tensor, relu_up: bool, name: str) -> Tensor:
-    """The neurons f32 [m, n], called `<name>_reglu`."""
-    if relu_up:
-        up = g.relu(up, name=f"{name}_up_act")
-    return g.mul(g.relu(gate, name=f"{name}_act"), up, name=f"{name}_reglu")
 
 
 def sparse_run(setup: Setup) -> SparseRun | None:
@@ -80,50 +72,19 @@ def with_run(setup: Setup, run: SparseRun) -> Setup:
 
 
 @dataclass(frozen=True)
-class GatedLayer:
-    """relu(gate h) * up h, times down: a layer as it was recorded.
+class _Half:
+    """Neurons that are computed together. weights: of the layer's parts; bias: of up, by neuron;
+    bucket and gpu_idx: which they are, as the sparse ops have it."""
 
-    index: of the layer. x, h: its input before and after the norm, f32 [m, n_embd]. first: the
-    first node to replace, down the last one. relu_up: whether up goes through a ReLU as well.
-    """
+    name: str
+    weights: Sequence[Tensor]
+    bias: Tensor | None
+    bucket: Tensor | None
+    gpu_idx: Tensor | None
 
-    index: int
-    x: Tensor
-    h: Tensor
-    first: Tensor
-    down: Tensor
-    relu_up: bool
-
-
-def gated_layers(g: Graph) -> list[GatedLayer]:
-    """The feed-forward layers whose down matrix has one row a neuron. Raises ValueError naming a
-    layer that is not made of norm, gate, up and down."""
-    return list(_found(g))
-
-
-def _found(g: Graph) -> Iterator[GatedLayer]:
-    for node in g.nodes:
-        weight = node.srcs[0] if node.op == "axpy_sparse" else None
-        found = _DOWN.fullmatch(weight.name) if weight is not None else None
-        if not found:
-            continue
-        act, up = _sources(node.srcs[1], "mul") or (None, None)
-        relu_up = up is not None and up.op == "relu"
-        gate, up = (_source(act, "relu"), _source(up, "relu") if relu_up else up)
-        h, other = (_sources(t, "mul_mat")[-1:] for t in (gate, up))
-        rms = _source(h[0], "mul") if h else None
-        x = _source(rms, "rms_norm")
-        if gate is None or up is None or h != other or not h or x is None:
-            raise ValueError(f"{node.name}: not a layer of norm, gate with ReLU, up and down")
-        yield GatedLayer(int(found["index"]), x, h[0], gate, node, relu_up)
-
-
-def _sources(t: Tensor | None, op: str) -> list[Tensor]:
-    return t.live_srcs() if t is not None and t.op == op else []
-
-
-def _source(t: Tensor | None, op: str) -> Tensor | None:
-    return next(iter(_sources(t, op)), None)
+    @property
+    def which(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.bucket, self.gpu_idx
 
 
 @dataclass(frozen=True)
@@ -131,7 +92,7 @@ class _Sparse:
     """One layer, made anew beside the dense one."""
 
     g: Graph
-    layer: GatedLayer
+    layer: ReluLayer
     run: SparseRun
 
     def record(self) -> Tensor:
@@ -140,55 +101,68 @@ class _Sparse:
         with g.scope(f"blk.{layer.index}"), g.scope("ffn"):
             with recorded_before(g, layer.first):
                 idx = self.predict() if self.run.mode == "predict" else None
-            whole = self.weights("weight")
+            whole, bias = self.weights("weight"), self.bias("ffn_up.bias")
             if 0 < n_hot < whole[0].shape[0]:
                 hot, bucket = self.weights("hot"), self.weight("gpu_bucket")
-                parts = [
-                    partial(self.neurons, hot, idx, "hot", bucket, None),
-                    partial(self.neurons, whole, idx, "cold", None, self.weight("gpu_idx")),
-                ]
+                near = _Half("hot", hot, self.bias("ffn_up.bias.hot"), bucket, None)
+                far = _Half("cold", whole, bias, None, self.weight("gpu_idx"))
+                parts = [partial(self.neurons, half, idx) for half in (near, far)]
                 return sum_before(g, layer.down, parts, "merge")
             name = "hot" if n_hot else "cold" if n_gpu else "sparse"
             with recorded_before(g, layer.down):
-                return self.neurons(whole, idx, name, None, None)
+                return self.neurons(_Half(name, whole, bias, None, None), idx)
 
     def weight(self, name: str) -> Tensor:
         return self.g.leaves[f"blk.{self.layer.index}.{name}"]
 
     def weights(self, kind: str) -> list[Tensor]:
-        return [self.weight(f"{part}.{kind}") for part in FFN_PARTS]
+        return [self.weight(f"{part}.{kind}") for part in self.layer.parts]
+
+    def bias(self, name: str) -> Tensor | None:
+        """Up's, where it has one."""
+        return self.weight(name) if self.layer.bias else None
 
     def predict(self) -> Tensor:
         """Scores f32 [m, n_ff] of the neurons, from the input before the norm."""
-        g = self.g
-        hidden = g.mul_mat(self.weight("fc1.weight"), self.layer.x, name="predict_fc1")
+        g, x, ids = self.g, self.layer.x, self.layer.picked
+        if ids is not None:
+            x = g.get_rows(x, ids, name="predict_x")
+        hidden = g.mul_mat(self.weight("fc1.weight"), x, name="predict_fc1")
         hidden = g.relu(hidden, name="predict_hidden")
         return g.mul_mat(self.weight("fc2.weight"), hidden, name="predict")
 
-    def neurons(
-        self, weights: Sequence[Tensor], idx: Tensor | None, name: str, bucket: Tensor | None,
-        gpu_idx: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def neurons(self, half: _Half, idx: Tensor | None) -> Tensor:
         """The layer over the neurons of one half; fusion makes these ops one. Without idx the gate
-        itself tells which neurons fire."""
-        g, h = self.g, self.layer.h
-        w_gate, w_up, w_down_t = weights
-        threshold, n_ff = self.run.layer_threshold(self.layer.index), self.weight_rows()
-        others = bucket, gpu_idx
-        if idx is None and bucket is None and gpu_idx is None:
-            gate = g.mul_mat(w_gate, h, name=f"{name}_gate")
+        itself tells which neurons fire, and without a gate what ReLU makes of up."""
+        g, layer, name = self.g, self.layer, half.name
+        threshold = self.run.layer_threshold(layer.index)
+        *firsts, w_down_t = half.weights
+        products: list[Tensor] = []
+        scores, least = idx, threshold
+        for w, part in zip(firsts, ("gate", "up") if layer.gated else ("up",), strict=True):
+            products.append(self.product(w, scores, half, least, f"{name}_{part}"))
+            if scores is None:
+                scores, least = products[0], least_above(layer.cut)
+        if layer.gated:
+            gate, up = products
+            hidden = gated(g, gate, up, layer.relu_up, layer.cut, name)
         else:
-            gate = g.mul_mat_sparse(
-                w_gate, h, idx, *others, threshold=threshold, n_ff=n_ff, name=f"{name}_gate"
-            )
-        if idx is None:
-            idx, threshold = gate, LEAST_POSITIVE
-        up = g.mul_mat_sparse(
-            w_up, h, idx, *others, threshold=threshold, n_ff=n_ff, name=f"{name}_up"
-        )
-        hidden = gated(g, gate, up, self.layer.relu_up, name)
-        return g.axpy_sparse(w_down_t, hidden, idx, *others, threshold=threshold, name=name)
+            (up,) = products
+            if half.bias is not None:
+                up = g.add(up, half.bias, name=f"{name}_up_biased")
+            hidden = relu(g, up, layer.cut, f"{name}_act")
+            if idx is None:
+                scores, least = hidden, LEAST_POSITIVE
+        return g.axpy_sparse(w_down_t, hidden, scores, *half.which, threshold=least, name=name)
 
-    def weight_rows(self) -> int:
-        """Neurons of the layer, wherever they are."""
-        return self.weight("ffn_gate.weight").shape[0]
+    def product(
+        self, w: Tensor, scores: Tensor | None, half: _Half, threshold: float, name: str
+    ) -> Tensor:
+        """Of the neurons that score enough, of all of the half's without scores."""
+        g, h = self.g, self.layer.h
+        if scores is None and half.which == (None, None):
+            return g.mul_mat(w, h, name=name)
+        n_ff = self.weight("ffn_up.weight").shape[0]  # wherever they are
+        return g.mul_mat_sparse(
+            w, h, scores, *half.which, threshold=threshold, n_ff=n_ff, name=name
+        )

@@ -14,7 +14,7 @@ from gguflow.engine.load import ModelSource, WeightSource, rows_of
 from gguflow.engine.requantize import Converter, native_converter
 from gguflow.models.base import ModelError
 
-from .run import FFN_PARTS
+from .layers import FFN_PARTS
 from .split import NeuronSplit
 
 # The element types that the sparse ops have native kernels for.
@@ -28,7 +28,7 @@ def missing_predictor(source: ModelSource) -> str | None:
 
 
 def with_neuron_rows(source: ModelSource, dense: bool = False) -> ModelSource:
-    """The model with the three matrices of its layers in one row a neuron, of types that the sparse
+    """The model with the matrices of its layers in one row a neuron, of types that the sparse
     ops compute with. What has to be converted is, as it is loaded, and the notes say so.
 
     dense: only what the dense form runs by a sparse op, a down matrix that is transposed already.
@@ -114,8 +114,12 @@ def with_hot_rows(source: ModelSource, split: NeuronSplit) -> ModelSource:
         if not 0 < bucket.size < split.n_ff:
             continue
         for part in FFN_PARTS:
-            hot = f"blk.{i}.{part}.hot"
-            weights[hot] = rows_of(weights[f"blk.{i}.{part}.weight"], hot, bucket)
+            if (whole := weights.get(f"blk.{i}.{part}.weight")) is not None:
+                hot = f"blk.{i}.{part}.hot"
+                weights[hot] = rows_of(whole, hot, bucket)
+        if (bias := weights.get(f"blk.{i}.ffn_up.bias")) is not None:
+            # Both halves look theirs up by neuron.
+            weights[f"{bias.name}.hot"] = replace(bias, name=f"{bias.name}.hot")
         for name, ids in (("gpu_bucket", bucket), ("gpu_idx", split.gpu_idx(i))):
             full = f"blk.{i}.{name}"
             read = partial(_raw, ids)

@@ -29,17 +29,21 @@ class SpeedError(RuntimeError):
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A sparse layer: its sizes and the types of its three matrices."""
+    """A sparse layer: its sizes and the types of its matrices, None for a gate that it lacks."""
 
     n_embd: int
     n_ff: int
-    gate: DType
+    gate: DType | None
     up: DType
     down: DType
 
     @property
+    def types(self) -> tuple[DType | None, DType, DType]:
+        return self.gate, self.up, self.down
+
+    @property
     def neuron(self) -> NeuronBytes:
-        return NeuronBytes(*(t.row_bytes(self.n_embd) for t in (self.gate, self.up, self.down)))
+        return NeuronBytes(*(t.row_bytes(self.n_embd) if t else 0 for t in self.types))
 
 
 def measure(
@@ -63,13 +67,13 @@ def measure_side(backend: Backend, shape: LayerShape, n_threads: int | None = No
     n_rows = max(1, min(shape.n_ff, MAX_BYTES // neuron))
     g = Graph()
     rows = [
-        g.weight(name, dtype, (n_rows, shape.n_embd))
-        for name, dtype in (("gate", shape.gate), ("up", shape.up), ("down", shape.down))
+        g.weight(name, dtype, (n_rows, shape.n_embd)) if dtype else None
+        for name, dtype in zip(("gate", "up", "down"), shape.types, strict=True)
     ]
     x, idx = g.input("x", F32, (1, shape.n_embd)), g.input("idx", F32, (1, n_rows))
     out = g.output(g.sparse_ffn(*rows, x, idx))
     if not backend.supports(out):
-        types = "/".join(dict.fromkeys(t.name for t in (shape.gate, shape.up, shape.down)))
+        types = "/".join(dict.fromkeys(t.name for t in shape.types if t))
         raise SpeedError(f"{backend.name} has no kernel for sparse layers of {types}")
     plan = _bound(g, {backend.name: backend}, (), n_threads)
     plan.inputs["x"][:] = 1.0

@@ -1,8 +1,9 @@
 """Activation statistics: for how many tokens of a text each neuron fires.
 
-A neuron of layer N fires for a token when its gate, `blk.N.ffn.gate`, is above zero (and where up
-goes through a ReLU as well, that too). In a file: GGUF, one i64 tensor `blk.N.activations` [n_ff] a
-layer, and keys `activations.model_hash` and `activations.n_tokens`.
+A neuron of layer N fires for a token when its gate, `blk.N.ffn.gate`, is above what ReLU makes zero
+(and where up goes through a ReLU as well, that too); where there is no gate, up. In a file: GGUF,
+one i64 tensor `blk.N.activations` [n_ff] a layer, and keys `activations.model_hash` and
+`activations.n_tokens`.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def hottest(probability: np.ndarray, share: float = 0.8) -> float:
 
 def deciding(arch: Any) -> tuple[str, ...]:
     """The products of an architecture's layers whose sign decides whether a neuron fires."""
+    if not arch.gated:
+        return ("up",)
     return ("gate", "up") if arch.relu_up else ("gate",)
 
 

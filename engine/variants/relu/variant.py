@@ -9,7 +9,7 @@ from gguflow.engine.options import OptionError, Options
 from gguflow.engine.planning import Setup
 from gguflow.engine.variants.base import Decision, Tools
 from gguflow.models.base import ModelError
-from gguflow.models.relullama import ReluLlama
+from gguflow.models.relu import ReluLayers
 
 from .device import place_on_device
 from .form import choose_form
@@ -20,12 +20,12 @@ from .source import missing_predictor, with_neuron_rows
 
 
 class ReluVariant:
-    """Models of `ReluLlama`."""
+    """Models of `ReluLayers`."""
 
     name = "relu"
 
     def applies(self, source: ModelSource) -> bool:
-        return isinstance(source.arch, ReluLlama)
+        return isinstance(source.arch, ReluLayers)
 
     def refuse(self, source: ModelSource, options: Options) -> None:
         given = [
@@ -41,13 +41,14 @@ class ReluVariant:
         ]
         if given:
             raise OptionError(
-                f"{source.path}: `{given[0]}` is for {ReluLlama.name} models; this one is "
+                f"{source.path}: `{given[0]}` is for models with ReLU; this one is "
                 f"{source.arch.name}"
             )
 
     def prepare(self, setup: Setup) -> Setup:
         source, options = setup.source, setup.options
-        if options.devices and options.split_mode == "tensor" and options.sparse != "off":
+        sparse = options.sparse != "off" and not _stays_dense(source, options)
+        if options.devices and options.split_mode == "tensor" and sparse:
             raise OptionError(
                 "`split_mode=tensor`: what a ReLU model skips is known to one device only; use "
                 "`sparse=off` or `split_mode=layer`"
@@ -63,6 +64,8 @@ class ReluVariant:
         if options.vram_budget or options.split:
             return place_on_device(setup, tools)
         if options.sparse != "auto" or options.sparse_threshold is not None:
+            return Decision(setup)
+        if _stays_dense(original.source, options):
             return Decision(setup)
         return choose_form(setup, lambda mode: self.in_mode(original, setup, mode), tools)
 
@@ -104,6 +107,16 @@ def _prepared(setup: Setup, own: float | tuple[float, ...]) -> Setup:
     return replace(setup, source=source, rewrites=(run, *others))
 
 
+def _stays_dense(source: ModelSource, options: Options) -> bool:
+    """Whether nothing says that a model should run sparse: its family's files are not made for it,
+    this one has no predictors, and no option asks for what only sparse layers have."""
+    arch = source.arch
+    asked = options.predictor or options.vram_budget or options.split
+    told = options.sparse != "auto" or options.sparse_threshold is not None or bool(asked)
+    made_for_it = isinstance(arch, ReluLayers) and arch.by_neuron
+    return not (told or made_for_it) and missing_predictor(source) is not None
+
+
 def _mode(source: ModelSource, options: Options) -> Mode:
     missing = missing_predictor(source)
     if options.sparse == "predict" and missing:
@@ -113,6 +126,8 @@ def _mode(source: ModelSource, options: Options) -> Mode:
         )
     if options.sparse != "auto":
         return options.sparse
+    if _stays_dense(source, options):
+        return "off"
     if missing and options.sparse_threshold is not None:
         raise ModelError(
             f"{source.path}: `sparse_threshold` is for a predictor's scores, and tensor {missing} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from gguflow.engine.taps import tapped
 GROUP_BYTES = 3 << 30  # of recorded values in memory at a time; layers beyond it take another run
 
 
-def layer_taps(i: int) -> tuple[str, str]:
-    """The nodes of layer i's input before its norm, and of its neurons, act(gate) * act(up)."""
-    return f"blk.{i}.attn.residual", f"blk.{i}.ffn.reglu"
+def layer_taps(arch: Any, i: int) -> tuple[str, str]:
+    """The nodes of layer i's input before its norm, and of its neurons, act(gate) * act(up) or
+    act(up)."""
+    return arch.layer_input(i), f"blk.{i}.ffn.{'reglu' if arch.gated else 'act'}"
 
 
 def record(
@@ -35,7 +37,7 @@ def record(
     size = max(1, min(hp.n_layer, GROUP_BYTES // (n * (4 * hp.n_embd + 2 * hp.n_ff))))
     for first in range(0, hp.n_layer, size):
         layers = range(first, min(first + size, hp.n_layer))
-        taps = [t for i in layers for t in layer_taps(i)]
+        taps = [t for i in layers for t in layer_taps(model.arch, i)]
         found = [
             (np.empty((n, hp.n_embd), np.float32), np.empty((n, hp.n_ff), np.float16))
             for _ in layers

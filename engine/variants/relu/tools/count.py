@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +23,14 @@ def count_activations(
 
     each: called with the number of tokens so far. Raises ValueError when there are none.
     """
-    hp, parts = model.hp, deciding(model.arch)
+    arch: Any = model.arch
+    hp, parts, cuts = model.hp, deciding(arch), np.asarray(arch.cuts, np.float32)
     taps = [f"blk.{i}.ffn.{part}" for part in parts for i in range(hp.n_layer)]
     counts = tuple(np.zeros(hp.n_ff, np.int64) for _ in range(hp.n_layer))
     n_tokens = 0
     for values in tapped(model, taps, chunks, sparse="off"):
         for i, count in enumerate(counts):
-            fires = [v > 0 for v in values[i :: hp.n_layer]]
+            fires = [v > cuts[i] for v in values[i :: hp.n_layer]]
             count += np.logical_and.reduce(fires).sum(0)
         n_tokens += len(values[0])
         if each:

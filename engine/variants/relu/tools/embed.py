@@ -10,7 +10,8 @@ import numpy as np
 from gguflow.engine.gguf import GgufError, GgufFile, Typed, write_gguf
 from gguflow.engine.gguf.tensors import ElementType
 from gguflow.engine.graph import F16, DType
-from gguflow.models.relullama import ReluLlama
+from gguflow.models.base import architectures
+from gguflow.models.relu import ReluLayers
 
 from ..predictor import predictor_tensors
 
@@ -28,17 +29,18 @@ def embed_predictor(
 
     layers: (fc1 float32 [rank, n_embd], fc2 float32 [n_ff, rank]) each. threshold: for all layers
     or one a layer. dtype: of the predictors; a row that it does not divide is F16. Raises GgufError
-    for a file that is no `relullama` GGUF: PowerInfer's say `llama`, which in GGUF means SiLU.
+    for a file that is no GGUF of ReLU: PowerInfer's say `llama`, which in GGUF means SiLU.
     """
     with GgufFile.open(path) as f:
-        if f.magic != "GGUF" or f.keys.text("general.architecture", None) != ReluLlama.name:
-            found = f"{f.magic} file of architecture {f.keys.text('general.architecture', None)}"
-            raise GgufError(
-                f.path, "file", found, f"a {ReluLlama.name} GGUF file to put predictors in"
-            )
+        arch = f.keys.text("general.architecture", "")
+        families = [name for name, a in architectures().items() if issubclass(a, ReluLayers)]
+        if f.magic != "GGUF" or arch not in families:
+            found = f"{f.magic} file of architecture {arch or None}"
+            expected = f"a GGUF file of {', '.join(sorted(families))} to put predictors in"
+            raise GgufError(f.path, "file", found, expected)
         metadata = f.typed_metadata()
         values = np.asarray(threshold, np.float32)
-        metadata[f"{ReluLlama.name}.sparse_threshold"] = (
+        metadata[f"{arch}.sparse_threshold"] = (
             Typed("f32", float(values)) if not values.ndim else values  # type: ignore[assignment]
         )
         write_gguf(out, metadata, [*_kept(f), *predictor_tensors(layers, dtype)], f.alignment)

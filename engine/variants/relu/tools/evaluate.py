@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.evaluate import Score, evaluate
-from gguflow.engine.graph import Graph
+from gguflow.engine.graph import Graph, Tensor
 from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.session import Session
 from gguflow.engine.taps import Taps
 
-from ..run import gated, sparse_run
+from ..layers import gated, layer_input, relu
+from ..run import sparse_run
 from ..source import missing_predictor
 
 WATCHED = "watched_reglu"  # a layer's neurons, all of them
@@ -83,23 +84,31 @@ class Watched:
     neurons are put out before all else.
 
     The neurons are computed densely from the very input that the sparse layer had, so what it
-    missed is known exactly. relu_up: whether up goes through a ReLU as well.
+    missed is known exactly. gated: whether there are gates. relu_up: whether up goes through a ReLU
+    beside them. cuts: by layer, up to which value ReLU makes zero.
     """
 
     n_layer: int
+    gated: bool
     relu_up: bool
+    cuts: tuple[float, ...]
     path: str
 
     def rewrite(self, g: Graph) -> None:
-        norms = {n.name: n for n in g.nodes if n.name.endswith(".ffn.norm")}
-        for i in range(self.n_layer):
-            h = norms[f"blk.{i}.ffn.norm"]
+        for i, cut in enumerate(self.cuts):
+            h = layer_input(g, i)
+
+            def product(part: str, i: int = i, h: Tensor = h) -> Tensor:
+                return g.mul_mat(g.leaves[f"blk.{i}.ffn_{part}.weight"], h, name=f"watched_{part}")
+
             with g.scope(f"blk.{i}.ffn"):
-                gate, up = (
-                    g.mul_mat(g.leaves[f"blk.{i}.ffn_{part}.weight"], h, name=f"watched_{part}")
-                    for part in ("gate", "up")
-                )
-                gated(g, gate, up, self.relu_up, "watched")
+                if self.gated:
+                    gated(g, product("gate"), product("up"), self.relu_up, cut, "watched")
+                    continue
+                up, bias = product("up"), g.leaves.get(f"blk.{i}.ffn_up.bias")
+                if bias is not None:
+                    up = g.add(up, bias, name="watched_up_biased")
+                relu(g, up, cut, WATCHED)
         layers, parts = range(self.n_layer), ("predict", WATCHED)
         names = tuple(f"blk.{i}.ffn.{p}" for p in parts for i in layers)
         Taps(names, self.path).rewrite(g)
@@ -114,7 +123,7 @@ class WatchedSession(Session):
     def __init__(self, model: Model, **changes: Any) -> None:
         arch: Any = model.arch
         changed = model.with_options(**changes)
-        watched = Watched(model.hp.n_layer, arch.relu_up, model.source.path)
+        watched = Watched(model.hp.n_layer, arch.gated, arch.relu_up, arch.cuts, model.source.path)
         super().__init__(changed.with_rewrite(watched))
         self._n_pieces = 1  # each has outputs
         run = sparse_run(changed.setup)

@@ -127,9 +127,11 @@ def compare(path: Path, args: argparse.Namespace) -> tuple[Speeds, Speeds]:
     common = ["-m", str(path), "-ngl", str(args.ngl), "-r", str(args.repetitions), "-o", "json"]
     common += ["-t", str(args.threads)] if args.threads else []
     sample = ["--sample"] if args.sample else []
+    flash = ["-fa", "1"] if args.ngl else []
+    ours, theirs = (["--cpu-moe"], ["-ncmoe", "999"]) if args.cpu_moe else ([], [])
     sides: list[tuple[list[str], Speeds]] = [
-        ([sys.executable, "-m", "gguflow", "bench", *common, *sample], {}),
-        ([args.peer, *common, *(["-fa", "1"] if args.ngl else [])], {}),
+        ([sys.executable, "-m", "gguflow", "bench", *common, *sample, *ours], {}),
+        ([args.peer, *common, *flash, *theirs], {}),
     ]
     for _ in range(args.rounds):
         for depth, tests in args.tests.items():
@@ -146,6 +148,7 @@ def main() -> int:
     parser.add_argument("--tests", type=parse_tests, default="pp128,tg24", metavar="LIST",
                         help="ppN, tgN, ppN@dDEPTH, ... (default pp128,tg24)")  # fmt: skip
     parser.add_argument("--ngl", type=int, default=0, metavar="N", help="layers on the GPU")
+    parser.add_argument("--cpu-moe", action="store_true", help="all experts on the host")
     parser.add_argument("--sample", action="store_true", help="`gguflow bench --sample`")
     parser.add_argument("-t", "--threads", type=int, help="default: each program's own")
     parser.add_argument("-r", "--repetitions", type=int, default=3, help="in each round")
@@ -176,7 +179,8 @@ def main() -> int:
                             "peer": theirs[test], "ratio": a / b})  # fmt: skip
         took = time.perf_counter() - began
         print(f"{model}: written to {where} in {wrote:.1f} s, all in {took:.1f} s", file=sys.stderr)
-    settings = {"ngl": args.ngl, "threads": args.threads, "sample": args.sample}
+    settings = {"ngl": args.ngl, "threads": args.threads, "sample": args.sample,
+                "cpu_moe": args.cpu_moe}  # fmt: skip
     print(json.dumps({**settings, "results": results}))
     return 1 if failed else 0
 

@@ -137,10 +137,11 @@ def test_a_gpu_means_flash_attention(
     commands: list[list[str]] = []
     monkeypatch.setattr(versus, "measure", lambda command: commands.append(command) or {})
     args = argparse.Namespace(ngl=99, repetitions=1, threads=None, rounds=1, peer="lb", sample=True,
-                              tests={0: [("tg", 2)]})  # fmt: skip
+                              cpu_moe=True, tests={0: [("tg", 2)]})  # fmt: skip
     versus.compare(tmp_path / "m.gguf", args)
     ours, theirs = commands
     assert "--sample" in ours and "--sample" not in theirs
     assert "-fa" not in ours and theirs[theirs.index("-fa") + 1] == "1"
     assert [c[c.index("-ngl") + 1] for c in commands] == ["99", "99"]
     assert "-t" not in ours + theirs
+    assert "--cpu-moe" in ours and theirs[theirs.index("-ncmoe") + 1] == "999"

@@ -19,9 +19,11 @@ from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.planning import Setup
-from gguflow.engine.variants.relu import VARIANT, sparse_run
+from gguflow.engine.quants import decode
+from gguflow.engine.variants.relu import VARIANT, layer_time, sparse_run
 from gguflow.engine.variants.relu import device as placing
 from gguflow.engine.variants.relu.identity import model_hash
+from gguflow.engine.variants.relu.layer_time import is_of_layer
 from gguflow.engine.variants.relu.place import neuron_bytes
 from gguflow.engine.variants.relu.predictor import write_predictor
 from gguflow.engine.variants.relu.stats import deciding
@@ -247,6 +249,32 @@ def test_the_inputs_of_predictors_are_recorded(path: Path, arch: str) -> None:
         h = h * w[f"blk.{i}.{kind}_norm.weight"] + w[f"blk.{i}.{kind}_norm.bias"]
         up = h @ w[f"blk.{i}.ffn_up.weight"].T + w.get(f"blk.{i}.ffn_up.bias", 0)
         assert np.array_equal(share > 0, up > 0)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
+def test_made_up_layers_fire_as_they_are_said_to(arch: str, dtype: str, tmp_path: Path) -> None:
+    """Also behind OPT's norm, which takes the mean off: with neurons that are in every set."""
+    model = Model.load(write(tmp_path / "m.gguf", arch, dtype=dtype), sparse="predict")
+    mine = {n: w for n, w in model.source.weights.items() if is_of_layer(n)}
+    for share in (0.25, 0.95):
+        inputs, made = layer_time._made_up(mine, [0], N_EMBD, (share,) * 2, (share,) * 2)
+        up, h = made["blk.0.ffn_up.weight"], inputs
+        if arch == "opt":
+            centred = h - h.mean(-1, keepdims=True)
+            shift = made["blk.0.ffn_norm.bias"].read().view(np.float32)
+            h = centred / centred.std(-1, keepdims=True) + shift
+            assert not made["blk.0.ffn_up.bias"].read().any()
+        fired = h @ decode(up.dtype, up.read(), up.shape).T > 0
+        assert (fired.sum(1) == round(share * N_FF)).all() and len(inputs) > 1
+
+
+def test_auto_measures_them(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGUFLOW_CACHE_DIR", str(tmp_path))
+    model = Model.load(path, n_threads=1)
+    run_, note = sparse_run(model.setup), model.notes[-1]
+    assert run_ is not None and note.startswith(f"sparse: {run_.mode} (layer ")
+    assert 20 < float(note.split(" at ")[1].split(" %")[0]) < 80  # random rows: about half
+    assert np.array_equal(model.logits(IDS), run(path, sparse=run_.mode))
 
 
 def test_a_neuron_is_two_rows(path: Path) -> None:

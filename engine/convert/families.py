@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from .activation import activation
 from .checkpoint import Config, ConvertError
 from .families_earlier import EARLIER, by_kind
 from .families_experts import EXPERTS
 from .families_recurrent import RECURRENT
+from .families_relu import relu_families
 from .family import (
     HEAD,
     Family,
@@ -292,6 +294,7 @@ def _mixtral_tensors(c: Config, w: Weight) -> Iterable[Weight]:
 
 
 FAMILIES = (
+    *relu_families(_llama, _falcon, _falcon_tensors),
     Family("llama", ("LlamaForCausalLM", "MistralForCausalLM", "LLaMAForCausalLM"), _llama,
            pairs_of_neighbours, llama3_factors),
     Family("llama", ("MixtralForCausalLM",), _llama, _mixtral_tensors, llama3_factors),
@@ -327,8 +330,12 @@ FAMILIES = (
 def family_of(config: Config) -> Family:
     """By the configuration's first architecture. Raises ConvertError listing those there are."""
     name = config.architecture
+    act = activation(config)
     for family in FAMILIES:
-        if name in family.classes:
+        if name in family.classes and (not family.acts or act in family.acts):
             return family
-    known = ", ".join(sorted(c for f in FAMILIES for c in f.classes))
+    if acts := sorted({a for f in FAMILIES if name in f.classes for a in f.acts}):
+        known = " or ".join(acts)
+        raise ConvertError(f"{config.path}: {name} with activation {act!r}: expected {known}")
+    known = ", ".join(sorted({c for f in FAMILIES for c in f.classes}))
     raise ConvertError(f"{config.path}: architecture {name!r} is not supported; have {known}")

@@ -109,7 +109,8 @@ class Family:
     """arch: GGUF's name of it. classes: transformers' names. keys: of the configuration, by their
     names after `<arch>.`. change: what a tensor becomes; nothing for one to leave out. extra:
     float32 tensors that no file has, by their GGUF names. shift: added to norms' weights. drop:
-    what is left out. ahead: so are layers behind the last, which guess further tokens."""
+    what is left out. ahead: so are layers behind the last, which guess further tokens. acts: of
+    models of these classes, those with these activations alone; of all where there are none."""
 
     arch: str
     classes: tuple[str, ...]
@@ -119,6 +120,7 @@ class Family:
     shift: float = 0.0
     drop: tuple[str, ...] = ()
     ahead: bool = False
+    acts: tuple[str, ...] = ()
 
 
 def pairs_of_neighbours(config: Config, w: Weight) -> Iterable[Weight]:

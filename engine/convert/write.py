@@ -18,6 +18,7 @@ from gguflow.models.base import ModelError, architecture
 from gguflow.models.both_ways import check_both_ways
 from gguflow.models.mixes import KEPT
 
+from .activation import check_activation
 from .checkpoint import Checkpoint, ConvertError
 from .families import family_of
 from .family import Family, Weight, direction_keys
@@ -54,6 +55,7 @@ def convert(
     family = family_of(source.config)
     matrices = _matrix_type(source, out_type)
     keys = _metadata(source, family, matrices)
+    check_activation(source.config, family.arch)
     tensors = dict(_tensors(source, family, matrices))
     metadata = keys | vocabulary(source, pre)
     _check(family, metadata, {name: shape for name, (_, shape, _) in tensors.items()}, source)
@@ -94,9 +96,8 @@ Written = tuple[DType, tuple[int, ...], Any]
 def _tensors(source: Checkpoint, family: Family, matrices: DType) -> Iterator[tuple[str, Written]]:
     """(GGUF name, (type, shape, data)) of every tensor, in the checkpoint's order."""
     config = source.config
-    arch = next(
-        (a for a, name in MODEL_ARCH_NAMES.items() if name == family.arch), MODEL_ARCH.LLAMA
-    )
+    table = family.arch.removeprefix("relu")  # whose activation is no matter of names
+    arch = next((a for a, name in MODEL_ARCH_NAMES.items() if name == table), MODEL_ARCH.LLAMA)
     names = get_tensor_name_map(MODEL_ARCH(arch), config.layers)
     found = set()
     for name, values in family.extra(config).items():

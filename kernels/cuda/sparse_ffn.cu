@@ -14,36 +14,34 @@ struct ReluArgs {
 
 constexpr int kThreads = 256;
 
-// f(place, neuron) for the neurons that are wanted, zeros for the others. blockIdx.x counts tokens,
-// blockIdx.y runs of rows.
-template <class F>
-__device__ __forceinline__ void each_wanted(const ReluArgs& a, F f) {
+// of(place, up) for the neurons that are wanted, with up = up_of(place, neuron), zeros for the
+// others. blockIdx.x counts tokens, blockIdx.y runs of rows.
+template <class U, class F>
+__device__ __forceinline__ void each_wanted(const ReluArgs& a, U up_of, F of) {
   const int t = blockIdx.x;
   const i64 at = (i64)t * a.on.n_rows;
   for (int r = blockIdx.y * kThreads + threadIdx.x; r < a.on.n_rows; r += gridDim.y * kThreads) {
     const int j = a.on.neuron(r);
     const bool active = !a.on.skips(j) && a.on.wants(t, r, j);
-    const float h = f(at + r, j);
-    a.gate[at + r] = active ? h : 0.0f;
+    const float up = up_of(at + r, j);
+    a.gate[at + r] = active ? of(at + r, up) : 0.0f;
   }
 }
 
 __global__ void __launch_bounds__(kThreads) relu_gate(const __grid_constant__ ReluArgs a) {
-  each_wanted(a, [&](i64 at, int) {
-    const float up = a.relu_up ? relu_of(a.up[at]) : a.up[at];
-    return relu_of(a.gate[at]) * up;
-  });
+  each_wanted(
+      a, [&](i64 at, int) { return a.relu_up ? relu_of(a.up[at]) : a.up[at]; },
+      [&](i64 at, float up) { return relu_of(a.gate[at]) * up; });
 }
 
 __global__ void __launch_bounds__(kThreads) cut_gate(const __grid_constant__ ReluArgs a) {
-  each_wanted(a, [&](i64 at, int) {
-    const float up = a.relu_up ? relu_of(a.up[at], a.cut) : a.up[at];
-    return relu_of(a.gate[at], a.cut) * up;
-  });
+  each_wanted(
+      a, [&](i64 at, int) { return a.relu_up ? relu_of(a.up[at], a.cut) : a.up[at]; },
+      [&](i64 at, float up) { return relu_of(a.gate[at], a.cut) * up; });
 }
 
 __global__ void __launch_bounds__(kThreads) relu_alone(const __grid_constant__ ReluArgs a) {
-  each_wanted(a, [&](i64 at, int j) {
-    return relu_of(a.bias ? a.gate[at] + __ldg(a.bias + j) : a.gate[at], a.cut);
-  });
+  each_wanted(
+      a, [&](i64 at, int j) { return a.bias ? a.gate[at] + __ldg(a.bias + j) : a.gate[at]; },
+      [&](i64, float up) { return relu_of(up, a.cut); });
 }

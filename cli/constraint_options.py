@@ -11,10 +11,11 @@ from .errors import PackageError, UsageError
 from .prompt import read_file
 
 if TYPE_CHECKING:
+    from gguflow.engine.constraints.constraint import Constraint
+    from gguflow.engine.constraints.vocabulary import Vocabulary
     from gguflow.engine.model import Model
     from gguflow.engine.serving.request import LogitsProcessor
     from gguflow.models.chat import ChatTemplate
-    from gguflow.server.constraints import Constraint, Vocabulary
 
 
 def add_constraints(p: ArgumentParser) -> None:
@@ -87,7 +88,7 @@ def answers_within(
     form = ChatForm.of(template.source)
 
     def within(prompt: str, budget: int) -> Within:
-        from gguflow.server.thinking import Thinking
+        from gguflow.engine.constraints.thinking import Thinking
 
         thinking = Thinking(form, prompt, True, budget)
         return _checked(vocabulary, thinking.around(made, vocabulary))
@@ -96,23 +97,25 @@ def answers_within(
 
 
 def _checked(vocabulary: Vocabulary, made: Constraint) -> Within:
-    from gguflow.server.errors import ApiError
+    from gguflow.engine.constraints.error import ConstraintRefused
 
     try:
         return vocabulary.check(made).processor
-    except ApiError as e:
+    except ConstraintRefused as e:
         raise UsageError(str(e)) from None
 
 
 def _made(asked: tuple[str, str, Any], model: Model) -> tuple[Vocabulary, Constraint]:
+    from gguflow.engine.constraints.error import ConstraintRefused
+
     flag, kind, source = asked
     try:
-        from gguflow.server import constraints
-        from gguflow.server.errors import ApiError
+        from gguflow.engine.constraints import forms
+        from gguflow.engine.constraints.vocabulary import Vocabulary
     except ImportError:
         raise PackageError(f"{flag} needs llguidance: pip install 'gguflow[serve]'") from None
     try:
-        made = (constraints.gbnf if kind == "gbnf" else constraints.json_schema)(source, flag)
-        return constraints.Vocabulary(model.tokenizer, model.hp.n_vocab), made
-    except ApiError as e:
+        made = (forms.gbnf if kind == "gbnf" else forms.json_schema)(source, flag)
+        return Vocabulary(model.tokenizer, model.hp.n_vocab), made
+    except ConstraintRefused as e:
         raise UsageError(str(e)) from None

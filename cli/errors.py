@@ -57,7 +57,7 @@ _CODES = (
     ("gguflow.engine.session_file", "SessionFileError", BAD_FILE),
     ("gguflow.engine.prompt", "ContextError", NO_RESOURCES),
     ("gguflow.engine.options", "OptionError", BAD_ARGUMENT),
-    ("gguflow.server.constraints", "ConstraintError", BAD_ARGUMENT),
+    ("gguflow.engine.constraints.error", "ConstraintError", BAD_ARGUMENT),
     ("gguflow.engine.hub", "HubNameError", BAD_ARGUMENT),
     ("gguflow.engine.hub", "HubError", NO_RESOURCES),
     ("gguflow.engine.backends.cuda.errors", "CudaError", NO_RESOURCES),

@@ -9,21 +9,23 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.constraints.error import ConstraintError
+from gguflow.engine.constraints.vocabulary import Checked
 from gguflow.engine.serving.aio import EngineBusyError, EngineClosedError
 from gguflow.engine.serving.request import LogitsError, Request, Token
 from gguflow.engine.text import StoppingText
 from gguflow.models.tokenizer.stream import TextStream
 
 from .admission import QueueFullError
-from .constraints import Checked, ConstraintError
 from .errors import ApiError, busy, unavailable
 from .exchange import Exchange
 
 if TYPE_CHECKING:
+    from gguflow.engine.constraints.thinking import Budget
+
     from .manager import Loaded
     from .metrics import Metrics
     from .monitor import Timeline
-    from .thinking import Budget
 
 log = logging.getLogger("gguflow.server")
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gguflow.engine.constraints import forms
+from gguflow.engine.constraints.constraint import Constraint
+from gguflow.engine.constraints.vocabulary import Checked
 from gguflow.engine.serving.request import Request
 
-from . import constraints as c
 from .answer import Ask
-from .constraints import Checked, Constraint
-from .errors import ApiError, refused
+from .errors import ApiError, refused, refusing
 from .lora import factors
 from .schema.chat import ChatBody, CompletionBody
 from .schema.output import (
@@ -24,9 +25,10 @@ from .schema.output import (
 )
 
 if TYPE_CHECKING:
+    from gguflow.engine.constraints.thinking import Budget
+
     from .config import ServerConfig
     from .manager import Loaded
-    from .thinking import Budget
 
 
 def make_ask(
@@ -108,6 +110,7 @@ def choices(ask: Ask, n: int) -> list[Ask]:
 # -- the form of an answer -------------------------------------------------------------------------
 
 
+@refusing()
 def form_of(body: OutputFields) -> Constraint | None:
     """The constraint that a body's fields ask for. Raises ApiError for two of them."""
     found = [f for f in (_format(body), _structured(body), _llama_server(body)) if f is not None]
@@ -119,17 +122,17 @@ def form_of(body: OutputFields) -> Constraint | None:
 def _format(body: OutputFields) -> Constraint | None:
     f = body.response_format
     if isinstance(f, JsonObjectFormat):
-        return c.json_object("response_format")
+        return forms.json_object("response_format")
     if isinstance(f, JsonSchemaFormat):
         field = "response_format.json_schema.schema"
         if f.json_schema.schema_ is None:
             raise refused(field, "Field required")
-        return c.json_schema(f.json_schema.schema_, field)
+        return forms.json_schema(f.json_schema.schema_, field)
     if isinstance(f, GrammarFormat):
-        make = c.gbnf if f.syntax == "gbnf" else c.lark
+        make = forms.gbnf if f.syntax == "gbnf" else forms.lark
         return make(f.grammar, "response_format.grammar")
     if isinstance(f, RegexFormat):
-        return c.regex(f.pattern, "response_format.pattern")
+        return forms.regex(f.pattern, "response_format.pattern")
     return None
 
 
@@ -139,15 +142,15 @@ def _structured(body: OutputFields) -> Constraint | None:
         return None
     found = []
     if s.json_ is not None:
-        found.append(c.json_schema(s.json_, f"{field}.json"))
+        found.append(forms.json_schema(s.json_, f"{field}.json"))
     if s.regex is not None:
-        found.append(c.regex(s.regex, f"{field}.regex"))
+        found.append(forms.regex(s.regex, f"{field}.regex"))
     if s.choice is not None:
-        found.append(c.choice(s.choice, f"{field}.choice"))
+        found.append(forms.choice(s.choice, f"{field}.choice"))
     if s.grammar is not None:
-        found.append(c.lark(s.grammar, f"{field}.grammar"))
+        found.append(forms.lark(s.grammar, f"{field}.grammar"))
     if s.json_object:
-        found.append(c.json_object(f"{field}.json_object"))
+        found.append(forms.json_object(f"{field}.json_object"))
     if len(found) != 1:
         raise refused(field, "expected exactly one of json, regex, choice, grammar, json_object")
     return found[0]
@@ -157,9 +160,9 @@ def _llama_server(body: OutputFields) -> Constraint | None:
     if body.grammar is not None and body.json_schema is not None:
         raise refused("json_schema", "grammar asks for a form already")
     if body.grammar is not None:
-        return c.gbnf(body.grammar, "grammar")
+        return forms.gbnf(body.grammar, "grammar")
     if body.json_schema is not None:
-        return c.json_schema(body.json_schema, "json_schema")
+        return forms.json_schema(body.json_schema, "json_schema")
     return None
 
 
@@ -167,7 +170,8 @@ async def compiled(loaded: Loaded, constraint: Constraint | None) -> Checked | N
     """A constraint ready for use. Raises ApiError 400 for one that cannot be obeyed."""
     if constraint is None:
         return None
-    return await asyncio.to_thread(lambda: loaded.vocabulary.check(constraint))
+    with refusing():
+        return await asyncio.to_thread(lambda: loaded.vocabulary.check(constraint))
 
 
 def unused(given: object, allowed: tuple[object, ...], field: str, why: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import JSONResponse
+
+from gguflow.engine.constraints.error import ConstraintRefused
 
 INVALID = "invalid_request_error"
 
@@ -47,6 +50,15 @@ class ApiError(Exception):
 def refused(param: str, message: str, code: str | None = None) -> ApiError:
     """A 400 that names the field."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """A constraint that cannot be obeyed becomes a 400 that names the field."""
+    try:
+        yield
+    except ConstraintRefused as error:
+        raise refused(error.field, error.reason, error.code) from None
 
 
 def busy(message: str, retry_after: int) -> ApiError:

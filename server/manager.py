@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from gguflow.engine.calls.formats import ToolFormat, tool_format
+from gguflow.engine.constraints.vocabulary import Vocabulary
 from gguflow.engine.model import Model
 from gguflow.engine.serving.aio import AsyncEngine
 from gguflow.engine.serving.request import EmbedRequest, Request, Token
@@ -20,10 +22,8 @@ from gguflow.models.chat_parts import ChatForm
 
 from .admission import Gate
 from .config import ModelSpec, ServerConfig
-from .constraints import Vocabulary
 from .errors import ApiError, busy, unavailable
 from .monitor import Watched, WatchedEngine
-from .tools.formats import ToolFormat, tool_format
 
 log = logging.getLogger("gguflow.server")
 _AHEAD = 4  # requests let in beyond the engine's places, so that none is empty for a step

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.calls.formats import ToolFormat
 from gguflow.models.chat import ChatTemplateError
 from gguflow.models.chat_history import in_words, rendered
 from gguflow.models.chat_tools import told_of_tools
 
 from .errors import refused
 from .schema.chat import Message, Tool
-from .tools.formats import ToolFormat
 
 if TYPE_CHECKING:
     from .manager import Loaded

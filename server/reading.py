@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from gguflow.engine.calls.formats import ToolFormat
+from gguflow.engine.calls.parse import CallParser
+from gguflow.engine.calls.readers import Kinds
 from gguflow.models.chat_harmony import HarmonyParser
 from gguflow.models.chat_parts import Parser
 from gguflow.models.chat_text import Text
@@ -14,9 +17,6 @@ from gguflow.models.chat_tools import CallDelta
 
 from .answer import Piece
 from .logprobs import chat_logprobs
-from .tools.formats import ToolFormat
-from .tools.parse import CallParser
-from .tools.readers import Kinds
 
 
 @dataclass

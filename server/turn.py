@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.calls.grammar import kinds, markers, schemas, tool_grammar
+from gguflow.engine.calls.readers import Kinds
+from gguflow.engine.constraints.thinking import Thinking
+from gguflow.engine.constraints.vocabulary import Checked
+
 from .answer import Ask
 from .asks import compiled, form_of, make_ask
-from .constraints import Checked
-from .errors import refused
+from .errors import refused, refusing
 from .exchange import Exchange
 from .prompting import chat_ids, check_ids
 from .reading import Reader, call_reader
 from .schema.chat import AllowedToolsChoice, ChatBody, NamedTool
-from .thinking import Thinking
-from .tools.grammar import kinds, markers, schemas, tool_grammar
-from .tools.readers import Kinds
 
 if TYPE_CHECKING:
     from .manager import Loaded
@@ -143,10 +144,11 @@ async def _tool_constraint(
         if answer is None:
             raise refused(form.field, "next to tools, only JSON can be asked for")
 
+    @refusing()
     def build() -> tuple[Checked, Mapping[str, Kinds]]:
         if form is not None:
             loaded.vocabulary.check(form)
-        arguments, hints = schemas(tools, loaded.vocabulary, loaded.tools)
+        arguments, hints = schemas([t.function for t in tools], loaded.vocabulary, loaded.tools)
         exchange.warnings += hints
         listed, required = _allowed(body, names)
         arguments = [arguments[names.index(name)] for name in listed]

@@ -17,12 +17,12 @@ from gguflow.engine.cluster.actors import calls_to
 from gguflow.engine.cluster.connect import use_ray
 from gguflow.engine.cluster.holder import stage_model
 from gguflow.engine.cluster.work import Started, Work, named_errors
+from gguflow.engine.constraints.vocabulary import Vocabulary
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.serving.aio import AsyncEngine
 from gguflow.engine.serving.engine import EngineStats
 from gguflow.engine.serving.request import RequestId, Token
-from gguflow.server.constraints import Vocabulary
 from gguflow.server.monitor import Step, WatchedEngine
 
 from .travel import Parted, Row, row

@@ -7,21 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from gguflow.engine.constraints.constraint import Constraint
+from gguflow.engine.constraints.masker import Masker
+from gguflow.engine.constraints.thinking import Budget, Here, Thinking
 from gguflow.engine.serving.request import EmbedRequest, Request, Token
 from gguflow.server.answer import MinTokens
-from gguflow.server.constraints import Constraint, Masker, Vocabulary
-from gguflow.server.thinking import Budget, Thinking
 
 Row = tuple[Any, ...]
-
-
-class Here(Protocol):
-    """What a process has of a model to make a processor with."""
-
-    @property
-    def tokenizer(self) -> Any: ...
-    @property
-    def vocabulary(self) -> Vocabulary: ...
 
 
 class Recipe(Protocol):

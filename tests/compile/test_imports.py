@@ -76,6 +76,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/samplers": (*GROUND, "engine.sampling"),
     "engine/text.py": (),
     "engine/message.py": (),
+    "engine/constraints": ("models",),
+    "engine/calls": ("engine.constraints", "models"),
     "engine/piece.py": ("engine.message", "engine.serving", "engine.text"),
     "engine/load": (*BASE, "engine.locked"),
     "engine/requantize.py": (*BASE, "engine.load"),

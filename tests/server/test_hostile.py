@@ -14,8 +14,9 @@ import pytest
 from serving import OPTIONS, Running
 
 from gguflow.cli.load import bundled_model
+from gguflow.engine.constraints.error import ConstraintError
+from gguflow.engine.constraints.masker import Masker
 from gguflow.server.config import ModelSpec
-from gguflow.server.constraints import ConstraintError, Masker
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GOOD = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}

@@ -10,19 +10,21 @@ import pytest
 
 import gguflow
 from gguflow.cli.load import bundled_model
+from gguflow.engine.calls import formats
+from gguflow.engine.calls.formats import COUNT, TOLD, Tags, ToolFormat, tool_format
+from gguflow.engine.calls.grammar import markers, schemas, tool_grammar
+from gguflow.engine.calls.parse import CallParser
+from gguflow.engine.calls.readers import QUOTE
+from gguflow.engine.constraints.before import Before
+from gguflow.engine.constraints.constraint import Constraint
+from gguflow.engine.constraints.error import ConstraintRefused
+from gguflow.engine.constraints.vocabulary import Vocabulary
 from gguflow.models.chat_harmony import HarmonyParser
 from gguflow.models.chat_templates import NAMED
 from gguflow.models.chat_text import Text
 from gguflow.models.chat_tools import CallDelta
-from gguflow.server.constraints import Constraint, Vocabulary
-from gguflow.server.errors import ApiError
 from gguflow.server.prompting import chat_messages
 from gguflow.server.schema.chat import Message, Tool
-from gguflow.server.tools import formats
-from gguflow.server.tools.formats import COUNT, TOLD, Tags, ToolFormat, tool_format
-from gguflow.server.tools.grammar import Before, markers, schemas, tool_grammar
-from gguflow.server.tools.parse import CallParser
-from gguflow.server.tools.readers import QUOTE
 
 FORMS = [f for f in vars(formats).values() if isinstance(f, ToolFormat)]
 READ = [f for f in FORMS if not f.channels]  # the other one is read with its messages
@@ -218,13 +220,13 @@ def test_a_schema_that_a_form_cannot_be_held_to(vocabulary: Vocabulary) -> None:
         function = {"name": "f", "parameters": odd, "strict": strict}
         return Tool.model_validate({"type": "function", "function": function})
 
-    assert schemas([tool(True)], vocabulary, formats.HERMES) == ([odd], [])
+    assert schemas([tool(True).function], vocabulary, formats.HERMES) == ([odd], [])
     for form in (formats.QWEN_CODER, formats.GEMMA):
         field = "tools.0.function.parameters"
-        assert schemas([tool(False)], vocabulary, form) == ([{"type": "object"}], [field])
-        with pytest.raises(ApiError) as refusal:
-            schemas([tool(True)], vocabulary, form)
-        assert refusal.value.param == field
+        assert schemas([tool(False).function], vocabulary, form) == ([{"type": "object"}], [field])
+        with pytest.raises(ConstraintRefused) as refusal:
+            schemas([tool(True).function], vocabulary, form)
+        assert refusal.value.field == field
 
 
 class Marked:
@@ -300,10 +302,10 @@ def test_grammars_are_compiled_once(
     assert again._matcher is first._matcher and (first.field, again.field) == ("grammar", "tools")
     first.processor(0)._matcher.try_consume_tokens(vocabulary("on"))
     assert again.accepts("once") and not again.accepts("on")  # nobody moves the one that is kept
-    monkeypatch.setattr("gguflow.server.constraints.KEPT", 3)
+    monkeypatch.setattr("gguflow.engine.constraints.vocabulary.KEPT", 3)
     for i in range(8):
         vocabulary.check(Constraint(f'start: "{i}"', "grammar"))
     assert len(vocabulary._known) == 3 and 'start: "7"' in vocabulary._known
-    with pytest.raises(ApiError):
+    with pytest.raises(ConstraintRefused):
         vocabulary.check(Constraint("start: (", "grammar"))
     assert "start: (" not in vocabulary._known

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from gguflow.models.chat_parts import ChatForm
 
-from .constraints import Constraint
-from .grammar import Specials, Writer
-from .tools.grammar import FINAL, NEXT, THOUGHTS, Before
+from .before import FINAL, NEXT, THOUGHTS, Before
+from .constraint import Constraint
+from .vocabulary import Vocabulary
+from .writer import Specials, Writer
 
-if TYPE_CHECKING:
-    from .manager import Loaded
+
+class Here(Protocol):
+    """What a process has of a model to make a processor with."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def vocabulary(self) -> Vocabulary: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Thinking:
             start = f"{before.written(w)} {w.other(constraint)}"
         return w.constraint(start, constraint.field, constraint.schema)
 
-    def bound(self, loaded: Loaded, n_prompt: int, tools: bool) -> Budget | None:
+    def bound(self, here: Here, n_prompt: int, tools: bool) -> Budget | None:
         """What ends the thoughts of one answer to a prompt of so many tokens; None for no limit."""
         if self.budget < 0 or not self.form.thinks:
             return None
@@ -68,8 +75,8 @@ class Thinking:
             section = self.form.opened(self.prompt) or self.form.reasoning
             assert section is not None
             ending = f"\n{section.closes[0]}\n\n"
-        ids = loaded.vocabulary.marked(ending)
-        return Budget(self, loaded.tokenizer, n_prompt, ids)
+        ids = here.vocabulary.marked(ending)
+        return Budget(self, here.tokenizer, n_prompt, ids)
 
 
 class Budget:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from gguflow.server.constraints import Constraint, Vocabulary, json_schema
-from gguflow.server.errors import ApiError, refused
-from gguflow.server.grammar import Specials, Writer, specials_in
-from gguflow.server.schema.chat import Tool
+from gguflow.engine.constraints.before import FINAL, NEXT, PREAMBLE, THOUGHTS, Before
+from gguflow.engine.constraints.constraint import Constraint
+from gguflow.engine.constraints.error import ConstraintRefused
+from gguflow.engine.constraints.forms import json_schema
+from gguflow.engine.constraints.vocabulary import Vocabulary
+from gguflow.engine.constraints.writer import Specials, Writer, specials_in
 
 from .arguments import NotWritable, gemma, kinds_of, tagged
 from .formats import Tags, ToolFormat
@@ -16,38 +18,44 @@ from .readers import QUOTE, Kinds
 
 FIELD = "tools"
 ANY: dict[str, Any] = {"type": "object"}
-# gpt-oss: thoughts, then what is said before a call, or the answer.
-THOUGHTS = "<|channel|>analysis<|message|>"
-PREAMBLE = "<|channel|>commentary<|message|>"
-FINAL = "<|channel|>final<|message|>"
-NEXT = "<|end|><|start|>assistant"
+
+
+class Function(Protocol):
+    """A function that may be called. strict: whether its schema is more than a hint."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def parameters(self) -> dict[str, Any] | None: ...
+    @property
+    def strict(self) -> bool | None: ...
 
 
 def schemas(
-    tools: Sequence[Tool], vocabulary: Vocabulary, form: ToolFormat
+    functions: Sequence[Function], vocabulary: Vocabulary, form: ToolFormat
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The schema of each tool's arguments, and the fields of those that are only hints.
+    """The schema of each function's arguments, and the fields of those that are only hints.
 
-    A strict tool's schema that cannot be obeyed is refused; one that was given as a hint becomes
-    any object, and is named. Raises ApiError.
+    A strict schema that cannot be obeyed is refused; one that was given as a hint becomes
+    any object, and is named. Raises ConstraintRefused.
     """
     found, hints = [], []
-    for i, tool in enumerate(tools):
+    for i, function in enumerate(functions):
         field = f"tools.{i}.function.parameters"
-        schema = {"type": "object", **(tool.function.parameters or {})}
+        schema = {"type": "object", **(function.parameters or {})}
         if schema["type"] != "object":
-            raise refused(field, "arguments are an object")
+            raise ConstraintRefused(field, "arguments are an object")
         try:
             vocabulary.check(json_schema(schema, field))
             if form.arguments != "json":
                 w = Writer(vocabulary)
                 vocabulary.check(w.constraint(_arguments(w, form, schema), field))
-        except (ApiError, NotWritable) as error:
-            if tool.function.strict:
-                if isinstance(error, ApiError):
+        except (ConstraintRefused, NotWritable) as error:
+            if function.strict:
+                if isinstance(error, ConstraintRefused):
                     raise
                 why = "the model's form of calls cannot be held to this schema"
-                raise refused(field, why, "constraint_refused") from None
+                raise ConstraintRefused(field, why, "constraint_refused") from None
             schema = ANY
             hints.append(field)
         found.append(schema)
@@ -118,19 +126,6 @@ def _channels(
         return f"{said}* {call}"
     final = w.rule(f"{w.text(FINAL)} {'TEXT' if answer is None else w.json(answer)}")
     return f"{said}* ({call} | {final})"
-
-
-class Before:
-    """Thoughts before an answer. open, close: their marks. opened: by the prompt already."""
-
-    def __init__(self, open: str, close: str, opened: bool) -> None:
-        self.open, self.close, self.opened = open, close, opened
-
-    def written(self, w: Writer) -> str:
-        """Their rule, and space behind them."""
-        if self.opened:
-            return f"{w.until(self.close)} WS"
-        return f"({w.rule(f'{w.text(self.open)} {w.until(self.close)}')} WS)?"
 
 
 def markers(form: ToolFormat, vocabulary: Specials) -> frozenset[int]:

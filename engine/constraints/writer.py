@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Protocol
 
-from .constraints import Constraint, with_options
+from .constraint import Constraint
+from .forms import with_options
 
 MOST = 48  # characters of a control token that a form may hold
 

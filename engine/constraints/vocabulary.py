@@ -1,24 +1,21 @@
-"""Constrained answers: llguidance says which tokens may come next.
+"""A tokenizer as llguidance sees it, and the constraints it compiles for that.
 
 A constraint is compiled before its request is accepted, so that one that cannot be obeyed is
-refused; while tokens are chosen, every logit it forbids is -inf.
+refused.
 """
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
 
 from gguflow.models.tokenizer.vocab import TokenType
 
-from .errors import refused
+from .constraint import MAX_SOURCE, Constraint
+from .error import ConstraintRefused
+from .masker import Masker, reason
 
 # What a constraint may cost a step, whatever it says: some tens of milliseconds.
 _LIMITS = LLParserLimits(
@@ -26,26 +23,8 @@ _LIMITS = LLParserLimits(
     max_items_in_row=2000, max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False,
 )  # fmt: skip
 _MARKERS = (TokenType.CONTROL, TokenType.USER_DEFINED)
-MAX_SOURCE = 500_000  # characters of a schema or grammar
 KEPT, KEPT_SOURCE = 256, 1_000_000  # compiled grammars that are kept, and characters of them all
 MARKER = 48  # characters of a control token's text
-MAX_DEPTH = 64  # levels of a schema
-# Space between JSON's tokens is bounded, as in llama.cpp: a model may well write line breaks until
-# its tokens are used up. What else a schema may say to llguidance here would weaken it.
-_JSON = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}", "coerce_one_of": False, "lenient": False}
-
-
-class ConstraintError(RuntimeError):
-    """A constraint costs more than a step may take, or cannot go on."""
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """A grammar in llguidance's form. field: of the request, for messages. schema: of JSON."""
-
-    grammar: str
-    field: str
-    schema: dict[str, Any] | bool | None = None
 
 
 class Vocabulary:
@@ -113,11 +92,11 @@ class Vocabulary:
         return None
 
     def check(self, constraint: Constraint) -> Checked:
-        """Compile a constraint; takes up to a second, so not in the event loop. Raises ApiError 400
-        that names the field."""
+        """Compile a constraint; takes up to a second, so not in the event loop. Raises
+        ConstraintRefused."""
         source = constraint.grammar
         if len(source) > 4 * MAX_SOURCE:
-            raise refused(constraint.field, "the constraint is too large")
+            raise ConstraintRefused(constraint.field, "the constraint is too large")
         with self._lock:
             known = self._known.pop(source, None)
             if known is not None:
@@ -127,7 +106,9 @@ class Vocabulary:
         if not matcher.is_error():
             matcher.compute_bitmask()  # some limits are only met here
         if matcher.is_error():
-            raise refused(constraint.field, _reason(matcher.get_error()), "constraint_refused")
+            raise ConstraintRefused(
+                constraint.field, reason(matcher.get_error()), "constraint_refused"
+            )
         matcher.reset()
         with self._lock:
             self._known[source] = matcher
@@ -147,106 +128,12 @@ class Checked:
 
     def processor(self, n_prompt: int) -> Masker:
         """A processor of logits for one answer to a prompt of so many tokens."""
-        return Masker(self._vocabulary, self._matcher.deep_copy(), n_prompt, self._constraint)
+        return Masker(
+            self._vocabulary.n_vocab, self._matcher.deep_copy(), n_prompt, self._constraint
+        )
 
     def accepts(self, text: str) -> bool:
         """Whether a text is complete by it."""
         matcher = self._matcher.deep_copy()
         ids = self._vocabulary.marked(text)
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
-class Masker:
-    """Sets the logits of tokens that may not come next to -inf: a `LogitsProcessor`.
-
-    made_from: its constraint and the tokens of its prompt, to make another one elsewhere.
-    """
-
-    def __init__(
-        self, vocabulary: Vocabulary, matcher: LLMatcher, n_prompt: int, constraint: Constraint
-    ) -> None:
-        self._matcher, self._field = matcher, constraint.field
-        self.made_from = constraint, n_prompt
-        self._n_seen = n_prompt
-        self._mask = np.zeros((vocabulary.n_vocab + 31) // 32, np.uint32)
-        self._n_vocab = vocabulary.n_vocab
-
-    def __call__(self, ids: Sequence[int], logits: np.ndarray) -> None:
-        matcher = self._matcher
-        for token in ids[self._n_seen :]:
-            if not matcher.consume_token(token):
-                raise ConstraintError(f"{self._field}: {_reason(matcher.get_error())}")
-        self._n_seen = len(ids)
-        matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        if matcher.is_error():
-            raise ConstraintError(f"{self._field}: {_reason(matcher.get_error())}")
-        allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: self._n_vocab]
-        logits[allowed == 0] = -np.inf
-
-
-def _reason(text: str) -> str:
-    """llguidance's message on one line, without what it prints of its state."""
-    line = " ".join(text.partition("\n<state>")[0].split())
-    return line[:300] or "the constraint cannot be obeyed"
-
-
-# -- what constraints are made of ------------------------------------------------------------------
-
-
-def json_schema(schema: dict[str, Any] | bool, field: str) -> Constraint:
-    """JSON of a schema. Keywords that llguidance does not know are refused, not ignored."""
-    _check_depth(schema, field)
-    text = json.dumps(schema)
-    if len(text) > MAX_SOURCE:
-        raise refused(field, f"the schema is larger than {MAX_SOURCE} characters")
-    grammar = {"grammars": [{"json_schema": with_options(schema)}]}
-    return Constraint(json.dumps(grammar), field, schema)
-
-
-def with_options(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
-    """A schema with this project's rules for llguidance."""
-    return {**schema, "x-guidance": _JSON} if isinstance(schema, dict) else schema
-
-
-def json_object(field: str) -> Constraint:
-    """Any JSON object."""
-    return json_schema({"type": "object"}, field)
-
-
-def regex(pattern: str, field: str) -> Constraint:
-    """Text that a pattern matches whole."""
-    return Constraint(LLMatcher.grammar_from_regex(pattern), field)
-
-
-def lark(text: str, field: str) -> Constraint:
-    """Text of a Lark grammar."""
-    return Constraint(LLMatcher.grammar_from_lark(text), field)
-
-
-def gbnf(text: str, field: str) -> Constraint:
-    """Text of one of llama.cpp's grammars."""
-    try:
-        return lark(any_to_lark(text), field)
-    except Exception as error:  # a converter of others' text: it may raise anything
-        raise refused(field, f"no GBNF grammar: {str(error)[:200]}") from None
-
-
-def choice(options: Sequence[str], field: str) -> Constraint:
-    """One of some texts."""
-    quoted = " | ".join(json.dumps(o, ensure_ascii=True) for o in options)
-    return lark(f"start: {quoted}", field)
-
-
-def _check_depth(value: Any, field: str) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below += item.values()
-            elif isinstance(item, list):
-                below += item
-        if not below:
-            return
-        level = below
-    raise refused(field, f"more than {MAX_DEPTH} levels")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gguflow.server.grammar import Writer
+from gguflow.engine.constraints.writer import Writer
 
 from .formats import Tags
 from .readers import QUOTE, Kind

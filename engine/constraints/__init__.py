@@ -1,0 +1,1 @@
+"""Constrained answers: grammars and schemas that decide which tokens may come next."""

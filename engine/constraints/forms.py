@@ -1,0 +1,77 @@
+"""What constraints are made of: JSON schemas, regular expressions, grammars, choices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from .constraint import MAX_SOURCE, Constraint
+from .error import ConstraintRefused
+
+MAX_DEPTH = 64  # levels of a schema
+# Space between JSON's tokens is bounded, as in llama.cpp: a model may well write line breaks until
+# its tokens are used up. What else a schema may say to llguidance here would weaken it.
+_JSON = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}", "coerce_one_of": False, "lenient": False}
+
+
+def json_schema(schema: dict[str, Any] | bool, field: str) -> Constraint:
+    """JSON of a schema. Keywords that llguidance does not know are refused, not ignored."""
+    _check_depth(schema, field)
+    text = json.dumps(schema)
+    if len(text) > MAX_SOURCE:
+        raise ConstraintRefused(field, f"the schema is larger than {MAX_SOURCE} characters")
+    grammar = {"grammars": [{"json_schema": with_options(schema)}]}
+    return Constraint(json.dumps(grammar), field, schema)
+
+
+def with_options(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
+    """A schema with this project's rules for llguidance."""
+    return {**schema, "x-guidance": _JSON} if isinstance(schema, dict) else schema
+
+
+def json_object(field: str) -> Constraint:
+    """Any JSON object."""
+    return json_schema({"type": "object"}, field)
+
+
+def regex(pattern: str, field: str) -> Constraint:
+    """Text that a pattern matches whole."""
+    return Constraint(LLMatcher.grammar_from_regex(pattern), field)
+
+
+def lark(text: str, field: str) -> Constraint:
+    """Text of a Lark grammar."""
+    return Constraint(LLMatcher.grammar_from_lark(text), field)
+
+
+def gbnf(text: str, field: str) -> Constraint:
+    """Text of one of llama.cpp's grammars."""
+    try:
+        return lark(any_to_lark(text), field)
+    except Exception as error:  # a converter of others' text: it may raise anything
+        raise ConstraintRefused(field, f"no GBNF grammar: {str(error)[:200]}") from None
+
+
+def choice(options: Sequence[str], field: str) -> Constraint:
+    """One of some texts."""
+    quoted = " | ".join(json.dumps(o, ensure_ascii=True) for o in options)
+    return lark(f"start: {quoted}", field)
+
+
+def _check_depth(value: Any, field: str) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+        if not below:
+            return
+        level = below
+    raise ConstraintRefused(field, f"more than {MAX_DEPTH} levels")

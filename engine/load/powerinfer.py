@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gguflow.engine.gguf import Typed
+from gguflow.engine.gguf.keys import KeyReader
 from gguflow.models.base import ModelError
 from gguflow.models.hparams import architecture_name
 from gguflow.models.opt import UNUSED, Opt
@@ -35,13 +36,14 @@ def plain_architecture(name: str) -> str:
 
 def amended(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of a file that mean something else in a plain one, or are missing, as it has them."""
-    if metadata.get("general.architecture") != Opt.name:
+    keys = KeyReader(metadata, MAGIC)
+    if keys.find("general.architecture") != Opt.name:
         return {}
     found: dict[str, Any] = {}
-    n_ctx = metadata.get(_CONTEXT)
+    n_ctx = keys.find(_CONTEXT)
     if isinstance(n_ctx, int) and n_ctx > UNUSED:
         found[_CONTEXT] = n_ctx - UNUSED
-    if _EPSILON not in metadata:
+    if keys.find(_EPSILON) is None:
         found[_EPSILON] = _OPT_EPSILON
     return found
 

@@ -163,7 +163,8 @@ def direction_keys(c: Config) -> dict[str, Any]:
     """Of prefix language models, whose prompts are read in both directions."""
     old = c.get("attn_config")  # MPT's
     prefix = c.get("prefix_lm") or (isinstance(old, dict) and old.get("prefix_lm"))
-    return {"attention.causal": False} if prefix or c.get("is_causal") is False else {}
+    both = c.get("is_causal") is False or c.get("use_bidirectional_attention") is True
+    return {"attention.causal": False} if prefix or both else {}
 
 
 def expert_keys(c: Config) -> dict[str, Any]:

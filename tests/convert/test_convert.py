@@ -185,10 +185,14 @@ def test_prefix_models(checkpoint: Callable[[str], Path], tmp_path: Path) -> Non
     with GgufFile.open(tmp_path / "m.gguf") as f:
         assert f.metadata["llama.attention.causal"] is False
     assert error(tmp_path / "m.gguf", "llama") > 1e-3
-    source = checkpoint("qwen35")
-    edit(source / "config.json", is_causal=False)
-    with pytest.raises(ConvertError, match="attention.causal: false; recurrent layers in both"):
-        convert(source, tmp_path / "q.gguf")
+    for name, change, what in (
+        ("qwen35", {"is_causal": False}, "recurrent layers"),
+        ("gemma2", {"use_bidirectional_attention": True}, "sliding windows"),
+    ):
+        source = checkpoint(name)
+        edit(source / "config.json", **change)
+        with pytest.raises(ConvertError, match=f"attention.causal: false; {what} in both"):
+            convert(source, tmp_path / "q.gguf")
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0,

@@ -92,6 +92,14 @@ def test_generated_tokens_see_what_is_before_them(path: Path, backends: tuple[st
         assert list(model.session.generate(IDS[:n], 8, GREEDY)) == greedy(IDS[:n], 8)
 
 
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+def test_over_several_devices(path: Path, mode: Any) -> None:
+    devices = ("simulated:0", "simulated:1")
+    model = Model.load(path, **EXACT, backends=("numpy",), devices=devices, split_mode=mode)
+    assert nmse(model.logits(IDS), llama(IDS, len(IDS))) < 1e-9
+    assert list(model.session.generate(IDS[:9], 8, GREEDY)) == greedy(IDS[:9], 8)
+
+
 def test_logits_of_generated_tokens(path: Path) -> None:
     session = Model.load(path, **EXACT).session
     session.prefill(IDS[:11], None)

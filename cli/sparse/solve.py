@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..columns import columns
@@ -115,8 +115,13 @@ def solve_rows(args: Namespace) -> Solved:
     from gguflow.engine.variants.relu.stats import read_stats
     from gguflow.engine.variants.relu.store import check_stats, model_stats
 
-    setup = VARIANT.prepare(Setup(open_relu(args), engine_options(args)))
+    model, options = open_relu(args), engine_options(args)
+    setup = VARIANT.prepare(Setup(model, options))
     source, how = setup.source, sparse_run(setup)
+    if how is not None and how.mode == "off" and options.sparse == "auto":
+        # A model that would run densely: a split is what makes it run otherwise.
+        setup = VARIANT.prepare(Setup(model, replace(options, sparse="exact")))
+        source, how = setup.source, sparse_run(setup)
     if how is None or how.mode == "off":
         raise UsageError("--sparse off: a dense run has no neurons to place")
     if args.stats:

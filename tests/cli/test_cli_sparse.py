@@ -64,6 +64,19 @@ def test_from_counts_to_a_split(call, cache: Path, relu_model: str, text: str, t
     assert code == 0 and stats.model_hash in out
 
 
+@pytest.mark.parametrize("arch", ["opt", "relufalcon"])
+def test_models_without_a_gate(call, cache: Path, text: str, tmp_path: Path, arch: str) -> None:
+    """Of two rows a neuron. That OPT runs densely by itself is no reason to place nothing."""
+    model = str(write_tiny(tmp_path / "m.gguf", arch, gain=2, optional=("output.weight", "bias")))
+    code, out, _ = call("sparse", "stats", "-m", model, "-f", text, "-c", "32")
+    assert code == 0 and "256 tokens" in out
+    code, out, _ = call("sparse", "solve", "-m", model, "--ffn-budget", SOME, *SPEEDS)
+    found = re.search(r"^(\d+) of 192 neurons on the GPU", out, re.M)
+    assert code == 0 and found and 95 <= int(found[1]) <= 104
+    code, out, _ = call("sparse", "eval", "-m", model, "-f", text, "-c", "32")
+    assert code == 0 and "| exact |" in out and "| dense |" in out
+
+
 def test_counts_in_a_file(call, cache: Path, relu_model: str, text: str, tmp_path: Path) -> None:
     counts = str(tmp_path / "c.gguf")
     args = ("-m", relu_model, "-f", text, "-c", "32", "--chunks", "2", "-o", counts)

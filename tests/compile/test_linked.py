@@ -114,14 +114,15 @@ class SmallDevice(LinkableBackend):
 
 
 @pytest.mark.parametrize("mode", ["predict", "exact"])
+@pytest.mark.parametrize("arch", ["relullama", "opt"])  # with a gate, and with biases
 def test_a_layer_split_by_neurons_meets_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, mode: Any
 ) -> None:
     monkeypatch.setattr(
         model_module, "find_backend",
         lambda name, o=None: SmallDevice() if name == "cuda" else find_backend(name, o),
     )  # fmt: skip
-    hp = tiny_hparams("relullama")
+    hp = tiny_hparams(arch)
     rng = np.random.default_rng(4)
     shapes = {"fc1": (12, hp.n_embd), "fc2": (hp.n_ff, 12)}
     weights = {
@@ -129,7 +130,8 @@ def test_a_layer_split_by_neurons_meets_twice(
         for i in range(hp.n_layer)
         for fc, shape in shapes.items()
     }
-    path = write_tiny(tmp_path / "m.gguf", "relullama", gain=2.0, weights=weights)
+    optional = ("output.weight", *([".bias"] if arch == "opt" else []))
+    path = write_tiny(tmp_path / "m.gguf", arch, gain=2.0, weights=weights, optional=optional)
     buckets = [np.sort(rng.choice(hp.n_ff, n, replace=False)) for n in (40, 20)]
     split = NeuronSplit(hp.n_ff, tuple(b.astype(np.int32) for b in buckets))
     write_split(tmp_path / "s", split, model_hash(open_model(path)), 1 << 30)

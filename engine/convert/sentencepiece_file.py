@@ -93,21 +93,33 @@ def unigram_keys(
 
 
 def rules_of(path: Path) -> Rules:
-    """Of a file that sentencepiece has opened. Field numbers are those of its
-    `sentencepiece_model.proto`. Raises ConvertError."""
+    """Of a file that sentencepiece has opened. Raises ConvertError."""
     try:
-        model = {n: v for n, v in _fields(path.read_bytes()) if n in (2, 3)}
-        trainer, normalizer = (dict(_fields(_octets(model.get(n, b"")))) for n in (2, 3))
-        return Rules(
-            kind=_whole(trainer.get(3, UNIGRAM)),
-            charsmap=_octets(normalizer.get(2, b"")),
-            space_prefix=bool(_whole(normalizer.get(3, 1))),
-            merge_spaces=bool(_whole(normalizer.get(4, 1))),
-            escapes_spaces=bool(_whole(normalizer.get(5, 1))),
-            spaces_behind=bool(_whole(trainer.get(24, 0))),
-        )
+        return _rules(path.read_bytes())
     except ValueError as e:
         raise ConvertError(f"{path}: {e}") from None
+
+
+def charsmap_called(name: str) -> bytes:
+    """The compiled map of rules of sentencepiece's own: nfkc, nmt_nfkc, nfkc_cf, nmt_nfkc_cf."""
+    import sentencepiece
+
+    made = sentencepiece.SentencePieceNormalizer(rule_name=name)
+    return _rules(made.serialized_model_proto()).charsmap
+
+
+def _rules(data: bytes) -> Rules:
+    """Field numbers are those of `sentencepiece_model.proto`. Raises ValueError."""
+    model = {n: v for n, v in _fields(data) if n in (2, 3)}
+    trainer, normalizer = (dict(_fields(_octets(model.get(n, b"")))) for n in (2, 3))
+    return Rules(
+        kind=_whole(trainer.get(3, UNIGRAM)),
+        charsmap=_octets(normalizer.get(2, b"")),
+        space_prefix=bool(_whole(normalizer.get(3, 1))),
+        merge_spaces=bool(_whole(normalizer.get(4, 1))),
+        escapes_spaces=bool(_whole(normalizer.get(5, 1))),
+        spaces_behind=bool(_whole(trainer.get(24, 0))),
+    )
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from .checkpoint import Checkpoint, ConvertError
 from .same_ids import agrees
-from .sentencepiece_file import unigram_keys
+from .sentencepiece_file import charsmap_called, unigram_keys
 from .token_list import BYTE, NORMAL, UNKNOWN, Tokens, added, kind_of
 
 
@@ -60,10 +60,15 @@ def _is_number(score: Any) -> bool:
 
 
 def _charsmap(source: Checkpoint, normalizer: Any) -> bytes:
-    """The compiled map of a normalizer; nothing where it has none."""
-    maps = [s["precompiled_charsmap"] for s in _steps(normalizer) if s.get("precompiled_charsmap")]
+    """The compiled map of a normalizer, or that of sentencepiece's rules of its steps' names;
+    nothing where it has none."""
+    steps = list(_steps(normalizer))
+    maps = [s["precompiled_charsmap"] for s in steps if s.get("precompiled_charsmap")]
     if not maps:
-        return b""
+        kinds = [s.get("type") for s in steps]
+        if "NFKC" not in kinds:
+            return b""
+        return charsmap_called("nmt_" * ("Nmt" in kinds) + "nfkc" + "_cf" * ("Lowercase" in kinds))
     try:
         return b64decode(maps[0], validate=True)
     except (binascii.Error, TypeError, ValueError) as e:

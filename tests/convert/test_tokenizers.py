@@ -101,6 +101,22 @@ def xlm_r(model: bytes, charsmap: bytes) -> tokenizers.Tokenizer:
     return made
 
 
+def by_name(model: bytes, charsmap: bytes) -> tokenizers.Tokenizer:
+    """The tokenizers library's own steps instead of a compiled map."""
+    made = tokenizers.Tokenizer(models.Unigram(piece_list(model), unk_id=2))
+    made.normalizer = normalizers.Sequence(
+        [
+            normalizers.Nmt(),
+            normalizers.NFKC(),
+            normalizers.Strip(left=False),
+            several(" {2,}", " "),
+        ]
+    )
+    made.pre_tokenizer = metaspace()
+    made.add_special_tokens(["<mask>"])
+    return made
+
+
 def llm_jp(model: bytes, charsmap: bytes) -> tokenizers.Tokenizer:
     """Bytes for what has no token, spaces as they are, nothing normalized."""
     made = tokenizers.Tokenizer(models.Unigram(piece_list(model), unk_id=2, byte_fallback=True))
@@ -115,6 +131,7 @@ def llm_jp(model: bytes, charsmap: bytes) -> tokenizers.Tokenizer:
         (t5, "nmt_nfkc", True, True, {"eos_token": "</s>", "pad_token": "<pad>"}),
         (t5, "nmt_nfkc_cf", True, True, {"eos_token": "</s>", "pad_token": "<pad>"}),
         (xlm_r, "nmt_nfkc", True, True, {"cls_token": "<s>", "sep_token": "</s>"}),
+        (by_name, "nmt_nfkc", True, True, {"eos_token": "</s>"}),
         (llm_jp, "identity", False, False, {"eos_token": "</s>", "tokenizer_class": "Llama"}),
     ],
 )

@@ -50,8 +50,13 @@ def added(source: Checkpoint) -> list[tuple[int, Mapping[str, Any]]]:
     """Tokens beside those of the model, by id: of tokenizer.json, else of tokenizer_config.json."""
     listed = source.json("tokenizer.json", needed=False).get("added_tokens")
     if not isinstance(listed, list) or not listed:
-        by_id = source.json("tokenizer_config.json", needed=False).get("added_tokens_decoder", {})
-        listed = [{"id": int(i), **t} for i, t in by_id.items() if i.isdigit()]
+        by_id = source.json("tokenizer_config.json", needed=False).get("added_tokens_decoder")
+        by_id = by_id if isinstance(by_id, dict) else {}
+        listed = [
+            {"id": int(i), **t} for i, t in by_id.items() if i.isdecimal() and isinstance(t, dict)
+        ]
+    if not all(isinstance(t, dict) for t in listed):
+        raise ConvertError(f"{source.path}: added_tokens are no list of tokens")
     return [(id_of(source, t.get("content"), t.get("id")), t) for t in listed]
 
 

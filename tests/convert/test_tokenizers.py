@@ -192,6 +192,17 @@ def test_unigram_lists_that_are_broken(source: Callable[..., Checkpoint], vocab:
         vocabulary(found)
 
 
+@pytest.mark.parametrize("token", [1, None, "x", [], True])
+def test_added_tokens_that_are_none(source: Callable[..., Checkpoint], token: Any) -> None:
+    found = source(bert(True, None), {}, 64)
+    path = found.path / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["added_tokens"][1] = token
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConvertError, match="added_tokens are no list of tokens"):
+        vocabulary(found)
+
+
 def test_charsmaps_that_are_broken(source: Callable[..., Checkpoint]) -> None:
     found = source(llm_jp(trained("identity"), b""), {}, 512)
     path = found.path / "tokenizer.json"

@@ -37,7 +37,8 @@ def plain_architecture(name: str) -> str:
 def amended(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of a file that mean something else in a plain one, or are missing, as it has them."""
     keys = KeyReader(metadata, MAGIC)
-    if keys.find("general.architecture") != Opt.name:
+    name = keys.find("general.architecture")
+    if not isinstance(name, str) or name != Opt.name:  # a file may hold anything under that key
         return {}
     found: dict[str, Any] = {}
     n_ctx = keys.find(_CONTEXT)

@@ -3,6 +3,7 @@ divided between a device and the host; PowerInfer's files; ReLU with a threshold
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tiny_model import write_tiny
 
 from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.load import open_model
+from gguflow.engine.load.powerinfer import amended
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import step_key
@@ -183,6 +185,15 @@ def test_power_infers_models_are_read_as_they_are(arch: str, tmp_path: Path) -> 
     assert Model.load(theirs, sparse="off").arch.name == arch
     for mode in ("predict", "exact", "off"):
         assert nmse(run(theirs, sparse=mode), run(ours, sparse=mode)) < 1e-10, mode
+
+
+@pytest.mark.parametrize("key", ["general.architecture", "opt.context_length"])
+def test_keys_of_other_types_are_refused(key: str, tmp_path: Path) -> None:
+    file = power_infer(tmp_path / "m.gguf", write(tmp_path / "o.gguf", "opt"), "opt", 0.0)
+    with pytest.raises(ModelError, match=re.escape(key)):
+        open_model(file, {key: np.float32([1, 2])})
+    amended({key: np.float32([1, 2])})
+    amended({"general.architecture": "opt", key: ["opt", "opt"]})
 
 
 def test_quantizing_keeps_what_it_is(arch: str, tmp_path: Path) -> None:

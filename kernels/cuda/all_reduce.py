@@ -20,7 +20,8 @@ HEAD = 4 * COUNTERS
 PIECE = 16 << 10  # bytes of a part: kPieceWords of 16
 SMALL = 512 << 10  # bytes that come to a device, up to which flags beside the data are sooner there
 BLOCK = 256  # kBlock
-FEW_BLOCKS = 64  # that leave room for others on a GPU
+FEW_BLOCKS = 64  # more have not been measured with more than two devices, which send to several
+SHARED_BLOCKS = 128  # of all streams of one GPU together, see `exchange`
 LINE = 8  # bytes of a part in a 16-byte word with its flags
 
 SMALL_PARTS, LARGE_PARTS = (
@@ -79,9 +80,11 @@ def exchange(
     )  # fmt: skip
     blocks = ceil_div(units, BLOCK) if is_small else units
     kernel = SMALL_PARTS if is_small else LARGE_PARTS
-    # Blocks that wait for another device's must not keep it from running where it is the same GPU;
-    # and more blocks have not been measured with more than two devices, which send to several.
-    most = COUNTERS if n == 2 and not shared else FEW_BLOCKS
+    most = COUNTERS if n == 2 else FEW_BLOCKS
+    if shared:
+        # Blocks that wait for another stream's must not keep it from running; and what follows in a
+        # stream has its blocks there too before the exchange is over.
+        most = SHARED_BLOCKS // n
     grid = (min(blocks, most), 1, 1)
     return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)
 

@@ -34,10 +34,11 @@ def case(
     last = [past + n - 1 for n, past in seqs]
     window = params.get("window", 0)
     entries = max(entries, max(last) // PAGE + 1)
-    free = iter(np.random.default_rng(len(seqs)).permutation(len(seqs) * entries + 3))
+    n_pages = sum(end // PAGE + 1 for end in last) + 3
+    free = iter(np.random.default_rng(len(seqs)).permutation(n_pages))
     table = np.full((len(seqs), entries), -1, np.int32)
     beginning = [next(free) for _ in range(shared)]
-    seen = np.zeros((len(seqs) * entries + 3, PAGE), bool)
+    seen = np.zeros((n_pages, PAGE), bool)
     for row, end, (_, past) in zip(table, last, seqs, strict=True):
         first = max(0, past - window + 1) if window else 0
         for i in range(first // PAGE, end // PAGE + 1):  # pages before a window are given back

@@ -107,15 +107,15 @@ def _checked(vocabulary: Vocabulary, made: Constraint) -> Within:
 
 def _made(asked: tuple[str, str, Any], model: Model) -> tuple[Vocabulary, Constraint]:
     from gguflow.engine.constraints.error import ConstraintRefused
+    from gguflow.engine.constraints.option import PACKAGE
 
     flag, kind, source = asked
     try:
         from gguflow.engine.constraints import forms
-        from gguflow.engine.constraints.vocabulary import Vocabulary
     except ImportError:
-        raise PackageError(f"{flag} needs llguidance: pip install 'gguflow[serve]'") from None
+        raise PackageError(f"{flag} {PACKAGE}") from None
     try:
         made = (forms.gbnf if kind == "gbnf" else forms.json_schema)(source, flag)
-        return Vocabulary(model.tokenizer, model.hp.n_vocab), made
+        return model.vocabulary, made
     except ConstraintRefused as e:
         raise UsageError(str(e)) from None

@@ -1,31 +1,34 @@
-"""Conversations to prompts, and answers taken apart while they come."""
+"""Conversations to prompts, and to what their answers are held to."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gguflow.engine.generate import Asked, stream
-from gguflow.engine.message import ChatMessage, ToolCall
-from gguflow.engine.piece import FinishReason, Piece, PieceKind
-from gguflow.engine.session import Session
+from gguflow.engine.answer import Apart
+from gguflow.engine.calls.choice import ToolChoice, Tools, tools_of
+from gguflow.engine.calls.formats import tool_format
+from gguflow.engine.constraints.option import NAMES, lacking
+from gguflow.engine.generate import Asked, GenerateOptions, ask, within
+from gguflow.engine.sampling import SamplerSettings
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
-    from gguflow.models.chat_parts import ChatForm, Parser, Part
+    from gguflow.models.chat_parts import ChatForm
     from gguflow.models.chat_tools import Texts
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A conversation as the model sees it. text: its end may have begun the thoughts. form: how
-    answers are to be taken apart; None where all of an answer is content. functions: those that the
-    model may call; None without tools."""
+    """A conversation as the model sees it. text: its end may have begun the thoughts. template: the
+    source that made it. form: how answers are to be taken apart; None where all of an answer is
+    content. functions: those that the model may call; None without tools."""
 
     ids: list[int]
     text: str
+    template: str
     form: ChatForm | None
     functions: Texts | None
 
@@ -33,12 +36,14 @@ class ChatPrompt:
 def chat_prompt(
     model: Model,
     messages: Sequence[Mapping[str, object]],
-    tools: Sequence[Mapping[str, object]] | None,
+    tools: Tools | None,
     template: str | None,
     variables: Mapping[str, object] | None,
+    held: bool = False,
 ) -> ChatPrompt:
-    """The prompt of a conversation. template: instead of the model's own. Raises ChatTemplateError,
-    and TypeError for messages that are none."""
+    """The prompt of a conversation. template: instead of the model's own. held: whether answers
+    will be held to a form of calls, so that the model has to be told of one. Raises
+    ChatTemplateError, and TypeError for messages that are none."""
     if isinstance(messages, str | bytes | Mapping):
         raise TypeError("messages is a list of mappings with role and content")
     if template is not None and not isinstance(template, str):
@@ -57,7 +62,7 @@ def chat_prompt(
     if template is not None:
         chosen = ChatTemplate.for_model(model.source.metadata, model.tokenizer, template)
     given = {"tools": tools, **(variables or {})}
-    told = not shows_tools(chosen.source)
+    told = not (tool_format(chosen.source).native if held else shows_tools(chosen.source))
     if all(isinstance(m, Mapping) for m in messages):  # else the template says so
         messages = [_with_objects(m) for m in messages]
         if told:
@@ -71,7 +76,7 @@ def chat_prompt(
     if tools:
         form = form.with_calls(told)
     known = functions(tools) if tools else None
-    return ChatPrompt(ids, text, form if tools or form.thinks else None, known)
+    return ChatPrompt(ids, text, chosen.source, form if tools or form.thinks else None, known)
 
 
 def _with_objects(message: Mapping[str, object]) -> Mapping[str, object]:
@@ -92,108 +97,75 @@ def _with_object(call: Any) -> Any:
         return call
 
 
-def answer(session: Session, asked: Asked, prompt: ChatPrompt) -> Iterator[Piece]:
-    """The pieces of one answer on a session, each of one kind, and the message with the last."""
-    form = prompt.form
-    if form is None:
-        return _apart(stream(session, asked), None, False)
-    show = form.marker_ids(session.model.tokenizer)
-    parser = form.parser(prompt.text, prompt.functions is not None, prompt.functions)
-    return _apart(stream(session, asked, show), parser, form.short_ids)
+@dataclass(frozen=True)
+class Turn:
+    """A conversation ready to be answered. asked: of the tokens after its prompt."""
+
+    prompt: ChatPrompt
+    asked: Asked
+
+    def apart(self) -> Apart:
+        """What takes one answer apart."""
+        prompt, form = self.prompt, self.prompt.form
+        if form is None:
+            return Apart(None, False)
+        parser = form.parser(prompt.text, prompt.functions is not None, prompt.functions)
+        return Apart(parser, form.short_ids)
 
 
-def _apart(pieces: Iterator[Piece], parser: Parser | None, short_ids: bool) -> Iterator[Piece]:
-    """Pieces of text to pieces of one kind each. parser: None where all is content."""
-    kinds, waiting = _Kinds(short_ids), list[Piece]()
-    for piece in pieces:
-        waiting.append(piece)  # whose tokens go with the next text
-        if parser is None:
-            kinds.say(piece.text, "content")
-        else:
-            parts = parser.push(piece.text)
-            if piece.finish_reason is not None:
-                parts += parser.finish(cut=piece.finish_reason != "stop")
-            for part in parts:
-                kinds.take(part)
-        said = kinds.said()
-        if piece.finish_reason is None:
-            for text, kind in said:
-                yield _piece(text, kind, waiting)
-                waiting.clear()
-            continue
-        for text, kind in said[:-1]:
-            yield _piece(text, kind, waiting)
-            waiting.clear()
-        text, kind = said[-1] if said else ("", None)
-        yield _piece(text, kind, waiting, piece, kinds.message)
+def turn(
+    model: Model,
+    messages: Sequence[Mapping[str, object]],
+    max_tokens: int,
+    settings: SamplerSettings | None,
+    tools: Tools | None,
+    tool_choice: ToolChoice | None,
+    template: str | None,
+    variables: Mapping[str, object] | None,
+    options: GenerateOptions,
+) -> Turn:
+    """Prompt and request of a conversation's answer, held to what it must be. Raises as
+    `chat_prompt`, `ask` and `held` do. Takes up to a second for what is held to a form."""
+    shown = tools_of(tools, tool_choice)
+    asks = tool_choice is not None or any(options.get(name) is not None for name in NAMES)
+    held = bool(shown) and asks
+    prompt = chat_prompt(model, messages, shown, template, variables, held)
+    asked = ask(model, prompt.ids, max_tokens, settings, True, **options)
+    if prompt.form is not None:
+        asked = replace(asked, show=prompt.form.marker_ids(model.tokenizer))
+    found = Turn(prompt, asked)
+    if shown and held:
+        return _with_calls(model, found, shown, tool_choice or "auto")
+    return found if asked.constraint is None else _with_thoughts(model, found)
 
 
-def _piece(
-    text: str,
-    kind: PieceKind | None,
-    made_of: Sequence[Piece],
-    last: Piece | None = None,
-    message: ChatMessage | None = None,
-) -> Piece:
-    """A piece with the tokens of others. last: the one that the answer ended with."""
-    finish: FinishReason | None = last.finish_reason if last is not None else None
-    if finish == "stop" and message is not None and message.tool_calls:
-        finish = "tool_calls"
-    return Piece(
-        text,
-        [i for p in made_of for i in p.ids],
-        [x for p in made_of for x in p.logprobs],
-        [x for p in made_of for x in p.top_logprobs],
-        finish,
-        last.timings if last is not None else None,
-        kind,
-        message,
-    )
+def _with_thoughts(model: Model, turn: Turn) -> Turn:
+    """Held to its constraint, which is on what follows the thoughts."""
+    from gguflow.engine.constraints.thinking import Thinking
+    from gguflow.models.chat_parts import ChatForm
+
+    prompt, constraint, vocabulary = turn.prompt, turn.asked.constraint, model.vocabulary
+    assert constraint is not None
+    vocabulary.check(constraint)  # refused under its own name before thoughts come into it
+    thinking = Thinking(ChatForm.of(prompt.template), prompt.text, split=True)
+    form = vocabulary.check(thinking.around(constraint, vocabulary))
+    return Turn(prompt, within(turn.asked, form))
 
 
-class _Kinds:
-    """Parts of an answer as they come: text by kind, and the message so far."""
-
-    def __init__(self, short_ids: bool) -> None:
-        self._short_ids = short_ids
-        self._said: list[tuple[str, PieceKind | None]] = []
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[ToolCall] = []
-
-    def take(self, part: Part) -> None:
-        """A parser's part."""
-        from gguflow.models.chat_text import Markup, Text
-        from gguflow.models.chat_tools import CallDelta, new_call_id
-
-        if isinstance(part, Text):
-            self.say(part.text, part.kind)
-        elif isinstance(part, Markup):
-            self.say(part.text, "tool_call" if part.calls else None)
-        else:
-            assert not isinstance(part, CallDelta)  # calls are read whole here
-            id = part.id or new_call_id(self._short_ids)
-            parsed: dict[str, object] = json.loads(part.arguments)
-            self._calls.append(ToolCall(id, part.name, part.arguments, parsed))
-
-    def say(self, text: str, kind: PieceKind | None) -> None:
-        """Text of a kind."""
-        if kind == "content":
-            self._content.append(text)
-        elif kind == "reasoning":
-            self._reasoning.append(text)
-        if self._said and self._said[-1][1] == kind:
-            text = self._said.pop()[0] + text
-        if text:
-            self._said.append((text, kind))
-
-    def said(self) -> list[tuple[str, PieceKind | None]]:
-        """What was said since this was asked last."""
-        said, self._said = self._said, []
-        return said
-
-    @property
-    def message(self) -> ChatMessage:
-        """The message so far."""
-        content, reasoning = "".join(self._content), "".join(self._reasoning)
-        return ChatMessage(content, reasoning, tuple(self._calls))
+def _with_calls(model: Model, turn: Turn, tools: Tools, choice: ToolChoice) -> Turn:
+    """Held to the form of calls, and its text to the constraint if there is one."""
+    try:
+        from gguflow.engine.calls.grammar import markers
+        from gguflow.engine.calls.held import held
+        from gguflow.engine.calls.section import held_form
+        from gguflow.engine.constraints.thinking import Thinking
+    except ImportError as error:  # llguidance
+        raise lacking("tool_choice", error) from None
+    prompt, asked, vocabulary = turn.prompt, turn.asked, model.vocabulary
+    assert prompt.form is not None
+    calls = tool_format(prompt.template)
+    thinking = Thinking(prompt.form, prompt.text, split=True)
+    form, kinds = held(tools, choice, calls, vocabulary, thinking, asked.constraint)
+    shown = asked.show | markers(calls, vocabulary)
+    asked = within(replace(asked, show=shown), form)
+    return Turn(replace(prompt, form=held_form(prompt.form, calls, kinds)), asked)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gguflow.engine.constraints.constraint import Constraint
+from gguflow.engine.constraints.option import ConstraintFields, take_constraint
 from gguflow.engine.piece import FinishReason, Piece, Pieces, Timings
 from gguflow.engine.prompt import Prompt, check_prompt_type, token_ids
 from gguflow.engine.sampling import SamplerFields, SamplerSettings
@@ -27,19 +29,27 @@ from gguflow.engine.text import StoppingText, StopStrings
 from gguflow.models.base import ModelError
 
 if TYPE_CHECKING:
+    from gguflow.engine.constraints.vocabulary import Checked
     from gguflow.engine.model import Model
 
-FIELDS = frozenset(SamplerFields.__annotations__)
+FIELDS = frozenset(SamplerFields.__annotations__)  # of the sampler
 MOST_TEXTS = 16  # that `embed` runs together
 
 
-class GenerateOptions(SamplerFields, total=False):
+class GenerateOptions(SamplerFields, ConstraintFields, total=False):
     """What generations take as keyword arguments: fields of `SamplerSettings`, and
 
     stop: a string, or several, that end the text and are no part of it; None for none. logprobs:
     how many of the most likely tokens to give with each, besides its own probability; None for
     neither. logit_bias: added to the logits of some token ids. logits_processor: called with the
     ids so far and the logits of the next token, float32 [n_vocab], which it changes in place.
+
+    At most one form that the text is held to, by llguidance (`pip install 'gguflow[constraints]'`),
+    after the logits_processor: json_schema: JSON of a schema; True for any, a class for its
+    `model_json_schema`, as pydantic's have. grammar: llama.cpp's GBNF. regex: what a regular
+    expression matches whole. choices: one of some texts. The text ends when it is complete; one
+    that is cut (`finish_reason` "length") need not be. A form that cannot be obeyed raises
+    ConstraintRefused before anything is generated, one that takes too long ConstraintError.
     """
 
     stop: str | Sequence[str] | None
@@ -50,10 +60,15 @@ class GenerateOptions(SamplerFields, total=False):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request and the strings that end its text."""
+    """A request and the strings that end its text. show: control tokens whose text shows.
+    constraint: that the text is still to be held to (`within`). accepts: whether a text is complete
+    by the one that it is held to."""
 
     request: Request
     stops: StopStrings
+    show: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
+    accepts: Callable[[str], bool] | None = None
 
 
 def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
@@ -72,8 +87,8 @@ def ask(
     stop_at_eog: bool,
     **options: Unpack[GenerateOptions],
 ) -> Asked:
-    """A request for the tokens after `ids`. Raises TypeError and ValueError naming what is wrong
-    with it."""
+    """A request for the tokens after `ids`, its constraint not compiled yet. Raises TypeError and
+    ValueError naming what is wrong with it, ImportError for a package that it needs."""
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int | np.integer):
         raise TypeError(f"max_tokens {max_tokens!r}: expected a whole number, -1 for no limit")
     if max_tokens < -1:
@@ -81,6 +96,9 @@ def ask(
     if settings is not None and not isinstance(settings, SamplerSettings):
         raise TypeError(f"settings {settings!r}: expected SamplerSettings")
     given: dict[str, Any] = dict(options)
+    constraint = take_constraint(given)
+    if constraint is not None and not stop_at_eog:
+        raise ValueError(f"stop_at_eog: with {constraint.field} a text ends when its form does")
     stop = given.pop("stop", None)
     extras = {
         "logprobs": given.pop("logprobs", None),
@@ -99,7 +117,26 @@ def ask(
     request = Request(ids, int(max_tokens), chosen, eog, **extras)
     check_extras(request, model.hp.n_vocab)
     stops = () if stop is None else [stop] if isinstance(stop, str) else stop
-    return Asked(request, StopStrings(stops))
+    return Asked(request, StopStrings(stops), constraint=constraint)
+
+
+def compiled(model: Model, asked: Asked) -> Asked:
+    """The same, held to its constraint if it has one. Raises ConstraintRefused. Takes up to a
+    second for a constraint, and a model's first one more."""
+    if asked.constraint is None:
+        return asked
+    return within(asked, model.vocabulary.check(asked.constraint))
+
+
+def within(asked: Asked, form: Checked) -> Asked:
+    """The same, held to a form."""
+    from gguflow.engine.constraints.in_turn import InTurn  # llguidance
+
+    request, mask = asked.request, form.processor(len(asked.request.ids))
+    own = request.processor
+    both = mask if own is None else InTurn(own, mask, form.field)
+    request = replace(request, processor=both)
+    return replace(asked, request=request, constraint=None, accepts=form.accepts)
 
 
 def session_of(model: Model, session: Session | None) -> Session:
@@ -120,11 +157,9 @@ def _names() -> str:
     return ", ".join([*sorted(own), *SamplerFields.__annotations__])
 
 
-def stream(
-    session: Session, asked: Asked, show: frozenset[int] = frozenset()
-) -> Iterator[Piece]:  # fmt: skip
-    """The pieces of one generation on a session. show: control tokens whose text shows."""
-    pieces = Pieces(StoppingText(session.model.tokenizer.stream(show=show), asked.stops))
+def stream(session: Session, asked: Asked) -> Iterator[Piece]:
+    """The pieces of one generation on a session."""
+    pieces = _pieces(session.model, asked)
     timings = Timings()
     finish: FinishReason = "length"
     choices = session.choices(asked.request, timings)
@@ -140,12 +175,17 @@ def stream(
     yield pieces.end(finish, timings)
 
 
+def _pieces(model: Model, asked: Asked) -> Pieces:
+    text = StoppingText(model.tokenizer.stream(show=asked.show), asked.stops)
+    return Pieces(text, asked.accepts)
+
+
 class Reader:
     """The pieces of one request of an engine, from its tokens. name: what errors call it."""
 
     def __init__(self, model: Model, asked: Asked, name: str) -> None:
         self._where = f"{model.source.path}: {name}"
-        self._pieces = Pieces(StoppingText(model.tokenizer.stream(), asked.stops))
+        self._pieces = _pieces(model, asked)
         self._timings = Timings(n_prompt=len(asked.request.ids))
         self._began = self._first = time.perf_counter()
         self.is_over = False

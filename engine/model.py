@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -18,13 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguflow.engine.backends.base import Backend, find_backend
-from gguflow.engine.chat import answer, chat_prompt
+from gguflow.engine.calls.choice import ToolChoice, Tools
+from gguflow.engine.chat import turn
 from gguflow.engine.compile import Plan, summary
+from gguflow.engine.described import Described
 from gguflow.engine.devices import Devices
 from gguflow.engine.generate import (
     Asked,
     GenerateOptions,
     ask,
+    compiled,
     embed,
     prompt_ids,
     session_of,
@@ -62,16 +65,17 @@ from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.serving.request import POOLINGS, Pooling
 from gguflow.engine.serving.speculation import Speculation, check_draft
 from gguflow.engine.session import Session
-from gguflow.models.base import Architecture, HParams, ModelError
+from gguflow.models.base import ModelError
 from gguflow.models.batch import CacheSize
 
 if TYPE_CHECKING:
+    from gguflow.engine.constraints.vocabulary import Vocabulary
     from gguflow.engine.streams import Streams
     from gguflow.models.chat import ChatTemplate
     from gguflow.models.tokenizer import Tokenizer
 
 
-class Model:
+class Model(Described):
     """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
 
     def __init__(self, source: ModelSource, options: Options, on: Devices | None = None) -> None:
@@ -113,48 +117,6 @@ class Model:
         self.session.rewind(0)
         for i in range(0, len(ids), n_ubatch):
             yield self.session.step(ids[i : i + n_ubatch], "none", prompt=True)
-
-    # -- what was resolved -----------------------------------------------------------------------
-
-    @property
-    def setup(self) -> Setup:
-        """Weights, options and graph rewrites of what runs."""
-        return self.resolved.setup
-
-    @property
-    def source(self) -> ModelSource:
-        """Where the weights come from."""
-        return self.setup.source
-
-    @property
-    def options(self) -> Options:
-        """Complete: n_ctx and n_ubatch are this model's, overrides hold all placement rules."""
-        return self.setup.options
-
-    @property
-    def arch(self) -> Architecture:
-        """The architecture."""
-        return self.source.arch
-
-    @property
-    def hp(self) -> HParams:
-        """Its hyperparameters."""
-        return self.arch.hp
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know: conversions, placement, choices by measurement."""
-        return self.resolved.notes
-
-    @property
-    def device(self) -> str:
-        """The device that layers or neurons were placed on; empty where none was asked for."""
-        return self.resolved.device
-
-    @property
-    def n_gpu_layers(self) -> int:
-        """Layers on the device, the output head counting as one."""
-        return self.resolved.n_gpu_layers
 
     def with_options(self, **changes: Unpack[OptionFields]) -> Model:
         """The same weights and backends run in another way; `changes` are fields of `Options`.
@@ -335,6 +297,13 @@ class Model:
 
         return ChatTemplate.for_model(self.source.metadata, self.tokenizer)
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer as constraints see it. Raises ImportError without llguidance."""
+        from gguflow.engine.constraints.vocabulary import Vocabulary
+
+        return Vocabulary(self.tokenizer, self.hp.n_vocab)
+
     def close(self) -> None:
         """Give up weights and caches; they are freed when no session or other model has them."""
         self._is_closed = True
@@ -384,16 +353,17 @@ class Model:
 
         prompt: text, or token ids taken as they are. max_tokens: -1 for until the model ends or the
         context is full. session: another one of this model's. options: fields of `SamplerSettings`
-        (temperature, ...), stop, logprobs, logit_bias, logits_processor, as in `GenerateOptions`.
-        Raises ContextError when the prompt does not fit, TypeError and ValueError for arguments
-        that cannot be used, and what a processor raises.
+        (temperature, ...), stop, logprobs, logit_bias, logits_processor, and the form of the text:
+        json_schema, grammar, regex or choices, as in `GenerateOptions`. Raises ContextError when
+        the prompt does not fit, TypeError and ValueError for arguments that cannot be used,
+        ConstraintError for forms that cannot be had, and what a processor raises.
 
             for piece in model.generate("Once", max_tokens=20, stop=["end"], logprobs=3, seed=1):
                 print(piece, piece.ids, piece.logprobs)
             print(piece.finish_reason, piece.timings)
         """
         asked = self._ask(prompt, max_tokens, settings, stop_at_eog, options)
-        return stream(session_of(self, session), asked)
+        return stream(session_of(self, session), compiled(self, asked))
 
     def astream(
         self,
@@ -410,11 +380,15 @@ class Model:
                 print(piece, end="")
         """
         asked = self._ask(prompt, max_tokens, settings, stop_at_eog, options)
+        return self._aside().generate(asked, partial(compiled, self))
+
+    def _aside(self) -> Streams:
         if self._streams is None:
             from gguflow.engine.streams import Streams  # asyncio is a tenth of a start
 
+            _ = self.tokenizer  # made once, for both
             self._streams = Streams(self._beside_itself())
-        return self._streams.generate(asked)
+        return self._streams
 
     def _ask(
         self, prompt: Prompt, max_tokens: int, settings: SamplerSettings | None, stop_at_eog: bool,
@@ -430,7 +404,8 @@ class Model:
         max_tokens: int = -1,
         settings: SamplerSettings | None = None,
         *,
-        tools: Sequence[Mapping[str, object]] | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
         template: str | None = None,
         template_variables: Mapping[str, object] | None = None,
         session: Session | None = None,
@@ -440,14 +415,40 @@ class Model:
         `kind`, and with the last one the `message`: content, reasoning and calls apart.
 
         messages: mappings with role and content. tools: as OpenAI's API has them; where the
-        template has no place for them they are told in the system message. template: a well-known
-        format or a jinja2 template, instead of the model's. template_variables: more for it to see.
-        Raises ChatTemplateError, besides what `generate` does.
+        template has no place for them they are told in the system message. tool_choice: holds the
+        model to its form of calls: "auto" (text or calls), "required", or the one function of
+        {"type": "function", "function": {"name": ...}}; "none" for no calls; None holds it to
+        nothing. template: a well-known format or a jinja2 template, instead of the model's.
+        template_variables: more for it to see. options: a form (json_schema, ...) is that of the
+        content, after the thoughts. Raises ChatTemplateError, besides what `generate` does.
         """
         self.check_open()
-        prompt = chat_prompt(self, messages, tools, template, template_variables)
-        asked = ask(self, prompt.ids, max_tokens, settings, True, **options)
-        return answer(session_of(self, session), asked, prompt)
+        t = turn(self, messages, max_tokens, settings, tools, tool_choice, template,
+                 template_variables, options)  # fmt: skip
+        return t.apart().all(stream(session_of(self, session), t.asked))
+
+    def achat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        max_tokens: int = -1,
+        settings: SamplerSettings | None = None,
+        *,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        template: str | None = None,
+        template_variables: Mapping[str, object] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncIterator[Piece]:
+        """`chat` for asyncio, computed together with other streams (`astream`). What cannot be used
+        is raised when the first piece is asked for.
+
+            async for piece in model.achat([{"role": "user", "content": "Hello!"}]):
+                print(piece, end="")
+        """
+        self.check_open()
+        make = partial(turn, self, messages, max_tokens, settings, tools, tool_choice, template,
+                       template_variables, options)  # fmt: skip
+        return self._aside().chat(make)
 
     def embed(
         self, texts: Prompt | Sequence[Prompt], pooling: Pooling = POOLINGS[0],
@@ -486,7 +487,7 @@ class Model:
         if len(settings) != len(prompts):
             raise ValueError(f"{len(settings)} settings for {len(prompts)} prompts")
         asked = [
-            self._ask(prompt, max_tokens, chosen, stop_at_eog, options)
+            compiled(self, self._ask(prompt, max_tokens, chosen, stop_at_eog, options))
             for prompt, chosen in zip(prompts, settings, strict=True)
         ]
         return stream_many(self, asked, n_seqs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -43,9 +43,9 @@ class Piece(str):
 
     ids: the tokens that made it, those of text that was held back included. logprobs,
     top_logprobs: of each of them, where they were asked for. finish_reason: None but in the last
-    piece, whose text is often empty: "stop" for a stop token or string, "length" for max_tokens or
-    a full context, "tool_calls" where an answer that stopped by itself calls functions. timings:
-    with the last piece.
+    piece, whose text is often empty: "stop" for a stop token or string, "length" for max_tokens, a
+    full context or a stop string before the text had its form, "tool_calls" where an answer that
+    stopped by itself calls functions. timings: with the last piece.
 
     kind: what the text is, in answers of `Model.chat`; None for what only stands around: marks such
     as <think>, and blank lines beside them. message: with the last piece of such an answer, all of
@@ -85,10 +85,12 @@ class Piece(str):
 
 
 class Pieces:
-    """Tokens to pieces; those that complete no text go with the next that does."""
+    """Tokens to pieces; those that complete no text go with the next that does. accepts: whether a
+    text that a stop string ended is complete, by the form that it is held to."""
 
-    def __init__(self, text: StoppingText) -> None:
-        self._text = text
+    def __init__(self, text: StoppingText, accepts: Callable[[str], bool] | None = None) -> None:
+        self._text, self._accepts = text, accepts
+        self._said: list[str] = []
         self._choices: list[Choice] = []
 
     @property
@@ -105,12 +107,17 @@ class Pieces:
     def end(self, finish: FinishReason, timings: Timings | None) -> Piece:
         """The last piece, with what was held back."""
         text = self._text.flush()
-        return self._piece(text, "stop" if self.is_stopped else finish, timings)
+        if self.is_stopped:
+            whole = "".join([*self._said, text])
+            finish = "stop" if self._accepts is None or self._accepts(whole) else "length"
+        return self._piece(text, finish, timings)
 
     def _piece(
         self, text: str, finish: FinishReason | None = None, timings: Timings | None = None
     ) -> Piece:
         choices, self._choices = self._choices, []
+        if self._accepts is not None:
+            self._said.append(text)
         known = [c for c in choices if c.logprob is not None]
         return Piece(
             text,

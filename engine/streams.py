@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gguflow.engine.chat import Turn
 from gguflow.engine.generate import Asked, Reader
 from gguflow.engine.piece import Piece
 from gguflow.engine.serving.engine import Engine
@@ -45,8 +47,13 @@ class Streams:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    async def generate(self, asked: Asked) -> AsyncIterator[Piece]:
-        """The pieces of a generation. Leaving early, or cancelling the task, ends it."""
+    async def generate(
+        self, asked: Asked, ready: Callable[[Asked], Asked]
+    ) -> AsyncGenerator[Piece, None]:
+        """The pieces of a generation. Leaving early, or cancelling the task, ends it. ready: what a
+        constraint is compiled by."""
+        if asked.constraint is not None:  # takes too long for the event loop
+            asked = await asyncio.to_thread(ready, asked)
         reader, pieces = _Reader(asyncio.get_running_loop()), Reader(self._model, asked, "a stream")
         with self._lock:
             id = self._engine.add(asked.request)
@@ -65,6 +72,16 @@ class Streams:
             with self._lock:
                 del self._readers[id]
                 self._engine.cancel(id)  # nothing happens when it is over
+
+    async def chat(self, make: Callable[[], Turn]) -> AsyncGenerator[Piece, None]:
+        """The pieces of an answer. make: its conversation, which takes too long for the event
+        loop."""
+        turn = await asyncio.to_thread(make)
+        apart = turn.apart()
+        async with aclosing(self.generate(turn.asked, lambda asked: asked)) as pieces:
+            async for piece in pieces:
+                for part in apart.push(piece):
+                    yield part
 
     def _work(self) -> None:
         while True:

@@ -90,10 +90,10 @@ class Loaded:
         """Tokens of a sequence."""
         return self.model.options.n_ctx
 
-    @cached_property
+    @property
     def vocabulary(self) -> Vocabulary:
         """The tokenizer as constraints see it; made when the first one comes."""
-        return Vocabulary(self.tokenizer, self.model.hp.n_vocab)
+        return self.model.vocabulary
 
     @cached_property
     def pieces(self) -> Pieces:

@@ -86,7 +86,7 @@ def tool_grammar(
     *,
     required: bool,
     parallel: bool,
-    answer: dict[str, Any] | None = None,
+    answer: dict[str, Any] | bool | None = None,
     before: Before | None = None,
 ) -> Constraint:
     """Text or calls, or calls alone where they are required.
@@ -118,7 +118,7 @@ def tool_grammar(
 
 
 def _channels(
-    w: Writer, form: ToolFormat, body: str, required: bool, answer: dict[str, Any] | None
+    w: Writer, form: ToolFormat, body: str, required: bool, answer: dict[str, Any] | bool | None
 ) -> str:
     said = w.rule(f"({w.text(THOUGHTS)} | {w.text(PREAMBLE)}) {w.until(NEXT)}")
     call = w.rule(f"{w.text(form.first)} {body}")

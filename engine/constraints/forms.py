@@ -21,7 +21,10 @@ _JSON = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}", "coerce_one_of": False, 
 def json_schema(schema: dict[str, Any] | bool, field: str) -> Constraint:
     """JSON of a schema. Keywords that llguidance does not know are refused, not ignored."""
     _check_depth(schema, field)
-    text = json.dumps(schema)
+    try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError) as error:  # objects of Python that JSON has no form for
+        raise ConstraintRefused(field, f"no JSON: {error}") from None
     if len(text) > MAX_SOURCE:
         raise ConstraintRefused(field, f"the schema is larger than {MAX_SOURCE} characters")
     grammar = {"grammars": [{"json_schema": with_options(schema)}]}

@@ -9,6 +9,9 @@ TYPE_CHECKING = False
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gguflow.engine.constraints.error import ConstraintError as ConstraintError
+    from gguflow.engine.constraints.error import ConstraintRefused as ConstraintRefused
+    from gguflow.engine.generate import GenerateOptions as GenerateOptions
     from gguflow.engine.gguf.errors import GgufError as GgufError
     from gguflow.engine.message import ChatMessage as ChatMessage
     from gguflow.engine.message import ToolCall as ToolCall
@@ -43,11 +46,14 @@ _MODULES = {
     "ChatMessage": "engine.message",
     "ChatTemplate": "models.chat",
     "ChatTemplateError": "models.chat",
+    "ConstraintError": "engine.constraints.error",
+    "ConstraintRefused": "engine.constraints.error",
     "ContextError": "engine.prompt",
     "EmbedRequest": "engine.serving.request",
     "Engine": "engine.serving.engine",
     "EngineBusyError": "engine.serving.aio",
     "EngineClosedError": "engine.serving.aio",
+    "GenerateOptions": "engine.generate",
     "GgufError": "engine.gguf.errors",
     "LogitsError": "engine.serving.request",
     "LogitsProcessor": "engine.serving.request",

@@ -55,6 +55,8 @@ def test_they_type_check(tmp_path: Path) -> None:
         "list(model.generate(5))\n"
         'list(model.chat("hello"))\n'
         "gguflow.SamplerSettings(top_k=0.5)\n"
+        'list(model.generate("x", json_schema=5))\n'
+        'list(model.chat([], tool_choice="always"))\n'
     )
     command = [sys.executable, "-m", "mypy", "--scripts-are-modules", "--config-file", str(config),
                "--cache-dir", str(tmp_path / "cache")]  # fmt: skip
@@ -66,4 +68,4 @@ def test_they_type_check(tmp_path: Path) -> None:
     assert snippets.returncode == 0, snippets.stdout
     found = check([wrong]).stdout
     lines = {int(x.split(":")[1]) for x in found.splitlines() if ": error:" in x}
-    assert lines == {2, 3, 4, 5, 6}, found
+    assert lines == {2, 3, 4, 5, 6, 7, 8}, found

@@ -14,7 +14,7 @@ from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import Overrides, choose_layers
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.planning import Planner, Setup, token_key
-from gguflow.engine.variants.base import Tools, Trial, Variant, variants
+from gguflow.engine.variants.base import Tools, Trial, Variant, kinds
 
 DEVICE_KIND = "cuda"  # of the device that layers and neurons are placed on
 
@@ -65,13 +65,14 @@ def prepare(source: ModelSource, options: Options) -> Prepared:
     the model, GgufError for a bad file that they name."""
     setup = original = Setup(source, options).under(options)
     check_positions(setup)
-    mine = tuple(v for v in variants() if v.applies(source))
-    for variant in variants():
-        if variant not in mine:
-            variant.refuse(source, options)
-    for variant in mine:
+    mine = [kind for kind in kinds() if kind.applies(source, options)]
+    for kind in kinds():
+        if kind not in mine:
+            kind.refuse(source, options)
+    variants = tuple(kind.variant() for kind in mine)
+    for variant in variants:
         setup = variant.prepare(setup)
-    return Prepared(original, setup, mine)
+    return Prepared(original, setup, variants)
 
 
 def open_devices(prepared: Prepared, devices: Devices) -> Prepared:
@@ -164,7 +165,7 @@ def resolve_again(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
             raise OptionError(f"`{name}` is settled when a model is loaded")
     setup = was.under(options)
     check_positions(setup)
-    for variant in variants():
-        if variant.applies(was.source):
-            setup = variant.again(setup, frozenset(changes))
+    for kind in kinds():
+        if kind.applies(was.source, options) or kind.applies(was.source, was.options):
+            setup = kind.variant().again(setup, frozenset(changes))
     return replace(resolved, setup=setup)

@@ -87,8 +87,8 @@ def run(args: Namespace) -> int:
 def solve_whole(args: Namespace) -> Solved:
     """--vram-budget: as a run with it does."""
     from gguflow.engine.model import Model
-    from gguflow.engine.variants.relu import sparse_run
     from gguflow.engine.variants.relu.place import layer_shapes, neuron_bytes
+    from gguflow.engine.variants.relu.run import sparse_run
     from gguflow.engine.variants.relu.speeds import measure
     from gguflow.engine.variants.relu.store import model_stats
 
@@ -109,18 +109,19 @@ def solve_whole(args: Namespace) -> Solved:
 def solve_rows(args: Namespace) -> Solved:
     """--ffn-budget: the rows of neurons alone."""
     from gguflow.engine.planning import Setup
-    from gguflow.engine.variants.relu import VARIANT, sparse_run
     from gguflow.engine.variants.relu.place import neuron_bytes
+    from gguflow.engine.variants.relu.run import sparse_run
     from gguflow.engine.variants.relu.solve import choose_split
     from gguflow.engine.variants.relu.stats import read_stats
     from gguflow.engine.variants.relu.store import check_stats, model_stats
+    from gguflow.engine.variants.relu.variant import ReluVariant
 
     model, options = open_relu(args), engine_options(args)
-    setup = VARIANT.prepare(Setup(model, options))
+    setup = ReluVariant().prepare(Setup(model, options))
     source, how = setup.source, sparse_run(setup)
     if how is not None and how.mode == "off" and options.sparse == "auto":
         # A model that would run densely: a split is what makes it run otherwise.
-        setup = VARIANT.prepare(Setup(model, replace(options, sparse="exact")))
+        setup = ReluVariant().prepare(Setup(model, replace(options, sparse="exact")))
         source, how = setup.source, sparse_run(setup)
     if how is None or how.mode == "off":
         raise UsageError("--sparse off: a dense run has no neurons to place")

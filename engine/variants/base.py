@@ -1,7 +1,8 @@
 """What a variant is: another way to run models of some kind, plugged in beside the architectures.
 
-A variant is a module or package in this directory that has a `VARIANT`; it is found by being there.
-It may change which weights a model has, rewrite its graphs, and place it on devices.
+A variant is a package in this directory that has a `KIND`; it is found by being there. It may
+change which weights a model has, rewrite its graphs, and place it on devices. Most models are of
+none, so what a variant does is imported for the first model that it is for.
 """
 
 from __future__ import annotations
@@ -47,14 +48,6 @@ class Decision:
 class Variant(Protocol):
     """One variant. All of it is pure: a setup is given and another one comes back."""
 
-    name: str
-
-    def applies(self, source: ModelSource) -> bool:
-        """Whether models of this kind are the variant's."""
-
-    def refuse(self, source: ModelSource, options: Options) -> None:
-        """For models that are not: raises ModelError naming an option that only the variant has."""
-
     def prepare(self, setup: Setup) -> Setup:
         """The weights and rewrites that the options ask for. Raises ModelError, GgufError or
         OptionError for what does not go with the model."""
@@ -70,9 +63,28 @@ class Variant(Protocol):
         """A setup that was prepared, after fields of its options changed; what is placed stays."""
 
 
+def _nothing(source: ModelSource, options: Options) -> None:
+    """There is no option that only the variant has."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which models a variant is for.
+
+    applies: whether it is for a model with these options. refuse: for models that it is not for,
+    raises ModelError or OptionError naming an option that only the variant has. variant: imports
+    and makes it.
+    """
+
+    name: str
+    applies: Callable[[ModelSource, Options], bool]
+    variant: Callable[[], Variant]
+    refuse: Callable[[ModelSource, Options], None] = _nothing
+
+
 @cache
-def variants() -> tuple[Variant, ...]:
-    """Every variant there is, by name."""
+def kinds() -> tuple[Kind, ...]:
+    """Those of every variant there is, by name."""
     package = import_module("gguflow.engine.variants")
     found = (m.name for m in modules_in(package.__path__) if m.name != "base")
-    return tuple(import_module(f"gguflow.engine.variants.{name}").VARIANT for name in sorted(found))
+    return tuple(import_module(f"gguflow.engine.variants.{name}").KIND for name in sorted(found))

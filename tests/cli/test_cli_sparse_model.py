@@ -10,7 +10,7 @@ import pytest
 from cli_helpers import one_line_error
 from tiny_model import write_tiny
 
-from gguflow.engine.variants.relu import NeuronSplit, write_split
+from gguflow.engine.variants.relu.split import NeuronSplit, write_split
 
 N_FF, N_EMBD = 96, 64
 

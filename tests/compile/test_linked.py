@@ -26,8 +26,8 @@ from gguflow.engine.runtime.clocks import Signal, offsets
 from gguflow.engine.runtime.exchange import SideBySide
 from gguflow.engine.runtime.turns import Turns
 from gguflow.engine.session import Session
-from gguflow.engine.variants.relu import NeuronSplit, write_split
 from gguflow.engine.variants.relu.identity import model_hash
+from gguflow.engine.variants.relu.split import NeuronSplit, write_split
 
 REMOTE = Pair("remote")  # two layers, two meetings each
 load, unlinked = REMOTE.load, REMOTE.unlinked

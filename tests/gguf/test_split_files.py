@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguflow.engine.gguf import GgufError
-from gguflow.engine.variants.relu import NeuronSplit, open_split, read_split, write_split
+from gguflow.engine.variants.relu.split import NeuronSplit, open_split, read_split, write_split
 
 I32 = 26
 N_FF = 11

@@ -22,18 +22,20 @@ from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.planning import Setup
 from gguflow.engine.quants import decode
-from gguflow.engine.variants.relu import VARIANT, layer_time, sparse_run
 from gguflow.engine.variants.relu import device as placing
+from gguflow.engine.variants.relu import layer_time
 from gguflow.engine.variants.relu.identity import model_hash
 from gguflow.engine.variants.relu.layer_time import is_of_layer
 from gguflow.engine.variants.relu.place import neuron_bytes
 from gguflow.engine.variants.relu.predictor import write_predictor
+from gguflow.engine.variants.relu.run import sparse_run
 from gguflow.engine.variants.relu.stats import deciding
 from gguflow.engine.variants.relu.tools.activity import measure_activity
 from gguflow.engine.variants.relu.tools.collect import record
 from gguflow.engine.variants.relu.tools.count import count_activations
 from gguflow.engine.variants.relu.tools.embed import embed_predictor
 from gguflow.engine.variants.relu.tools.evaluate import compare
+from gguflow.engine.variants.relu.variant import ReluVariant
 from gguflow.models.base import ModelError
 from gguflow.models.falcon import Falcon
 
@@ -124,7 +126,7 @@ def test_what_auto_takes(path: Path, arch: str, tmp_path: Path) -> None:
     bare = write(tmp_path / "bare.gguf", arch, with_predictor=False)
 
     def mode(file: Path, **options: Any) -> str:
-        found = sparse_run(VARIANT.prepare(Setup(open_model(file), Options(**options))))
+        found = sparse_run(ReluVariant().prepare(Setup(open_model(file), Options(**options))))
         assert found is not None
         return found.mode
 

@@ -21,9 +21,10 @@ from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.planning import Setup
 from gguflow.engine.quants import decode, encode
-from gguflow.engine.variants.relu import VARIANT, SparseRun, sparse_run
 from gguflow.engine.variants.relu.identity import model_hash
 from gguflow.engine.variants.relu.predictor import write_predictor
+from gguflow.engine.variants.relu.run import SparseRun, sparse_run
+from gguflow.engine.variants.relu.variant import ReluVariant
 from gguflow.models.base import ModelError
 from gguflow.models.blocks import Site
 from gguflow.models.relullama import ReluLlama
@@ -128,7 +129,7 @@ def test_auto_predicts_only_where_it_can(path: Path, tmp_path: Path) -> None:
     half = {"blk.1.fc1.weight": None, "blk.1.fc2.weight": None}
     partly = write_part(tmp_path / "part.gguf", path, half)
     for file, mode in ((path, "predict"), (bare, "exact"), (partly, "exact")):
-        run = sparse_run(VARIANT.prepare(Setup(open_model(file), Options())))
+        run = sparse_run(ReluVariant().prepare(Setup(open_model(file), Options())))
         assert run is not None and run.mode == mode
 
 

@@ -19,9 +19,10 @@ from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.plan_key import step_key
-from gguflow.engine.variants.relu import NeuronSplit, sparse_run, write_split
 from gguflow.engine.variants.relu import device as placing
 from gguflow.engine.variants.relu.identity import model_hash
+from gguflow.engine.variants.relu.run import sparse_run
+from gguflow.engine.variants.relu.split import NeuronSplit, write_split
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.planning import Planner, Setup
 from gguflow.engine.resolve import prepare, resolve, resolve_again
-from gguflow.engine.variants.base import Decision, Tools, variants
-from gguflow.engine.variants.relu import sparse_run
+from gguflow.engine.variants.base import Decision, Kind, Tools, kinds
 from gguflow.engine.variants.relu.identity import model_hash
+from gguflow.engine.variants.relu.run import sparse_run
 from gguflow.models.base import ModelError
 
 
@@ -119,17 +119,17 @@ class Scaled:
         replace_values(g, {logits: twice})
 
 
+def is_llama(source: ModelSource, options: Options) -> bool:
+    return source.arch.name == "llama"
+
+
+def refuse(source: ModelSource, options: Options) -> None:
+    if options.split:
+        raise ModelError("`split` is for toys")
+
+
 class Toy:
     """A variant of llama models; `split` is its option."""
-
-    name = "toy"
-
-    def applies(self, source: ModelSource) -> bool:
-        return source.arch.name == "llama"
-
-    def refuse(self, source: ModelSource, options: Options) -> None:
-        if options.split:
-            raise ModelError("`split` is for toys")
 
     def prepare(self, setup: Setup) -> Setup:
         return replace(setup, rewrites=(*setup.rewrites, Scaled()))
@@ -145,7 +145,8 @@ class Toy:
 def test_a_variant_plugs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiny(tmp_path / "m.gguf")
     plain = Model.load(path, n_threads=1).logits(IDS)
-    monkeypatch.setattr("gguflow.engine.resolve.variants", lambda: (Toy(),))
+    toys = (Kind("toy", is_llama, Toy, refuse),)
+    monkeypatch.setattr("gguflow.engine.resolve.kinds", lambda: toys)
     model = Model.load(path, n_threads=1)
     assert np.array_equal(model.logits(IDS), 2 * plain) and model.notes == ("a toy",)
     again = model.with_options(n_ubatch=3)
@@ -155,7 +156,7 @@ def test_a_variant_plugs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_variants_are_found_by_being_there() -> None:
-    assert [v.name for v in variants()] == ["experts", "lora", "parallel", "relu"]
+    assert [kind.name for kind in kinds()] == ["experts", "lora", "parallel", "relu"]
 
 
 def test_learned_positions_end_the_context(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.quants import decode
-from gguflow.engine.variants.relu import layer_time, sparse_run
+from gguflow.engine.variants.relu import layer_time
 from gguflow.engine.variants.relu.form import fastest
 from gguflow.engine.variants.relu.layer_time import is_of_layer
+from gguflow.engine.variants.relu.run import sparse_run
 
 BUNDLED = Path(__file__).parents[2] / "models" / "bundled" / "tales-relu.gguf"
 FAST, SLOW, WASTED = (

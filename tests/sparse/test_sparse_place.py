@@ -19,16 +19,17 @@ from gguflow.engine.graph import F32
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.planning import Planner, Setup, prompt_key
-from gguflow.engine.variants.relu import NeuronSplit, place, sparse_run
+from gguflow.engine.variants.relu import place
 from gguflow.engine.variants.relu.budget import BudgetError, fit, no_neurons
 from gguflow.engine.variants.relu.costs import NeuronBytes, Side, Speeds
 from gguflow.engine.variants.relu.device import Groups, overrides
 from gguflow.engine.variants.relu.expect import expect
 from gguflow.engine.variants.relu.identity import model_hash
 from gguflow.engine.variants.relu.place import neuron_bytes, place_neurons
+from gguflow.engine.variants.relu.run import sparse_run
 from gguflow.engine.variants.relu.solve import Choice, choose_split
 from gguflow.engine.variants.relu.source import with_hot_rows
-from gguflow.engine.variants.relu.split import open_split
+from gguflow.engine.variants.relu.split import NeuronSplit, open_split
 from gguflow.engine.variants.relu.stats import Activations
 from gguflow.engine.variants.relu.store import NoStatsError
 from gguflow.models.base import ModelError

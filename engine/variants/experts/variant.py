@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gguflow.engine.limits import AUTO_LAYERS
-from gguflow.engine.load import ModelSource
-from gguflow.engine.options import OptionError, Options
+from gguflow.engine.options import OptionError
 from gguflow.engine.planning import Setup
 from gguflow.engine.variants.base import Decision, Tools
 
@@ -17,22 +16,6 @@ from .use import expert_use
 
 class ExpertsVariant:
     """Models of which some layer has experts."""
-
-    name = "experts"
-
-    def applies(self, source: ModelSource) -> bool:
-        return source.arch.hp.experts is not None
-
-    def refuse(self, source: ModelSource, options: Options) -> None:
-        for field, given in (
-            ("cpu_experts", options.cpu_experts),
-            ("expert_use", options.expert_use),
-        ):
-            if given:
-                raise OptionError(
-                    f"{source.path}: `{field}` is for mixtures of experts, and this "
-                    f"{source.arch.name} model is none"
-                )
 
     def prepare(self, setup: Setup) -> Setup:
         options = setup.options

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from gguflow.engine.adapters import input_name
 from gguflow.engine.compile import replace_values
 from gguflow.engine.graph import F32, Graph, Tensor
-from gguflow.engine.load import ModelSource
-from gguflow.engine.options import OptionError, Options
+from gguflow.engine.options import OptionError
 from gguflow.engine.planning import Setup
 from gguflow.engine.variants.base import Decision, Tools
 from gguflow.models.base import ModelError
@@ -24,20 +23,10 @@ _OPS = ("mul_mat", "mul_mat_id", "get_rows")  # whose results an adapter adds to
 
 
 class LoraVariant:
-    """Of every model, where the options name adapters."""
-
-    name = "lora"
-
-    def applies(self, source: ModelSource) -> bool:
-        return True
-
-    def refuse(self, source: ModelSource, options: Options) -> None:
-        """There is no model that adapters are not for."""
+    """Of models whose options name adapters."""
 
     def prepare(self, setup: Setup) -> Setup:
         source = setup.source
-        if not setup.options.lora:
-            return setup
         found = [read_adapter(path, i, source) for i, (path, _) in enumerate(setup.options.lora)]
         weights = dict(source.weights)
         for adapter in found:

@@ -10,10 +10,9 @@ from itertools import combinations
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
-from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import check_fits
 from gguflow.engine.ops.all_reduce import DEVICES
-from gguflow.engine.options import OptionError, Options
+from gguflow.engine.options import OptionError
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.planning import Setup, record
 from gguflow.engine.variants.base import Decision, Tools
@@ -30,18 +29,8 @@ _TOKENS = 3  # of the graph that cuts are decided by: they are the same for any 
 class ParallelVariant:
     """Models of any kind on `Options.devices`."""
 
-    name = "parallel"
-
-    def applies(self, source: ModelSource) -> bool:
-        return True
-
-    def refuse(self, source: ModelSource, options: Options) -> None:
-        """Nothing: it is there for all."""
-
     def prepare(self, setup: Setup) -> Setup:
         options = setup.options
-        if not options.devices:
-            return setup
         if options.vram_budget or options.split:
             raise OptionError("`vram_budget` and `split` choose for one device, not for `devices`")
         some = options.n_gpu_layers not in (0, ALL_LAYERS) or options.cpu_experts

@@ -22,29 +22,6 @@ from .source import missing_predictor, with_neuron_rows
 class ReluVariant:
     """Models of `ReluLayers`."""
 
-    name = "relu"
-
-    def applies(self, source: ModelSource) -> bool:
-        return isinstance(source.arch, ReluLayers)
-
-    def refuse(self, source: ModelSource, options: Options) -> None:
-        given = [
-            field
-            for field, there in (
-                (f"sparse={options.sparse}", options.sparse not in ("auto", "off")),
-                ("sparse_threshold", options.sparse_threshold is not None),
-                ("predictor", bool(options.predictor)),
-                ("vram_budget", bool(options.vram_budget)),
-                ("split", bool(options.split)),
-            )
-            if there
-        ]
-        if given:
-            raise OptionError(
-                f"{source.path}: `{given[0]}` is for models with ReLU; this one is "
-                f"{source.arch.name}"
-            )
-
     def prepare(self, setup: Setup) -> Setup:
         source, options = setup.source, setup.options
         sparse = options.sparse != "off" and not _stays_dense(source, options)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.answer import Apart
-from gguflow.engine.calls.choice import ToolChoice, Tools, tools_of
-from gguflow.engine.calls.formats import tool_format
 from gguflow.engine.constraints.option import NAMES, lacking
 from gguflow.engine.generate import Asked, GenerateOptions, ask, within
 from gguflow.engine.sampling import SamplerSettings
 
 if TYPE_CHECKING:
+    from gguflow.engine.calls.choice import ToolChoice, Tools
     from gguflow.engine.model import Model
     from gguflow.models.chat_parts import ChatForm
     from gguflow.models.chat_tools import Texts
@@ -52,6 +51,7 @@ def chat_prompt(
         isinstance(tools, str | bytes | Mapping) or not all(isinstance(t, Mapping) for t in tools)
     ):
         raise TypeError("tools is a list of mappings, as OpenAI's API has them")
+    from gguflow.engine.calls.formats import tool_format
     from gguflow.models.chat import ChatTemplate, check_variables  # jinja2: not for plain text
     from gguflow.models.chat_history import in_words, rendered
     from gguflow.models.chat_parts import ChatForm
@@ -126,6 +126,8 @@ def turn(
 ) -> Turn:
     """Prompt and request of a conversation's answer, held to what it must be. Raises as
     `chat_prompt`, `ask` and `held` do. Takes up to a second for what is held to a form."""
+    from gguflow.engine.calls.choice import tools_of  # not for plain text
+
     shown = tools_of(tools, tool_choice)
     asks = tool_choice is not None or any(options.get(name) is not None for name in NAMES)
     held = bool(shown) and asks
@@ -155,6 +157,7 @@ def _with_thoughts(model: Model, turn: Turn) -> Turn:
 def _with_calls(model: Model, turn: Turn, tools: Tools, choice: ToolChoice) -> Turn:
     """Held to the form of calls, and its text to the constraint if there is one."""
     try:
+        from gguflow.engine.calls.formats import tool_format
         from gguflow.engine.calls.grammar import markers
         from gguflow.engine.calls.held import held
         from gguflow.engine.calls.section import held_form

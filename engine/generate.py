@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gguflow.engine.constraints.constraint import Constraint
 from gguflow.engine.constraints.option import ConstraintFields, take_constraint
 from gguflow.engine.piece import FinishReason, Piece, Pieces, Timings
 from gguflow.engine.prompt import Prompt, check_prompt_type, token_ids
@@ -29,6 +28,7 @@ from gguflow.engine.text import StoppingText, StopStrings
 from gguflow.models.base import ModelError
 
 if TYPE_CHECKING:
+    from gguflow.engine.constraints.constraint import Constraint
     from gguflow.engine.constraints.vocabulary import Checked
     from gguflow.engine.model import Model
 

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguflow.engine.backends.base import Backend, find_backend
-from gguflow.engine.calls.choice import ToolChoice, Tools
 from gguflow.engine.chat import turn
 from gguflow.engine.compile import Plan, summary
 from gguflow.engine.described import Described
@@ -69,6 +68,7 @@ from gguflow.models.base import ModelError
 from gguflow.models.batch import CacheSize
 
 if TYPE_CHECKING:
+    from gguflow.engine.calls.choice import ToolChoice, Tools
     from gguflow.engine.constraints.vocabulary import Vocabulary
     from gguflow.engine.streams import Streams
     from gguflow.models.chat import ChatTemplate

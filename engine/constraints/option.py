@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from .constraint import Constraint
+if TYPE_CHECKING:
+    from .constraint import Constraint
 
 PACKAGE = "needs llguidance: pip install 'gguflow[constraints]'"
 

@@ -129,7 +129,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/described.py": (*LOADED, "engine.resolve"),
     "engine/model.py": (
         *LOADED,
-        "engine.calls.choice",
         "engine.chat",
         "engine.constraints",
         "engine.described",

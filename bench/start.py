@@ -82,12 +82,12 @@ def write_model(shape: str, vocab: str, path: Path) -> None:
     from versus import pieces
 
     from gguflow.engine.gguf import GgufFile, write_gguf
-    from gguflow.models.shapes import metadata, parse_shape
+    from gguflow.models.shapes import as_in_files, metadata, parse_shape
 
     arch, tensors = parse_shape(shape)
     typed = GgufFile.open(vocab).typed_metadata()
     keys = {k: v for k, v in typed.items() if k.startswith("tokenizer.")} | dict(metadata(arch))
-    write_gguf(path, keys, ((n, (d, s, pieces(n, s, d))) for n, s, d in tensors))
+    write_gguf(path, keys, ((n, (d, s, pieces(n, s, d))) for n, s, d in as_in_files(arch, tensors)))
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ import numpy as np
 
 from gguflow.engine.gguf import write_gguf
 from gguflow.engine.graph import DType
-from gguflow.models.shapes import metadata, parse_shape, random_rows
+from gguflow.models.shapes import as_in_files, metadata, parse_shape, random_rows
 
 _TEST = re.compile(r"(pp|tg)(\d+)(?:@d(\d+))?")
 _ROOM = 1.25  # of a file's size: memory that must be free before it is written there
@@ -59,7 +59,7 @@ def write_model(shape: str, path: Path) -> None:
     arch, tensors = parse_shape(shape)
     keys = {"tokenizer.ggml.model": "no_vocab", **dict(metadata(arch))}
     keys[f"{arch.name}.vocab_size"] = arch.hp.n_vocab
-    write_gguf(path, keys, ((n, (d, s, pieces(n, s, d))) for n, s, d in tensors))
+    write_gguf(path, keys, ((n, (d, s, pieces(n, s, d))) for n, s, d in as_in_files(arch, tensors)))
 
 
 def file_bytes(shape: str) -> int:

@@ -5,7 +5,8 @@ Speed does not depend on the values of the weights, only on shapes and element t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -73,6 +74,13 @@ SHAPES: dict[str, tuple[HParams, bool]] = {
     "relu-tinyllama-1.1b": (_llama(32000, 2048, 2048, 22, 5632, 32, 4, arch="relullama"), False),
     "relullama-7b": (_llama(32000, 4096, 4096, 32, 11008, 32, 32, arch="relullama"), False),
 }  # fmt: skip
+# family -> which tensors that may be missing its published files have, and which they have in the
+# place of their parts
+PUBLISHED = {
+    "falcon": (r"(output_norm|blk\.\d+\.attn_norm)\.bias", r".*\.attn_qkv\.weight"),
+    "gpt-oss": (r".*\.(attn_[qkv]|attn_output|ffn_gate_inp|ffn_(gate|up|down)_exps)\.bias", ""),
+    "phi3": ("", r".*\.(attn_qkv|ffn_up)\.weight"),
+}
 # Ranks of the predictors of ReLU shapes, whose neurons fire as `planted` says.
 RANKS = {"relu-tinyllama-1.1b": 128, "relullama-7b": 256}
 
@@ -89,17 +97,36 @@ def parse_shape(text: str) -> tuple[Architecture, list[tuple[str, tuple[int, ...
     mix = find_mix(quant or "Q4_0")
     arch = architecture(hp.arch)(hp)
     absent = {"output.weight"} if tied else set()
+    there, wholes = (re.compile(x) for x in PUBLISHED.get(arch.name, ("", "")))
     group = hp.n_head // hp.n_head_kv
     rank = RANKS.get(name.lower())
     tensors = []
     for w in arch.weights():
         predictor = rank is not None and w.name.endswith((".fc1.weight", ".fc2.weight"))
-        if w.name in absent or (w.optional and not predictor and w.name != "output.weight"):
+        wanted = predictor or w.name == "output.weight" or there.fullmatch(w.name)
+        if w.name in absent or (w.optional and not wanted):
             continue
         shape = tuple(rank if n == -1 and rank else n for n in w.shape)
-        dtype = tensor_type(mix, w.name, shape, hp.n_layer, group, tied)
+        name = w.part.of if w.part is not None and wholes.fullmatch(w.part.of) else w.name
+        dtype = tensor_type(mix, name, shape, hp.n_layer, group, tied)
         tensors.append((w.name, shape, dtype))
     return arch, tensors
+
+
+def as_in_files(
+    arch: Architecture, tensors: Sequence[tuple[str, tuple[int, ...], DType]]
+) -> list[tuple[str, tuple[int, ...], DType]]:
+    """The tensors of `parse_shape` as published files have them: some parts as one."""
+    _, wholes = (re.compile(x) for x in PUBLISHED.get(arch.name, ("", "")))
+    parts = {w.name: w.part for w in arch.weights()}
+    found: dict[str, tuple[tuple[int, ...], DType]] = {}
+    for name, shape, dtype in tensors:
+        part = parts[name]
+        if part is not None and wholes.fullmatch(part.of):
+            found[part.of] = part.whole(shape), dtype
+        else:
+            found[name] = shape, dtype
+    return [(name, shape, dtype) for name, (shape, dtype) in found.items()]
 
 
 def shape_bytes(

@@ -17,7 +17,7 @@ import pytest
 from gguflow.engine.load import open_model
 from gguflow.engine.load.random import random_model
 from gguflow.models.base import ModelError
-from gguflow.models.shapes import SHAPES
+from gguflow.models.shapes import SHAPES, as_in_files, parse_shape
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "versus.py"
 # Answers as llama-bench does; writes its arguments beside the model; fails for a type it was told.
@@ -145,3 +145,31 @@ def test_a_gpu_means_flash_attention(
     assert [c[c.index("-ngl") + 1] for c in commands] == ["99", "99"]
     assert "-t" not in ours + theirs
     assert "--cpu-moe" in ours and theirs[theirs.index("-ncmoe") + 1] == "999"
+
+
+@pytest.mark.parametrize(
+    ("shape", "there", "not_there"),
+    [
+        ("phi3-mini:Q4_K_M", ["attn_qkv.weight", "ffn_up.weight"],
+         ["attn_q.weight", "ffn_gate.weight"]),
+        ("falcon-7b:Q4_0", ["attn_qkv.weight", "attn_norm.bias"],
+         ["attn_v.weight", "attn_norm_2.bias"]),
+        ("gpt-oss-20b:MXFP4_MOE", ["attn_q.bias", "ffn_down_exps.bias"], ["attn_qkv.weight"]),
+    ],
+)  # fmt: skip
+def test_tensors_are_those_of_published_files(
+    shape: str, there: list[str], not_there: list[str]
+) -> None:
+    """Other programs refuse a file that has parts where they know the whole, or lacks a bias."""
+    arch, tensors = parse_shape(shape)
+    files = {name: (shape, dtype) for name, shape, dtype in as_in_files(arch, tensors)}
+    assert {f"blk.3.{name}" for name in there} <= files.keys()
+    assert not {f"blk.3.{name}" for name in not_there} & files.keys()
+    assert sum(d.array_bytes(s) for s, d in files.values()) == sum(
+        d.array_bytes(s) for _, s, d in tensors
+    )
+    known = {w.name: w for w in arch.weights()} | {
+        w.part.of: replace(w, shape=w.part.whole(w.shape)) for w in arch.weights() if w.part
+        if w.part.of in files
+    }  # fmt: skip
+    assert all(known[name].fits(shape) for name, (shape, _) in files.items())

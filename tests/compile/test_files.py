@@ -41,7 +41,7 @@ def test_no_file_is_long() -> None:
 
 @pytest.mark.parametrize("name", sorted(architectures()))
 def test_an_architecture_is_one_file(name: str) -> None:
-    """A named shape to measure with may say its name too. Vocabularies, chat formats, forms of calls
+    """A named shape to measure with may say its name too. Vocabularies, forms of chats and calls,
     and published checkpoints have names of their own, some of which are the same."""
     own = {f"models/{name.replace('-', '_')}.py", "models/shapes.py"}
     others = files_that_say(name, "engine", "kernels", "models") - own

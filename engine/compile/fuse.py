@@ -29,15 +29,17 @@ def fuse(
     done = list(nodes)
     renamed: dict[Tensor, Tensor] = {}
     keep = set(outputs)
+    uses: Counter[Tensor] | None = None  # of `done`; counted when a rule asks, which most never do
     for r in RULES if rules is None else rules:
-        uses = _count_uses(done, keep)
         dead: set[Tensor] = set()
         swap: dict[Tensor, Tensor] = {}
         out: list[Tensor] = []
         for node in done:
             node = _resolve(node, swap)
             rewrite = r(node)
-            if rewrite is not None and _only_used_inside(node, rewrite.inner, uses):
+            if rewrite is not None and uses is None:
+                uses = _count_uses(done, keep)
+            if rewrite is not None and uses and _only_used_inside(node, rewrite.inner, uses):
                 fused = fused_node(node, rewrite)
                 if fused is not None and all(supports(n) for n in (*rewrite.before, fused)):
                     dead.update(rewrite.inner)
@@ -45,7 +47,9 @@ def fuse(
                     out += [*rewrite.before, fused]
                     continue
             out.append(node)
-        done = [n for n in out if n not in dead]
+        if not swap:
+            continue
+        done, uses = [n for n in out if n not in dead], None
         for old in list(renamed):
             renamed[old] = swap.get(renamed[old], renamed[old])
         renamed.update(swap)

@@ -13,7 +13,7 @@ import numpy as np
 from gguflow.engine.backends.base import Links, Live, Meets, Memory, Program, Ticks
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.backends.numpy import NumpyBackend, buffers_of, run_node
-from gguflow.engine.compile import Recv, Send, Step
+from gguflow.engine.compile import Recv, Send, Step, with_gaps
 from gguflow.engine.graph import Tensor
 
 
@@ -65,6 +65,7 @@ class RemoteMemory:
     """What a device says of its memory."""
 
     unit = 64
+    row_unit = 16
     free, total = 1 << 40, 1 << 40
 
     def room(self) -> tuple[int, int]:
@@ -96,7 +97,7 @@ class RemoteBackend(NumpyBackend):
         return SharedBuffer(nbytes)
 
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
-        return RemoteBuffer(raw.copy())
+        return RemoteBuffer(with_gaps(weight, raw).copy())
 
     def lower(
         self,

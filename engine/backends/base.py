@@ -263,10 +263,12 @@ def refuse(step: Step, backend: str) -> NoReturn:
 class DeviceMemory(Protocol):
     """Memory that is apart from the host's: how much of it there is, and an exact forecast.
 
-    unit: bytes that allocations are multiples of.
+    unit: bytes that allocations are multiples of. row_unit: bytes that rows of quantized matrices
+    begin at multiples of; planning then gives such weights strides with padding.
     """
 
     unit: int
+    row_unit: int
 
     def room(self) -> tuple[int, int]:
         """(free, all) bytes."""
@@ -382,7 +384,8 @@ class Backend(ABC):
 
     @abstractmethod
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> Buffer:
-        """Bring a weight's bytes (uint8) to the device, repacked if `packed`."""
+        """Bring a weight's bytes (uint8, rows without gaps) to the device: with the weight's own
+        strides, or repacked if `packed`."""
 
     @abstractmethod
     def lower(

@@ -96,9 +96,9 @@ def check_layout(t: Tensor) -> None:
     unit = _unit(t)
     if any(s % unit for s, n in zip(t.strides, t.shape, strict=True) if n > 1):
         raise DescriptorError(f"operand {t.name}: strides {list(t.strides)} split an element")
-    if (end := _end(t)) > owner.nbytes:
+    if (end := _end(t)) > owner.stored_bytes:
         raise DescriptorError(
-            f"operand {t.name}: ends at byte {end} of {owner.name}, which has {owner.nbytes}"
+            f"operand {t.name}: ends at byte {end} of {owner.name}, which has {owner.stored_bytes}"
         )
 
 
@@ -127,10 +127,10 @@ def _span(t: Tensor, memory: Memory) -> tuple[int, int]:
         if t is not owner or owner.role is not Role.WEIGHT:
             raise DescriptorError(f"operand {t.name}: a part of {owner.name}, which is repacked")
         return buffer.address, buffer.address + buffer.nbytes
-    if offset < 0 or offset + owner.nbytes > buffer.nbytes:
+    if offset < 0 or offset + owner.stored_bytes > buffer.nbytes:
         raise DescriptorError(
-            f"operand {t.name}: {owner.name} has {owner.nbytes} bytes from {offset} on in a buffer "
-            f"of {buffer.nbytes}"
+            f"operand {t.name}: {owner.name} has {owner.stored_bytes} bytes from {offset} on in a "
+            f"buffer of {buffer.nbytes}"
         )
     address, end = buffer.address + offset + t.view_offset, _end(t)
     if t.dtype.is_quantized and end and address % _unit(t):

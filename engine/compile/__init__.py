@@ -7,6 +7,7 @@ from .place import Placement, PlacementError, PlacementRules, layer_overrides, p
 from .plan import Plan, PlanOptions, SpaceBytes, compile_graph
 from .prune import prune
 from .rewrite import recorded_before, replace_values
+from .row_padding import pad_rows, padded_bytes, padded_strides, row_gap, with_gaps
 from .schedule import (
     Meeting,
     Recv,
@@ -26,6 +27,7 @@ __all__ = [
     "PlacementError", "PlacementRules", "Plan", "PlanOptions", "Recv", "Segment", "Send",
     "SpaceBytes", "Step", "UnlinkableError", "check_side_by_side", "compile_graph",
     "fallbacks", "fuse", "fuse_graph", "human_bytes", "layer_overrides", "listing", "place",
-    "plan_memory", "prune", "recorded_before", "reductions", "replace_values", "round_up",
-    "schedule", "split", "split_columns", "split_rows", "split_sum", "sum_before", "summary",
+    "pad_rows", "padded_bytes", "padded_strides", "plan_memory", "prune", "recorded_before",
+    "reductions", "replace_values", "round_up", "row_gap", "schedule", "split", "split_columns",
+    "split_rows", "split_sum", "sum_before", "summary", "with_gaps",
 ]  # fmt: skip

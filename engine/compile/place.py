@@ -8,7 +8,7 @@ has one, and the fallback is reported.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gguflow.engine.graph import Role, Tensor
@@ -61,6 +61,26 @@ def place(
     nodes: Sequence[Tensor], leaves: Mapping[str, Tensor], rules: PlacementRules
 ) -> Placement:
     """Place every leaf and node. Raises PlacementError naming the tensor or the override."""
+    default = rules.order[0].name
+    asked = _overrides(rules)
+    result = Placement(place_leaves(leaves, rules))
+    for node in nodes:
+        wanted = asked(node) or _home(node, result, default)
+        got = _first_able(node, wanted, rules.order)
+        if got != wanted:
+            result.fallbacks.append((node, wanted, got))
+        result.of[node] = got
+    return result
+
+
+def place_leaves(leaves: Mapping[str, Tensor], rules: PlacementRules) -> dict[Tensor, str]:
+    """Where leaves are, which depends on their names alone. Raises PlacementError."""
+    asked = _overrides(rules)
+    return {t: asked(t) or rules.order[0].name for t in leaves.values()}
+
+
+def _overrides(rules: PlacementRules) -> Callable[[Tensor], str | None]:
+    """What the overrides say of a tensor."""
     by_name = {b.name: b for b in rules.order}
     compiled = []
     for pattern, target in rules.overrides:
@@ -76,17 +96,7 @@ def place(
     def asked(t: Tensor) -> str | None:
         return next((backend for rx, backend in compiled if rx.search(t.name)), None)
 
-    default = rules.order[0].name
-    result = Placement()
-    for leaf in leaves.values():
-        result.of[leaf] = asked(leaf) or default
-    for node in nodes:
-        wanted = asked(node) or _home(node, result, default)
-        got = _first_able(node, wanted, rules.order)
-        if got != wanted:
-            result.fallbacks.append((node, wanted, got))
-        result.of[node] = got
-    return result
+    return asked
 
 
 def _home(node: Tensor, placed: Placement, default: str) -> str:

@@ -1,4 +1,7 @@
-"""The plan: prune -> fuse -> place -> split -> memory, put together. Pure; no device is touched."""
+"""The plan: prune -> pad rows -> fuse -> place -> split -> memory, put together.
+
+Pure; no device is touched.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from .fuse import fuse_graph
 from .memory import ALIGN, SHARED_OUTPUT_BYTES, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementRules, place
 from .prune import prune
+from .row_padding import pad_rows
 from .schedule import Step, backend_of, schedule
 from .split import Copy, Segment, split
 from .types import HOST_SPACE, BackendInfo
@@ -101,13 +105,13 @@ class Plan:
         return [t for t in self.graph.leaves.values() if t.role is role]
 
     def bytes_by_space(self) -> dict[str, SpaceBytes]:
-        """Weights count as stored in the file; a backend that repacks says so separately."""
+        """Weights count with their strides; a backend that repacks says so separately."""
         out = {s: SpaceBytes() for s in dict.fromkeys(self.spaces.values())}
         given = Counter[str]()  # bytes of inputs that another space has too
         unit = {space: self.units.get(space, ALIGN) for space in out}
         for t in self.leaves(Role.WEIGHT):
             space = self.space_of(t)
-            out[space].weights += round_up(t.nbytes, unit[space])
+            out[space].weights += round_up(t.stored_bytes, unit[space])
         for t in self.leaves(Role.STATE):
             space = self.space_of(t)
             out[space].states += round_up(t.nbytes, unit[space])
@@ -120,7 +124,7 @@ class Plan:
             if t.role is Role.INPUT:
                 given[space] += round_up(t.nbytes)
             else:
-                out[space].copies += round_up(t.nbytes)
+                out[space].copies += round_up(t.stored_bytes)
         for space, b in out.items():
             b.arena, b.scratch = self.arenas[space].nbytes, self.scratch.get(space, 0)
             for part in ("inputs", "results", "copies", "arena", "scratch"):  # one allocation each
@@ -138,6 +142,7 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
     """Compile `graph`, which is consumed. Raises PlacementError when a node can run nowhere."""
     order = options.placement.order
     graph.nodes = prune(graph.nodes, graph.outputs)
+    pad_rows(graph, options.placement)
     fused: Counter[str] = Counter()
     if options.fuse:
         before = Counter(n.op for n in graph.nodes)

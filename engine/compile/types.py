@@ -17,6 +17,10 @@ class MemoryInfo(Protocol):
     def unit(self) -> int:
         """Bytes that allocations are multiples of."""
 
+    @property
+    def row_unit(self) -> int:
+        """Bytes that rows of quantized matrices begin at multiples of."""
+
     def scratch_bytes(self, nodes: Sequence[Tensor]) -> int:
         """What the kernels of a plan with these nodes will share."""
 

@@ -82,6 +82,13 @@ class Tensor:
         return self.dtype.array_bytes(self.shape)
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of memory that a tensor which owns it takes, the padding of its rows counted."""
+        if len(self.shape) < 2:
+            return self.nbytes
+        return max(self.nbytes, self.shape[0] * self.strides[0])
+
+    @property
     def owner(self) -> Tensor:
         """The tensor whose memory this one lives in: itself unless it is a view."""
         return self.view_of if self.view_of is not None else self

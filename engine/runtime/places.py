@@ -105,7 +105,7 @@ class BoundCopy:
 def bound_copy(memory: BoundMemory, owner: Tensor, space: str) -> BoundCopy:
     """The copy of a value to another space."""
     target = memory.copies[owner, space]
-    return BoundCopy(memory.locate(owner), target, owner.nbytes, owner.role is Role.INPUT)
+    return BoundCopy(memory.locate(owner), target, owner.stored_bytes, owner.role is Role.INPUT)
 
 
 def host_array(memory: BoundMemory, t: Tensor) -> np.ndarray:
@@ -113,7 +113,7 @@ def host_array(memory: BoundMemory, t: Tensor) -> np.ndarray:
     buffer, offset = memory.locate(t.owner)
     raw = buffer.host()
     if raw is None:
-        raw, offset = buffer.read(offset, t.owner.nbytes), 0
+        raw, offset = buffer.read(offset, t.owner.stored_bytes), 0
     return np.ndarray(t.shape, t.dtype.storage, raw.data, offset + t.view_offset, t.strides)
 
 
@@ -181,7 +181,7 @@ def lay_out(tensors: Sequence[Tensor], alloc: Alloc) -> dict[Tensor, Place]:
     offsets, total = {}, 0
     for t in tensors:
         offsets[t] = total
-        total += round_up(t.nbytes)
+        total += round_up(t.stored_bytes)
     if not offsets:
         return {}
     buffer = alloc(total)

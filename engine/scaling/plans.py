@@ -76,7 +76,7 @@ class Plans:
             layer = min(max(layer_of(t), 0), self.n_layer)
             if plan.placement.of[t] == name and start <= layer < end:
                 is_state = t.role is Role.STATE
-                held += t.nbytes * n_seqs // self.n_seqs if is_state else t.nbytes
+                held += t.nbytes * n_seqs // self.n_seqs if is_state else t.stored_bytes
         return held
 
 

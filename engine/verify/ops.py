@@ -11,7 +11,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import Backend, Live, Meets, Memory, Program, Ticks, refuse
 from gguflow.engine.backends.host import read
-from gguflow.engine.compile import Step
+from gguflow.engine.compile import Step, with_gaps
 from gguflow.engine.compile.batch_rows import fewer_rows
 from gguflow.engine.graph import DType, Role, Tensor, op_spec
 
@@ -129,15 +129,14 @@ class ShadowProgram(Program):
         return None
 
     def _bytes(self, owner: Tensor) -> np.ndarray:
-        """A copy of an operand as it is on the device; of weights, the file's own bytes."""
+        """A copy of an operand as it is on the device; of weights, the file's own bytes, with the
+        padding that their rows have there."""
         raw = self._shadow.weights(owner.name) if owner.role is Role.WEIGHT else None
-        if raw is not None:
-            return raw.reshape(-1).view(np.uint8)
-        return self._on_device(owner)
+        return self._on_device(owner) if raw is None else with_gaps(owner, raw)
 
     def _on_device(self, owner: Tensor) -> np.ndarray:
         buffer, offset = self._memory.locate(owner)
-        return buffer.read(offset, owner.nbytes).copy()
+        return buffer.read(offset, owner.stored_bytes).copy()
 
     def _row(
         self, node: Tensor, program: Program, held: Mapping[Tensor, np.ndarray], live: Live | None

@@ -124,9 +124,8 @@ def _looked_up(node: Tensor, held: Buffers, ids: int) -> tuple[Tensor, Buffers]:
     fewer = dict(held)
 
     def entries(t: Tensor) -> Tensor:
-        new = Tensor(t.name, t.dtype, (len(used), *t.shape[1:]), Role.WEIGHT)
-        raw = np.ndarray((t.shape[0], t.dtype.array_bytes(t.shape[1:])), np.uint8,
-                         held[t.owner], t.view_offset)  # fmt: skip
+        new = Tensor(t.name, t.dtype, (len(used), *t.shape[1:]), Role.WEIGHT, t.strides)
+        raw = np.ndarray(t.shape[:1] + t.strides[:1], np.uint8, held[t.owner], t.view_offset)
         fewer[new] = raw[used].reshape(-1)
         return new
 

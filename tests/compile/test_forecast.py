@@ -63,7 +63,7 @@ class Counting(RemoteBackend):
         return super().alloc_shared(nbytes)
 
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
-        self.memory.count(raw.nbytes)
+        self.memory.count(weight.stored_bytes)
         return super().load_weight(weight, raw, packed)
 
     def lower(

@@ -12,7 +12,7 @@ import numpy as np
 from gguflow.engine.backends.base import Backend, DeviceId, Links, Meets, Memory, Program, Rival
 from gguflow.engine.backends.descriptors import check_step
 from gguflow.engine.backends.host import HostBuffer
-from gguflow.engine.compile import Step
+from gguflow.engine.compile import Step, row_gap
 from gguflow.engine.graph import Tensor
 from gguflow.kernels.cuda import all_reduce, launch
 
@@ -71,8 +71,8 @@ class CudaBackend(Backend):
         return 0
 
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> CudaBuffer:
-        buffer = CudaBuffer(self.device, raw.nbytes, zero=False)
-        self._uploader.upload(raw.reshape(-1).view(np.uint8), buffer)
+        buffer = CudaBuffer(self.device, weight.stored_bytes, zero=False)
+        self._uploader.upload(raw.reshape(-1).view(np.uint8), buffer, row_gap(weight))
         return buffer
 
     def lower(
@@ -95,6 +95,7 @@ class CudaMemory:
     """What `DeviceMemory` asks."""
 
     unit = ALLOC_UNIT
+    row_unit = 16  # what bulk copies and the widest loads want
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device

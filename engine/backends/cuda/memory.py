@@ -122,22 +122,27 @@ class Uploader:
         self._next = 0
         self._threads = ThreadPoolExecutor(COPY_THREADS)
 
-    def upload(self, raw: np.ndarray, buffer: CudaBuffer) -> None:
-        """raw: uint8, flat."""
+    def upload(self, raw: np.ndarray, buffer: CudaBuffer, gap: tuple[int, int] | None) -> None:
+        """raw: uint8, flat. gap: (bytes of a row, bytes of zeros behind it), or None for none."""
         d = self.device
         d.use()
-        for begin, end in _pieces(raw.nbytes, STAGING_BYTES):
-            staging, event = self._slot()
+        row, zeros = gap or (1, 0)
+        rows = raw.reshape(-1, row)
+        for begin, end in _pieces(len(rows), STAGING_BYTES // (row + zeros)):
+            memory, event = self._slot()
+            staging = memory[: (end - begin) * (row + zeros)].reshape(-1, row + zeros)
             part = -(-(end - begin) // COPY_THREADS)
 
             def fill(i: int, staging: np.ndarray = staging, at: int = begin, end: int = end,
                      part: int = part) -> None:  # fmt: skip
-                piece = raw[at + i * part : min(at + (i + 1) * part, end)]
-                staging[i * part : i * part + piece.nbytes] = piece
+                piece = rows[at + i * part : min(at + (i + 1) * part, end)]
+                mine = staging[i * part : i * part + len(piece)]
+                mine[:, :row] = piece
+                mine[:, row:] = 0
 
             list(self._threads.map(fill, range(COPY_THREADS)))
             d.runtime.memcpyAsync(
-                buffer.address + begin, staging.ctypes.data, end - begin,
+                buffer.address + begin * (row + zeros), staging.ctypes.data, staging.nbytes,
                 d.runtime.memcpyHostToDevice, d.stream.ptr,
             )  # fmt: skip
             event.record(d.stream)

@@ -118,6 +118,7 @@ class NullMemory:
     """What `DeviceMemory` asks."""
 
     unit = UNIT
+    row_unit = 1
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -96,5 +96,5 @@ def buffers_of(nodes: Sequence[Tensor], memory: Memory) -> dict[Tensor, np.ndarr
         data = buffer.host()
         if data is None:
             raise ValueError(f"{owner.name}: the numpy backend cannot reach its memory")
-        found[owner] = data.view(np.uint8)[offset : offset + owner.nbytes]
+        found[owner] = data.view(np.uint8)[offset : offset + owner.stored_bytes]
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
-from gguflow.engine.compile import human_bytes, round_up
+from gguflow.engine.compile import human_bytes, padded_bytes, round_up
 from gguflow.engine.load.offload import RESERVE, Overrides, needed
 from gguflow.engine.planning import Planner, Setup, record, token_key
 
@@ -76,8 +76,11 @@ class Room:
         return sorted(set(found))
 
     def expert_bytes(self, layer: int) -> int:
-        """Of one expert of a layer."""
-        return sum(w.nbytes // w.shape[0] for w in expert_weights(self.setup.source, layer))
+        """Of one expert of a layer, on the device."""
+        assert self.device.memory is not None
+        unit = self.device.memory.row_unit
+        weights = expert_weights(self.setup.source, layer)
+        return sum(padded_bytes(w.dtype, w.shape, unit) // w.shape[0] for w in weights)
 
     def with_hot(self, hot: dict[int, np.ndarray]) -> Setup:
         """The model with these experts on the device."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gguflow.engine.backends.base import Backend, DeviceMemory
-from gguflow.engine.compile import Plan, human_bytes, round_up
+from gguflow.engine.compile import Plan, human_bytes, padded_bytes, round_up
 from gguflow.engine.graph import Role
 from gguflow.engine.load.offload import Overrides
 from gguflow.engine.options import OptionError
@@ -188,11 +188,11 @@ class DevicePlacement:
     def _predictors(self, left: int) -> int:
         """The first layers whose predictors take no more than `left` bytes."""
         source = self.setup.source
-        unit = memory_of(self.device).unit
+        memory = memory_of(self.device)
         for i in range(source.arch.hp.n_layer):
             for part in ("fc1", "fc2"):
                 w = source.weights[f"blk.{i}.{part}.weight"]
-                left -= round_up(w.nbytes, unit)
+                left -= round_up(padded_bytes(w.dtype, w.shape, memory.row_unit), memory.unit)
             if left < 0:
                 return i
         return source.arch.hp.n_layer

@@ -83,8 +83,8 @@ class Tensor:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of memory that a tensor which owns it takes, the padding of its rows counted."""
-        if len(self.shape) < 2:
+        """Bytes of memory that a tensor which owns it takes; only a weight's rows are padded."""
+        if self.role is not Role.WEIGHT or len(self.shape) < 2:
             return self.nbytes
         return max(self.nbytes, self.shape[0] * self.strides[0])
 

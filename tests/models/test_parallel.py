@@ -244,8 +244,8 @@ def test_as_many_layers_as_devices_have_room_for(
     plans = model.largest_plans()
     each = SpaceBytes.together([p.bytes_by_space()["simulated:1"] for p in plans])
     room = SimpleNamespace(
-        unit=64, room=lambda: (RESERVE + each.total * 2 // 3, 1 << 40), trim=lambda: None,
-        scratch_bytes=lambda nodes: 0, reserve=lambda n, scratch: None,
+        unit=64, row_unit=1, room=lambda: (RESERVE + each.total * 2 // 3, 1 << 40),
+        trim=lambda: None, scratch_bytes=lambda nodes: 0, reserve=lambda n, scratch: None,
     )  # fmt: skip
     monkeypatch.setattr(SimulatedBackend, "memory", room)
     with pytest.raises(MemoryError, match="simulated:[01]"):

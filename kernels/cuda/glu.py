@@ -8,7 +8,7 @@ from .elementwise import map_launch
 from .launch import Call, Launch, register
 
 OPS = ("swiglu", "geglu", "reglu", "swiglu_clamped")
-_FUNCTOR = {
+FUNCTOR = {
     "swiglu": "gated<silu>",
     "geglu": "gated<gelu>",
     "reglu": "gated<relu>",
@@ -23,7 +23,7 @@ def launches(call: Call) -> list[Launch]:
         up = gate.shift(call.dst.ne[0] * gate.nb[0], ne=half)
         gate = gate.shift(0, ne=half)
     params = op_spec(op).pack_params(call.node.params)
-    return map_launch("glu.cu", _FUNCTOR[op], call.dst, [gate, up], call.device, params)
+    return map_launch("glu.cu", FUNCTOR[op], call.dst, [gate, up], call.device, params)
 
 
 register(OPS, launches)

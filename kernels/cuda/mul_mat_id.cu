@@ -1,76 +1,8 @@
-// mul_mat_id: each row of x times the matrices that its ids name, the experts of a layer.
-//
-// For few pairs (row, id) a warp multiplies some weight rows with one pair, so only the chosen
-// experts' weights are read. For many the pairs are sorted by expert, and the tensor cores multiply
-// 64 weight rows of an expert with a tile of its pairs.
-#include "cuda/functions.cuh"
+// mul_mat_id of many pairs (row, id): each row of x times the matrices that its ids name, the
+// experts of a layer. The pairs are sorted by expert, and the tensor cores multiply 64 weight rows
+// of an expert with a tile of its pairs.
 #include "cuda/mma.cuh"
 #include "cuda/mul_mat_id.cuh"
-
-struct IdArgs {
-  gf_tensor dst, w, x, ids, bias;  // bias may be null
-  i32 own_rows;                    // x has a row for each id
-};
-
-__device__ __forceinline__ i32 id_of(const IdArgs& a, i64 pair) {
-  const i64 used = a.dst.ne[1];
-  return reinterpret_cast<const i32*>(a.ids.row(pair / used, 0, 0))[pair % used];
-}
-__device__ __forceinline__ const char* x_of(const IdArgs& a, i64 pair) {
-  const i64 used = a.dst.ne[1], row = pair / used;
-  return a.own_rows ? a.x.row(pair % used, row, 0) : a.x.row(row, 0, 0);
-}
-__device__ __forceinline__ float* result_of(const IdArgs& a, i64 pair) {
-  const i64 used = a.dst.ne[1];
-  return reinterpret_cast<float*>(a.dst.row(pair % used, pair / used, 0));
-}
-__device__ __forceinline__ float bias_of(const IdArgs& a, i32 expert, i64 row) {
-  return a.bias.data ? reinterpret_cast<const float*>(a.bias.row(expert, 0, 0))[row] : 0.0f;
-}
-
-// -- few pairs -----------------------------------------------------------------------------------
-
-// A warp R weight rows, one pair: blockIdx.y counts pairs. EIGHTS: rows of whole, aligned eights.
-template <class W, int R, bool EIGHTS>
-__global__ void __launch_bounds__(128) mul_mat_id_vec(const __grid_constant__ IdArgs a) {
-  constexpr int PIECE = EIGHTS ? 8 : Row<W>::PIECE;
-  const i64 row0 = ((i64)blockIdx.x * 4 + threadIdx.x / 32) * R, n = a.w.ne[1];
-  const int lane = threadIdx.x % 32;
-  if (row0 >= n) return;
-  for (i64 pair = blockIdx.y; pair < a.dst.ne[1] * a.dst.ne[2]; pair += gridDim.y) {
-    const i32 expert = id_of(a, pair);
-    float* const out = result_of(a, pair);
-    if ((u32)expert >= (u32)a.w.ne[2]) {
-      for (int r = lane; r < R && row0 + r < n; r += 32) out[row0 + r] = 0.0f;
-      continue;
-    }
-    const float* const x = reinterpret_cast<const float*>(x_of(a, pair));
-    const char* w[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r) w[r] = a.w.row(min(row0 + r, n - 1), expert, 0);
-    float sums[R] = {};
-    for (i64 p = lane; p < a.w.ne[0] / PIECE; p += 32) {
-#pragma unroll
-      for (int r = 0; r < R; ++r) {
-        if constexpr (EIGHTS) {
-          sums[r] += Expert<W>::dot(w[r], p, x + 8 * p);
-        } else {
-          float weights[PIECE];
-          Row<W>::read(w[r], a.w.nb[0], p, weights);
-#pragma unroll
-          for (int j = 0; j < PIECE; ++j) sums[r] = fmaf(weights[j], x[p * PIECE + j], sums[r]);
-        }
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const float sum = warp_reduce(sums[r], Add());
-      if (lane == 0 && row0 + r < n) out[row0 + r] = sum + bias_of(a, expert, row0 + r);
-    }
-  }
-}
-
-// -- many pairs ----------------------------------------------------------------------------------
 
 // Where the pairs of an expert lie in `pairs`.
 struct Columns {
@@ -241,7 +173,8 @@ __global__ void __launch_bounds__(128) mul_mat_id_tile(const __grid_constant__ T
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const i64 row = row0 + warp * 16 + g + 8 * h;
-        if (row < n) out[row] = fmaf(sums[c][2 * h + i], scale, bias_of(a.id, tile.expert, row));
+        if (row < n)
+          out[row] = fmaf(sums[c][2 * h + i], scale, bias_of(a.id.bias, tile.expert, row));
       }
     }
   }

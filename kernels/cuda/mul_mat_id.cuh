@@ -1,7 +1,29 @@
-// Eight neighbouring weights of a row of any type, for the products with experts.
+// What the products with experts share: which rows belong to a pair (row, id), and eight
+// neighbouring weights of a row of any type.
 #pragma once
 
 #include "cuda/eight.cuh"
+
+struct IdArgs {
+  gf_tensor dst, w, x, ids, bias;  // bias may be null
+  i32 own_rows;                    // x has a row for each id
+};
+
+__device__ __forceinline__ i32 id_of(const IdArgs& a, i64 pair) {
+  const i64 used = a.dst.ne[1];
+  return reinterpret_cast<const i32*>(a.ids.row(pair / used, 0, 0))[pair % used];
+}
+__device__ __forceinline__ const char* x_of(const IdArgs& a, i64 pair) {
+  const i64 used = a.dst.ne[1], row = pair / used;
+  return a.own_rows ? a.x.row(pair % used, row, 0) : a.x.row(row, 0, 0);
+}
+__device__ __forceinline__ float* result_of(const IdArgs& a, i64 pair) {
+  const i64 used = a.dst.ne[1];
+  return reinterpret_cast<float*>(a.dst.row(pair % used, pair / used, 0));
+}
+__device__ __forceinline__ float bias_of(const gf_tensor& bias, i32 expert, i64 row) {
+  return bias.data ? reinterpret_cast<const float*>(bias.row(expert, 0, 0))[row] : 0.0f;
+}
 
 // Of rows whose blocks of eight plain elements lie at multiples of their size.
 template <class W>

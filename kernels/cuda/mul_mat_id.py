@@ -1,12 +1,13 @@
-"""Launches mul_mat_id.cu: products with the experts that rows are given to."""
+"""Launches mul_mat_id.cu and mul_mat_id_vec.cu: products with the experts that rows go to."""
 
 from __future__ import annotations
 
 import struct
 from math import gcd
 
-from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.graph import Role, Tensor, op_spec
 
+from .glu import FUNCTOR
 from .launch import (
     MAX_GRID_YZ,
     Call,
@@ -84,16 +85,35 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     return _layout(w, x, n_pairs)[-1] if _takes_tiles(w, x, n_pairs) else 0
 
 
+def vec_launch(call: Call, gate: Operand, x: Operand, ids: Operand, bias: Operand | None,
+               up: Operand | None = None, up_bias: Operand | None = None) -> Launch:  # fmt: skip
+    """Products of few pairs; up: with the gated activation over both."""
+    dst, n = call.dst, gate.ne[1]
+    matrices = [gate] if up is None else [gate, up]
+    rows = ROWS_OF_WARP // len(matrices)
+    eights = "true" if all(_eights(w, x) for w in matrices) else "false"
+    args, types = _arguments(dst, gate, x, ids, bias), f"{cpp_type(gate.dtype)}, {rows}, {eights}"
+    entry = f"mul_mat_id_vec<{types}>"
+    if up is not None:
+        p = call.node.params
+        entry = f"mul_mat_id_glu<{types}, {FUNCTOR[p['act']]}>"
+        args = pack(args, up, up_bias, op_spec("mul_mat_id_glu").pack_params(p))
+    grid = (ceil_div(n, rows * WARPS), dst.ne[1] * dst.ne[2], 1)
+    block = (32 * WARPS, 1, 1)
+    return Launch(Kernel("mul_mat_id_vec.cu", entry), grid, block, args, dependent=True)
+
+
+def _arguments(dst: Operand, w: Operand, x: Operand, ids: Operand, bias: Operand | None) -> bytes:
+    """`IdArgs` of mul_mat_id.cuh."""
+    return pack(dst, w, x, ids, bias, struct.pack("@i", _own_rows(dst, x)))
+
+
 def launches(call: Call) -> list[Launch]:
     dst, w, x, ids, bias = call.dst, call.src(0), call.src(1), call.src(2), call.optional(3)
     n_pairs, n = dst.ne[1] * dst.ne[2], w.ne[1]
-    own = struct.pack("@i", _own_rows(dst, x))
-    args = pack(dst, w, x, ids, bias, own)
     if not _takes_tiles(w, x, n_pairs):
-        eights = "true" if _eights(w, x) else "false"
-        entry = f"mul_mat_id_vec<{cpp_type(w.dtype)}, {ROWS_OF_WARP}, {eights}>"
-        grid = (ceil_div(n, ROWS_OF_WARP * WARPS), n_pairs, 1)
-        return [Launch(Kernel(_SOURCE, entry), grid, (32 * WARPS, 1, 1), args)]
+        return [vec_launch(call, w, x, ids, bias)]
+    args = _arguments(dst, w, x, ids, bias)
     rounded, scales, pairs, tiles, count, _ = (call.scratch + at for at in _layout(w, x, n_pairs))
     kind, width = "bf16" if w.dtype.name == "bf16" else "f16", _width(w, n_pairs)
     sort = pack(args, struct.pack("@3Pi", pairs, tiles, count, width))

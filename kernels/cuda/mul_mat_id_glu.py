@@ -1,0 +1,23 @@
+"""Launches the fused gate and up of a layer's experts, for few pairs (row, id): more are faster as
+products of their own, by the tensor cores."""
+
+from __future__ import annotations
+
+from gguflow.engine.graph import Tensor
+
+from .launch import Call, Launch, register
+from .mul_mat_id import FEW, vec_launch
+
+OPS = ("mul_mat_id_glu",)
+
+
+def supports(node: Tensor) -> bool:
+    return node.shape[0] * node.shape[1] <= FEW
+
+
+def launches(call: Call) -> list[Launch]:
+    gate, up, x, ids = (call.src(i) for i in range(4))
+    return [vec_launch(call, gate, x, ids, call.optional(4), up, call.optional(5))]
+
+
+register(OPS, launches, supports=supports)

@@ -178,6 +178,7 @@ def rows() -> Iterator[KernelCase]:
         x = Operand((m, LARGE.d))
         yield KernelCase("rms_norm", (x,), eps, "8B")
         yield KernelCase("rms_norm_mul", (x, w), eps, "8B")
+        yield KernelCase("rms_norm_add", (x, w, x), eps, "8B")
         yield KernelCase("layer_norm", (x, w, w), eps, "8B")
     scores, mask = Operand((LARGE.n_head, 512, 2048)), Operand((512, 2048), "f16")
     yield KernelCase("soft_max", (scores,), {"scale": 0.1}, "8B")

@@ -63,4 +63,5 @@ class LayerNorm(OpSpec):
         yield Case((Operand((3, 2, 31), permute=(1, 0, 2)),), eps, note="permuted")
         # The mean is a hundred times the deviation: E[x^2] - E[x]^2 would lose the variance.
         shifted = lambda rng, shape: 100 + rng.standard_normal(shape)  # noqa: E731
-        yield Case((Operand((3, 172), data=shifted),), eps, note="shifted")
+        for d in (172, 4096, 9000):
+            yield Case((Operand((3, d), data=shifted),), eps, note=f"shifted, {d}")

@@ -1,4 +1,4 @@
-"""rms_norm: rows divided by their root mean square; and its fusion with the weight."""
+"""rms_norm: rows divided by their root mean square; and its fusions with the weight and a sum."""
 
 from __future__ import annotations
 
@@ -77,3 +77,41 @@ class RmsNormMul(OpSpec):
             assert x is not None
             w = Operand(x.shape[-1:], role="weight")
             yield Case((x, w), case.params, note=case.note)
+
+
+class RmsNormAdd(OpSpec):
+    name = "rms_norm_add"
+    doc = "rms_norm_mul(x, w) + r."
+    operands = ("x f32 [.., d]", "w f32 [d]", "r f32, of x's shape")
+    rows_of = 0
+    params = RmsNorm.params
+    cost = "6 an element"
+    fused_from = ("rms_norm_mul", "add")
+    in_place = (2, 0)
+    optional = True
+
+    def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
+        x, w, r = srcs
+        if any(t.dtype is not F32 or not t.shape or not rows_dense(t) for t in srcs):
+            raise self.fail("operands must be f32 with dense rows", *srcs)
+        if w.shape != x.shape[-1:] or r.shape != x.shape:
+            raise self.fail("w must be [d] and r of x's shape [.., d]", *srcs)
+        return F32, x.shape
+
+    def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
+        x, w, r = srcs
+        return op_spec("add").reference(op_spec("rms_norm_mul").reference(x, w, **params), r)
+
+    def flops(self, out: Tensor) -> int:
+        return 6 * out.size
+
+    def cases(self) -> Iterator[Case]:
+        for case in op_spec("rms_norm_mul").cases():
+            x, w = case.srcs
+            assert x is not None
+            yield Case((x, w, Operand(x.shape)), case.params, note=case.note)
+        x, r = Operand((3, 5, 64)), Operand((3, 5, 64), permute=(1, 0, 2))
+        yield Case((x, Operand((64,)), r), {"eps": 1e-5}, note="weights that are computed")
+        for d in (4096, 5376, 9000):  # what a thread of a block keeps of a row, and more
+            srcs = Operand((2, d)), Operand((d,), role="weight"), Operand((2, d))
+            yield Case(srcs, {"eps": 1e-6}, note=f"2x{d}")

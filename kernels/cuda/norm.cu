@@ -1,103 +1,127 @@
-// rms_norm, rms_norm_mul and layer_norm: one block a row.
-#include "cuda/common.cuh"
+// rms_norm, rms_norm_mul, rms_norm_add and layer_norm: one block a row.
+//
+// A thread has every blockDim.x-th pack of V elements, and keeps the first K of them between the
+// passes over the row. Weights are asked for before the kernels that make the row have ended.
+#include "cuda/dependent.cuh"
 
 struct NormArgs {
-  gf_tensor dst, x, w, b;  // w and b may be null
+  gf_tensor dst, x, w, b, r;  // w, b and r, which is added, may be null
+  int constant;               // whether no kernel writes w and b
   float eps;
 };
 
 template <int V>
-__global__ void __launch_bounds__(1024) rms_norm(const __grid_constant__ NormArgs a) {
-  const i64 r = blockIdx.x, n = a.x.ne[0] / V;
-  const auto* const x = reinterpret_cast<const Pack<float, V>*>(a.x.row(r));
-  auto* const y = reinterpret_cast<Pack<float, V>*>(a.dst.row(r));
-  const auto* const w = reinterpret_cast<const Pack<float, V>*>(a.w.data);
-  float sum = 0.0f;
-  for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
-    const Pack<float, V> v = x[i];
+using Floats = Pack<float, V>;
+
+// A row, or weights of one; null: nothing, for which zeros are read.
+template <int V, int K>
+struct Part {
+  const Floats<V>* at;
+  Floats<V> kept[K];
+
+  __device__ __forceinline__ explicit Part(const char* data)
+      : at(reinterpret_cast<const Floats<V>*>(data)), kept{} {}
+  __device__ __forceinline__ void ask_first(i64 n) {
 #pragma unroll
-    for (int k = 0; k < V; ++k) sum += v.v[k] * v.v[k];
-  }
-  sum = block_reduce(sum, Add());
-  const float scale = 1.0f / sqrtf(sum / (float)a.x.ne[0] + a.eps);
-  for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
-    Pack<float, V> v = x[i];
-#pragma unroll
-    for (int k = 0; k < V; ++k) v.v[k] *= scale;
-    if (w != nullptr) {
-      const Pack<float, V> by = w[i];
-#pragma unroll
-      for (int k = 0; k < V; ++k) v.v[k] *= by.v[k];
+    for (int k = 0; k < K; ++k) {
+      const i64 i = threadIdx.x + k * blockDim.x;
+      if (at != nullptr && i < n) kept[k] = load_fresh(at + i);
     }
-    y[i] = v;
   }
-}
-
-// Count, mean and sum of squared deviations of a set of values. Adding one value: Welford 1962;
-// joining two sets: Chan, Golub and LeVeque 1979. One pass, and no cancellation.
-struct Moments {
-  float n, mean, m2;
-
-  __device__ void add(float x) {
-    n += 1.0f;
-    const float delta = x - mean;
-    mean += delta / n;
-    m2 += delta * (x - mean);
-  }
-  __device__ void join(Moments o) {
-    const float both = n + o.n;
-    if (both == 0.0f) return;
-    const float delta = o.mean - mean, share = o.n / both;
-    mean += delta * share;
-    m2 += o.m2 + delta * delta * n * share;
-    n = both;
+  __device__ __forceinline__ Floats<V> pack(i64 i) const {
+    return at != nullptr ? load_fresh(at + i) : Floats<V>{};
   }
 };
 
-// Lane 0 gets the moments of the warp.
-__device__ Moments warp_join(Moments m) {
+// f(i, packs i of the parts) for every one of the thread's n packs a row.
+template <int V, int K, class F, class... P>
+__device__ __forceinline__ void each(i64 n, const F& f, const P&... parts) {
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    m.join({__shfl_down_sync(kAllLanes, m.n, step), __shfl_down_sync(kAllLanes, m.mean, step),
-            __shfl_down_sync(kAllLanes, m.m2, step)});
+  for (int k = 0; k < K; ++k) {
+    const i64 i = threadIdx.x + k * blockDim.x;
+    if (i < n) f(i, parts.kept[k]...);
   }
-  return m;
+  for (i64 i = threadIdx.x + K * blockDim.x; i < n; i += blockDim.x) f(i, parts.pack(i)...);
 }
 
+template <int V, int K>
+__global__ void __launch_bounds__(1024) rms_norm(const __grid_constant__ NormArgs a) {
+  const i64 row = blockIdx.x, n = a.x.ne[0] / V;
+  Part<V, K> w(a.w.data), x(a.x.row(row)), r(a.r.data ? a.r.row(row) : nullptr);
+  auto* const y = reinterpret_cast<Floats<V>*>(a.dst.row(row));
+  if (a.constant) w.ask_first(n);
+  begin_dependent();
+  x.ask_first(n);
+  r.ask_first(n);
+  if (!a.constant) w.ask_first(n);
+  float sum = 0.0f;
+  each<V, K>(
+      n,
+      [&](i64, const Floats<V>& v) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) sum += v.v[k] * v.v[k];
+      },
+      x);
+  sum = block_reduce(sum, Add());
+  const float scale = 1.0f / sqrtf(sum / (float)a.x.ne[0] + a.eps);
+  each<V, K>(
+      n,
+      [&](i64 i, Floats<V> v, const Floats<V>& by, const Floats<V>& plus) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+          v.v[k] *= scale;
+          if (w.at != nullptr) v.v[k] *= by.v[k];
+          if (r.at != nullptr) v.v[k] += plus.v[k];
+        }
+        y[i] = v;
+      },
+      x, w, r);
+}
+
+// The squared deviations are added in a second pass, so that nothing cancels.
+template <int V, int K>
 __global__ void __launch_bounds__(1024) layer_norm(const __grid_constant__ NormArgs a) {
-  __shared__ float shared[3][32];
-  const i64 r = blockIdx.x, d = a.x.ne[0];
-  const float* const x = reinterpret_cast<const float*>(a.x.row(r));
-  float* const y = reinterpret_cast<float*>(a.dst.row(r));
-  const float* const w = reinterpret_cast<const float*>(a.w.data);
-  const float* const b = reinterpret_cast<const float*>(a.b.data);
-  Moments m = {0.0f, 0.0f, 0.0f};
-  for (i64 i = threadIdx.x; i < d; i += blockDim.x) m.add(x[i]);
-  m = warp_join(m);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (lane == 0) {
-    shared[0][warp] = m.n;
-    shared[1][warp] = m.mean;
-    shared[2][warp] = m.m2;
+  const i64 row = blockIdx.x, n = a.x.ne[0] / V;
+  Part<V, K> w(a.w.data), b(a.b.data), x(a.x.row(row));
+  auto* const y = reinterpret_cast<Floats<V>*>(a.dst.row(row));
+  if (a.constant) {
+    w.ask_first(n);
+    b.ask_first(n);
   }
-  __syncthreads();
-  if (warp == 0) {
-    const bool there = lane < blockDim.x / 32;
-    m = {there ? shared[0][lane] : 0.0f, there ? shared[1][lane] : 0.0f,
-         there ? shared[2][lane] : 0.0f};
-    m = warp_join(m);
-    __syncwarp();
-    if (lane == 0) {
-      shared[1][0] = m.mean;
-      shared[2][0] = m.m2;
-    }
+  begin_dependent();
+  x.ask_first(n);
+  if (!a.constant) {
+    w.ask_first(n);
+    b.ask_first(n);
   }
-  __syncthreads();
-  const float mean = shared[1][0], scale = 1.0f / sqrtf(shared[2][0] / (float)d + a.eps);
-  for (i64 i = threadIdx.x; i < d; i += blockDim.x) {
-    float v = (x[i] - mean) * scale;
-    if (w != nullptr) v *= w[i];
-    if (b != nullptr) v += b[i];
-    y[i] = v;
-  }
+  float sum = 0.0f, squares = 0.0f;
+  each<V, K>(
+      n,
+      [&](i64, const Floats<V>& v) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) sum += v.v[k];
+      },
+      x);
+  const float mean = block_reduce(sum, Add()) / (float)a.x.ne[0];
+  each<V, K>(
+      n,
+      [&](i64, const Floats<V>& v) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) squares += (v.v[k] - mean) * (v.v[k] - mean);
+      },
+      x);
+  squares = block_reduce(squares, Add());
+  const float scale = 1.0f / sqrtf(squares / (float)a.x.ne[0] + a.eps);
+  each<V, K>(
+      n,
+      [&](i64 i, Floats<V> v, const Floats<V>& by, const Floats<V>& plus) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+          v.v[k] = (v.v[k] - mean) * scale;
+          if (w.at != nullptr) v.v[k] *= by.v[k];
+          if (b.at != nullptr) v.v[k] += plus.v[k];
+        }
+        y[i] = v;
+      },
+      x, w, b);
 }

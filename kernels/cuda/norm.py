@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from gguflow.engine.graph import op_spec
+import struct
+
+from gguflow.engine.graph import Role
 
 from .launch import Call, Kernel, Launch, Operand, ceil_div, pack, register
 
-OPS = ("rms_norm", "rms_norm_mul", "layer_norm")
+OPS = ("rms_norm", "rms_norm_mul", "rms_norm_add", "layer_norm")
+_MOST_THREADS = 1024
+_MOST_KEPT = 2  # packs of four a thread keeps; more would leave a block of 1024 no registers
 
 
 def block_for(n: int) -> int:
     """Threads for a row of n pieces of work: whole warps, at most 1024."""
-    return min(1024, 32 * ceil_div(max(n, 1), 32))
+    return min(_MOST_THREADS, 32 * ceil_div(max(n, 1), 32))
 
 
 def by_fours(*operands: Operand | None) -> bool:
@@ -24,13 +28,18 @@ def by_fours(*operands: Operand | None) -> bool:
 
 
 def launches(call: Call) -> list[Launch]:
-    dst, x, w, b = call.dst, call.src(0), call.optional(1), call.optional(2)
-    op = call.node.op or ""
-    v = 4 if by_fours(dst, x, w) and op != "layer_norm" else 1
-    entry = "layer_norm" if op == "layer_norm" else f"rms_norm<{v}>"
-    args = pack(dst, x, w, b, op_spec(op).pack_params(call.node.params))
-    block = (block_for(ceil_div(x.ne[0], v)), 1, 1)
-    return [Launch(Kernel("norm.cu", entry), (x.rows, 1, 1), block, args)]
+    op, dst, x, w = call.node.op or "", call.dst, call.src(0), call.optional(1)
+    third = call.optional(2)
+    b, r = (third, None) if op == "layer_norm" else (None, third)
+    v = 4 if by_fours(dst, x, w, third) else 1
+    packs = ceil_div(x.ne[0], v)
+    kept = min(_MOST_KEPT, ceil_div(packs, _MOST_THREADS)) if v == 4 else 1
+    weights = call.node.srcs[1:3] if op == "layer_norm" else call.node.srcs[1:2]
+    constant = all(s is None or s.owner.role is Role.WEIGHT for s in weights)
+    args = pack(dst, x, w, b, r, struct.pack("@if", constant, call.node.params["eps"]))
+    entry = "layer_norm" if op == "layer_norm" else "rms_norm"
+    kernel = Kernel("norm.cu", f"{entry}<{v}, {max(kept, 1)}>")
+    return [Launch(kernel, (x.rows, 1, 1), (block_for(packs), 1, 1), args, dependent=True)]
 
 
 register(OPS, launches)

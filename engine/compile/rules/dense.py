@@ -16,6 +16,19 @@ def norm_then_weight(node: Tensor) -> Rewrite | None:
     return Rewrite("rms_norm_mul", (norm.srcs[0], w), (norm,), dict(norm.params))
 
 
+def norm_then_add(node: Tensor) -> Rewrite | None:
+    """add(rms_norm_mul(x, w), r) or add(r, rms_norm_mul(x, w)) -> rms_norm_add(x, w, r)"""
+    if node.op != "add":
+        return None
+    a, b = node.srcs
+    for norm, other in ((made_by(a, "rms_norm_mul"), b), (made_by(b, "rms_norm_mul"), a)):
+        if norm is None or other is None or other is norm:
+            continue
+        if norm.shape == other.shape == node.shape:
+            return Rewrite("rms_norm_add", (*norm.srcs, other), (norm,), dict(norm.params))
+    return None
+
+
 def activation_then_gate(node: Tensor) -> Rewrite | None:
     """mul(silu(g), u) -> swiglu(g, u), and the same for gelu and relu"""
     glu = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
@@ -87,6 +100,7 @@ def project_then_relu(node: Tensor) -> Rewrite | None:
 
 RULES: tuple[Rule, ...] = (
     norm_then_weight,
+    norm_then_add,
     activation_then_gate,
     project_then_add,
     sum_then_add,

@@ -39,6 +39,7 @@ struct ReduceArgs {
   i64 stride, flag_stride;  // from one device's to the next one's
   u32 code;
   i32 rank, n;
+  i32 early;  // whether the next kernel's blocks may come while this one's wait
 };
 
 // The number of this exchange. Every block has a counter of its own: a common one could only be
@@ -67,7 +68,7 @@ __device__ __forceinline__ float2 wait_for_line(const uint4* from, u32 e, Patien
 }
 
 __global__ void __launch_bounds__(kBlock) all_reduce_small(const __grid_constant__ ReduceArgs a) {
-  launch_dependents();
+  if (a.early) launch_dependents();
   wait_for_previous();
   const u32 e = next_exchange(a);
   const i64 lines = (a.nbytes + 7) / 8;
@@ -229,7 +230,7 @@ struct Pieces {
 // is on the way. More devices would send as much to each: of them one adds each piece for all, and
 // sends what it is.
 __global__ void __launch_bounds__(kBlock) all_reduce_large(const __grid_constant__ ReduceArgs a) {
-  launch_dependents();
+  if (a.early) launch_dependents();
   wait_for_previous();
   const u32 e = next_exchange(a);
   Pieces pieces(a, e);

@@ -74,16 +74,16 @@ def exchange(
     is_small = _is_small(n, nbytes)
     units = ceil_div(nbytes, LINE if is_small else PIECE)
     args = struct.pack(
-        f"@{DEVICES + 4}P6qI2i", *channels, *(0,) * (DEVICES - n), part, residual, to, given_up,
+        f"@{DEVICES + 4}P6qI3i", *channels, *(0,) * (DEVICES - n), part, residual, to, given_up,
         timeout_ns, nbytes, small if is_small else large, flags, *_strides(sizes, n, is_small),
-        code, rank, n,
+        code, rank, n, not shared,
     )  # fmt: skip
     blocks = ceil_div(units, BLOCK) if is_small else units
     kernel = SMALL_PARTS if is_small else LARGE_PARTS
     most = COUNTERS if n == 2 else FEW_BLOCKS
     if shared:
-        # Blocks that wait for another stream's must not keep it from running; and what follows in a
-        # stream has its blocks there too before the exchange is over.
+        # Blocks that wait for another stream's must not keep it from running, and neither must
+        # those of what follows in their own.
         most = SHARED_BLOCKS // n
     grid = (min(blocks, most), 1, 1)
     return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)

@@ -40,12 +40,12 @@ template <class F, class A, class B, int V, bool SCALAR>
 __device__ __forceinline__ void compute(const BinArgs& g, const char* a, const char* b, char* dst,
                                         i64 p) {
   if constexpr (V == 1) {
-    const float x = to_f32(*reinterpret_cast<const A*>(a + p * g.a.nb[0]));
+    const float x = to_f32(load_fresh(reinterpret_cast<const A*>(a + p * g.a.nb[0])));
     const i64 pb = wrap(p, g.b.ne[0], g.dst.ne[0]);
     const float y = to_f32(*reinterpret_cast<const B*>(b + pb * g.b.nb[0]));
     *reinterpret_cast<A*>(dst + p * g.dst.nb[0]) = Float<A>::from(F()(x, y));
   } else {
-    const Pack<A, V> x = reinterpret_cast<const Pack<A, V>*>(a)[p];
+    const Pack<A, V> x = load_fresh(reinterpret_cast<const Pack<A, V>*>(a) + p);
     Pack<B, V> y;
     if constexpr (SCALAR) {
       const B one = *reinterpret_cast<const B*>(b);
@@ -61,6 +61,7 @@ __device__ __forceinline__ void compute(const BinArgs& g, const char* a, const c
 // Blocks over (row_packs / 2, ne1, ne2 * ne3).
 template <class F, class A, class B, int V, bool SCALAR>
 __global__ void __launch_bounds__(128) bin_bcast(const __grid_constant__ BinArgs g) {
+  begin_dependent();
   const i64 i1 = (i64)blockIdx.y * blockDim.y + threadIdx.y;
   const i64 i23 = (i64)blockIdx.z * blockDim.z + threadIdx.z;
   const i64 i3 = g.by[2].div((u32)i23), i2 = i23 - i3 * g.dst.ne[2];
@@ -78,6 +79,7 @@ __global__ void __launch_bounds__(128) bin_bcast(const __grid_constant__ BinArgs
 // out without gaps, and for grids that would have too many blocks in y or z.
 template <bool WIDE, class F, class A, class B, int V, bool SCALAR>
 __global__ void __launch_bounds__(128) bin_bcast_unravel(const __grid_constant__ BinArgs g) {
+  begin_dependent();
   const i64 i = global_thread();
   if (i >= g.n) return;
   const i64 ne[3] = {g.row_packs, g.dst.ne[1], g.dst.ne[2]};
@@ -92,12 +94,12 @@ __device__ __forceinline__ void flat(const BinArgs& g, i64 i, int count, const P
   const A* const a = reinterpret_cast<const A*>(g.a.data) + i;
   A* const dst = reinterpret_cast<A*>(g.dst.data) + i;
   if (count == V) {
-    const Pack<A, V> x = *reinterpret_cast<const Pack<A, V>*>(a);
+    const Pack<A, V> x = load_fresh(reinterpret_cast<const Pack<A, V>*>(a));
     *reinterpret_cast<Pack<A, V>*>(dst) = map_pack<A>(F(), x, y);
   } else {
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-      if (k < count) dst[k] = Float<A>::from(F()(to_f32(a[k]), to_f32(y.v[k])));
+      if (k < count) dst[k] = Float<A>::from(F()(to_f32(load_fresh(a + k)), to_f32(y.v[k])));
     }
   }
 }
@@ -106,6 +108,7 @@ __device__ __forceinline__ void flat(const BinArgs& g, i64 i, int count, const P
 // by[0]. V elements a thread from a multiple of V on; n counts elements.
 template <bool WIDE, class F, class A, class B, int V>
 __global__ void __launch_bounds__(128) bin_bcast_cycle(const __grid_constant__ BinArgs g) {
+  begin_dependent();
   const i64 i = global_thread() * V;
   if (i >= g.n) return;
   const u32 cycle = g.by[0].divisor, step = (u32)g.b.nb[0];
@@ -123,6 +126,7 @@ __global__ void __launch_bounds__(128) bin_bcast_cycle(const __grid_constant__ B
 // into the next row.
 template <bool WIDE, class F, class A, class B, int V>
 __global__ void __launch_bounds__(128) bin_bcast_flat(const __grid_constant__ BinArgs g) {
+  begin_dependent();
   const i64 i = global_thread() * V;
   if (i >= g.n) return;
   const int count = g.n - i < V ? (int)(g.n - i) : V;

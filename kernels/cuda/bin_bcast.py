@@ -52,14 +52,15 @@ def launches(call: Call) -> list[Launch]:
     z = min(prod(dst.ne[2:]), BLOCK // x // y, 64)
     grid = (ceil_div(half, x), ceil_div(dst.ne[1], y), ceil_div(prod(dst.ne[2:]), z))
     if row_packs >= WARP and grid[1] <= MAX_GRID_YZ and grid[2] <= MAX_GRID_YZ:
-        return [Launch(Kernel("bin_bcast.cu", f"bin_bcast<{variant}>"), grid, (x, y, z), args)]
+        kernel = Kernel("bin_bcast.cu", f"bin_bcast<{variant}>")
+        return [Launch(kernel, grid, (x, y, z), args, dependent=True)]
     return [_line(f"bin_bcast_unravel<{cpp_bool(is_wide(n))}, {variant}>", n, args)]
 
 
 def _line(entry: str, n_threads: int, args: bytes) -> Launch:
     """One thread a piece of work."""
     grid = (ceil_div(n_threads, BLOCK), 1, 1)
-    return Launch(Kernel("bin_bcast.cu", entry), grid, (BLOCK, 1, 1), args)
+    return Launch(Kernel("bin_bcast.cu", entry), grid, (BLOCK, 1, 1), args, dependent=True)
 
 
 register(OPS, launches)

@@ -1,6 +1,6 @@
 // Copies that keep every bit: cont, cpy without conversion, concat and repeat. E is an unsigned
 // integer of the element's size, or of more where rows are whole words.
-#include "cuda/common.cuh"
+#include "cuda/dependent.cuh"
 
 struct CopyArgs {
   gf_tensor dst, src;
@@ -10,14 +10,16 @@ struct CopyArgs {
 
 template <class E>
 __global__ void __launch_bounds__(256) copy_dense(const __grid_constant__ CopyArgs a) {
+  begin_dependent();
   for (i64 i = global_thread(); i < a.n; i += global_threads()) {
-    reinterpret_cast<E*>(a.dst.data)[i] = reinterpret_cast<const E*>(a.src.data)[i];
+    reinterpret_cast<E*>(a.dst.data)[i] = load_fresh(reinterpret_cast<const E*>(a.src.data) + i);
   }
 }
 
 // Any strides. MODULO: the source is read modulo its lengths.
 template <bool WIDE, bool MODULO, class E>
 __global__ void __launch_bounds__(256) copy_strided(const __grid_constant__ CopyArgs a) {
+  begin_dependent();
   for (i64 i = global_thread(); i < a.n; i += global_threads()) {
     const Index at = unravel<WIDE>(i, a.dst.ne, a.by);
     const auto wrap = [&a](i64 k, int d) {
@@ -26,7 +28,7 @@ __global__ void __launch_bounds__(256) copy_strided(const __grid_constant__ Copy
     const char* const from =
         a.src.row(wrap(at.i1, 1), wrap(at.i2, 2), wrap(at.i3, 3)) + wrap(at.i0, 0) * a.src.nb[0];
     char* const to = a.dst.row(at.i1, at.i2, at.i3) + at.i0 * a.dst.nb[0];
-    *reinterpret_cast<E*>(to) = *reinterpret_cast<const E*>(from);
+    *reinterpret_cast<E*>(to) = load_fresh(reinterpret_cast<const E*>(from));
   }
 }
 
@@ -34,6 +36,7 @@ __global__ void __launch_bounds__(256) copy_strided(const __grid_constant__ Copy
 // shared memory, so that both reads and writes are of neighbours. Blocks of (32, 8).
 template <class E>
 __global__ void __launch_bounds__(256) copy_transposed(const __grid_constant__ CopyArgs a) {
+  begin_dependent();
   constexpr int SIDE = 64, X = 32, Y = 8;
   constexpr int GAP = sizeof(E) < 4 ? 4 / sizeof(E) : 1;  // a column lies in different banks
   __shared__ E tile[SIDE][SIDE + GAP];                    // [i0][i1]
@@ -51,7 +54,8 @@ __global__ void __launch_bounds__(256) copy_transposed(const __grid_constant__ C
 #pragma unroll
     for (int c = 0; c < SIDE; c += X) {
       if (y + r < n0 && x + c < n1) {
-        v[r / Y][c / X] = *reinterpret_cast<const E*>(from + r * a.src.nb[0] + c * a.src.nb[1]);
+        v[r / Y][c / X] =
+            load_fresh(reinterpret_cast<const E*>(from + r * a.src.nb[0] + c * a.src.nb[1]));
       }
     }
   }

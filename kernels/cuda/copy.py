@@ -38,7 +38,7 @@ def copy_launch(dst: Operand, src: Operand, device: DeviceInfo) -> Launch:
 def _launch(entry: str, dst: Operand, src: Operand, device: DeviceInfo) -> Launch:
     args = pack(dst, src, struct.pack("@q", dst.size) + divisors(dst.ne))
     grid = n_blocks(dst.size, device)
-    return Launch(Kernel("copy.cu", entry), (grid, 1, 1), (BLOCK, 1, 1), args)
+    return Launch(Kernel("copy.cu", entry), (grid, 1, 1), (BLOCK, 1, 1), args, dependent=True)
 
 
 def _neighbours(dst: Operand, src: Operand) -> int | None:
@@ -59,7 +59,7 @@ def _transposed(dst: Operand, src: Operand) -> Launch:
     tiles = (ceil_div(dst.ne[0], TILE), ceil_div(dst.ne[1], TILE), *dst.ne[2:])
     args = pack(dst, src, struct.pack("@q", prod(tiles)) + divisors(tiles))
     kernel = Kernel("copy.cu", f"copy_transposed<{_WORDS[dst.dtype.nbytes]}>")
-    return Launch(kernel, (prod(tiles), 1, 1), (32, 8, 1), args)
+    return Launch(kernel, (prod(tiles), 1, 1), (32, 8, 1), args, dependent=True)
 
 
 def launches(call: Call) -> list[Launch]:

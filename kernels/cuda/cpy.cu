@@ -18,6 +18,7 @@ struct CpyUnit {
 
 template <class D, class S>
 __global__ void __launch_bounds__(128) cpy_blocks(const __grid_constant__ CpyArgs a) {
+  begin_dependent();
   constexpr int N = CpyUnit<D, S>::value, PIECE = Row<S>::PIECE, UNIT = Writer<D>::UNIT;
   const i64 per_row = a.dst.ne[0] / N;
   const i64 n = per_row * a.dst.ne[1] * a.dst.ne[2] * a.dst.ne[3];

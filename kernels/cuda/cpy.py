@@ -32,7 +32,7 @@ def launches(call: Call) -> list[Launch]:
     entry = f"cpy_blocks<{cpp_type(dst.dtype)}, {cpp_type(x.dtype)}>"
     kernel = Kernel("cpy.cu", entry, EXACT)
     grid = min(ceil_div(n_units, BLOCK), call.device.sm_count * 64)
-    return [Launch(kernel, (grid, 1, 1), (BLOCK, 1, 1), pack(dst, x))]
+    return [Launch(kernel, (grid, 1, 1), (BLOCK, 1, 1), pack(dst, x), dependent=True)]
 
 
 register(OPS, launches, supports=supports)

@@ -7,7 +7,7 @@
 // `pair<T>`, one with ROUGH computes 16-bit results by `float rough(float...)`.
 #pragma once
 
-#include "cuda/common.cuh"
+#include "cuda/dependent.cuh"
 
 struct Functor {
   static constexpr bool PAIRED = false;
@@ -77,10 +77,10 @@ __device__ __forceinline__ void map_runs(const F& f, i64 n, D* __restrict__ dst,
 #pragma unroll 4
   for (i64 i = global_thread(); i < packs; i += global_threads()) {
     reinterpret_cast<Pack<D, V>*>(dst)[i] =
-        map_pack<D>(f, load_pack(reinterpret_cast<const Pack<S, V>*>(src) + i)...);
+        map_pack<D>(f, load_fresh(reinterpret_cast<const Pack<S, V>*>(src) + i)...);
   }
   for (i64 i = packs * V + global_thread(); i < n; i += global_threads()) {
-    dst[i] = Float<D>::from(apply<D>(f, to_f32(src[i])...));
+    dst[i] = Float<D>::from(apply<D>(f, to_f32(load_fresh(src + i))...));
   }
 }
 
@@ -93,6 +93,7 @@ __device__ __forceinline__ void map_dense_at(const MapArgs<sizeof...(S), F>& a, 
 template <int V, class F, class D, class... S>
 __global__ void __launch_bounds__(256)
     map_dense(const __grid_constant__ MapArgs<sizeof...(S), F> a) {
+  begin_dependent();
   map_dense_at<V, F, D, S...>(a, typename MakeSequence<sizeof...(S)>::type());
 }
 
@@ -106,12 +107,13 @@ __device__ __forceinline__ void map_strided_at(const MapArgs<sizeof...(S), F>& a
   const i64 ne[3] = {a.dst.ne[0] / V, a.dst.ne[1], a.dst.ne[2]};
   for (i64 i = global_thread(); i < a.n; i += global_threads()) {
     const Index at = unravel<WIDE>(i, ne, a.by);
-    *pack_at<D, V>(a.dst, at) = map_pack<D>(a.f, load_pack(pack_at<S, V>(a.src[I], at))...);
+    *pack_at<D, V>(a.dst, at) = map_pack<D>(a.f, load_fresh(pack_at<S, V>(a.src[I], at))...);
   }
 }
 
 template <bool WIDE, int V, class F, class D, class... S>
 __global__ void __launch_bounds__(256)
     map_strided(const __grid_constant__ MapArgs<sizeof...(S), F> a) {
+  begin_dependent();
   map_strided_at<WIDE, V, F, D, S...>(a, typename MakeSequence<sizeof...(S)>::type());
 }

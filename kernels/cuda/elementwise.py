@@ -70,4 +70,4 @@ def map_launch(
         f"map_strided<{cpp_bool(is_wide(n))}, {v}, {types}>"
     )  # fmt: skip
     grid = n_blocks(packs, device, waves)
-    return [Launch(Kernel(source, entry), (grid, 1, 1), (BLOCK, 1, 1), args)]
+    return [Launch(Kernel(source, entry), (grid, 1, 1), (BLOCK, 1, 1), args, dependent=True)]

@@ -13,7 +13,7 @@ def launches(call: Call) -> list[Launch]:
     n_pieces = ceil_div(call.dst.ne[0], 8 if table.dtype.is_quantized else 1)
     grid = (ceil_div(n_pieces, BLOCK), min(call.dst.ne[1], MAX_GRID_YZ), 1)
     kernel = Kernel("get_rows.cu", f"get_rows<{cpp_type(table.dtype)}>")
-    return [Launch(kernel, grid, (BLOCK, 1, 1), pack(call.dst, table, call.src(1)))]
+    return [Launch(kernel, grid, (BLOCK, 1, 1), pack(call.dst, table, call.src(1)), dependent=True)]
 
 
 register(OPS, launches)

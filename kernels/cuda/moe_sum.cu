@@ -1,11 +1,12 @@
 // moe_sum: what a token's experts gave, added up by their shares.
-#include "cuda/common.cuh"
+#include "cuda/dependent.cuh"
 
 struct MoeSumArgs {
   gf_tensor dst, x, weights;
 };
 
 __global__ void __launch_bounds__(256) moe_sum(const __grid_constant__ MoeSumArgs a) {
+  begin_dependent();
   const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
   if (i >= a.dst.ne[0]) return;
   for (i64 row = blockIdx.y; row < a.dst.ne[1]; row += gridDim.y) {

@@ -11,7 +11,7 @@ BLOCK = 256
 def launches(call: Call) -> list[Launch]:
     grid = (ceil_div(call.dst.ne[0], BLOCK), min(call.dst.ne[1], MAX_GRID_YZ), 1)
     args = pack(call.dst, call.src(0), call.src(1))
-    return [Launch(Kernel("moe_sum.cu", "moe_sum"), grid, (BLOCK, 1, 1), args)]
+    return [Launch(Kernel("moe_sum.cu", "moe_sum"), grid, (BLOCK, 1, 1), args, dependent=True)]
 
 
 register(OPS, launches)

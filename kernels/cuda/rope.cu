@@ -1,5 +1,6 @@
 // rope: rotary position embedding. A thread computes the angle of one (token, pair) and turns that
 // pair in several heads.
+#include "cuda/dependent.cuh"
 #include "cuda/rope.cuh"
 
 enum { ROPE_NORM, ROPE_NEOX, ROPE_2D };
@@ -8,6 +9,7 @@ struct RopeArgs {
   gf_tensor dst, x, pos, factors;  // factors may be null
   RopeNumbers numbers;
   i32 n_dims, mode;
+  i32 constant;  // whether no kernel writes the factors
 };
 
 // Threads: x over the pairs of a head (in 2d mode of both halves), then over the dimensions that
@@ -23,28 +25,32 @@ __global__ void __launch_bounds__(256) rope(const __grid_constant__ RopeArgs a) 
 
   if (k < parts * pairs) {
     const int part = k / pairs, i = k - part * pairs;
-    const i32 pos =
-        *reinterpret_cast<const i32*>(a.pos.data + part * a.pos.nb[1] + token * a.pos.nb[0]);
     const float* const factors = reinterpret_cast<const float*>(a.factors.data);
+    if (!a.constant) wait_for_previous();
+    const double angle =
+        angle_of(a.numbers, i, factors ? load_fresh(factors + part * pairs + i) : 1.0f);
+    begin_dependent();
+    const i32 pos = load_fresh(
+        reinterpret_cast<const i32*>(a.pos.data + part * a.pos.nb[1] + token * a.pos.nb[0]));
     float s, c;
-    const float factor = factors ? factors[part * pairs + i] : 1.0f;
-    turn(a.numbers, pos * angle_of(a.numbers, i, factor), &s, &c);
+    turn(a.numbers, pos * angle, &s, &c);
     const int at = part * width + (a.mode == ROPE_NORM ? 2 * i : i);
     const int other = at + (a.mode == ROPE_NORM ? 1 : pairs);
     for (i64 h = first_head; h < a.x.ne[1]; h += head_step) {
       const float* const x = reinterpret_cast<const float*>(a.x.row(h, token, 0));
       float* const y = reinterpret_cast<float*>(a.dst.row(h, token, 0));
-      const float p = x[at], q = x[other];
+      const float p = load_fresh(x + at), q = load_fresh(x + other);
       y[at] = p * c - q * s;
       y[other] = p * s + q * c;
     }
   } else {
     const int rest = width - n_dims, j = k - parts * pairs;
     if (j >= parts * rest) return;
+    begin_dependent();
     const int at = j / rest * width + n_dims + j % rest;
     for (i64 h = first_head; h < a.x.ne[1]; h += head_step) {
       reinterpret_cast<float*>(a.dst.row(h, token, 0))[at] =
-          reinterpret_cast<const float*>(a.x.row(h, token, 0))[at];
+          load_fresh(reinterpret_cast<const float*>(a.x.row(h, token, 0)) + at);
     }
   }
 }

@@ -6,7 +6,7 @@ import math
 import struct
 from typing import Any
 
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import Role, Tensor
 
 from .launch import MAX_GRID_YZ, Call, Kernel, Launch, ceil_div, pack, register
 
@@ -47,14 +47,16 @@ def launches(call: Call) -> list[Launch]:
     x, p = call.src(0), dict(call.node.params)
     parts = 2 if p["mode"] == "2d" else 1
     numbers = rope_numbers(p, p["n_dims"] // parts)
-    numbers += struct.pack("@2i", p["n_dims"], MODES.index(p["mode"]))
+    constant = all(t.owner.role is Role.WEIGHT for t in call.node.live_srcs()[2:])
+    numbers += struct.pack("@3i", p["n_dims"], MODES.index(p["mode"]), constant)
     hd, n_head, n_tok = x.ne[:3]
     n_work = p["n_dims"] // 2 + hd - p["n_dims"]
     # For one token every head gets its own thread; for a prompt a thread serves several heads.
     z = min(ceil_div(n_head, BLOCK_Y), max(1, 1024 // n_tok), MAX_GRID_YZ)
     grid = (ceil_div(n_work, BLOCK_X), n_tok, z)
     args = pack(call.dst, x, call.src(1), call.optional(2), numbers)
-    return [Launch(Kernel("rope.cu", "rope"), grid, (BLOCK_X, BLOCK_Y, 1), args)]
+    block = (BLOCK_X, BLOCK_Y, 1)
+    return [Launch(Kernel("rope.cu", "rope"), grid, block, args, dependent=True)]
 
 
 register(OPS, launches, supports=supports)

@@ -1,6 +1,6 @@
 // route, route_weights: which experts a token goes to, and what share each of them has. A warp a
 // row; its scores lie in shared memory.
-#include "cuda/common.cuh"
+#include "cuda/dependent.cuh"
 
 constexpr int kWarps = 4;
 constexpr int kSoftmax = 0, kSigmoid = 1, kChosen = 2;  // SCORES of engine/ops/route.py
@@ -54,6 +54,7 @@ struct RouteArgs {
 
 // Shared memory: of each warp, the scores, those of groups, and which groups are taken.
 __global__ void __launch_bounds__(32 * kWarps) route(const __grid_constant__ RouteArgs a) {
+  begin_dependent();
   extern __shared__ float memory[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 row = (i64)blockIdx.x * kWarps + warp;
@@ -113,6 +114,7 @@ struct RouteWeightsArgs {
 
 __global__ void __launch_bounds__(32 * kWarps)
     route_weights(const __grid_constant__ RouteWeightsArgs a) {
+  begin_dependent();
   extern __shared__ float memory[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 row = (i64)blockIdx.x * kWarps + warp;

@@ -26,7 +26,8 @@ def launches(call: Call) -> list[Launch]:
     second = call.optional(1)
     args = pack(call.dst, call.src(0), second, op_spec(op).pack_params(call.node.params))
     grid = (ceil_div(call.dst.ne[1], WARPS), 1, 1)
-    return [Launch(Kernel("route.cu", op), grid, (32 * WARPS, 1, 1), args, _shared(call.node))]
+    block, shared = (32 * WARPS, 1, 1), _shared(call.node)
+    return [Launch(Kernel("route.cu", op), grid, block, args, shared, dependent=True)]
 
 
 register(OPS, launches, supports=supports)

@@ -217,6 +217,15 @@ class Model(Described):
         """What a generation runs: a full piece of a prompt, then single tokens."""
         return self._planner.largest(self.setup)
 
+    def memory_needed(self) -> dict[str, int]:
+        """Bytes of each device's memory, by memory space, that loading and running will take."""
+        plans = self.largest_plans()
+        return {
+            device.space: needed(plans, device).total
+            for device in self.backends.values()
+            if device.memory is not None
+        }
+
     def load_weights(self, progress: Progress | None = None, keep: bool = True) -> None:
         """Bring the weights to their backends. Done once, by `load`. keep: repacked ones are looked
         for, and kept, on the disk, unless `Options.weight_cache` says otherwise."""

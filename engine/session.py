@@ -289,7 +289,8 @@ class Session:
                 token = int(self._ahead.next()[0])
                 self._kv.advance(self._seq, ids[-1:], True)
                 self._turn = turn
-                self._made_plain()
+                if self._guesses is not None and self._ahead.is_over:
+                    self._guesses.ran_plain(self._ahead.seconds, self._ahead.taken)
                 return Choice(token), 1
             if self._turn is not turn:
                 self._change_to(ids, turn.n_prompt)
@@ -313,8 +314,8 @@ class Session:
                 choice = Choice(int(result[-1][0]))
             else:
                 choice = turn.host.choose(result[0][0], ids, int(turn.rng[1]))
-            if again:
-                self._made_plain()
+            if again and self._guesses is not None:
+                self._guesses.made_plain()
             self._turn = turn
             return choice, len(new)
 
@@ -330,10 +331,6 @@ class Session:
         if choice is not None:
             self._kv.advance(self._seq, ids[-1:], True)
         return choice
-
-    def _made_plain(self) -> None:
-        if self._guesses is not None:
-            self._guesses.made_plain()
 
     def _change_to(self, ids: Sequence[int], n_prompt: int) -> None:
         """Keep what the cache holds of another sequence: of the one before, or of earlier ones."""

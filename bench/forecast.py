@@ -4,8 +4,8 @@
 
 Configurations differ in shape, context, sequences, guesses, layers on the host and cards. Each runs
 in a process of its own on cards that nobody else uses: prompts of 300 tokens and 32 generated ones
-of every sequence. MiB: `forecast` is `model.memory_needed` of that card before anything is loaded,
-`taken` what `nvidia-smi` shows at the end less what it showed before the process began.
+of every sequence. MiB: `driver`, what `nvidia-smi` shows of a card before anything is loaded;
+`forecast`, that with `model.memory_needed`; `taken`, what it shows at the end.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ def taken() -> list[int]:
     return [int(line) for line in shown.split()]
 
 
-def run(case: Case) -> list[tuple[int, int]]:
-    """(forecast, taken) of each card, MiB."""
-    before = taken()
+def run(case: Case) -> list[tuple[int, int, int]]:
+    """(driver, forecast, taken) of each card, MiB."""
     kv = dtype_by_name(case.kv)
     options = {
         "n_ctx": case.n_ctx, "n_seqs": case.n_seqs, "k_type": kv, "v_type": kv,
@@ -93,7 +92,7 @@ def run(case: Case) -> list[tuple[int, int]]:
     model = gguflow.Model(source, gguflow.Options().with_fields(options))
     if case.lookup:
         model.speculate(gguflow.Speculation(lookup=True))
-    forecast = model.memory_needed()
+    before, forecast = taken(), model.memory_needed()
     model.load_weights()
     if case.draft:
         draft = model.load_draft(random_model(case.draft))
@@ -106,9 +105,8 @@ def run(case: Case) -> list[tuple[int, int]]:
         engine.add(gguflow.Request(ids, N_GENERATED, GREEDY))
     while engine.has_work:
         engine.step()
-    after = taken()
-    spaces = [b.space for b in model.backends.values() if b.memory is not None]
-    return [(forecast[s] // MIB, a - b) for s, a, b in zip(spaces, after, before, strict=False)]
+    shown = zip(sorted(forecast), before, taken(), strict=False)
+    return [(before, before + forecast[space] // MIB, after) for space, before, after in shown]
 
 
 def main() -> None:
@@ -121,16 +119,17 @@ def main() -> None:
         print(json.dumps(run(Case(**json.loads(args.case)))))
         return
     chosen = [int(i) for i in args.only.split(",") if i] or range(len(CASES))
-    print("| configuration | forecast | taken | taken - forecast |")
-    print("|---|---|---|---|")
+    print("| configuration | driver | forecast | taken | taken - forecast |")
+    print("|---|---|---|---|---|")
     for case in (CASES[i] for i in chosen if CASES[i].cards <= args.cards):
         command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            print(f"| {case.title()} | {done.stderr.strip().splitlines()[-1]} | | |")
+            print(f"| {case.title()} | {done.stderr.strip().splitlines()[-1]} | | | |")
             continue
-        for forecast, used in json.loads(done.stdout.splitlines()[-1]):
-            print(f"| {case.title()} | {forecast} | {used} | {used - forecast:+} |", flush=True)
+        for driver, forecast, used in json.loads(done.stdout.splitlines()[-1]):
+            cells = case.title(), driver, forecast, used, f"{used - forecast:+}"
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 if __name__ == "__main__":

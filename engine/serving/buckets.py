@@ -77,6 +77,11 @@ class Buckets:
         n_single = self.n_seqs if self.n_seqs > 1 else 0
         return self.key(n_single, self.n_chunk, self.n_seqs, self.n_seqs, False, True)
 
+    @property
+    def verifying(self) -> PlanKey:
+        """The largest plan of those that check guesses."""
+        return self.key(self.n_verify, 0, 1, self.n_verify, False, True)
+
     def _of_seqs(self, n: int) -> int:
         return self.n_seqs if self.live else bucket(n, 1, max(n, self.n_seqs))
 

@@ -141,7 +141,7 @@ class Runner:
         self._lowered = [self._plans]  # and those of other forms, over the same arenas
         self._reserve(model.plan(self.buckets.largest))
         if n_verify > 1:
-            self._reserve(model.plan(self.buckets.key(n_verify, 0, 1, n_verify, False, True)))
+            self._reserve(model.plan(self.buckets.verifying))
 
     def over(self, model: Model) -> Runner:
         """The plans of another form of the model over the same cache; one of the two at a time."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from statistics import mean
 from typing import TYPE_CHECKING, Any
+
+from gguflow.engine.dataclass import replace
 
 from .bench_grid import SequencesTest
 from .bench_model import cache_rows, facts, load, settings

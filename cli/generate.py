@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gguflow.engine.dataclass import replace
 
 from .constraint_options import add_constraints, constraint, processor
 from .errors import INTERRUPTED, OK, UsageError

@@ -6,10 +6,10 @@ import logging
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.limits import MAX_SEQS, MAX_TOKENS
 
 from .errors import NO_RESOURCES, OK, PackageError, UsageError, with_flags

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.answer import Apart
 from gguflow.engine.constraints.option import NAMES, lacking
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.generate import Asked, GenerateOptions, ask, within
 from gguflow.engine.sampling import SamplerSettings
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gguflow.engine.constraints.option import ConstraintFields, take_constraint
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.piece import FinishReason, Piece, Pieces, Timings
 from gguflow.engine.prompt import Prompt, check_prompt_type, token_ids
 from gguflow.engine.sampling import SamplerFields, SamplerSettings

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.chat import turn
 from gguflow.engine.compile import Plan, summary
+from gguflow.engine.dataclass import replace
 from gguflow.engine.described import Described
 from gguflow.engine.devices import Devices
 from gguflow.engine.generate import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from gguflow.engine import interrupt
 from gguflow.engine.ahead import Ahead
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.piece import FinishReason, Timings
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import ContextError, token_ids

@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +21,7 @@ import numpy as np
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Packer
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.files import PART, remove_part, whole_file
 from gguflow.engine.graph import Tensor
 

@@ -19,12 +19,12 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.gguf import GgufError
 from gguflow.engine.mapped import MappedBytes, guarded
 

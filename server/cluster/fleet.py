@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from gguflow.engine.cluster.actors import make_stages
 from gguflow.engine.cluster.errors import ClusterError
 from gguflow.engine.cluster.nodes import Places
 from gguflow.engine.cluster.work import Work
+from gguflow.engine.dataclass import dataclass
 
 from .link import Link, ReplicaLostError
 from .replica import Parcel, Replica

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +17,7 @@ from gguflow.engine.cluster.connect import use_ray
 from gguflow.engine.cluster.holder import stage_model
 from gguflow.engine.cluster.work import Started, Work, named_errors
 from gguflow.engine.constraints.vocabulary import Vocabulary
+from gguflow.engine.dataclass import dataclass, field, replace
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.serving.aio import AsyncEngine

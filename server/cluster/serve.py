@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from gguflow.engine.cluster.work import Work
+from gguflow.engine.dataclass import replace
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.server.config import ModelSpec

@@ -14,7 +14,7 @@ from .errors import INTERRUPTED, OK, UsageError
 from .keys_options import add_keys
 from .llama_options import add_others
 from .llama_texts import CONVERSATION, TAKEN_FOR_TEXT
-from .load import begin, load_weights, note, open_source, prepare
+from .load import begin, import_engine, load_weights, note, open_source, prepare
 from .log_options import add_log, add_verbosity
 from .options import (
     add_engine,
@@ -101,6 +101,7 @@ def add_prompt_cache(p: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    import_engine()
     from gguflow.engine.sampling import seed_of
     from gguflow.engine.serving.request import Request
 

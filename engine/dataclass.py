@@ -13,7 +13,7 @@ makes them; a class of this kind inherits from no dataclass of that kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from reprlib import recursive_repr
 
 TYPE_CHECKING = False  # to import the name takes longer
@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from dataclasses import replace as replace
     from typing import Any
 
-_NONE: Any = object()  # no default; None can be one
+
+class _None:
+    """No default, since None can be one; in signatures, of a field that has a factory."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_NONE: Any = _None()
 _MADE = "_dataclass_made"  # the attribute with what is known of a class
 
 
@@ -126,9 +134,10 @@ def _give_methods(cls: type, made: _Made) -> None:
     own = cls.__dict__
     methods: dict[str, Any] = {
         _MADE: made,
-        "__init__": _later(cls, "__init__", _init),
+        "__init__": _later(cls, "__init__", _init, {n: f.type for n, f in made.fields.items()}),
         "__repr__": _repr,
         "__match_args__": tuple(made.fields),
+        "__signature__": _Signature(),
         "__dataclass_fields__": _Counterpart("__dataclass_fields__"),
         "__dataclass_params__": _Counterpart("__dataclass_params__"),
     }
@@ -145,17 +154,28 @@ def _give_methods(cls: type, made: _Made) -> None:
             type.__setattr__(cls, name, method)
 
 
-def _later(cls: type, name: str, source: Callable[[type, dict[str, Any]], str]) -> Any:
-    """A method that compiles itself, takes its own place, and goes on."""
+def _later(
+    cls: type,
+    name: str,
+    source: Callable[[type, dict[str, Any]], str],
+    types: Mapping[str, str | None] = {},  # noqa: B006  # nobody changes it
+) -> Any:
+    """A method that compiles itself, takes its own place, and goes on. types: of its arguments."""
 
-    def first(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def compiled() -> Any:
         names: dict[str, Any] = {"__name__": cls.__module__}
         exec(source(cls, names), names)
         method = names[name]
         method.__qualname__ = f"{cls.__qualname__}.{name}"
+        method.__annotations__ = first.__annotations__
         setattr(cls, name, method)
-        return method(self, *args, **kwargs)
+        return method
 
+    def first(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return compiled()(self, *args, **kwargs)
+
+    first.compiled = compiled  # type: ignore[attr-defined]
+    first.__annotations__ = {**types, "return": None}
     return first
 
 
@@ -246,6 +266,19 @@ def _state(self: Any) -> list[Any]:
 def _set_state(self: Any, state: list[Any]) -> None:
     for f, value in zip(_fields(self), state, strict=True):
         object.__setattr__(self, f.name, value)
+
+
+class _Signature:
+    """That of a class, which is that of its `__init__`."""
+
+    def __get__(self, of: object, cls: type) -> Any:
+        from inspect import signature
+
+        if of is not None:
+            raise AttributeError("__signature__")
+        init: Any = cls.__init__  # type: ignore[misc]
+        found = signature(init.compiled() if hasattr(init, "compiled") else init)
+        return found.replace(parameters=[*found.parameters.values()][1:])
 
 
 class _Counterpart:

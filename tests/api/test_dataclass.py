@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import inspect
 import math
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,7 +167,7 @@ def facts(cls: Any, by: Any) -> dict[str, Any]:
         "another": outcome(lambda: assigned(cls(1), "w")),
         "deleted": outcome(lambda: deleted(cls(1), "y")),
         "positions": cls.__match_args__,
-        "signature": [(p.name, p.kind) for p in inspect.signature(cls).parameters.values()],
+        "signature": str(inspect.signature(cls)),
         "defaults": [getattr(cls, n, "-") for n in ("y", "kind") if not hasattr(cls, "__slots__")],
         "fresh": cls(1).tags is cls(1).tags,
         "copy": repr(copy.deepcopy(a)),
@@ -246,9 +245,9 @@ KEPT = (
 
 
 @pytest.mark.parametrize("o", KEPT, ids=lambda o: type(o).__name__)
-def test_they_are_pickled_and_copied(o: Any) -> None:
-    again = pickle.loads(pickle.dumps(o))
-    assert again == o and again is not o and copy.copy(o) == o
+def test_they_are_copied(o: Any) -> None:
+    for again in (copy.copy(o), copy.deepcopy(o)):  # as pickles are read and written
+        assert again == o and again is not o
 
 
 def test_a_pattern_takes_them_apart() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .errors import UsageError
 
@@ -17,6 +17,8 @@ class Parser(ArgumentParser):
     llama.cpp's users expect neither.
     """
 
+    _adding = False
+
     def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
         super().__init__(
             prog=prog,
@@ -25,6 +27,18 @@ class Parser(ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As the base class, which makes a formatter of help to check each option with: one as wide
+        as the terminal, for which it imports `shutil`."""
+        self._adding = True
+        try:
+            return super().add_argument(*names, **settings)
+        finally:
+            self._adding = False
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        return argparse.HelpFormatter("", width=80) if self._adding else super()._get_formatter()
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))

@@ -7,11 +7,11 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.limits import MAX_SEQS, MAX_TOKENS
 
 from .errors import NO_RESOURCES, OK, PackageError, UsageError, with_flags

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -18,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguflow.engine.backends.base import Backend, DeviceMemory, find_backend
-from gguflow.engine.chat import turn
 from gguflow.engine.compile import Plan, human_bytes, summary
+from gguflow.engine.dataclass import replace
 from gguflow.engine.described import Described
 from gguflow.engine.devices import Devices
 from gguflow.engine.generate import (
@@ -34,14 +33,7 @@ from gguflow.engine.generate import (
     stream_many,
 )
 from gguflow.engine.graph import Graph, Role
-from gguflow.engine.load import (
-    ModelSource,
-    Progress,
-    WeightStore,
-    keeper_of,
-    open_model,
-    weight_users,
-)
+from gguflow.engine.load import ModelSource, WeightStore, keeper_of, open_model, weight_users
 from gguflow.engine.load.bundled import bundled_model, draft_path
 from gguflow.engine.load.offload import check_limit, needed
 from gguflow.engine.options import OptionFields, Options, draft_options, options_with
@@ -70,6 +62,7 @@ from gguflow.models.batch import CacheSize
 if TYPE_CHECKING:
     from gguflow.engine.calls.choice import ToolChoice, Tools
     from gguflow.engine.constraints.vocabulary import Vocabulary
+    from gguflow.engine.load import Progress
     from gguflow.engine.streams import Streams
     from gguflow.models.chat import ChatTemplate
     from gguflow.models.tokenizer import Tokenizer
@@ -442,6 +435,8 @@ class Model(Described):
         template_variables: more for it to see. options: a form (json_schema, ...) is that of the
         content, after the thoughts. Raises ChatTemplateError, besides what `generate` does.
         """
+        from gguflow.engine.chat import turn
+
         self.check_open()
         t = turn(self, messages, max_tokens, settings, tools, tool_choice, template,
                  template_variables, options)  # fmt: skip
@@ -465,6 +460,8 @@ class Model(Described):
             async for piece in model.achat([{"role": "user", "content": "Hello!"}]):
                 print(piece, end="")
         """
+        from gguflow.engine.chat import turn
+
         self.check_open()
         make = partial(turn, self, messages, max_tokens, settings, tools, tool_choice, template,
                        template_variables, options)  # fmt: skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.profile import Peaks, Profile
 from gguflow.engine.profile.group import GROUPINGS, regroup, totals_by_name
 from gguflow.engine.profile.machine import machine_name

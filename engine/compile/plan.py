@@ -8,9 +8,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Graph, Role, Tensor, exchanged, op_spec
 
 from .fuse import fuse_graph

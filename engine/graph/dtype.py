@@ -7,10 +7,11 @@ Plain types are defined here; each quantized type registers itself from its file
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ Llama-3-8B and Llama-3.2-1B and, for element-wise kernels, at 2^26 elements."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import gguflow.engine.quants  # noqa: F401  (registers the types)
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Operand, dtype_by_name
 from gguflow.engine.ops._common import FLOATS, QUANTS
 from gguflow.engine.plan_key import PAGE

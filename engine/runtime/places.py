@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from gguflow.engine.backends.base import Backend, Buffer
 from gguflow.engine.compile import Copy, Plan, Recv, round_up
 from gguflow.engine.compile.batch_rows import batch_rows
 from gguflow.engine.compile.memory import SHARED_OUTPUT_BYTES
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Role, Tensor, written_owners
 
 Place = tuple[Buffer, int]  # a buffer and a byte offset into it

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend, Live, Memory, Program, Ticks, TokenLoop
 from gguflow.engine.compile import Plan, Recv
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Tensor
 
 from .places import BoundCopy, BoundMemory, bound_copy

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ import numpy as np
 
 from gguflow.engine.adapters import salted
 from gguflow.engine.ahead import Ahead
+from gguflow.engine.dataclass import replace
 from gguflow.engine.interrupt import Cancelled
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import token_ids

@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +17,7 @@ from gguflow.engine.backends.base import Backend, Buffer, Live
 from gguflow.engine.compile import Plan
 from gguflow.engine.compile.batch_rows import OUTPUTS, TOKENS
 from gguflow.engine.compile.types import HOST_SPACE
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Role
 from gguflow.engine.mapped import n_lost
 from gguflow.engine.plan_key import PAGE, STATES, PlanKey

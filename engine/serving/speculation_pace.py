@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass
 
 GUESS, WEIGHT = 0.6, 1.0  # acceptance before anything is known, as if so many guesses had told
 DOUBT = 0.5  # the same when guessing has lost before

@@ -8,7 +8,6 @@ merges of a large vocabulary costs it half a second and 150 MB, so until then th
 
 from __future__ import annotations
 
-import logging
 import re
 
 import tokenizers
@@ -35,8 +34,6 @@ _LINE_END = re.compile(r"\S\n(?=[A-Za-z])")  # of words, in all rules but those 
 # Characters merged in Python, at ten microseconds or so, before the library is worth its start, and
 # of one text before it is cut into a list of words.
 _FEW, _SHORT = 40_000, 100_000
-
-_log = logging.getLogger(__name__)
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -162,7 +159,10 @@ def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     if model in PRE_TOKENIZERS:  # "gemma4" and "whitespace" say it all
         name = model
     if name is None:
-        _log.warning("%s is missing; using 'default', which may not be what the model needs", PRE)
+        import logging
+
+        log = logging.getLogger(__name__)
+        log.warning("%s is missing; using 'default', which may not be what the model needs", PRE)
         name = "default"
     if name not in PRE_TOKENIZERS:
         raise metadata.error(

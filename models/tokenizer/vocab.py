@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from enum import IntEnum
 
@@ -20,8 +19,6 @@ MOST_TOKENS = 1 << 20
 MOST_EMPTY = 1 << 16
 
 _BYTE_TEXT = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-_log = logging.getLogger(__name__)
 
 
 class TokenType(IntEnum):
@@ -106,7 +103,10 @@ def _name_empty_tokens(metadata: Metadata, texts: list[str]) -> list[str]:
     count = texts.count("")
     if count > MOST_EMPTY:
         raise metadata.error(TOKENS, f"{count} empty tokens", f"at most {MOST_EMPTY}")
-    _log.warning("%s: %d empty tokens, the first at index %d", TOKENS, count, texts.index(""))
+    import logging
+
+    log = logging.getLogger(__name__)
+    log.warning("%s: %d empty tokens, the first at index %d", TOKENS, count, texts.index(""))
     return [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
 
 

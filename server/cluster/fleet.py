@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gguflow.engine.cluster.errors import ClusterError
+from gguflow.engine.dataclass import dataclass
 
 from .actor import Hosts
 from .link import Link, ReplicaLostError

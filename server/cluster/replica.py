@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 from gguflow.engine.cluster.work import Started
 from gguflow.engine.constraints.vocabulary import Vocabulary
+from gguflow.engine.dataclass import dataclass, field, replace
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.serving.aio import AsyncEngine

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from gguflow.engine.cluster.sameness import program
 from gguflow.engine.cluster.work import Started, Work
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.server.config import ModelSpec

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.dataclass import fields
 from gguflow.engine.profile import Profile
 from gguflow.engine.serving.speculation import Drafting
 from gguflow.engine.serving.stats import EngineStats

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gguflow.engine.compile.rules.base import Rewrite, Rule, fused_node, made_by, whole
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Role, Tensor
 
 

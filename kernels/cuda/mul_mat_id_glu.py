@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from gguflow.engine.graph import Tensor
 
+from .expert_vec import FEW
 from .launch import Call, Launch, register
-from .mul_mat_id import FEW, vec_launch
+from .mul_mat_id import glu_few_launch
 
 OPS = ("mul_mat_id_glu",)
 
@@ -16,8 +17,7 @@ def supports(node: Tensor) -> bool:
 
 
 def launches(call: Call) -> list[Launch]:
-    gate, up, x, ids = (call.src(i) for i in range(4))
-    return [vec_launch(call, gate, x, ids, call.optional(4), up, call.optional(5))]
+    return [glu_few_launch(call)]
 
 
 register(OPS, launches, supports=supports)

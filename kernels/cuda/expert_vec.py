@@ -75,11 +75,12 @@ def _row_bytes(w: Operand) -> int:
     return ceil_div(w.dtype.row_bytes(w.ne[0]), 16) * 16
 
 
-def _takes(w: Operand, x: Operand, device: DeviceInfo) -> bool:
+def rows_of_16(w: Operand, x: Operand) -> bool:
+    """Whether rows of quantized weights are of whole units, and begin, as x's rows, at multiples of
+    16 bytes."""
     unit = max(_UNIT, w.dtype.block)
     return (
-        device.is_hopper
-        and w.dtype.is_quantized
+        w.dtype.is_quantized
         and w.ne[0] % unit == 0
         and w.nb[0] == w.dtype.nbytes
         and not any(b % 16 for b in (w.address, *w.nb[1:3], x.address, *x.nb[1:3]))
@@ -107,8 +108,9 @@ def takes_glu(gate: Operand, up: Operand, x: Operand, n_pairs: int, device: Devi
     """Whether `glu_launch` is for these."""
     return (
         n_pairs <= FEW
-        and _takes(gate, x, device)
-        and _takes(up, x, device)
+        and device.is_hopper
+        and rows_of_16(gate, x)
+        and rows_of_16(up, x)
         and _of_glu(gate, n_pairs, device).warps > 0
     )
 
@@ -119,7 +121,8 @@ def takes_sum(w: Operand, x: Operand, ids: Operand, device: DeviceInfo) -> bool:
     return (
         used <= MOST_USED
         and used * m <= FEW
-        and _takes(w, x, device)
+        and device.is_hopper
+        and rows_of_16(w, x)
         and w.nb[1] == _row_bytes(w)  # two rows are copied as one
         and _of_sum(w, ids, device).warps > 0
     )

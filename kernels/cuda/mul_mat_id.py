@@ -7,6 +7,7 @@ from math import gcd
 
 from gguflow.engine.graph import Role, Tensor, op_spec
 
+from .expert_columns import Experts, takes
 from .expert_vec import FEW, glu_launch, takes_glu
 from .glu import FUNCTOR
 from .launch import (
@@ -82,12 +83,14 @@ def supports(node: Tensor) -> bool:
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     w, x, ids = (Operand.of(t, t.view_offset) for t in node.live_srcs()[:3])
-    return product_bytes(w, x, ids.size)
+    return product_bytes(w, x, ids, device)
 
 
-def product_bytes(w: Operand, x: Operand, n_pairs: int) -> int:
+def product_bytes(w: Operand, x: Operand, ids: Operand, device: DeviceInfo) -> int:
     """Scratch memory of `product_launches`."""
-    return _layout(w, x, n_pairs)[-1] if _takes_tiles(w, x, n_pairs) else 0
+    if takes(w, x, ids.size, device):
+        return Experts([w], x, ids).end
+    return _layout(w, x, ids.size)[-1] if _takes_tiles(w, x, ids.size) else 0
 
 
 def vec_launch(dst: Operand, w: Operand, x: Operand, ids: Operand, bias: Operand | None) -> Launch:
@@ -124,16 +127,18 @@ def _arguments(dst: Operand, w: Operand, x: Operand, ids: Operand, bias: Operand
 
 
 def product_launches(
+    call: Call,
     dst: Operand,
     w: Operand,
     x: Operand,
     ids: Operand,
     bias: Operand | None,
-    value: Tensor | None,
-    scratch: int,
+    values: tuple[Tensor | None, ...],
 ) -> list[Launch]:
-    """dst [m, u, n] = x's rows times the experts of their ids. value: what x holds."""
-    n_pairs, n = dst.ne[1] * dst.ne[2], w.ne[1]
+    """dst [m, u, n] = x's rows times the experts of their ids. values: what x and ids hold."""
+    n_pairs, n, scratch = dst.ne[1] * dst.ne[2], w.ne[1], call.scratch
+    if takes(w, x, n_pairs, call.device):
+        return Experts([w], x, ids, scratch).launches(dst, [bias], values[1], call.device)
     if not _takes_tiles(w, x, n_pairs):
         return [vec_launch(dst, w, x, ids, bias)]
     args = _arguments(dst, w, x, ids, bias)
@@ -145,9 +150,9 @@ def product_launches(
     many = pack(args, struct.pack("@5P", pairs, tiles, count, rounded, scales))
     entry = f"mul_mat_id_tile<{cpp_type(w.dtype)}, {kind}, {width // 8}>"
     grid = (ceil_div(n, TILE_ROWS), _tiles(w, n_pairs), 1)
-    assert value is not None and value.owner.role is not Role.WEIGHT
+    assert values[0] is not None and values[0].owner.role is not Role.WEIGHT
     return [
-        round_launch(kind, x, rounded, scales, value),
+        round_launch(kind, x, rounded, scales, values[0]),
         Launch(Kernel(_SOURCE, "mul_mat_id_sort"), (1, 1, 1), (1024, 1, 1), sort),
         Launch(Kernel(_SOURCE, entry), grid, (128, 1, 1), many),
     ]
@@ -155,7 +160,7 @@ def product_launches(
 
 def launches(call: Call) -> list[Launch]:
     w, x, ids = (call.src(i) for i in range(3))
-    return product_launches(call.dst, w, x, ids, call.optional(3), call.node.srcs[1], call.scratch)
+    return product_launches(call, call.dst, w, x, ids, call.optional(3), call.node.srcs[1:3])
 
 
 register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

@@ -24,23 +24,23 @@ def _products(ids: Operand, w: Operand, address: int = 0) -> Operand:
     return Operand.of(Tensor("products", F32, (m, used, n), Role.NODE), address)
 
 
-def _products_at(w: Operand, x: Operand, ids: Operand) -> int:
-    return ceil_div(product_bytes(w, x, ids.size), 256) * 256
+def _products_at(w: Operand, x: Operand, ids: Operand, device: DeviceInfo) -> int:
+    return ceil_div(product_bytes(w, x, ids, device), 256) * 256
 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     w, x, ids = (Operand.of(t, t.view_offset) for t in node.live_srcs()[:3])
-    return _products_at(w, x, ids) + 4 * _products(ids, w).size
+    return _products_at(w, x, ids, device) + 4 * _products(ids, w).size
 
 
 def launches(call: Call) -> list[Launch]:
     w, x, ids, shares = (call.src(i) for i in range(4))
     if expert_vec.takes_sum(w, x, ids, call.device):
         return [expert_vec.sum_launch(call)]
-    to = _products(ids, w, call.scratch + _products_at(w, x, ids))
-    value = call.node.srcs[1]
+    to = _products(ids, w, call.scratch + _products_at(w, x, ids, call.device))
+    values = call.node.srcs[1:3]
     return [
-        *product_launches(to, w, x, ids, call.optional(4), value, call.scratch),
+        *product_launches(call, to, w, x, ids, call.optional(4), values),
         sum_launch(call.dst, to, shares, call.optional(5)),
     ]
 

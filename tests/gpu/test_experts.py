@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import build_case, run_on
+from harness import Built, build_case, nmse, read, run_on
 
-from gguflow.engine.graph import Case, Operand, op_spec
+from gguflow.engine.compile.row_padding import padded_strides
+from gguflow.engine.graph import Case, Operand, Role, Tensor, op_spec
+from gguflow.engine.ops._common import block_of
 
 pytestmark = pytest.mark.gpu
 
@@ -49,3 +51,75 @@ def test_rows_have_the_same_bits_beside_any_others(gpu: Any, op: str, dtype: str
     many = of(0, 40)  # 160 pairs
     for begin, end in ((0, 20), (15, 40)):
         assert of(begin, end).tobytes() == many[begin:end].tobytes()
+
+
+class Padded:
+    """Memory as models have it on a GPU: rows of weights begin at multiples of 16 bytes."""
+
+    def __init__(self, gpu: Any, built: Built) -> None:
+        self.buffers = {}
+        for name, leaf in built.graph.leaves.items():
+            if leaf.role is Role.WEIGHT:
+                leaf.strides = padded_strides(leaf.dtype, leaf.shape, 16)
+                self.buffers[leaf] = gpu.load_weight(leaf, built.feeds[name], False)
+            else:
+                self.buffers[leaf] = gpu.alloc(leaf.nbytes)
+                self.buffers[leaf].write(0, built.feeds[name])
+        self.buffers[built.node] = gpu.alloc(built.node.nbytes)
+        self.buffers[built.node].write(0, np.full(built.node.nbytes, 255, np.uint8))
+
+    def locate(self, owner: Tensor) -> tuple[Any, int]:
+        return self.buffers[owner], 0
+
+    def is_packed(self, owner: Tensor) -> bool:
+        return False
+
+
+def skewed(rng: np.random.Generator, e: int, m: int, u: int) -> np.ndarray:
+    """Experts of m rows, the first with many and the last with none; a few unknown."""
+    weights = 1 / (1 + np.arange(e)) ** 1.5
+    weights[-1] = 0
+    p = weights / weights.sum()
+    ids = np.array([rng.choice(e, u, replace=False, p=p) for _ in range(m)])
+    ids[rng.random((m, u)) < 0.02] = e
+    return ids
+
+
+QUANTIZED = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
+             "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "iq2_xs", "iq1_s"]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("op", ["mul_mat_id", "mul_mat_id_glu", "mul_mat_id_sum"])
+@pytest.mark.parametrize(
+    "e, m, u, n, k, act, bias",
+    [
+        (9, 300, 4, 200, 576, "swiglu", False),  # tiles of all widths, the last chunk a part
+        (5, 30, 3, 67, 2880, "swiglu_clamped", True),
+        (40, 512, 2, 130, 256, "swiglu_clamped", True),
+        (9, 1, 4, 515, 2880, "swiglu_clamped", True),
+        (6, 5, 4, 130, 832, "swiglu", False),
+    ],
+)
+def test_padded_rows(gpu: Any, op: str, dtype: str, e: int, m: int, u: int, n: int, k: int,
+                     act: str, bias: bool) -> None:  # fmt: skip
+    rng = np.random.default_rng(k + n)
+    k = -(-k // block_of(dtype)) * block_of(dtype)
+    glu = op == "mul_mat_id_glu"
+    scaled = lambda g, s: g.standard_normal(s) / np.sqrt(s[-1])  # noqa: E731
+    srcs: list[Operand | None] = [
+        Operand((e, n, k), dtype, scaled, role="weight") for _ in range(1 + glu)
+    ]
+    srcs.append(Operand((m, k) if glu else (m, u, k)))
+    srcs.append(Operand((m, u), "i32", skewed(rng, e, m, u)))
+    biases = [Operand((e, n), role="weight") if bias else None] * (1 + glu)
+    if op == "mul_mat_id_sum":
+        srcs += [Operand((m, u), data=lambda g, s: g.uniform(0.1, 1, s)), *biases, Operand((m, n))]
+    elif bias:
+        srcs += biases
+    built = build_case(op_spec(op), Case(tuple(srcs), {"act": act} if glu else {}), rng)
+    memory = Padded(gpu, built)
+    gpu.lower([built.node], memory).run()
+    node = built.node
+    found = read(node, {node: memory.buffers[node].read(0, node.nbytes)})
+    assert nmse(found, built.expected) <= built.tolerance

@@ -210,7 +210,6 @@ __device__ __forceinline__ void multiply(const ExpertColumnsArgs& a, const Rings
   const Masks masks = a.masks;
   const int all = a.k / 64;
   Fragments<W> fragments[2];
-  int used = -1;  // stage of columns that the group before has used up
   barrier_wait(rings.w_full + w.stage, w.parity);
   enter(0);
   fragments[0].load(rows, 0, t, g % 2, masks);
@@ -226,11 +225,7 @@ __device__ __forceinline__ void multiply(const ExpertColumnsArgs& a, const Rings
         product<typename L::T, N>(sums, fragments[step % 2].v[s], columns + 2 * s);
       }
       products_end();
-      // The group before is done: its columns are free, and its fragments may be overwritten.
-      products_wait<1>();
-      if (used >= 0 && lane == 0) barrier_arrive(rings.x_free + used);
-      used = x.stage;
-      x.next(a.x_stages);
+      // Fragments of the next step are made meanwhile.
       const bool end_of_chunk = step + 1 == STEPS || (!WHOLE && first + step + 1 == all);
       if (end_of_chunk) {
         __syncwarp();
@@ -244,10 +239,11 @@ __device__ __forceinline__ void multiply(const ExpertColumnsArgs& a, const Rings
       } else {
         fragments[(step + 1) % 2].load(rows, 2 * (step + 1), t, g % 2, masks);
       }
+      products_wait<0>();
+      if (lane == 0) barrier_arrive(rings.x_free + x.stage);
+      x.next(a.x_stages);
     }
   }
-  products_wait<0>();
-  if (lane == 0) barrier_arrive(rings.x_free + used);
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }

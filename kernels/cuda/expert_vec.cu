@@ -49,35 +49,46 @@ struct Shared {
 
 constexpr int x_bytes_of(int k) { return (k + kChunk - 1) / kChunk * Chunk<block_q8_0>::X_BYTES; }
 
-// Rows of k floats, x_step floats apart, times a share each, as int8. By all threads of a block.
-template <class F>
-__device__ __forceinline__ void put_rows(char* to, const float* x, i64 x_step, int rows, int k,
-                                         const FastDiv& by_quads, const F& share) {
-  constexpr int AT_ONCE = 4;
-  const int quads = rows * (k / 4), x_bytes = x_bytes_of(k);
-  for (int base = 0; base < quads; base += blockDim.x * AT_ONCE) {
-    float4 v[AT_ONCE];
+// Rows of k floats, x_step floats apart, which become int8. By all threads of a block. The first
+// elements are asked for at once, while what else is to be known is not there yet.
+template <int AT_ONCE>
+struct XRows {
+  const float* x;
+  i64 x_step;
+  int rows, k;
+  FastDiv by_quads;
+  float4 v[AT_ONCE];
+
+  __device__ __forceinline__ int quads() const { return rows * (k / 4); }
+  __device__ __forceinline__ void ask(int base) {
 #pragma unroll
     for (int b = 0; b < AT_ONCE; ++b) {
       const int q = base + b * blockDim.x + threadIdx.x, row = by_quads.div(q);
       v[b] = float4{};
-      if (q < quads) {
-        const float s = share(row);
-        const float4 f =
-            load_fresh(reinterpret_cast<const float4*>(x + row * x_step) + (q - row * (k / 4)));
-        if (s != 0.0f) v[b] = {f.x * s, f.y * s, f.z * s, f.w * s};
+      if (q < quads()) {
+        v[b] = load_fresh(reinterpret_cast<const float4*>(x + row * x_step) + (q - row * (k / 4)));
       }
     }
+  }
+  // share(row): what a row is multiplied by; rows of zero are zeros, whatever they hold.
+  template <class F>
+  __device__ __forceinline__ void put(char* to, const F& share) {
+    const int x_bytes = x_bytes_of(k);
+    for (int base = 0; base < quads(); base += blockDim.x * AT_ONCE) {
+      if (base > 0) ask(base);
 #pragma unroll
-    for (int b = 0; b < AT_ONCE; ++b) {
-      const int first = base + b * blockDim.x + threadIdx.x / 32 * 32;
-      if (first >= quads) break;
-      const int q = first + threadIdx.x % 32, row = by_quads.div(q);
-      put_quad<true>(to + row * x_bytes, (q - row * (k / 4)) * 4, q < quads,
-                     {v[b].x, v[b].y, v[b].z, v[b].w});
+      for (int b = 0; b < AT_ONCE; ++b) {
+        const int first = base + b * blockDim.x + threadIdx.x / 32 * 32;
+        if (first >= quads()) break;
+        const int q = first + threadIdx.x % 32, row = by_quads.div(q);
+        const float s = q < quads() ? share(row) : 0.0f;
+        Pack<float, 4> y = {};
+        if (s != 0.0f) y = {v[b].x * s, v[b].y * s, v[b].z * s, v[b].w * s};
+        put_quad<true>(to + row * x_bytes, (q - row * (k / 4)) * 4, q < quads(), y);
+      }
     }
   }
-}
+};
 
 // 64 elements, the unit-th of two rows `step` bytes apart, times those of x.
 template <class W>
@@ -122,6 +133,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   const Act act = act_of<Act>(a.glu);
   begin_dependent();
 
+  XRows<4> columns = {x, 0, 1, k, a.by.quads};
+  columns.ask(0);
   const i32 expert = load_fresh(ids);
   if ((u32)expert >= (u32)id.w.ne[2]) {
     for (int row = row0 - warp + threadIdx.x; row < end; row += blockDim.x) out[row] = 0.0f;
@@ -135,7 +148,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
          a.by.row_bytes, at.bars + stage, lane, policy);
   };
   for (int s = 0; s < a.by.stages && row0 + s * warps < end; ++s) ask(row0 + s * warps, s);
-  put_rows(at.x, x, 0, 1, k, a.by.quads, [](int) { return 1.0f; });
+  columns.put(at.x, [](int) { return 1.0f; });
   __syncthreads();
 
   int stage = 0;
@@ -189,7 +202,13 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 
   // A lane has an expert.
   i32 expert = -1;
-  if (lane < used) expert = load_fresh(reinterpret_cast<const i32*>(a.ids.row(token, 0, 0)) + lane);
+  float share = 0.0f;
+  if (lane < used) {
+    expert = load_fresh(reinterpret_cast<const i32*>(a.ids.row(token, 0, 0)) + lane);
+    share = load_fresh(reinterpret_cast<const float*>(a.shares.row(token, 0, 0)) + lane);
+  }
+  XRows<8> columns = {x, a.x.nb[1] / 4, used, k, a.by.quads};
+  columns.ask(0);
   if ((u32)expert >= (u32)a.w.ne[2]) expert = -1;
   const u32 known = __ballot_sync(kAllLanes, expert >= 0);
   const char* const w = a.w.row(0, max(expert, 0), 0);
@@ -210,12 +229,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   for (int s = 0; s < a.by.stages && pair0 + s * warps < end; ++s) ask(pair0 + s * warps, s);
   if (warp == 0 && lane < used) {
     experts[lane] = expert;
-    const float share =
-        load_fresh(reinterpret_cast<const float*>(a.shares.row(token, 0, 0)) + lane);
     shares[lane] = expert >= 0 ? share : 0.0f;
   }
   __syncthreads();
-  put_rows(at.x, x, a.x.nb[1] / 4, used, k, a.by.quads, [shares](int j) { return shares[j]; });
+  columns.put(at.x, [shares](int j) { return shares[j]; });
   __syncthreads();
 
   int stage = 0;

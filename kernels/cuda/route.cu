@@ -17,9 +17,11 @@ __global__ void __launch_bounds__(32 * kWarps) route(const __grid_constant__ Rou
   const i64 row = (i64)blockIdx.x * kWarps + warp;
   if (row >= a.dst.ne[1]) return;
   const int n = (int)a.logits.ne[0];
-  choose(a.choice, reinterpret_cast<const float*>(a.logits.row(row)), n,
-         reinterpret_cast<const float*>(a.bias.data), lane,
-         memory + warp * (n + 2 * a.choice.n_group), reinterpret_cast<i32*>(a.dst.row(row)));
+  float* const s = memory + warp * (n + 2 * a.choice.n_group);
+  i32* const out = reinterpret_cast<i32*>(a.dst.row(row));
+  scores(reinterpret_cast<const float*>(a.logits.row(row)), n, a.choice.score, lane, s);
+  choose(a.choice, s, n, reinterpret_cast<const float*>(a.bias.data), lane,
+         [&](int j, int i) { out[j] = i; });
 }
 
 struct RouteWeightsArgs {
@@ -35,7 +37,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   const i64 row = (i64)blockIdx.x * kWarps + warp;
   if (row >= a.dst.ne[1]) return;
   const int n = (int)a.logits.ne[0];
-  weigh(a.shares, reinterpret_cast<const float*>(a.logits.row(row)), n,
-        reinterpret_cast<const i32*>(a.ids.row(row)), (int)a.dst.ne[0], lane, memory + warp * n,
+  float* const s = memory + warp * n;
+  scores(reinterpret_cast<const float*>(a.logits.row(row)), n, a.shares.score, lane, s);
+  weigh(a.shares, s, n, reinterpret_cast<const i32*>(a.ids.row(row)), (int)a.dst.ne[0], lane,
         reinterpret_cast<float*>(a.dst.row(row)));
 }

@@ -76,14 +76,13 @@ __device__ __forceinline__ void take_best(float* s, int n, int count, int lane, 
   __syncwarp();
 }
 
-// The experts of a row. s: n + 2 n_group floats of shared memory, those of groups behind the
-// scores.
-__device__ __forceinline__ void choose(const Choice& c, const float* x, int n, const float* bias,
-                                       int lane, float* s, i32* out) {
+// put(j, i) for the experts of a row of n scores. s: behind them 2 n_group floats; it is used up.
+template <class F>
+__device__ __forceinline__ void choose(const Choice& c, float* s, int n, const float* bias,
+                                       int lane, const F& put) {
   const int groups = c.n_group, size = n / groups;
   float* const of_group = s + n;
   float* const taken = of_group + groups;
-  scores(x, n, c.score, lane, s);
   if (bias) {
     for (int i = lane; i < n; i += 32) s[i] += bias[i];
     __syncwarp();
@@ -105,13 +104,12 @@ __device__ __forceinline__ void choose(const Choice& c, const float* x, int n, c
     }
     __syncwarp();
   }
-  take_best(s, n, c.n_used, lane, [&](int j, int i) { out[j] = i; });
+  take_best(s, n, c.n_used, lane, put);
 }
 
-// The shares of a row's experts. s: n floats of shared memory.
-__device__ __forceinline__ void weigh(const Shares& p, const float* x, int n, const i32* ids,
-                                      int used, int lane, float* s, float* out) {
-  scores(x, n, p.score, lane, s);
+// The shares of a row's experts, of which s has the scores.
+__device__ __forceinline__ void weigh(const Shares& p, const float* s, int n, const i32* ids,
+                                      int used, int lane, float* out) {
   float top = -infinity(), sum = 0.0f;
   for (int j = lane; j < used; j += 32) {
     if ((u32)ids[j] < (u32)n) top = fmaxf(top, s[ids[j]]);

@@ -118,7 +118,13 @@ __global__ void __launch_bounds__(kThreads) router(const __grid_constant__ Route
   if (lane == 0 && expert < a.n) logits[expert] = a.bias ? logit + a.bias[expert] : logit;
 
   if (!arrives_last(arrived + token, gridDim.x) || warp > 0) return;
+  // [scores that are used up, of groups too][scores][experts]
+  float* const s = memory;
+  float* const kept_scores = s + a.n + 2 * a.choice.n_group;
+  i32* const chosen = reinterpret_cast<i32*>(kept_scores + a.n);
   i32* const ids = a.ids + token * a.ids_step;
-  choose(a.choice, logits, a.n, a.chosen_by, lane, memory, ids);
-  weigh(a.how, logits, a.n, ids, a.choice.n_used, lane, memory, a.shares + token * a.shares_step);
+  scores(logits, a.n, a.choice.score, lane, s);
+  for (int i = lane; i < a.n; i += 32) kept_scores[i] = s[i];
+  choose(a.choice, s, a.n, a.chosen_by, lane, [&](int j, int i) { ids[j] = chosen[j] = i; });
+  weigh(a.how, kept_scores, a.n, chosen, a.choice.n_used, lane, a.shares + token * a.shares_step);
 }

@@ -49,8 +49,8 @@ class _Router:
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        n, k = self.product.dst.ne[0], self.x.ne[0]
-        return 4 * max(k, n + 2 * self.route.node.params["n_group"])
+        n, k, p = self.product.dst.ne[0], self.x.ne[0], self.route.node.params
+        return 4 * max(k, 2 * n + 2 * p["n_group"] + p["n_used"])
 
 
 def _is(node: Tensor | None, made: Call) -> bool:
@@ -71,6 +71,7 @@ def _found(calls: Sequence[Call]) -> _Router | None:
         and _is(route.node.srcs[0], product)
         and _is(shares.node.srcs[0], product)
         and _is(shares.node.srcs[1], route)
+        and shares.node.params["score"] == route.node.params["score"]
     )
     return _Router(norm, product, route, shares) if chained else None
 

@@ -80,7 +80,8 @@ def test_what_is_not_one() -> None:
     assert joined(calls(graph(1, 254))) is None  # rows that are no whole 16 bytes
     assert joined(calls(graph(1, dtype="q8_0"))) is None
     assert joined(calls(graph(1))[:3]) is None  # without shares
-    assert joined(calls(graph(1))[2:]) is None  # without a product
+    assert entry(joined(calls(graph(1))[2:])) == (2, "route_both")  # without a product
+    assert joined(calls(graph(1))[3:]) is None
     other = calls(graph(1))
     assert joined([other[0], *calls(graph(1))[1:]]) is None  # of another row
 
@@ -140,7 +141,7 @@ def as_floats(v: np.ndarray) -> np.ndarray:
     [
         (1, 2048, 128, 8, "f32"), (1, 2880, 32, 4, "f32"), (3, 2880, 32, 4, "f16"),
         (16, 256, 60, 5, "bf16"), (2, 8, 4, 1, "f32"), (5, 7168, 256, 8, "f32"),
-        (7, 4096, 512, 10, "f16"),
+        (7, 4096, 512, 10, "f16"), (70, 256, 128, 8, "f32"), (17, 256, 64, 6, "f16"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("norm", [True, False])
@@ -154,9 +155,11 @@ def test_results(gpu: Any, m: int, k: int, n: int, used: int, dtype: str, choice
     feeds = feeds_of(g)
     places = _Places(gpu, g, feeds)
     program = gpu.lower(g.nodes, places)
-    assert [name.partition("<")[0] for name in program.kernels] == [
-        "router", *[""] * (len(g.nodes) - 1)
-    ]  # fmt: skip
+    names = [name.partition("<")[0] for name in program.kernels]
+    if m <= 16:
+        assert names == ["router", *[""] * (len(g.nodes) - 1)]
+    else:
+        assert names[-2:] == ["route_both", ""]
     for _ in range(3):  # launched, captured, replayed
         program.run()
     known = {t: as_floats(feeds[name]) for name, t in g.leaves.items()}

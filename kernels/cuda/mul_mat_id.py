@@ -87,10 +87,9 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
 
 
 def product_bytes(w: Operand, x: Operand, ids: Operand, device: DeviceInfo) -> int:
-    """Scratch memory of `product_launches`."""
-    if takes(w, x, ids.size, device):
-        return Experts([w], x, ids).end
-    return _layout(w, x, ids.size)[-1] if _takes_tiles(w, x, ids.size) else 0
+    """Scratch memory of `product_launches`, whichever way addresses decide for."""
+    tiles = _layout(w, x, ids.size)[-1] if _takes_tiles(w, x, ids.size) else 0
+    return max(tiles, Experts([w], x, ids).end) if takes(w, x, ids.size, device) else tiles
 
 
 def vec_launch(dst: Operand, w: Operand, x: Operand, ids: Operand, bias: Operand | None) -> Launch:

@@ -31,10 +31,11 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     gate, up, x, ids = (Operand.of(t, t.view_offset) for t in node.live_srcs()[:4])
     if ids.size <= FEW:
         return 0
-    if _fused(gate, up, x, ids.size, device):
-        return Experts([gate, up], x, ids).end
     most = max(_products_at(w, x, ids, device) for w in (gate, up))
-    return most + 2 * ceil_div(node.nbytes, 256) * 256
+    apart = most + 2 * ceil_div(node.nbytes, 256) * 256  # which addresses may decide for
+    if _fused(gate, up, x, ids.size, device):
+        return max(apart, Experts([gate, up], x, ids).end)
+    return apart
 
 
 def launches(call: Call) -> list[Launch]:

@@ -1,7 +1,7 @@
-// Many pairs (row, id) times the quantized experts that they go to, on Hopper: 128 weight rows of
-// an expert, as they are in memory, become 16-bit fragments in registers and are multiplied with a
-// tile of its pairs by the products of warpgroups. expert_rows.cu has sorted the pairs and made the
-// tiles.
+// Many pairs (row, id) times the experts that they go to, quantized or of 16-bit floats, on Hopper:
+// 128 weight rows of an expert, as they are in memory, become 16-bit fragments in registers and are
+// multiplied with a tile of its pairs by the products of warpgroups. expert_rows.cu has sorted the
+// pairs and made the tiles.
 //
 // Blocks stay and take one piece of work after the other: two warpgroups multiply, a third brings
 // weights and columns through rings in shared memory and is a few stages ahead, into the next piece
@@ -56,12 +56,15 @@ __device__ __forceinline__ gated_clamped act_with<gated_clamped>(const ExpertCol
 
 // How fragments are made of a type's weights, where that is not as in columns_weights.cuh.
 template <class W>
-struct ExpertWeights : Weights<W> {};
+struct ExpertWeights : Weights<W> {
+  static __device__ __forceinline__ int row_bytes(int k) { return k / W::QK * (int)sizeof(W); }
+};
 
 // Elements 4 t + {0, 2}, 4 t + {1, 3}, and those 16 later. A code is a sign, two bits of exponent
 // and one of mantissa: the same bits of a half are its value times 2^-14.
 template <>
 struct ExpertWeights<block_mxfp4> : Weights<block_mxfp4> {
+  static __device__ __forceinline__ int row_bytes(int k) { return k / 32 * 17; }
   static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int,
                                                 const Masks&) {
     const int at = 17 * block32 + 1, shift = at % 4 * 8;  // row is a multiple of four
@@ -77,6 +80,31 @@ struct ExpertWeights<block_mxfp4> : Weights<block_mxfp4> {
     return {two(w << 9, w << 12), two(w << 1, w << 4), two(w << 5, w << 8), two(w >> 3, w)};
   }
 };
+
+// 16-bit floats as they are: elements 8 t and following, neighbours as pairs. Odd rows have the
+// halves of 128 bytes exchanged, against conflicts.
+template <class F>
+struct FloatExperts {
+  using T = F;
+  static constexpr int CHUNK = 128, BYTES = 2 * CHUNK;
+  static constexpr bool ALIGNED = true;
+  static constexpr int PIECES = BYTES / 16, STRIDE = BYTES;
+
+  static __device__ __forceinline__ int row_bytes(int k) { return 2 * k; }
+  static __device__ __forceinline__ int place(int row, int p) {
+    return row * STRIDE + (p ^ (row % 2 * 4)) * 16;
+  }
+  static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int odd,
+                                                const Masks&) {
+    const int piece = (block32 * 4 + t) ^ (odd * 4);
+    const uint4 v = *reinterpret_cast<const uint4*>(row + piece * 16);
+    return {v.x, v.y, v.z, v.w};
+  }
+};
+template <>
+struct ExpertWeights<f16> : FloatExperts<f16> {};
+template <>
+struct ExpertWeights<bf16> : FloatExperts<bf16> {};
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -117,7 +145,7 @@ __device__ __forceinline__ void bring_weights(const ExpertColumnsArgs& a, const 
                                               int thread) {
   using L = ExpertWeights<W>;
   constexpr int STAGE = kRowsOfBlock * L::STRIDE;
-  const int row_bytes = a.k / W::QK * (int)sizeof(W);
+  const int row_bytes = L::row_bytes(a.k);
   Place at;
   each_piece(a, [&](const ExpertTile& tile, int block) {
     if (tile.expert < 0) return;

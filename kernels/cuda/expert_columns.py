@@ -1,5 +1,5 @@
-"""Launches expert_rows.cu and expert_columns.cu: many pairs (row, id) times quantized experts, on
-Hopper."""
+"""Launches expert_rows.cu and expert_columns.cu: many pairs (row, id) times quantized and 16-bit
+experts, on Hopper."""
 
 from __future__ import annotations
 
@@ -19,20 +19,27 @@ _OPTIONS = ("-arch=sm_90a",)
 _SOURCE, _ROWS_SOURCE = "expert_columns.cu", "expert_rows.cu"
 MOST_EXPERTS = 1023  # of kSorters threads one has what is no expert
 _MOST_COLUMNS, _MOST_PADDED = 64, 31  # of a tile; columns that its last one has too many
-_THREADS, _ROWS, _CHUNK = 384, 128, 256  # of a block; elements of a stage of weights
+_THREADS, _ROWS = 384, 128  # of a block
 _ROW_THREADS, _MOST_EIGHTS = 256, 4  # of expert_rows, and eights of elements that a thread has
 _COLUMN_STAGE = 128 * _MOST_COLUMNS
 _PER_BLOCK = 233472 // 2 - 1024  # bytes of shared memory where two blocks share a multiprocessor
 _MOST_STAGES = 12
 _NIBBLES = ("q4_0", "mxfp4")  # lanes hold elements 4 t and following of both halves of 32
+_FLOATS = ("f16", "bf16")
 _MASKS = 0x000F000F, 0x00F000F0
+
+
+def _chunk(t: DType) -> int:
+    """Elements of a row that a stage of weights has."""
+    return 256 if t.is_quantized else 128
 
 
 def _stages(t: DType) -> tuple[int, int, int]:
     """(stages of weights, stages of columns, bytes of shared memory)."""
-    nbytes = _CHUNK // t.block * t.nbytes
+    nbytes = _chunk(t) // t.block * t.nbytes
     pieces = nbytes // 16 if nbytes % 16 == 0 else ceil_div(nbytes + 15, 16)
-    weights, columns = _ROWS * (pieces | 1) * 16 + 16, _COLUMN_STAGE + 16  # with their barriers
+    stride = 16 * (pieces | 1 if t.is_quantized else pieces)
+    weights, columns = _ROWS * stride + 16, _COLUMN_STAGE + 16  # with their barriers
     beside = 1024 + 8 * _ROWS
     fits = [(min(_MOST_STAGES, (_PER_BLOCK - beside - x * columns) // weights), x)
             for x in (3, 4, 6)]  # fmt: skip
@@ -48,6 +55,7 @@ def takes(w: Operand, x: Operand, n_pairs: int, device: DeviceInfo) -> bool:
         and n_pairs < 1 << 24
         and w.ne[2] <= MOST_EXPERTS
         and w.ne[0] <= 8 * _ROW_THREADS * _MOST_EIGHTS
+        and (w.dtype.is_quantized or w.dtype.name in _FLOATS)
         and rows_of_16(w, x)
         and _stages(w.dtype)[0] >= 2
     )
@@ -108,9 +116,12 @@ class Experts:
         rows = pack(self.x, struct.pack("@3P4i", slots, columns, scales, used, own, *order))
         eights = ceil_div(k, 8 * _ROW_THREADS)
         eights = 1 if eights == 1 else 2 if eights == 2 else _MOST_EIGHTS
+        halves, split = "bf16" if w.dtype.name == "bf16" else "f16", "false"
+        if w.dtype.is_quantized:
+            split = "true"
         gated = len(self.weights) == 2
         types = cpp_type(w.dtype), FUNCTOR[act] if gated else "plain", "false"
-        if k % _CHUNK == 0:
+        if k % _chunk(w.dtype) == 0:
             types = (*types[:2], "true")
         blocks = ceil_div(n, _ROWS // len(self.weights))
         w_stages, x_stages, shared = _stages(w.dtype)
@@ -120,7 +131,7 @@ class Experts:
         return [
             Launch(Kernel(_ROWS_SOURCE, "expert_sort"), (1, 1, 1), (1024, 1, 1), sort,
                    dependent=True, leaves=value),
-            Launch(Kernel(_ROWS_SOURCE, f"expert_rows<{eights}>"),
+            Launch(Kernel(_ROWS_SOURCE, f"expert_rows<{halves}, {split}, {eights}>"),
                    (self.n_pairs if own else m, 1, 1), (_ROW_THREADS, 1, 1), rows, dependent=True),
             Launch(kernel, (grid, 1, 1), (_THREADS, 1, 1), many, shared, dependent=True),
         ]  # fmt: skip

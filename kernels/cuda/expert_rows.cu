@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kSorters) expert_sort(const __grid_constant__ 
 struct ExpertRowsArgs {
   gf_tensor x;  // [m, k], or [m, used, k] with a row for each pair
   const ExpertSlot* slots;
-  char* to;       // [slots][k / 64][width][64] halves by tile, the pieces of 16 bytes swizzled
+  char* to;       // [slots][k / 64][width][64] of T by tile, the pieces of 16 bytes swizzled
   float* scales;  // of each column
   i32 used, own_rows;
   i32 lane, half;  // elements from lane to lane, and to a lane's second four (columns_weights.cuh)
@@ -106,8 +106,9 @@ __device__ __forceinline__ uint4 turned(const u32 (&w)[4], int t) {
   return {from(0), from(1), from(2), from(3)};
 }
 
-// A block a row of x; a thread has R times eight elements.
-template <int R>
+// A block a row of x; a thread has R times eight elements. SPLIT: the pairs of four elements are
+// (0, 2) and (1, 3), and not neighbours. Rows of f16 are scaled as in mul_mat_rows.cu.
+template <class T, bool SPLIT, int R>
 __global__ void __launch_bounds__(kThreads) expert_rows(const __grid_constant__ ExpertRowsArgs a) {
   begin_dependent();
   const int row = blockIdx.x, k = (int)a.x.ne[0], t = threadIdx.x % 4;
@@ -127,7 +128,8 @@ __global__ void __launch_bounds__(kThreads) expert_rows(const __grid_constant__ 
                       fmaxf(fabsf(v[r][h].z), fabsf(v[r][h].w)));
     }
   }
-  const float power = power_of(block_reduce(largest, Max()));
+  const bool scaled = is_same<T, f16>::value;
+  const float power = scaled ? power_of(block_reduce(largest, Max())) : 1.0f;
   const float scale = 1.0f / power;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
@@ -135,8 +137,9 @@ __global__ void __launch_bounds__(kThreads) expert_rows(const __grid_constant__ 
     u32 w[4];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      w[2 * h] = Float<f16>::pair(v[r][h].x * scale, v[r][h].z * scale);
-      w[2 * h + 1] = Float<f16>::pair(v[r][h].y * scale, v[r][h].w * scale);
+      const float4 y = {v[r][h].x * scale, v[r][h].y * scale, v[r][h].z * scale, v[r][h].w * scale};
+      w[2 * h] = Float<T>::pair(y.x, SPLIT ? y.z : y.y);
+      w[2 * h + 1] = Float<T>::pair(SPLIT ? y.y : y.z, y.w);
     }
     const uint4 piece = turned(w, t);
     if (i >= k / 8) continue;

@@ -76,12 +76,11 @@ def _row_bytes(w: Operand) -> int:
 
 
 def rows_of_16(w: Operand, x: Operand) -> bool:
-    """Whether rows of quantized weights are of whole units, and begin, as x's rows, at multiples of
-    16 bytes."""
+    """Whether rows of weights are of whole units, and begin, as x's rows, at multiples of 16
+    bytes."""
     unit = max(_UNIT, w.dtype.block)
     return (
-        w.dtype.is_quantized
-        and w.ne[0] % unit == 0
+        w.ne[0] % unit == 0
         and w.nb[0] == w.dtype.nbytes
         and not any(b % 16 for b in (w.address, *w.nb[1:3], x.address, *x.nb[1:3]))
         and w.nb[1] >= _row_bytes(w)
@@ -109,6 +108,7 @@ def takes_glu(gate: Operand, up: Operand, x: Operand, n_pairs: int, device: Devi
     return (
         n_pairs <= FEW
         and device.is_hopper
+        and gate.dtype.is_quantized
         and rows_of_16(gate, x)
         and rows_of_16(up, x)
         and _of_glu(gate, n_pairs, device).warps > 0
@@ -122,6 +122,7 @@ def takes_sum(w: Operand, x: Operand, ids: Operand, device: DeviceInfo) -> bool:
         used <= MOST_USED
         and used * m <= FEW
         and device.is_hopper
+        and w.dtype.is_quantized
         and rows_of_16(w, x)
         and w.nb[1] == _row_bytes(w)  # two rows are copied as one
         and _of_sum(w, ids, device).warps > 0

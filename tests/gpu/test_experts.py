@@ -85,11 +85,11 @@ def skewed(rng: np.random.Generator, e: int, m: int, u: int) -> np.ndarray:
     return ids
 
 
-QUANTIZED = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
-             "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "iq2_xs", "iq1_s"]  # fmt: skip
+TYPES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
+             "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "iq2_xs", "iq1_s", "f16", "bf16"]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("op", ["mul_mat_id", "mul_mat_id_glu", "mul_mat_id_sum"])
 @pytest.mark.parametrize(
     "e, m, u, n, k, act, bias",

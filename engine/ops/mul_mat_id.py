@@ -116,8 +116,8 @@ class MulMatId(OpSpec):
             yield case(t, (8, 64, 1, 3), k, own=True, tolerance=exact)
             yield case(t, (8, 48, 31, 3), k, bias=True, tolerance=exact)
             yield case(t, (3, 40, 17, 2), k, own=True, tolerance=exact)
-            if block > 1:
-                yield case(t, (5, 130, 60, 2), aligned_length(t, k), bias=True, note="aligned")
+            whole = aligned_length(t, k) if block > 1 else 192
+            yield case(t, (5, 130, 60, 2), whole, bias=True, tolerance=exact, note="aligned")
         for t in TABLE_QUANTS + GRID_QUANTS:
             yield case(t, (8, 48, 1, 3), 512)
             yield case(t, (8, 48, 31, 3), 256, bias=True)

@@ -290,8 +290,14 @@ def experts() -> Iterator[KernelCase]:
         for t in COMMON:
             srcs = weight(t, n, ff, d), Operand((m, d)), chosen
             yield KernelCase("mul_mat_id", srcs, note="30B-A3B up")
+            if m * used <= 64:
+                both = weight(t, n, ff, d), weight(t, n, ff, d), Operand((m, d)), chosen
+                yield KernelCase("mul_mat_id_glu", both, {"act": "swiglu"}, "30B-A3B")
             srcs = weight(t, n, d, ff), Operand((m, used, ff)), chosen
             yield KernelCase("mul_mat_id", srcs, note="30B-A3B down")
+            shares = Operand((m, used))
+            srcs = *srcs, shares, None, Operand((m, d))
+            yield KernelCase("mul_mat_id_sum", srcs, note="30B-A3B")
 
 
 def recurrent() -> Iterator[KernelCase]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,15 @@ from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.graph import Role, Tensor, exchanged
 from gguflow.kernels.cuda import all_reduce, link
 from gguflow.kernels.cuda.gemm import Gemm
-from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
+from gguflow.kernels.cuda.launch import (
+    MOST_JOINED,
+    Call,
+    Launch,
+    Operand,
+    joined,
+    launches,
+    scratch_bytes,
+)
 from gguflow.kernels.cuda.mirror import mirror
 from gguflow.kernels.cuda.timestamp import timestamp
 
@@ -56,19 +65,27 @@ class CudaProgram(Program):
         waits = bool(meets.reduces) or any(not isinstance(s, Tensor) for s in steps)
         self._ticket = CudaBuffer(self._device, link.WORD) if waits else None
 
+        calls = [
+            self._call(s, memory) if isinstance(s, Tensor) and s not in meets.reduces else None
+            for s in steps
+        ]
         made: list[list[Launch | Gemm]] = []
         left: Launch | Gemm | None = None  # what the start of the scratch memory holds
-        for s, nbytes in zip(steps, wanted, strict=True):
+        for i, (s, nbytes) in enumerate(zip(steps, wanted, strict=True)):
+            if i < len(made):  # computed with one before
+                continue
             if not isinstance(s, Tensor):
                 made.append(list(self._meeting(s, meets)))
                 continue
-            if s in meets.reduces:
+            call = calls[i]
+            if call is None:
                 made.append([self._reduce(s, meets.reduces[s], memory)])
                 continue
-            dst = self._operand(s, memory)
-            assert dst is not None
-            srcs = tuple(self._operand(x, memory) for x in s.srcs)
-            op = list(launches(Call(s, dst, srcs, info, self._scratch.address)))
+            together = joined([c for c in takewhile(bool, calls[i : i + MOST_JOINED]) if c])
+            if together is not None:
+                made += [list(together[1]), *([] for _ in range(together[0] - 1))]
+                continue
+            op = list(launches(call))
             if nbytes:
                 first = op[0] if isinstance(op[0], Launch) and op[0].leaves is not None else None
                 if first is not None and first == left:
@@ -93,6 +110,12 @@ class CudaProgram(Program):
         self._graph: Any = None
         self._timed: tuple[Any, CudaBuffer] | None = None
         self._is_timed = False
+
+    def _call(self, node: Tensor, memory: Memory) -> Call:
+        dst = self._operand(node, memory)
+        assert dst is not None
+        srcs = tuple(self._operand(x, memory) for x in node.srcs)
+        return Call(node, dst, srcs, self._device.info, self._scratch.address)
 
     def _operand(self, t: Tensor | None, memory: Memory) -> Operand | None:
         if t is None:

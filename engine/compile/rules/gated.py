@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gguflow.engine.compile.rules.base import Rewrite, Rule
+from gguflow.engine.compile.rules.base import Rewrite, Rule, made_by
 from gguflow.engine.graph import Tensor
 
 OF_EXPERTS = ("swiglu", "geglu", "swiglu_clamped")  # what mul_mat_id_glu knows
@@ -40,4 +40,35 @@ def experts_gate_and_up(node: Tensor) -> Rewrite | None:
     return Rewrite("mul_mat_id_glu", srcs, pair, {"act": node.op, **node.params})
 
 
-RULES: tuple[Rule, ...] = (gelu_gate_and_up, experts_gate_and_up)
+def experts_down_and_sum(node: Tensor) -> Rewrite | None:
+    """moe_sum(mul_mat_id(w, x, ids), shares) -> mul_mat_id_sum(w, x, ids, shares)"""
+    if node.op != "moe_sum":
+        return None
+    product, shares = made_by(node.srcs[0], "mul_mat_id"), node.srcs[1]
+    if product is None:
+        return None
+    bias = (*product.srcs, None)[3]
+    srcs = (*product.srcs[:3], shares, *([] if bias is None else [bias]))
+    return Rewrite("mul_mat_id_sum", srcs, (product,))
+
+
+def experts_sum_then_add(node: Tensor) -> Rewrite | None:
+    """add(mul_mat_id_sum(w, x, ids, shares), r) or add(r, ..) -> mul_mat_id_sum(.., r)"""
+    if node.op != "add":
+        return None
+    a, b = node.srcs
+    for total, r in ((made_by(a, "mul_mat_id_sum"), b), (made_by(b, "mul_mat_id_sum"), a)):
+        if total is None or r is None or r.shape != node.shape:
+            continue
+        bias, before = (*total.srcs, None, None)[4:6]
+        if before is None:
+            return Rewrite("mul_mat_id_sum", (*total.srcs[:4], bias, r), (total,))
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    gelu_gate_and_up,
+    experts_gate_and_up,
+    experts_down_and_sum,
+    experts_sum_then_add,
+)

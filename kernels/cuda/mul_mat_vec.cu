@@ -1,5 +1,5 @@
 // A few columns times weight rows, and what stands around such a product in a decode step: the norm
-// before it, the residual, SwiGLU, rotation and KV write after it.
+// before it, the residual, an activation, rotation and KV write after it.
 //
 // The grid is one block a multiprocessor. Every warp streams its rows, two at a time, through its
 // own stages in shared memory. The first stages are asked for before the kernel waits for the one
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   for (int done = 0; done < total; ++done) {
     if (chunk == 0) {
       p = pair_of(KIND, a, index);
-      if (KIND == PLAIN && a.r != nullptr && lane < a.m) {  // asked for now, added at the end
+      if (added_kind(KIND) && a.r != nullptr && lane < a.m) {  // asked for now, added at the end
         r0 = __ldcg(a.r + lane * a.r_step + p.row0);
         r1 = __ldcg(a.r + lane * a.r_step + p.row1);
       }

@@ -2,15 +2,22 @@
 // belong together, and what becomes of their sums. mul_mat_sparse.cu uses the columns alone.
 #pragma once
 
+#include "cuda/functions.cuh"
 #include "cuda/kv_state.cuh"
 #include "cuda/mul_mat_vec.cuh"
 #include "cuda/pipeline.cuh"
 #include "cuda/rope.cuh"
 
-enum { PLAIN, GLU, QKV, RELU };
+enum { PLAIN, GLU, QKV, RELU, GEGLU, GELU, GELU_ERF };
+
+// Of rows of two matrices, gate and up.
+constexpr bool gated_kind(int kind) { return kind == GLU || kind == GEGLU; }
+// To which a residual, or a bias, may be added.
+constexpr bool added_kind(int kind) { return kind == PLAIN || kind == GELU || kind == GELU_ERF; }
 
 // Mirrored by `arguments` in mul_mat_vec.py. Rows go by twos, called pairs: neighbours of one
-// matrix; for GLU the same row of gate and up; for QKV two dimensions that are rotated together.
+// matrix; for GLU and GEGLU the same row of gate and up; for QKV two dimensions that are rotated
+// together.
 struct VecArgs {
   const char* w[3];
   const float* x;
@@ -18,7 +25,7 @@ struct VecArgs {
   float* dst;
   const float* r;  // added; null: nothing
   const i32* pos;
-  const i32* state_rows;  // rows of the states that the columns become
+  const i32* state_rows;  // rows of the states that the columns become; null: as they come
   const float* factors;   // of the frequencies; null: ones
   char* state[2];         // keys and values
   i64 row_bytes[3];
@@ -159,7 +166,7 @@ struct Pair {
 
 __device__ __forceinline__ Pair pair_of(int kind, const VecArgs& a, int index) {
   Pair p = {0, index, 2 * index, 2 * index + 1, nullptr, nullptr};
-  if (kind == GLU) {
+  if (gated_kind(kind)) {
     p.row0 = p.row1 = index;
     p.w0 = a.w[0] + index * a.row_bytes[0];
     p.w1 = a.w[1] + index * a.row_bytes[1];
@@ -203,6 +210,17 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
     dst[p.row0] = y0 / (1.0f + expf(-y0)) * y1;
     return;
   }
+  if (kind == GEGLU) {
+    dst[p.row0] = gelu()(y0) * y1;
+    return;
+  }
+  if (kind == GELU || kind == GELU_ERF) {
+    y0 += r0;
+    y1 += r1;
+    dst[p.row0] = kind == GELU ? gelu()(y0) : gelu_erf()(y0);
+    dst[p.row1] = kind == GELU ? gelu()(y1) : gelu_erf()(y1);
+    return;
+  }
   if (kind == RELU) {
     dst[p.row0] = y0 <= 0.0f ? 0.0f : y0;
     dst[p.row1] = y1 <= 0.0f ? 0.0f : y1;
@@ -225,7 +243,7 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
     dst[p.row1] = y1;
     return;
   }
-  const int s = p.matrix - 1, at = __ldcg(a.state_rows + c);
+  const int s = p.matrix - 1, at = a.state_rows ? __ldcg(a.state_rows + c) : c;
   if (at < 0 || at >= a.n_ctx) return;
   char* const row = a.state[s] + at * a.state_step[s];
   put_state(row, a.state_type[s], p.row0, y0);

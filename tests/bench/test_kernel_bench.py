@@ -26,7 +26,7 @@ def short_flush(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_op_and_every_type_is_among_the_cases() -> None:
     of_sparse_layers = {s.name for s in all_ops() if "sparse" in s.name} | {"mul_mat_relu"}
-    of_hosts = {"mul_mat_geglu", "mul_mat_id_glu"}  # as mul_mat_swiglu and mul_mat_id
+    of_hosts = {"mul_mat_id_glu"}  # as mul_mat_id
     of_several = {"all_reduce", "all_reduce_add"}  # bench/cards.py
     without = of_sparse_layers | of_hosts | of_several
     assert {s.name for s in all_ops()} - {c.op for c in CASES} == without

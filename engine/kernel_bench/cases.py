@@ -123,11 +123,16 @@ def fused_products() -> Iterator[KernelCase]:
             yield KernelCase("mul_mat_swiglu", (*pair, x), note="8B ffn")
             if m == 1:
                 yield KernelCase("norm_mul_mat_swiglu", (x, norm, *pair), eps, "8B ffn")
+                yield KernelCase("mul_mat_geglu", (*pair, x), note="8B ffn")
+                yield KernelCase("norm_mul_mat_geglu", (x, norm, *pair), eps, "8B ffn")
+                yield KernelCase("mul_mat_gelu", (weight(t, ff, d), x), note="8B ffn_up")
         qkv = weight(t, d, d), weight(t, LARGE.kv, d), weight(t, LARGE.kv, d)
         cache = (Operand((512, LARGE.kv), "f16", role="state") for _ in "kv")
         rope = {"head_dim": LARGE.hd, "n_dims": LARGE.hd, "mode": "norm", "freq_base": 5e5}
         srcs = (Operand((1, d)), norm, *qkv, positions(1, 100), positions(1, 100), *cache)
         yield KernelCase("norm_qkv_rope", srcs, eps | rope, "8B attn")
+        of_heads = (None, None, None, None, *(weight("f32", LARGE.hd) for _ in "qk"))
+        yield KernelCase("norm_qkv_rope", (*srcs, *of_heads), eps | rope, "8B attn, norms of heads")
     for t in ("q6_K", "f16"):
         srcs = Operand((1, d)), norm, weight(t, N_VOCAB, d)
         yield KernelCase("norm_mul_mat", srcs, eps, "8B output")

@@ -1,6 +1,6 @@
 """Launches attention: attention_decode.cu for single tokens, attention_prefill.cu for those of
 prompts, attention_prefill_few.cu where they are few, attention.cu for the head sizes, types and
-layouts that these do not take, attention_plain.cu for heads with sinks and for wide ones.
+layouts that these do not take, attention_plain.cu for wide heads.
 
 A row below is a (token, head) of those that read one KV head. Grids depend on shapes alone; which
 part of the cache is visible, kernels read from the positions. A token's result depends on its kind,
@@ -193,7 +193,7 @@ def supports(node: Tensor) -> bool:
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     if attention_plain.applies(node):
         return 0
-    q, k, v, _, _, table = (Operand.of(t, 0) for t in node.live_srcs())
+    q, k, v, _, _, table = (Operand.of(t, 0) for t in node.live_srcs()[:6])
     n_ctx = table.ne[0] * PAGE
     plans = _tensor_cores(device, q, k, v, table, node.params["n_single"]) or []
     return max(p.parts_bytes(v.ne[0]) for p in (_any(device, q, k, v, n_ctx), *plans))
@@ -208,6 +208,7 @@ def launches(call: Call) -> list[Launch]:
     if plans is None or not all(_wide_loads(o) for o in (q, k, v, call.dst)):
         plans = [_any(call.device, q, k, v, n_ctx)]
     params = op_spec("attention").pack_params(call.node.params)
+    sinks = call.optional(6)
 
     def tokens(o: Operand, plan: Plan, axis: int) -> Operand:
         """The plan's part of an operand."""
@@ -223,6 +224,7 @@ def launches(call: Call) -> list[Launch]:
             tokens(seq, plan, 0), table,
         )  # fmt: skip
         numbers = params + struct.pack("@i", plan.splits) + struct.pack("@P", call.scratch)
+        numbers += struct.pack("@P", 0 if sinks is None else sinks.address)
         numbers += fast_div(q.ne[1] // k.ne[1]) + struct.pack("@i", plan.rows)
         numbers += fast_div(plan.slots // plan.n)  # of a token
         early = plan.n == call.node.params["n_single"]

@@ -194,6 +194,10 @@ struct Rows {
 
   struct Part {
     float best, sum, weights;
+
+    __device__ __forceinline__ float value(const AttentionArgs& a, int head) const {
+      return weights > 0.0f ? sum / (weights + sink_weight(a, head, best)) : 0.0f;
+    }
   };
   // Element d of a row, of all warps. warp_bytes: between the sums of two of them.
   static __device__ __forceinline__ Part gather(const char* sums, int warp_bytes,

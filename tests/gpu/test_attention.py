@@ -24,7 +24,7 @@ Seqs = Sequence[tuple[int, int]]  # of each sequence, new tokens and those befor
 def case(
     seqs: Seqs, heads: tuple[int, int] = (32, 8), hd: int = 128, dtype: str = "f16", *,
     pos: Any = None, dirty: bool = False, v_dtype: str = "", told: bool = True, entries: int = 0,
-    shared: int = 0, **params: Any,
+    shared: int = 0, sinks: float = 0.0, **params: Any,
 ) -> Case:  # fmt: skip
     """New tokens of sequences, whose pages lie in a mixed order among some that nobody has.
 
@@ -58,10 +58,11 @@ def case(
             for t in (dtype, v_dtype or dtype))  # fmt: skip
     q = Operand((n_tok, heads[0], hd), data=lambda rng, shape: rng.standard_normal(shape))
     single = next((i for i, (n, _) in enumerate(seqs) if n > 1), len(seqs))
+    sink = Operand(heads[:1], data=lambda rng, n: sinks * rng.standard_normal(n), role="weight")
     return Case(
         (q, k, v, Operand((n_tok,), "i32", where if pos is None else pos),
          Operand((n_tok,), "i32", np.repeat(np.arange(len(seqs)), [n for n, _ in seqs])),
-         Operand(table.shape, "i32", table)),
+         Operand(table.shape, "i32", table), *([sink] if sinks else [])),
         {"scale": hd**-0.5, "n_single": single if told else 0, **params},
     )  # fmt: skip
 
@@ -79,7 +80,8 @@ def check(gpu: Any, c: Case) -> None:
 SHAPES = [((8, 2), 128), ((8, 2), 64), ((6, 2), 128), ((7, 7), 64), ((32, 1), 64), ((20, 2), 64)]
 OPTIONS: list[dict[str, Any]] = [
     {}, {"window": 100}, {"softcap": 3.0}, {"max_bias": 8.0},
-    {"window": 333, "softcap": 5.0, "max_bias": 4.0},
+    {"window": 333, "softcap": 5.0, "max_bias": 4.0}, {"sinks": 4.0},
+    {"window": 128, "softcap": 5.0, "sinks": 4.0},
 ]  # fmt: skip
 RNG = np.random.default_rng(11)
 MANY: dict[str, Seqs] = {

@@ -126,6 +126,8 @@ def fused_products() -> Iterator[KernelCase]:
                 yield KernelCase("mul_mat_geglu", (*pair, x), note="8B ffn")
                 yield KernelCase("norm_mul_mat_geglu", (x, norm, *pair), eps, "8B ffn")
                 yield KernelCase("mul_mat_gelu", (weight(t, ff, d), x), note="8B ffn_up")
+                biased = weight(t, d, ff), down, weight("f32", d), x
+                yield KernelCase("mul_mat_bias_add", biased, note="8B ffn_down")
         qkv = weight(t, d, d), weight(t, LARGE.kv, d), weight(t, LARGE.kv, d)
         cache = (Operand((512, LARGE.kv), "f16", role="state") for _ in "kv")
         rope = {"head_dim": LARGE.hd, "n_dims": LARGE.hd, "mode": "norm", "freq_base": 5e5}

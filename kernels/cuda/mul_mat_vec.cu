@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
 
   int stage = 0, chunk = 0, index = first;
   u32 parity = 0;
-  float r0 = 0.0f, r1 = 0.0f;
+  float r0 = 0.0f, r1 = 0.0f, b0 = 0.0f, b1 = 0.0f;
   float acc[kRows][C] = {};
   Pair p = {};
   for (int done = 0; done < total; ++done) {
@@ -94,6 +94,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
       if (added_kind(KIND) && a.r != nullptr && lane < a.m) {  // asked for now, added at the end
         r0 = __ldcg(a.r + lane * a.r_step + p.row0);
         r1 = __ldcg(a.r + lane * a.r_step + p.row1);
+      }
+      if (KIND == BIASED) {
+        b0 = __ldcg(a.bias + p.row0);
+        b1 = __ldcg(a.bias + p.row1);
       }
     }
     barrier_wait(bars + stage, parity);
@@ -116,7 +120,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
     index += step;
 #pragma unroll
     for (int c = 0; c < C; ++c) {
-      const float y0 = warp_reduce(acc[0][c], Add()), y1 = warp_reduce(acc[1][c], Add());
+      float y0 = warp_reduce(acc[0][c], Add()), y1 = warp_reduce(acc[1][c], Add());
+      if (KIND == BIASED) {
+        y0 += b0;
+        y1 += b1;
+      }
       if (lane == c && c < a.m) finish(KIND, a, p, turns, c, y0, y1, r0, r1);
       acc[0][c] = acc[1][c] = 0.0f;
     }

@@ -1,7 +1,7 @@
 """Launches mul_mat_vec.cu: products of few columns, with what stands around them in a decode step.
 
 mul_mat.py sends mul_mat, mul_mat_add and mul_mat_swiglu of few columns here, mul_mat_norm.py the
-ops that begin with a norm, and mul_mat_gelu.py those of one column that end in GELU.
+ops that begin with a norm, and mul_mat_ends.py those of one column that end in more.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def arguments(
     norm: Operand | None = None,
     eps: float = 0.0,
     r: Operand | None = None,
+    bias: Operand | None = None,
     pairs: Sequence[int],
     pos: Operand | None = None,
     rows: Operand | None = None,
@@ -131,9 +132,9 @@ def arguments(
     r_step = 0 if r is None or r.ne[1] == 1 else r.nb[1] // 4
     two = [*states, None, None][:2]
     body = struct.pack(
-        "@20q",
+        "@21q",
         *three([o.address for o in w]), x.address, address(norm), dst.address, address(r),
-        address(pos), address(rows), address(factors), *(address(s) for s in two),
+        address(bias), address(pos), address(rows), address(factors), *(address(s) for s in two),
         *three([o.nb[1] for o in w]), x.nb[1] // 4, dst.nb[1] // 4, r_step,
         *(0 if s is None else s.nb[1] for s in two),
     )  # fmt: skip
@@ -165,12 +166,13 @@ def multiply_few(
     norm: Operand | None = None,
     eps: float = 0.0,
     kind: str = "PLAIN",
+    bias: Operand | None = None,
 ) -> Launch:
     """dst = norm(x) w^T + r for operands that `takes` takes. kind: RELU, of that without r; GELU or
-    GELU_ERF of it."""
+    GELU_ERF of it; BIASED, with a bias before r."""
     warps, stages, shared = plan([w], x.ne[0], x.ne[1], 0, device)
     pairs = ceil_div(w.ne[1], ROWS)
-    args = arguments([w], x, dst, stages, norm=norm, eps=eps, r=r, pairs=[pairs])
+    args = arguments([w], x, dst, stages, norm=norm, eps=eps, r=r, bias=bias, pairs=[pairs])
     return _launch(kind, [w], x.ne[1], warps, shared, pairs, args, device)
 
 

@@ -8,12 +8,14 @@
 #include "cuda/pipeline.cuh"
 #include "cuda/rope.cuh"
 
-enum { PLAIN, GLU, QKV, RELU, GEGLU, GELU, GELU_ERF };
+enum { PLAIN, GLU, QKV, RELU, GEGLU, GELU, GELU_ERF, BIASED };
 
 // Of rows of two matrices, gate and up.
 constexpr bool gated_kind(int kind) { return kind == GLU || kind == GEGLU; }
 // To which a residual, or a bias, may be added.
-constexpr bool added_kind(int kind) { return kind == PLAIN || kind == GELU || kind == GELU_ERF; }
+constexpr bool added_kind(int kind) {
+  return kind == PLAIN || kind == GELU || kind == GELU_ERF || kind == BIASED;
+}
 
 // Mirrored by `arguments` in mul_mat_vec.py. Rows go by twos, called pairs: neighbours of one
 // matrix; for GLU and GEGLU the same row of gate and up; for QKV two dimensions that are rotated
@@ -23,7 +25,8 @@ struct VecArgs {
   const float* x;
   const float* norm;  // null: the columns as they are
   float* dst;
-  const float* r;  // added; null: nothing
+  const float* r;     // added; null: nothing
+  const float* bias;  // of BIASED, added before r
   const i32* pos;
   const i32* state_rows;  // rows of the states that the columns become; null: as they come
   const float* factors;   // of the frequencies; null: ones
@@ -226,7 +229,7 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
     dst[p.row1] = y1 <= 0.0f ? 0.0f : y1;
     return;
   }
-  if (kind == PLAIN) {
+  if (kind == PLAIN || kind == BIASED) {
     dst[p.row0] = y0 + r0;
     dst[p.row1] = y1 + r1;  // the same when there is no second row
     return;

@@ -147,6 +147,22 @@ def test_bias_and_residual_join_the_product(shape: tuple[int, ...]) -> None:
     assert ops(fuse_graph(g, everything)) == ["mul_mat_add"]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_bias_and_a_residual_join_the_product_together(turned: bool) -> None:
+    def layer() -> Graph:
+        g = Graph()
+        x, r = g.input("x", F32, (3, 16)), g.input("r", F32, (3, 8))
+        y = g.mul_mat(g.weight("w", F32, (8, 16)), x, name="y_mm")
+        y = g.add(y, g.weight("b", F32, (8,)), name="y")
+        g.output(g.add(*((r, y) if turned else (y, r)), name="out"))
+        return g
+
+    fused = fuse_graph(layer(), everything)
+    assert ops(fused) == ["mul_mat_bias_add"]
+    assert_same_values(fused, layer())
+    assert ops(fuse_graph(layer(), always)) == ["mul_mat_add", "add"]
+
+
 def attention(
     last: bool = False,
     other_pos: bool = False,

@@ -99,6 +99,8 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("mul_mat_swiglu", ["f32 5x4", "f32 5x4", "f32 3x5"], {}, "inner lengths 4 and 5 differ"),
     ("mul_mat_geglu", ["f32 5x4", "f32 6x4", "f32 3x4"], {}, "one shape [n, k]"),
     ("mul_mat_relu", ["f32 5x4", "f32 3x6"], {}, "inner lengths 4 and 6 differ"),
+    ("mul_mat_bias_add", ["f32 5x4", "f32 3x4", "f32 3", "f32 3x5"], {}, "b must be [5]"),
+    ("mul_mat_bias_add", ["f32 5x4", "f32 3x4", "f32 5", "f32 5"], {}, "and r [3, 5]"),
     ("mul_mat_gelu", ["f32 5x4", "f32 3x4", "f32 3x5"], {}, "b must be f32 [n]"),
     ("mul_mat_sparse", ["i32 5x4", "f32 3x4"], {}, "w must be [n_rows >= 1, ..]"),
     ("mul_mat_sparse", ["f32 5x4", "f16 3x4"], {}, "x must be f32 [m, ..]"),

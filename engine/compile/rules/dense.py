@@ -53,6 +53,17 @@ def project_then_add(node: Tensor) -> Rewrite | None:
     return None
 
 
+def bias_then_add(node: Tensor) -> Rewrite | None:
+    """add(mul_mat_add(w, x, b), r) or add(r, ..) -> mul_mat_bias_add(w, x, b, r)"""
+    if node.op != "add":
+        return None
+    a, b = node.srcs
+    for product, other in ((made_by(a, "mul_mat_add"), b), (made_by(b, "mul_mat_add"), a)):
+        if product is not None and other is not None and other is not product:
+            return Rewrite("mul_mat_bias_add", (*product.srcs, other), (product,))
+    return None
+
+
 def sum_then_add(node: Tensor) -> Rewrite | None:
     """add(all_reduce(parts), r) or add(r, all_reduce(parts)) -> all_reduce_add(r, parts)"""
     if node.op != "add":
@@ -103,6 +114,7 @@ RULES: tuple[Rule, ...] = (
     norm_then_add,
     activation_then_gate,
     project_then_add,
+    bias_then_add,
     sum_then_add,
     gate_and_up,
     norm_then_project,

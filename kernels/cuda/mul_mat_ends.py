@@ -1,5 +1,7 @@
-"""Launches products of one column that end in GELU, by mul_mat_vec.cu. Of more columns, and where
-one has to have the bits of several, products and GELU stay ops of their own."""
+"""Launches products of one column that end in GELU, or in a bias and a residual: mul_mat_vec.cu.
+
+Of more columns, and where one has to have the bits of several, what follows is ops of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +10,27 @@ from gguflow.engine.graph import Tensor
 from .launch import Call, DeviceInfo, Launch, Operand, register
 from .mul_mat_vec import LEAST_SHARED, multiply_few, swiglu_few, takes
 
-OPS = ("mul_mat_gelu", "mul_mat_geglu", "norm_mul_mat_geglu")
-# Where x, the weights, and a bias or a norm's weights stand among an op's sources.
-_PLACES = {
-    "mul_mat_gelu": (1, (0,), 2),
-    "mul_mat_geglu": (2, (0, 1), None),
-    "norm_mul_mat_geglu": (0, (2, 3), 1),
+# Where x, the weights, and what stands beside them are among an op's sources.
+_PLACES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
+    "mul_mat_gelu": (1, (0,), (2,)),
+    "mul_mat_bias_add": (1, (0,), (2, 3)),
+    "mul_mat_geglu": (2, (0, 1), ()),
+    "norm_mul_mat_geglu": (0, (2, 3), (1,)),
 }
+OPS = tuple(_PLACES)
 
 
 def supports(node: Tensor) -> bool:
     operands = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
     at, of_weights, at_beside = _PLACES[node.op or ""]
-    x, weights = operands[at], [operands[i] for i in of_weights]
-    beside = operands[at_beside] if at_beside and at_beside < len(operands) else None
-    given = [w for w in weights if w is not None]
+    x, weights = operands[at], [w for w in (operands[i] for i in of_weights) if w is not None]
+    beside = [operands[i] for i in at_beside if i < len(operands)]
     assert x is not None
     return (
         x.ne[1] == 1
-        and len({w.dtype for w in given}) == 1
-        and (beside is None or (beside.nb[0] == 4 and beside.address % 16 == 0))
-        and takes(Operand.of(node, 0), given, x, DeviceInfo(shared_per_block=LEAST_SHARED))
+        and len({w.dtype for w in weights}) == 1
+        and all(o is None or (o.nb[0] == 4 and o.address % 16 == 0) for o in beside)
+        and takes(Operand.of(node, 0), weights, x, DeviceInfo(shared_per_block=LEAST_SHARED))
     )
 
 
@@ -42,6 +44,9 @@ def launches(call: Call) -> list[Launch]:
         kind = "GELU_ERF" if p["erf"] else "GELU"
         w, x, b = call.src(0), call.src(1), call.optional(2)
         return [multiply_few(device, dst, w, x, b, kind=kind)]
+    if call.node.op == "mul_mat_bias_add":
+        w, x, b, r = (call.src(i) for i in range(4))
+        return [multiply_few(device, dst, w, x, r, kind="BIASED", bias=b)]
     if call.node.op == "mul_mat_geglu":
         gate, up, x = (call.src(i) for i in range(3))
         return [swiglu_few(device, dst, gate, up, x, kind="GEGLU")]

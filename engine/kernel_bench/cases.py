@@ -133,6 +133,7 @@ def fused_products() -> Iterator[KernelCase]:
         rope = {"head_dim": LARGE.hd, "n_dims": LARGE.hd, "mode": "norm", "freq_base": 5e5}
         srcs = (Operand((1, d)), norm, *qkv, positions(1, 100), positions(1, 100), *cache)
         yield KernelCase("norm_qkv_rope", srcs, eps | rope, "8B attn")
+        yield KernelCase("mul_mat_joined", (Operand((1, d)), norm, *qkv), eps, "8B attn")
         of_heads = (None, None, None, None, *(weight("f32", LARGE.hd) for _ in "qk"))
         yield KernelCase("norm_qkv_rope", (*srcs, *of_heads), eps | rope, "8B attn, norms of heads")
     for t in ("q6_K", "f16"):

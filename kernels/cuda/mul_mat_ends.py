@@ -1,6 +1,7 @@
-"""Launches products of one column that end in GELU, or in a bias and a residual: mul_mat_vec.cu.
+"""Launches products of one column with more around them than there is of several: mul_mat_vec.cu.
 
-Of more columns, and where one has to have the bits of several, what follows is ops of its own.
+GELU, or a bias and a residual, behind it; several of one column as one. Of more columns, and where
+one has to have the bits of several, these are ops of their own.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from gguflow.engine.graph import Tensor
 
 from .launch import Call, DeviceInfo, Launch, Operand, register
-from .mul_mat_vec import LEAST_SHARED, multiply_few, swiglu_few, takes
+from .mul_mat_vec import LEAST_SHARED, joined_few, multiply_few, swiglu_few, takes
 
 # Where x, the weights, and what stands beside them are among an op's sources.
 _PLACES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
@@ -16,6 +17,7 @@ _PLACES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "mul_mat_bias_add": (1, (0,), (2, 3)),
     "mul_mat_geglu": (2, (0, 1), ()),
     "norm_mul_mat_geglu": (0, (2, 3), (1,)),
+    "mul_mat_joined": (0, (2, 3, 4, 5), (1,)),
 }
 OPS = tuple(_PLACES)
 
@@ -23,8 +25,9 @@ OPS = tuple(_PLACES)
 def supports(node: Tensor) -> bool:
     operands = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
     at, of_weights, at_beside = _PLACES[node.op or ""]
-    x, weights = operands[at], [w for w in (operands[i] for i in of_weights) if w is not None]
-    beside = [operands[i] for i in at_beside if i < len(operands)]
+    x, n = operands[at], len(operands)
+    weights = [w for w in (operands[i] for i in of_weights if i < n) if w is not None]
+    beside = [operands[i] for i in at_beside if i < n]
     assert x is not None
     return (
         x.ne[1] == 1
@@ -50,6 +53,9 @@ def launches(call: Call) -> list[Launch]:
     if call.node.op == "mul_mat_geglu":
         gate, up, x = (call.src(i) for i in range(3))
         return [swiglu_few(device, dst, gate, up, x, kind="GEGLU")]
+    if call.node.op == "mul_mat_joined":
+        weights = [w for w in call.srcs[2:] if w is not None]
+        return [joined_few(device, dst, weights, call.src(0), call.optional(1), p["eps"])]
     x, norm, gate, up = (call.src(i) for i in range(4))
     return [swiglu_few(device, dst, gate, up, x, norm, p["eps"], kind="GEGLU")]
 

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   char* const stages = xs + C * chunks * X_BYTES + warp * a.stages * STAGE;
 
   int pairs = a.pairs[0];
-  if (KIND == QKV) pairs += a.pairs[1] + a.pairs[2];
+  if (several_kind(KIND)) pairs += a.pairs[1] + a.pairs[2] + a.pairs[3];
   const int first = blockIdx.x + gridDim.x * warp, step = gridDim.x * warps;
   const int total = first < pairs ? ((pairs - first - 1) / step + 1) * chunks : 0;
 

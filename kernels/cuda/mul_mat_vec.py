@@ -126,22 +126,22 @@ def arguments(
     def address(o: Operand | None) -> int:
         return 0 if o is None else o.address
 
-    def three(values: Sequence[int]) -> list[int]:
-        return [*values, 0, 0, 0][:3]
+    def four(values: Sequence[int]) -> list[int]:
+        return [*values, 0, 0, 0, 0][:4]
 
     r_step = 0 if r is None or r.ne[1] == 1 else r.nb[1] // 4
     two = [*states, None, None][:2]
     body = struct.pack(
-        "@21q",
-        *three([o.address for o in w]), x.address, address(norm), dst.address, address(r),
+        "@23q",
+        *four([o.address for o in w]), x.address, address(norm), dst.address, address(r),
         address(bias), address(pos), address(rows), address(factors), *(address(s) for s in two),
-        *three([o.nb[1] for o in w]), x.nb[1] // 4, dst.nb[1] // 4, r_step,
+        *four([o.nb[1] for o in w]), x.nb[1] // 4, dst.nb[1] // 4, r_step,
         *(0 if s is None else s.nb[1] for s in two),
     )  # fmt: skip
     types = [0 if s is None else STATES.index(s.dtype.name) for s in two]
     n_ctx = states[0].ne[1] if states else 0
     numbers = struct.pack(
-        "@f14i", eps, *three(pairs), *three([o.ne[1] for o in w]), x.ne[0], x.ne[1], stages,
+        "@f16i", eps, *four(pairs), *four([o.ne[1] for o in w]), x.ne[0], x.ne[1], stages,
         head_dim, int(neox), *types, n_ctx,
     )  # fmt: skip
     body += rope + numbers
@@ -190,6 +190,21 @@ def swiglu_few(
     warps, stages, shared = plan([gate, up], x.ne[0], x.ne[1], 0, device)
     args = arguments([gate, up], x, dst, stages, norm=norm, eps=eps, pairs=[gate.ne[1]])
     return _launch(kind, [gate, up], x.ne[1], warps, shared, gate.ne[1], args, device)
+
+
+def joined_few(
+    device: DeviceInfo,
+    dst: Operand,
+    weights: Sequence[Operand],
+    x: Operand,
+    norm: Operand | None,
+    eps: float,
+) -> Launch:
+    """dst = norm(x) w^T for up to four weights of one type, the rows of one after the other's."""
+    warps, stages, shared = plan(weights, x.ne[0], x.ne[1], 0, device)
+    pairs = [ceil_div(w.ne[1], ROWS) for w in weights]
+    args = arguments(weights, x, dst, stages, norm=norm, eps=eps, pairs=pairs)
+    return _launch("JOINED", weights, x.ne[1], warps, shared, sum(pairs), args, device)
 
 
 def supports_heads(node: Tensor) -> bool:

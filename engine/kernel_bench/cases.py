@@ -133,9 +133,16 @@ def fused_products() -> Iterator[KernelCase]:
         rope = {"head_dim": LARGE.hd, "n_dims": LARGE.hd, "mode": "norm", "freq_base": 5e5}
         srcs = (Operand((1, d)), norm, *qkv, positions(1, 100), positions(1, 100), *cache)
         yield KernelCase("norm_qkv_rope", srcs, eps | rope, "8B attn")
-        yield KernelCase("mul_mat_joined", (Operand((1, d)), norm, *qkv), eps, "8B attn")
         of_heads = (None, None, None, None, *(weight("f32", LARGE.hd) for _ in "qk"))
         yield KernelCase("norm_qkv_rope", (*srcs, *of_heads), eps | rope, "8B attn, norms of heads")
+        yield KernelCase("mul_mat_joined", (Operand((1, d)), norm, *qkv), eps, "8B attn")
+    for m in (1, 512):
+        values = (Operand((m, n, LARGE.hd)) for n in (LARGE.n_head, LARGE.n_head_kv))
+        states = (Operand((512, LARGE.kv), "f16", role="state") for _ in "kv")
+        srcs = (*values, Operand((m, 1, LARGE.kv)), positions(m), positions(m), *states)
+        rope = {"n_dims": LARGE.hd, "mode": "neox"}
+        yield KernelCase("qkv_heads", srcs, rope, "8B")
+        yield KernelCase("sigmoid_mul", (Operand((m, d)), Operand((m, d))), note="8B")
     for t in ("q6_K", "f16"):
         srcs = Operand((1, d)), norm, weight(t, N_VOCAB, d)
         yield KernelCase("norm_mul_mat", srcs, eps, "8B output")

@@ -39,8 +39,9 @@ class MulMatJoined(OpSpec):
         x, norm, *weights = srcs
         if norm is not None:
             check_norm(self, *srcs)
-        shapes = [infer_mul_mat(self, w, x) for w in weights if w is not None]
-        if len(x.shape) != 2 or any(len(w.shape) != 2 for w in weights if w is not None):
+        given = [w for w in weights if w is not None]
+        shapes = [infer_mul_mat(self, w, x, *(o for o in given if o is not w)) for w in given]
+        if len(x.shape) != 2 or any(len(w.shape) != 2 for w in given):
             raise self.fail("x and the weights must be matrices", *srcs)
         return F32, (x.shape[0], sum(s[1] for s in shapes))
 

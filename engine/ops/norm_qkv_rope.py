@@ -17,10 +17,8 @@ from .rope import Rope
 class NormQkvRope(OpSpec):
     name = "norm_qkv_rope"
     doc = (
-        "h = rms_norm_mul(x, norm), or x; a product is that of h with a weight, plus its bias. The "
-        "result is rope(wq's product) by heads. Row rows[i] of k_state becomes rope(wk's)[i], that "
-        "of v_state wv's [i]; rows outside the states are dropped. Heads that are rotated are "
-        "normed by rms_norm_mul first, where there are weights for it."
+        "qkv_heads of the products of h = rms_norm_mul(x, norm), or of x, with wq, wk and wv; q's "
+        "and k's by heads."
     )
     operands = (
         "x f32 [m, k]",
@@ -50,7 +48,7 @@ class NormQkvRope(OpSpec):
     )
     cost = "2 m k (n_q + n_k + n_v) + 5 m k"
     tolerance = 5e-4
-    fused_from = ("rms_norm_mul", "mul_mat", "add", "rope", "set_rows")
+    fused_from = ("rms_norm_mul", "mul_mat", "qkv_heads")
     also_writes = (7, 8)
     optional = True
 
@@ -79,36 +77,23 @@ class NormQkvRope(OpSpec):
         return F32, (x.shape[0], shapes[0][1] // hd, hd)
 
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
-        return self._rotated(0, srcs, params)
+        heads, given = self._heads(srcs, params)
+        return op_spec("qkv_heads").reference(*heads, **given)
 
     def written_also(self, *srcs: Any, **params: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-        k = self._rotated(1, srcs, params).reshape(len(srcs[0]), len(srcs[3]))
-        v = self._product(2, srcs, params)
-        set_rows, rows = op_spec("set_rows"), srcs[6]
-        return [
-            (set_rows.reference(s, y, rows), set_rows.written(s, y, rows))
-            for s, y in zip(srcs[7:9], (k, v), strict=True)
-        ]
+        heads, given = self._heads(srcs, params)
+        return op_spec("qkv_heads").written_also(*heads, **given)
 
-    def _product(self, i: int, srcs: Any, params: Any) -> np.ndarray:
-        """Of queries, keys or values, with the bias."""
-        x, norm = srcs[:2]
+    def _heads(self, srcs: Any, params: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Operands and parameters of qkv_heads."""
+        (x, norm), hd = srcs[:2], params["head_dim"]
         if norm is not None:
             x = op_spec("rms_norm_mul").reference(x, norm, eps=params["eps"])
-        y = op_spec("mul_mat").reference(srcs[2 + i], x)
-        bias = srcs[10 + i] if len(srcs) > 10 + i else None
-        return y if bias is None else op_spec("add").reference(y, bias)
-
-    def _rotated(self, i: int, srcs: Any, params: Any) -> np.ndarray:
-        """The heads of queries or keys."""
-        y, hd = self._product(i, srcs, params), params["head_dim"]
-        heads = y.reshape(len(y), y.shape[1] // hd, hd)
-        norm = srcs[13 + i] if len(srcs) > 13 + i else None
-        if norm is not None:
-            heads = op_spec("rms_norm_mul").reference(heads, norm, eps=params["head_eps"])
-        rope = {p.name: params[p.name] for p in Rope.params}
-        factors = srcs[9] if len(srcs) > 9 else None
-        return op_spec("rope").reference(heads, srcs[5], factors, **rope)
+        q, k, v = (op_spec("mul_mat").reference(w, x) for w in srcs[2:5])
+        q, k = (y.reshape(len(y), y.shape[1] // hd, hd) for y in (q, k))
+        v = v[:, None]
+        given = {n: p for n, p in params.items() if n not in ("eps", "head_dim")}
+        return [q, k, v, *srcs[5:]], given
 
     def flops(self, out: Tensor) -> int:
         x, _, *weights = out.srcs[:5]

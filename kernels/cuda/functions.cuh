@@ -74,6 +74,11 @@ struct gelu_erf : Functor {
     return of(x, 0.37f, c);
   }
 };
+struct sigmoid : Functor {
+  static constexpr bool ROUGH = true;
+  __device__ float operator()(float x) const { return reciprocal(1.0f + expf(-x)); }
+  __device__ float rough(float x) const { return rough_logistic2(-kLog2E * x); }
+};
 struct relu : Functor {  // NaN stays NaN
   static constexpr bool PAIRED = true;
   __device__ float operator()(float x) const { return x <= 0.0f ? 0.0f : x; }

@@ -35,7 +35,7 @@ def supports_equal(node: Tensor) -> bool:
 def _supports(node: Tensor, least: int) -> bool:
     """least: columns from which the kernels of Hopper may take them."""
     if node.op == _QKV:
-        return qkv_heads.supports(node)
+        return _supports_heads(node)
     if mul_mat_vec.supports(node):
         return True
     if len(node.srcs[0].shape if node.srcs[0] else ()) != 2:
@@ -43,6 +43,27 @@ def _supports(node: Tensor, least: int) -> bool:
     many = least <= node.live_srcs()[0].shape[0] <= mul_mat_batch.MOST
     weights = node.live_srcs()[2:]
     return many and all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS for w in weights)
+
+
+def _supports_heads(node: Tensor) -> bool:
+    """Whether qkv_heads.cu takes what the products leave."""
+    wq, wk, wv, pos, rows, *states = (s for s in node.srcs[2:9] if s is not None)
+    beside = [s.view_offset for s in node.srcs[10:] if s is not None]
+    aligned = not any(p % 16 for p in (*(4 * w.shape[0] for w in (wq, wk, wv)), *beside))
+    return qkv_heads.takes(node, pos, rows, states, aligned and node.shape[2] % 4 == 0)
+
+
+def _heads_launch(call: Call, places: Sequence[int]) -> Launch:
+    """places: of the products of queries, keys and values, rows dense."""
+    hd, m = call.node.shape[2], call.node.shape[0]
+    widths = [call.src(i).ne[1] for i in (2, 3, 4)]
+    values = []
+    for i, (n, at) in enumerate(zip(widths, places, strict=True)):
+        shape = (m, n // hd, hd) if i < 2 else (m, 1, n)
+        values.append(Operand.of(Tensor("", F32, shape, Role.NODE), at))
+    rest = [call.optional(i) for i in range(5, 15)]
+    fixed = qkv_heads.constant(call.node.srcs[9:])
+    return qkv_heads.launch(call.dst, values, rest, call.node.params, fixed)
 
 
 def _by_vec(node: Tensor, device: DeviceInfo, most: int | None) -> bool:
@@ -148,7 +169,7 @@ def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
     if way is None:
         return by_parts(call, launch.launches)
     made: list[Launch | Gemm] = list(way.launches(mine))
-    return made if products is node else [*made, qkv_heads.launch(call, places)]
+    return made if products is node else [*made, _heads_launch(call, places)]
 
 
 def by_parts(
@@ -179,7 +200,7 @@ def by_parts(
         left = first
         found += (replace(s, leaves=None) if isinstance(s, Launch) else s for s in op)
     if node.op == _QKV:
-        found.append(qkv_heads.launch(call, [call.scratch + made.places[t] for t in last]))
+        found.append(_heads_launch(call, [call.scratch + made.places[t] for t in last]))
     return found
 
 

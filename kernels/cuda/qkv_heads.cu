@@ -9,15 +9,17 @@
 
 // Mirrored by `launch` in qkv_heads.py. Products, biases and norms: of queries, keys and values.
 struct QkvHeadsArgs {
-  const float* products[3];  // rows dense
-  const float* biases[3];    // each may be null
-  const float* norms[2];     // the same
-  const float* factors;      // of the frequencies, or null
+  const float* products[3];
+  const float* biases[3];  // each may be null
+  const float* norms[2];   // the same
+  const float* factors;    // of the frequencies, or null
   const i32* pos;
   const i32* state_rows;  // rows of the states that the tokens become
   float* dst;             // the queries
   char* state[2];         // keys and values
   i64 state_step[2];      // bytes from row to row
+  i64 row_step[3];        // floats from token to token
+  i64 head_step[3];       // and from head to head
   RopeNumbers rope;
   float eps;
   i32 heads[3], widths[3];  // of each: values are as many pieces of a head's length as they fill
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(32 * kHeads) qkv_heads(const __grid_constant__
   begin_dependent();
   const i32 pos = load_fresh(a.pos + token);
   const i32 row = load_fresh(a.state_rows + token);
-  const float* const from = a.products[kind] + token * a.widths[kind] + at;
+  const float* const from = a.products[kind] + token * a.row_step[kind] + head * a.head_step[kind];
   each([&](int k, int i) { x[k] = load_fresh(reinterpret_cast<const P*>(from + i)); });
   if (!a.constant) {
     ask_weights();

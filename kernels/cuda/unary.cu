@@ -1,11 +1,6 @@
 // Element-wise functions of one operand, f32, f16 and bf16.
 #include "cuda/functions.cuh"
 
-struct sigmoid : Functor {
-  static constexpr bool ROUGH = true;
-  __device__ float operator()(float x) const { return reciprocal(1.0f + expf(-x)); }
-  __device__ float rough(float x) const { return rough_logistic2(-kLog2E * x); }
-};
 struct tanh_ : Functor {
   static constexpr bool ROUGH = true;
   __device__ float operator()(float x) const { return tanhf(x); }

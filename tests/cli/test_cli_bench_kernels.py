@@ -55,6 +55,7 @@ def test_all_of_them(call, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = {line.partition(":")[0] for line in err.splitlines() if "no kernel" in line}
     assert named == [c.name for c in all_cases() if c.op not in lacking]
     assert lacking == {
+        "qkv_heads", "sigmoid_mul",
         "mul_mat_bias_add", "mul_mat_gelu", "mul_mat_joined", "norm_mul_mat", "norm_mul_mat_geglu",
         "norm_mul_mat_swiglu", "norm_qkv_rope", "rms_norm_add",
     }  # fmt: skip

@@ -236,6 +236,43 @@ def test_biases_and_norms_of_heads_come_along(norms: str, biases: bool, other: s
     assert_same_attention(fused, plain)
 
 
+def gated_attention(rows: int = 2) -> Graph:
+    """As `attention`, of queries that lie beside a gate, which the result is multiplied by."""
+    g = Graph()
+    x, pos = g.input("x", F32, (rows, 16)), g.input("pos", I32, (rows,))
+    where, seq = g.input("rows", I32, (rows,)), g.input("seq", I32, (rows,))
+    states = [g.state(n, F32, (PAGE, 8)) for n in ("keys", "values")]
+    k, v = (g.mul_mat(g.weight(f"w{n}", F32, (8, 16)), x, name=n) for n in "kv")
+    both = g.reshape(g.mul_mat(g.weight("wq", F32, (16, 16)), x, name="q"), (rows, 2, 8))
+    q, gate = (g.cont(g.slice(both, 2, i, i + 4)) for i in (0, 4))
+
+    def turned(n: str, y: Tensor) -> Tensor:
+        y = g.reshape(y, (rows, 2, 4))
+        y = g.mul(g.rms_norm(y, eps=1e-3), g.weight(f"{n}_norm", F32, (4,)), name=f"{n}_norm")
+        return g.rope(y, pos, name=f"{n}_rope", n_dims=2, mode="neox")
+
+    q, k = turned("q", g.reshape(q, (rows, 8))), turned("k", k)
+    kv = [
+        g.reshape(g.set_rows(s, y, where), (PAGE, 2, 4))
+        for s, y in zip(states, (g.reshape(k, (rows, 8)), v), strict=True)
+    ]
+    out = g.attention(q, *kv, pos, seq, g.input("table", I32, (1, 1)), scale=0.5, name="heads")
+    act = g.sigmoid(g.reshape(gate, (rows, 8)))
+    g.output(g.mul(g.reshape(out, (rows, 8)), act, name="kqv"))
+    return g
+
+
+def test_heads_that_lie_apart_and_the_gate_beside_them() -> None:
+    plain, fused = gated_attention(), fuse_graph(gated_attention(), everything)
+    products = ["mul_mat"] * 3
+    assert ops(fused) == [*products, "cont", "qkv_heads", "attention", "sigmoid_mul"]
+    q, k, v, *_ = next(n for n in fused.nodes if n.op == "qkv_heads").srcs
+    assert q and k and v and (q.owner.name, k.owner.name, v.owner.name) == ("q", "k", "v")
+    assert q.strides == (64, 32, 4) and q.view_offset == 0
+    assert_same_attention(fused, plain)
+    assert "qkv_heads" not in ops(fuse_graph(gated_attention(), always))
+
+
 def assert_same_attention(fused: Graph, plain: Graph) -> None:
     values = {n: x for n, x in feed(plain).items() if n not in ("keys", "values")}
     results = []

@@ -79,6 +79,17 @@ def sum_then_add(node: Tensor) -> Rewrite | None:
     return None
 
 
+def gate_by_sigmoid(node: Tensor) -> Rewrite | None:
+    """mul(x, sigmoid(gate)) or mul(sigmoid(gate), x) -> sigmoid_mul(gate, x)"""
+    if node.op != "mul":
+        return None
+    a, b = node.srcs
+    for act, x in ((made_by(a, "sigmoid"), b), (made_by(b, "sigmoid"), a)):
+        if act is not None and x is not None and x is not act and x.shape == act.shape:
+            return Rewrite("sigmoid_mul", (act.srcs[0], x), (act,))
+    return None
+
+
 def gate_and_up(node: Tensor) -> Rewrite | None:
     """swiglu(mul_mat(wg, x), mul_mat(wu, x)) -> mul_mat_swiglu(wg, wu, x)"""
     if node.op != "swiglu" or len(node.srcs) != 2:
@@ -113,6 +124,7 @@ RULES: tuple[Rule, ...] = (
     norm_then_weight,
     norm_then_add,
     activation_then_gate,
+    gate_by_sigmoid,
     project_then_add,
     bias_then_add,
     sum_then_add,

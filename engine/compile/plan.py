@@ -1,4 +1,4 @@
-"""The plan: prune -> pad rows -> fuse -> place -> split -> memory, put together.
+"""The plan: prune -> pad rows -> fuse -> join -> place -> split -> memory, put together.
 
 Pure; no device is touched.
 """

@@ -6,8 +6,7 @@
 // before it (programmatic dependent launch), so that memory stays busy from kernel to kernel while
 // every block computes the norm and quantizes the columns for itself.
 //
-// A result is summed in an order that depends on the weight's type and length, and with one column
-// on the place of its row among the block's: there warps may share the block's rows by chunks.
+// A result is summed in an order that depends on the weight's type and length alone.
 #include "cuda/vec_parts.cuh"
 
 // W: type of the weights; V: of the last matrix of QKV, which may differ. C: at least m columns.
@@ -29,26 +28,15 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
 
   int pairs = a.pairs[0];
   if (several_kind(KIND)) pairs += a.pairs[1] + a.pairs[2] + a.pairs[3];
-  // Of the block's pairs, which are gridDim.x apart, a warp has every `warps`-th. Or they have as
-  // many chunks each, of pairs after each other, where the slowest one has fewer then.
-  const int mine = blockIdx.x < pairs ? (pairs - blockIdx.x - 1) / gridDim.x + 1 : 0;
-  const int items = mine * chunks;
-  const bool share = C == 1 && (items + warps - 1) / warps < (mine + warps - 1) / warps * chunks;
-  const int begin = share ? items * warp / warps : warp * chunks;
-  const int step = gridDim.x * (share ? 1 : warps);
-  const int total = share         ? items * (warp + 1) / warps - begin
-                    : warp < mine ? ((mine - warp - 1) / warps + 1) * chunks
-                                  : 0;
-  const int first = blockIdx.x + gridDim.x * (begin / chunks);
-  __shared__ float2 begun[C == 1 ? kMaxWarps : 1];  // what a warp adds to a pair of one before it
-  if (C == 1 && lane == 0) begun[warp] = float2{};
+  const int first = blockIdx.x + gridDim.x * warp, step = gridDim.x * warps;
+  const int total = first < pairs ? ((pairs - first - 1) / step + 1) * chunks : 0;
 
   const u64 policy = read_once();
   // The pair and chunk that is asked for next.
-  int asked = 0, ask_chunk = begin % chunks, ask_index = first;
+  int asked = 0, ask_chunk = 0, ask_index = first;
   Pair ask = {};
   const auto request = [&](int stage) {
-    if (ask_chunk == 0 || asked == 0) ask = pair_of(KIND, a, ask_index);
+    if (ask_chunk == 0) ask = pair_of(KIND, a, ask_index);
     const bool v = KIND == QKV && ask.matrix == 2;
     const u32 bytes = v ? Chunk<V>::BYTES : Chunk<W>::BYTES, at = ask_chunk * bytes;
     const u32 row = (u32)(v ? a.row_bytes[2] : a.row_bytes[0]);
@@ -95,16 +83,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   }
   __syncthreads();
 
-  int stage = 0, chunk = begin % chunks, index = first;
-  bool whole = chunk == 0;  // whether the warp began the pair that it is at
-  float2 open = {};         // of one that other warps go on with
-  int end = 0;              // of that one, among the block's chunks
+  int stage = 0, chunk = 0, index = first;
   u32 parity = 0;
   float r0 = 0.0f, r1 = 0.0f, b0 = 0.0f, b1 = 0.0f;
   float acc[kRows][C] = {};
   Pair p = {};
   for (int done = 0; done < total; ++done) {
-    if (chunk == 0 || done == 0) {
+    if (chunk == 0) {
       p = pair_of(KIND, a, index);
       if (added_kind(KIND) && a.r != nullptr && lane < a.m) {  // asked for now, added at the end
         r0 = __ldcg(a.r + lane * a.r_step + p.row0);
@@ -130,31 +115,18 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
       stage = 0;
       parity ^= 1;
     }
-    const bool last = C == 1 && done + 1 == total;
-    if (++chunk < chunks && !last) continue;
-#pragma unroll
-    for (int c = 0; c < C; ++c) {
-      const float y0 = warp_reduce(acc[0][c], Add()), y1 = warp_reduce(acc[1][c], Add());
-      acc[0][c] = acc[1][c] = 0.0f;
-      if (C == 1 && !whole) {
-        if (lane == 0) begun[warp] = {y0, y1};
-      } else if (C == 1 && chunk < chunks) {
-        open = {y0, y1};
-        end = begin + total + chunks - chunk;
-      } else if (lane == c && c < a.m) {
-        finish(KIND, a, p, turns, c, y0, y1, r0, r1, b0, b1);
-      }
-    }
-    whole = true;
+    if (++chunk < chunks) continue;
     chunk = 0;
     index += step;
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      float y0 = warp_reduce(acc[0][c], Add()), y1 = warp_reduce(acc[1][c], Add());
+      if (KIND == BIASED) {
+        y0 += b0;
+        y1 += b1;
+      }
+      if (lane == c && c < a.m) finish(KIND, a, p, turns, c, y0, y1, r0, r1);
+      acc[0][c] = acc[1][c] = 0.0f;
+    }
   }
-  if (!share) return;
-  __syncthreads();
-  if (end == 0 || lane != 0) return;
-  for (int w = warp + 1; items * w / warps < end; ++w) {
-    open.x += begun[w].x;
-    open.y += begun[w].y;
-  }
-  finish(KIND, a, p, turns, 0, open.x, open.y, r0, r1, b0, b1);
 }

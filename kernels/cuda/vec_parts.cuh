@@ -209,12 +209,8 @@ __device__ __forceinline__ Pair pair_of(int kind, const VecArgs& a, int index) {
 
 __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p,
                                        const float2* turns, int c, float y0, float y1, float r0,
-                                       float r1, float b0, float b1) {
+                                       float r1) {
   float* const dst = a.dst + c * a.dst_step;
-  if (kind == BIASED) {
-    y0 += b0;
-    y1 += b1;
-  }
   if (kind == GLU) {
     dst[p.row0] = y0 / (1.0f + expf(-y0)) * y1;
     return;

@@ -31,9 +31,13 @@ struct WaitAtEnd {
   }
 };
 
+// Of a multiprocessor.
+template <int HD, int NT>
+constexpr int kBlocks = NT == 1 && HD <= 128 ? 2 : 1;
+
 // NT: tiles of 8 rows. HD: head size of keys and values. Of one token.
 template <class K, class V, int HD, int NT>
-__global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
     attention_decode(const __grid_constant__ AttentionArgs a) {
   typedef Rows<K, HD, NT> R;
   typedef Feed<K, V, HD> F;
@@ -127,7 +131,7 @@ struct Listed {
 // The same for several tokens. A block goes from piece to piece, the keys of the next being on
 // their way.
 template <class K, class V, int HD, int NT>
-__global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
     attention_decode_listed(const __grid_constant__ AttentionArgs a) {
   typedef Rows<K, HD, NT> R;
   typedef Feed<K, V, HD> F;

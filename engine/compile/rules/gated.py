@@ -1,4 +1,4 @@
-"""Rules for gated products beside SiLU's: GELU in the gate, and the experts of a layer."""
+"""Rules for products with an activation beside SiLU's: GELU, and the experts of a layer."""
 
 from __future__ import annotations
 
@@ -26,6 +26,25 @@ def gelu_gate_and_up(node: Tensor) -> Rewrite | None:
         return None
     gate, up = pair
     return Rewrite("mul_mat_geglu", (gate.srcs[0], up.srcs[0], gate.srcs[1]), pair)
+
+
+def norm_then_gelu_gate_and_up(node: Tensor) -> Rewrite | None:
+    """mul_mat_geglu(wg, wu, rms_norm_mul(x, norm)) -> norm_mul_mat_geglu(x, norm, wg, wu)"""
+    norm = made_by(node.srcs[2], "rms_norm_mul") if node.op == "mul_mat_geglu" else None
+    if norm is None:
+        return None
+    srcs = (*norm.srcs, *node.srcs[:2])
+    return Rewrite("norm_mul_mat_geglu", srcs, (norm,), dict(norm.params))
+
+
+def project_then_gelu(node: Tensor) -> Rewrite | None:
+    """gelu(mul_mat(w, x)) or gelu(mul_mat_add(w, x, bias)) -> mul_mat_gelu(w, x, bias); the same
+    for gelu_erf"""
+    product = node.srcs[0] if node.op in ("gelu", "gelu_erf") else None
+    if product is None or product.op not in ("mul_mat", "mul_mat_add"):
+        return None
+    params = {"erf": int(node.op == "gelu_erf")}
+    return Rewrite("mul_mat_gelu", product.srcs, (product,), params)
 
 
 def experts_gate_and_up(node: Tensor) -> Rewrite | None:
@@ -68,6 +87,8 @@ def experts_sum_then_add(node: Tensor) -> Rewrite | None:
 
 RULES: tuple[Rule, ...] = (
     gelu_gate_and_up,
+    norm_then_gelu_gate_and_up,
+    project_then_gelu,
     experts_gate_and_up,
     experts_down_and_sum,
     experts_sum_then_add,

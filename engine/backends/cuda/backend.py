@@ -14,7 +14,7 @@ from gguflow.engine.backends.descriptors import check_step
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step, row_gap
 from gguflow.engine.graph import Tensor
-from gguflow.kernels.cuda import all_reduce, launch
+from gguflow.kernels.cuda import all_reduce_norm, launch
 
 from . import peaks, rivals, timing
 from .device import CudaDevice
@@ -35,7 +35,8 @@ class CudaBackend(Backend):
         self.modules = Modules(self.device)
         self.memory: CudaMemory = CudaMemory(self.device)
         self.links = Links(
-            partial(_alloc_pinned, self.device), self._reaches, all_reduce.channel_bytes
+            partial(_alloc_pinned, self.device), self._reaches, all_reduce_norm.channel_bytes,
+            all_reduce_norm.shares_rows,
         )
         self.clock = CudaClock(self.device, self.modules)
         self.n_alike = self.device.count

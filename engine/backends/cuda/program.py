@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Live, Meets, Memory, Program, Reduce, Ticks, refuse
+from gguflow.engine.backends.base import Live, Meets, Memory, Program, Ticks, refuse
 from gguflow.engine.compile import Recv, Send, Step
-from gguflow.engine.graph import Role, Tensor, exchanged
-from gguflow.kernels.cuda import all_reduce, link
+from gguflow.engine.graph import Role, Tensor
+from gguflow.kernels.cuda import link
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
 from gguflow.kernels.cuda.mirror import mirror
 from gguflow.kernels.cuda.timestamp import timestamp
 
 from .cublas import BoundGemm
+from .exchange import Exchanges
 from .memory import CudaBuffer, MirroredBuffer
 from .modules import BoundLaunch
 from .token_loop import CudaTokenLoop
@@ -56,6 +57,7 @@ class CudaProgram(Program):
         waits = bool(meets.reduces) or any(not isinstance(s, Tensor) for s in steps)
         self._ticket = CudaBuffer(self._device, link.WORD) if waits else None
 
+        exchanges = Exchanges(self._device, steps, meets.reduces)
         made: list[list[Launch | Gemm]] = []
         left: Launch | Gemm | None = None  # what the start of the scratch memory holds
         for s, nbytes in zip(steps, wanted, strict=True):
@@ -63,12 +65,13 @@ class CudaProgram(Program):
                 made.append(list(self._meeting(s, meets)))
                 continue
             if s in meets.reduces:
-                made.append([self._reduce(s, meets.reduces[s], memory)])
+                made.append([exchanges.launch(s, partial(self._operand, memory=memory))])
                 continue
             dst = self._operand(s, memory)
             assert dst is not None
             srcs = tuple(self._operand(x, memory) for x in s.srcs)
-            op = list(launches(Call(s, dst, srcs, info, self._scratch.address)))
+            rounded = exchanges.rounded(s, partial(self._operand, memory=memory))
+            op = list(launches(Call(s, dst, srcs, info, self._scratch.address, rounded)))
             if nbytes:
                 first = op[0] if isinstance(op[0], Launch) and op[0].leaves is not None else None
                 if first is not None and first == left:
@@ -113,18 +116,6 @@ class CudaProgram(Program):
         if isinstance(step, Send):
             return link.signal(flag.address, spans, ticket)
         return link.wait(flag.address, spans, ticket, flag.given_up, flag.code, flag.timeout_ns)
-
-    def _reduce(self, node: Tensor, reduce: Reduce, memory: Memory) -> Launch:
-        parts = exchanged(node)
-        residual = node.live_srcs()[: -len(parts)]
-        operands = [self._operand(t, memory) for t in (node, parts[reduce.rank], *residual)]
-        to, part, *r = (o.address for o in operands if o is not None)
-        others = [c for k, c in enumerate(reduce.channels) if k != reduce.rank]
-        return all_reduce.exchange(
-            to, part, r[0] if r else 0, node.nbytes, reduce.rank, reduce.channels, reduce.sizes,
-            not all(map(self._device.is_elsewhere, others)), reduce.given_up, reduce.code,
-            reduce.timeout_ns,
-        )  # fmt: skip
 
     def _load(self) -> None:
         """Have everything loaded that the first run would load, once. No op but products is run for

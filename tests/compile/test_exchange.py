@@ -7,10 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchanges import check, exchanging, exchanging_plan, fill
+from exchanges import (
+    bound_to,
+    check,
+    check_sharing,
+    exchanging,
+    exchanging_plan,
+    fill,
+    sharing_plan,
+)
 
 from gguflow.engine.backends.null.backend import NullBackend
 from gguflow.engine.backends.simulated import SimulatedBackend
+from gguflow.engine.graph import F32
 from gguflow.engine.runtime import LinkError, exchange
 from gguflow.engine.runtime.exchange import SideBySide
 from gguflow.kernels.cuda import all_reduce
@@ -23,6 +32,16 @@ def test_all_have_the_sum_of_all_parts(n: int) -> None:
     assert isinstance(bound.runner, SideBySide) and len(bound.runner.programs) == n
     for _ in range(4):
         check(bound, rng)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_rows_shared_out_have_the_bits_of_whole_sums(n: int) -> None:
+    cases = [(9, 64, None), (8, 32, None), (20, 64, F32)]
+    devices = [SimulatedBackend(k) for k in range(n)]
+    bound = bound_to(devices, sharing_plan(devices, cases))
+    rng = np.random.default_rng(n)
+    for _ in range(3):
+        check_sharing(bound, rng, cases, n)
 
 
 @pytest.mark.parametrize("first_adds", [False, True])

@@ -101,8 +101,10 @@ def sharing_plan(devices: Sequence[Backend], cases: Sequence[Sharing]) -> Plan:
         def shared(ws: Sequence[Tensor | None], own: Sequence[Tensor], parts: Sequence[Tensor],
                    name: str, i: int = i) -> list[Tensor]:  # fmt: skip
             brought = [t for pair in zip(own, parts, strict=True) for t in pair]
-            return [g.op("all_reduce_norm", ws[k], *brought, rank=k, eps=1e-5, name=f"{name}.{i}@{k}")
-                    for k in range(n)]  # fmt: skip
+            return [
+                g.op("all_reduce_norm", ws[k], *brought, rank=k, eps=1e-5, name=f"{name}.{i}@{k}")
+                for k in range(n)
+            ]
 
         both = shared(w, own, p, "both")
         mine = [g.slice(t, 0, m, t.shape[0]) for t in both]

@@ -49,7 +49,7 @@ def batch_rows(graph: Graph) -> dict[Tensor, str]:
 
 
 def _shares_rows(node: Tensor) -> bool:
-    """Whether devices have a share of its rows each: which, the number for that it was made says."""
+    """Whether devices have a share of its rows each: which ones follows from how many it has."""
     return any(len(made) > 1 for made in exchanged_by_rank(node))
 
 

@@ -1,4 +1,4 @@
-"""Launches all_reduce_norm.cu: sums on a residual whose rows several devices share, and their norms.
+"""Launches all_reduce_norm.cu: sums on a residual whose rows devices share, and their norms.
 
 In a device's channel (all_reduce.py), behind what other exchanges use, there is room for what each
 other device sends: of sums of the own rows, and of norms of its rows. There are two of all, used in
@@ -139,8 +139,8 @@ def _rows(
     none = (0,) * (DEVICES - n)
     bounds = [sum(rows[:k]) for k in range(n + 1)]
     return struct.pack(
-        f"@{2 * DEVICES + 4}P{DEVICES + 4}if4x", *parts, *none, *residuals, *none, w, to, scales, own,
-        *bounds, *none, rank, n, d, eps,
+        f"@{2 * DEVICES + 4}P{DEVICES + 4}if4x", *parts, *none, *residuals, *none, w, to, scales,
+        own, *bounds, *none, rank, n, d, eps,
     )  # fmt: skip
 
 

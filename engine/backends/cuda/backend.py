@@ -35,7 +35,9 @@ class CudaBackend(Backend):
         self.modules = Modules(self.device)
         self.memory: CudaMemory = CudaMemory(self.device)
         self.links = Links(
-            partial(_alloc_pinned, self.device), self._reaches, all_reduce_norm.channel_bytes,
+            partial(_alloc_pinned, self.device),
+            self._reaches,
+            all_reduce_norm.channel_bytes,
             all_reduce_norm.shares_rows,
         )
         self.clock = CudaClock(self.device, self.modules)

@@ -336,7 +336,8 @@ class Backend(ABC):
     what runs the kernels, in a word or two. n_threads: of the host that it computes with, 0 for
     none. n_alike: devices of this kind that the machine has. on_host: of memory that is apart,
     whether it is another host's, which computes as this one does. holds: whether weights placed on
-    it are for this process to load.
+    it are for this process to load. repeats_rows: whether `load_weight` takes the first rows of one
+    whose others repeat them.
     """
 
     id: DeviceId
@@ -345,6 +346,7 @@ class Backend(ABC):
     processor: str = ""
     n_threads: int = 0
     n_alike: int = 1
+    repeats_rows: bool = False
     holds: bool = True
     on_host: bool = False
     memory: DeviceMemory | None = None
@@ -388,7 +390,8 @@ class Backend(ABC):
     @abstractmethod
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> Buffer:
         """Bring a weight's bytes (uint8, rows without gaps) to the device: with the weight's own
-        strides, or repacked if `packed`."""
+        strides, or repacked if `packed`. With `repeats_rows` they may be those of its first rows,
+        which all others repeat."""
 
     @abstractmethod
     def lower(

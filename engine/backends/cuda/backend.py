@@ -27,6 +27,8 @@ class CudaBackend(Backend):
     """One GPU and its kernels. equal_bits: as in `DeviceInfo`. Raises CudaError when there is none
     that can be used."""
 
+    repeats_rows = True
+
     def __init__(self, device: int = 0, equal_bits: bool = False) -> None:
         self.device = CudaDevice(device, equal_bits)
         self.id = DeviceId("cuda", device)
@@ -75,7 +77,10 @@ class CudaBackend(Backend):
 
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> CudaBuffer:
         buffer = CudaBuffer(self.device, weight.stored_bytes, zero=False)
-        self._uploader.upload(raw.reshape(-1).view(np.uint8), buffer, row_gap(weight))
+        gap = row_gap(weight)
+        self._uploader.upload(raw.reshape(-1).view(np.uint8), buffer, gap)
+        row, zeros = gap or (1, 0)
+        buffer.repeat(raw.nbytes // row * (row + zeros))
         return buffer
 
     def lower(

@@ -12,5 +12,6 @@ from .weights import Progress, WeightStore, weight_users
 
 __all__ = [
     "COMPUTE_TYPES", "Keeper", "ModelSource", "Progress", "RepeatedRows", "WeightSource",
-    "WeightStore", "columns_of", "file_weight", "keeper_of", "open_model", "rows_of", "weight_users",
+    "WeightStore", "columns_of", "file_weight", "keeper_of", "open_model", "rows_of",
+    "weight_users",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from tiny_model import write_tiny
 
 from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, DeviceId, find_backend
-from gguflow.engine.graph import BF16, F16, F32, dtype_by_name
+from gguflow.engine.graph import BF16, F16, F32
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, exchange
@@ -94,9 +94,8 @@ def test_rows_shared_out_have_the_bits_of_whole_sums(
 ) -> None:
     """In every form that norms may cross in, of fewer and of more rows than blocks; exchanges of
     other kinds are between them."""
-    q8_0 = dtype_by_name("q8_0")
     cases = [(300, 4096, None), (9, 64, None), (513, 1024, F16), (300, 4096, BF16),
-             (1100, 256, q8_0), (257, 8192, F16), (600, 2048, q8_0), (640, 8192, None)]  # fmt: skip
+             (1100, 256, BF16), (257, 8192, F16), (600, 2048, F16), (640, 8192, None)]  # fmt: skip
     devices = [cards(k) for k in range(n)]
     bound = bound_to(devices, sharing_plan(devices, cases))
     assert isinstance(bound.runner, SideBySide)

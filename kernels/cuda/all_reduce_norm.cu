@@ -1,13 +1,10 @@
 // all_reduce_norm: a sum of several devices' parts on a residual whose rows they share, and its
 // norm. A device sends the others what it has of the sums of their rows, adds up its own, and sends
-// them the norms of these, rounded to what the next products want.
-//
-// What crosses says by itself that it is there: words are sent inverted, none of them zero, into
-// memory that holds zeros, and whoever takes them puts zeros back. No fence is waited for, no flag
-// follows the data, and the first rows are being normed while the last are on their way.
+// them the norms of these, rounded to what the next products want. What crosses says by itself that
+// it is there (sent_words.cuh), so the first rows are being normed while the last are on their way.
 #include "cuda/dependent.cuh"
-#include "cuda/peer.cuh"
 #include "cuda/row_scale.cuh"
+#include "cuda/sent_words.cuh"
 
 constexpr int kDevices = 8;     // DEVICES of all_reduce.py
 constexpr int kCounters = 256;  // COUNTERS
@@ -40,16 +37,7 @@ struct ExchangeArgs {
 };
 
 // -- a row, four elements a word, of which a thread of B has W
-// ------------------------------------------
-
-template <int B, int W, class F>
-__device__ __forceinline__ void each_word(int d, F f) {
-#pragma unroll
-  for (int j = 0; j < W; ++j) {
-    const int i = threadIdx.x + j * B;
-    if (i < d / 4) f(i, j);
-  }
-}
+// -------------------------------------
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
@@ -62,7 +50,7 @@ __device__ __forceinline__ float sum_of_squares(const float4 (&x)[W], int d) {
   constexpr int kEach = kNormBlock / B;
   __shared__ float partial[32];
   float sum[kEach] = {};
-  each_word<B, W>(d, [&](int, int j) {
+  each_word<B, W>(d / 4, [&](int, int j) {
     float& s = sum[j % kEach];
     s += x[j].x * x[j].x;
     s += x[j].y * x[j].y;
@@ -82,7 +70,7 @@ __device__ __forceinline__ float sum_of_squares(const float4 (&x)[W], int d) {
 template <int B, int W>
 __device__ __forceinline__ void norm(const RowsArgs& a, float4 (&x)[W]) {
   const float scale = 1.0f / sqrtf(sum_of_squares<B, W>(x, a.d) / (float)a.d + a.eps);
-  each_word<B, W>(a.d, [&](int i, int j) {
+  each_word<B, W>(a.d / 4, [&](int i, int j) {
     const float4 w = __ldg(reinterpret_cast<const float4*>(a.w) + i);
     x[j] = make_float4(x[j].x * scale, x[j].y * scale, x[j].z * scale, x[j].w * scale);
     x[j] = make_float4(x[j].x * w.x, x[j].y * w.y, x[j].z * w.z, x[j].w * w.w);
@@ -113,45 +101,15 @@ template <class T, int B, int W>
 __device__ __forceinline__ float row_scale(const float4 (&x)[W], int d) {
   if constexpr (!is_same<T, f16>::value) return 1.0f;
   float largest = 0.0f;
-  each_word<B, W>(d, [&](int, int j) {
+  each_word<B, W>(d / 4, [&](int, int j) {
     largest = fmaxf(fmaxf(largest, fabsf(x[j].x)), fabsf(x[j].y));
     largest = fmaxf(fmaxf(largest, fabsf(x[j].z)), fabsf(x[j].w));
   });
   return scale_of(block_reduce(largest, Max()));
 }
 
-// -- words that say that they are there
-// ------------------------------------------------------------
-
-// Never zero. What would be is a NaN, as which another one serves.
-__device__ __forceinline__ u32 sent(u32 bits) { return bits == ~0u ? 0x80000000u : ~bits; }
-__device__ __forceinline__ uint2 sent(uint2 w) { return make_uint2(sent(w.x), sent(w.y)); }
-__device__ __forceinline__ uint4 sent(uint4 w) {
-  return make_uint4(sent(w.x), sent(w.y), sent(w.z), sent(w.w));
-}
-__device__ __forceinline__ uint2 taken(uint2 w) { return make_uint2(~w.x, ~w.y); }
-__device__ __forceinline__ uint4 taken(uint4 w) { return make_uint4(~w.x, ~w.y, ~w.z, ~w.w); }
-__device__ __forceinline__ bool is_there(uint2 w) { return w.x != 0 && w.y != 0; }
-__device__ __forceinline__ bool is_there(uint4 w) {
-  return w.x != 0 && w.y != 0 && w.z != 0 && w.w != 0;
-}
-
-__device__ __forceinline__ u32 load_volatile(const u32* p) { return load_fresh(p); }
-__device__ __forceinline__ uint2 load_volatile(const uint2* p) {
-  uint2 v;
-  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
-               : "=r"(v.x), "=r"(v.y)
-               : "l"(p)
-               : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void store_volatile(u32* p, u32 v) {
-  asm volatile("st.volatile.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ __forceinline__ void store_volatile(uint2* p, uint2 v) {
-  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
-}
+// -- exchanges
+// -------------------------------------------------------------------------------------
 
 template <int B, int W>
 struct Exchange {
@@ -184,25 +142,9 @@ struct Exchange {
     return a.rows.bounds[device + 1] - a.rows.bounds[device];
   }
 
-  // Takes this thread's words once all are there. The last one is looked at until it is.
   template <class Word>
   __device__ __forceinline__ void take(Word* from, Word (&v)[W]) {
-    const int n = a.rows.d / 4, last = (n - 1 - (int)threadIdx.x) / B * B + threadIdx.x;
-    if (threadIdx.x < n) {
-      while (!is_there(load_volatile(from + last)) && !patience.is_over()) {
-      }
-    }
-    bool all = false;
-    while (!all && !patience.over) {
-      all = true;
-      each_word<B, W>(a.rows.d, [&](int i, int j) { v[j] = load_volatile(from + i); });
-      each_word<B, W>(a.rows.d, [&](int, int j) { all = is_there(v[j]) && all; });
-      if (!all) patience.is_over();
-    }
-    each_word<B, W>(a.rows.d, [&](int i, int j) {
-      from[i] = Word{};
-      v[j] = taken(v[j]);
-    });
+    take_words<B, W>(from, a.rows.d / 4, v, patience);
   }
 
   // Row i of every other device's share, of the own part.
@@ -215,8 +157,8 @@ struct Exchange {
           reinterpret_cast<const uint4*>(a.rows.parts[a.rows.rank] + row * a.rows.d);
       uint4* const to = sums(peer, a.rows.rank, i);
       uint4 v[W];
-      each_word<B, W>(a.rows.d, [&](int at, int j) { v[j] = load_fresh(from + at); });
-      each_word<B, W>(a.rows.d, [&](int at, int j) { store_volatile(to + at, sent(v[j])); });
+      each_word<B, W>(a.rows.d / 4, [&](int at, int j) { v[j] = load_fresh(from + at); });
+      each_word<B, W>(a.rows.d / 4, [&](int at, int j) { store_volatile(to + at, sent(v[j])); });
     }
   }
 
@@ -229,42 +171,42 @@ struct Exchange {
     const auto mine = reinterpret_cast<const float4*>(rows.parts[rows.rank] + row * rows.d);
     const auto r = reinterpret_cast<const float4*>(rows.residuals[rows.rank] + (i64)i * rows.d);
     float4 plus_r[W], part[W], x[W];
-    each_word<B, W>(rows.d, [&](int at, int j) {
+    each_word<B, W>(rows.d / 4, [&](int at, int j) {
       plus_r[j] = load_fresh(r + at);
       part[j] = load_fresh(mine + at);
     });
     for (int k = 0; k < rows.n; ++k) {
       uint4 v[W];
       if (k != rows.rank) take(sums(rows.rank, k, i), v);
-      each_word<B, W>(rows.d, [&](int at, int j) {
+      each_word<B, W>(rows.d / 4, [&](int at, int j) {
         float4 y = make_float4(__uint_as_float(v[j].x), __uint_as_float(v[j].y),
                                __uint_as_float(v[j].z), __uint_as_float(v[j].w));
         if (k == rows.rank) y = part[j];
         x[j] = k == 0 ? y : plus(x[j], y);
       });
     }
-    each_word<B, W>(rows.d, [&](int, int j) { x[j] = plus(x[j], plus_r[j]); });
+    each_word<B, W>(rows.d / 4, [&](int, int j) { x[j] = plus(x[j], plus_r[j]); });
     if (rows.w != nullptr) {
       float4* const own = reinterpret_cast<float4*>(rows.own + (i64)i * rows.d);
-      each_word<B, W>(rows.d, [&](int at, int j) { own[at] = x[j]; });
+      each_word<B, W>(rows.d / 4, [&](int at, int j) { own[at] = x[j]; });
       norm<B, W>(rows, x);
     }
     const float scale = row_scale<T, B, W>(x, rows.d), inverse = 1.0f / scale;
     Word* const to = reinterpret_cast<Word*>(rows.to) + row * (rows.d / 4);
     Word y[W];
-    each_word<B, W>(rows.d, [&](int, int j) {
+    each_word<B, W>(rows.d / 4, [&](int, int j) {
       y[j] = Rounded<T>::from(
           make_float4(x[j].x * inverse, x[j].y * inverse, x[j].z * inverse, x[j].w * inverse));
     });
     for (int k = 1; k < rows.n; ++k) {
       const int peer = (rows.rank + k) % rows.n;
       Word* const there = norms<Word>(peer, rows.rank, i);
-      each_word<B, W>(rows.d, [&](int at, int j) { store_volatile(there + at, sent(y[j])); });
+      each_word<B, W>(rows.d / 4, [&](int at, int j) { store_volatile(there + at, sent(y[j])); });
       if (is_same<T, f16>::value && threadIdx.x == 0) {
         store_volatile(scale_of_norm<Word>(peer, rows.rank, i), sent(__float_as_uint(scale)));
       }
     }
-    each_word<B, W>(rows.d, [&](int at, int j) { to[at] = y[j]; });
+    each_word<B, W>(rows.d / 4, [&](int at, int j) { to[at] = y[j]; });
     if (is_same<T, f16>::value && threadIdx.x == 0) rows.scales[row] = scale;
   }
 
@@ -280,7 +222,7 @@ struct Exchange {
       Word v[W];
       take(norms<Word>(rows.rank, peer, i), v);
       Word* const to = reinterpret_cast<Word*>(rows.to) + row * (rows.d / 4);
-      each_word<B, W>(rows.d, [&](int at, int j) { to[at] = v[j]; });
+      each_word<B, W>(rows.d / 4, [&](int at, int j) { to[at] = v[j]; });
       if (is_same<T, f16>::value && threadIdx.x == 0) {
         u32* const from = scale_of_norm<Word>(rows.rank, peer, i);
         u32 bits;
@@ -326,7 +268,7 @@ __global__ void __launch_bounds__(B) add_norm(const __grid_constant__ RowsArgs a
   int k = 0;
   while (row >= a.bounds[k + 1]) ++k;
   const float* const r = a.residuals[k] + (i64)(row - a.bounds[k]) * a.d;
-  each_word<B, W>(a.d, [&](int i, int j) {
+  each_word<B, W>(a.d / 4, [&](int i, int j) {
     for (int p = 0; p < a.n; ++p) {
       const float4 v = load_fresh(reinterpret_cast<const float4*>(a.parts[p] + (i64)row * a.d) + i);
       x[j] = p == 0 ? v : plus(x[j], v);

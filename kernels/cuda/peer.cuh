@@ -33,9 +33,9 @@ __device__ __forceinline__ i64 clock_ns() {
 }
 
 // Waiting for another device: over once somebody gave the run up, or after timeout_ns, when `code`
-// goes to the word that says so. That word lies in the host's memory, so it is looked at seldom, and
-// of the lanes that wait together by one: a device that all of whose threads looked would be late
-// itself, the other would then look as often, and every exchange of the run took milliseconds.
+// goes to the word that says so. That word lies in the host's memory, so it is looked at seldom,
+// and of the lanes that wait together by one: a device that all of whose threads looked would be
+// late itself, the other would then look as often, and every exchange of the run took milliseconds.
 struct Patience {
   u32* given_up;
   i64 timeout_ns;

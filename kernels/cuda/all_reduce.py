@@ -21,8 +21,7 @@ HEAD = 4 * COUNTERS
 PIECE = 16 << 10  # bytes of a part: kPieceWords of 16
 SMALL = 512 << 10  # bytes that come to a device, up to which flags beside the data are sooner there
 BLOCK = 256  # kBlock
-FEW_BLOCKS = 64  # more have not been measured with more than two devices, which send to several
-SHARED_BLOCKS = 128  # of all streams of one GPU together, see `exchange`
+SHARED_BLOCKS = 128  # of all streams of one GPU together, see `most_blocks`
 LINE = 8  # bytes of a part in a 16-byte word with its flags
 
 SMALL_PARTS, LARGE_PARTS = (
@@ -81,13 +80,14 @@ def exchange(
     )  # fmt: skip
     blocks = ceil_div(units, BLOCK) if is_small else units
     kernel = SMALL_PARTS if is_small else LARGE_PARTS
-    most = COUNTERS if n == 2 else FEW_BLOCKS
-    if shared:
-        # Blocks that wait for another stream's must not keep it from running, and neither must
-        # those of what follows in their own.
-        most = SHARED_BLOCKS // n
-    grid = (min(blocks, most), 1, 1)
+    grid = (min(blocks, most_blocks(n, shared)), 1, 1)
     return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)
+
+
+def most_blocks(n_devices: int, shared: bool) -> int:
+    """Of an exchange. Those of streams of one GPU that wait for each other must not keep one from
+    running, and neither must those of what follows them."""
+    return SHARED_BLOCKS // n_devices if shared else COUNTERS
 
 
 def _is_small(n_devices: int, nbytes: int) -> bool:

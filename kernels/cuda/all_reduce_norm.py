@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gguflow.engine.graph import Tensor
 
 from . import all_reduce
-from .all_reduce import COUNTERS, DEVICES, FEW_BLOCKS, SHARED_BLOCKS
+from .all_reduce import DEVICES, most_blocks
 from .launch import Call, Kernel, Launch, Rounded, ceil_div, register
 
 OPS = ("all_reduce_norm",)
@@ -107,10 +107,9 @@ def exchange(
         sides.timeout_ns, at.sums, at.norms, at.sums_stride, at.norms_stride, 4 * d + _SCALE,
         sides.code, max(rows), not sides.shared,
     )  # fmt: skip
-    most = SHARED_BLOCKS // n if sides.shared else COUNTERS if n == 2 else FEW_BLOCKS
     block, words = _block(d)
     kernel = Kernel("all_reduce_norm.cu", f"all_reduce_norm<{dtype}, {block}, {words}>")
-    grid = (min(max(rows), most), 1, 1)
+    grid = (min(max(rows), most_blocks(n, sides.shared)), 1, 1)
     return Launch(kernel, grid, (block, 1, 1), _padded(args), dependent=True)
 
 

@@ -76,5 +76,9 @@ class Exchanges:
                 whole = not s.view_offset and all_rows is not None and s.shape == all_rows.shape
                 dtype = rounds_to(node, self._device.info) if whole else None
                 found.setdefault(s.owner, set()).add(dtype)
-        agreed = ((t, *dtypes) for t, dtypes in found.items() if len(dtypes) == 1)
-        return {t: dtype for t, dtype in agreed if dtype is not None}
+        agreed: dict[Tensor, str] = {}
+        for t, dtypes in found.items():
+            dtype, *others = dtypes
+            if dtype is not None and not others:
+                agreed[t] = dtype
+        return agreed

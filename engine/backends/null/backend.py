@@ -46,7 +46,11 @@ class NullBackend(Backend):
         self.memory: NullMemory = NullMemory(memory)
         self._peaks = peaks
         # Plans over several are those of GPUs: sums are exchanged, with the same room for them.
-        self.links = Links(channel_bytes=channel_bytes, shares_rows=shares_rows)
+        self.links = Links(
+            reaches=lambda other: isinstance(other, NullBackend),
+            channel_bytes=channel_bytes,
+            shares_rows=shares_rows,
+        )
 
     def describe(self) -> str:
         return "no device: plans and expected times, nothing runs"

@@ -49,8 +49,9 @@ def connect(address: str = LOCAL, n_cpus: int | None = None) -> Any:
         return ray
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
-        given |= {
-            "include_dashboard": False, "num_cpus": n_cpus, "object_store_memory": STORE,
+        given |= {  # by its address, for without one Ray joins what runs on this machine already
+            "address": "local", "include_dashboard": False, "num_cpus": n_cpus,
+            "object_store_memory": STORE,
         }  # fmt: skip
     else:
         if address != AUTO:
@@ -80,6 +81,11 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), REACH).close()
     except OSError as e:
         raise ClusterError(f"no cluster at {address}: {e.strerror or e}") from None
+
+
+def node_id(ray: Any) -> str:
+    """Ray's own name of the node this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def node_name(ray: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -86,7 +87,11 @@ class StageActor:
             return getattr(self._holder, name)(*args)
 
 
-_ASKED = {"open": StageActor.open, "run": StageActor.run, "call": StageActor.call}
+_ASKED: dict[str, Callable[..., Any]] = {
+    "open": StageActor.open,
+    "run": StageActor.run,
+    "call": StageActor.call,
+}
 
 
 class RayCalls:

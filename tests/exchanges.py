@@ -131,9 +131,9 @@ def fill_sharing(
     for i, (m, d, dtype) in enumerate(cases):
         shapes = {"r": (m, d), "p": (m, d), "q": (m, d), "w": (d,)}
         for name, shape in shapes.items():
-            common = rng.standard_normal(shape)
+            common = rng.standard_normal(shape, np.float32)
             for k in range(n):
-                x = common if name in "rw" else rng.standard_normal(shape)
+                x = common if name in "rw" else rng.standard_normal(shape, np.float32)
                 bound.inputs[f"{name}.{i}@{k}"][:] = x
         matrix = rng.standard_normal((64, d)).astype(np.float32) * d**-0.5
         for k in range(n) if dtype is not None else ():

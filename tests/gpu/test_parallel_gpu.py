@@ -94,13 +94,12 @@ def test_rows_shared_out_have_the_bits_of_whole_sums(
 ) -> None:
     """In every form that norms may cross in, of fewer and of more rows than blocks; exchanges of
     other kinds are between them."""
-    cases = [(300, 4096, None), (9, 64, None), (513, 1024, F16), (300, 4096, BF16),
-             (1100, 256, BF16), (257, 8192, F16), (600, 2048, F16), (640, 8192, None)]  # fmt: skip
+    cases = [(9, 64, None), (300, 4096, F16), (257, 5376, None), (600, 256, BF16)]
     devices = [cards(k) for k in range(n)]
     bound = bound_to(devices, sharing_plan(devices, cases))
     assert isinstance(bound.runner, SideBySide)
     rng = np.random.default_rng(n)
-    for _ in range(4):
+    for _ in range(3):
         check_sharing(bound, rng, cases, n)
 
 

@@ -27,9 +27,13 @@ _ALIGN = 256  # of 16-bit rows, as a library likes them
 Shares = Sequence[tuple[int, int]]  # of exchanges: rows of the largest share, bytes of a row
 
 
-def shares_rows(m: int, d: int) -> bool:
-    """Whether the kernel takes sums of so many rows of so many elements, and is sooner done."""
-    return m > ROWS and d % 8 == 0 and d <= ELEMENTS
+def shares_rows(m: int, d: int, equal_bits: bool = False) -> bool:
+    """Whether the kernel takes sums of so many rows of so many elements, and is sooner done.
+
+    Its norms have the bits of norm.cu, as those before a library's products; with equal_bits
+    products of any number of columns may begin with a norm of their own.
+    """
+    return not equal_bits and m > ROWS and d % 8 == 0 and d <= ELEMENTS
 
 
 def supports(node: Tensor) -> bool:

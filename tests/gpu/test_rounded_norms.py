@@ -48,6 +48,15 @@ def test_norms_that_products_read_are_rounded(model: str, wanted: str | None) ->
         assert found[last] is None  # the last layer picks rows of it
 
 
+def test_which_rows_are_shared_out() -> None:
+    from gguflow.kernels.cuda.all_reduce_norm import shares_rows
+
+    assert shares_rows(257, 4096) and shares_rows(512, 8192)
+    assert not shares_rows(256, 4096)  # of which products of quantized weights norm themselves
+    assert not shares_rows(512, 4096, equal_bits=True)
+    assert not shares_rows(512, 4100) and not shares_rows(512, 16384)
+
+
 def test_few_rows_are_not_shared_out() -> None:
     plans = Plans(random_model("llama3-8b:F16"), 2, 640, 1)
     plan = plans._model.plan(step_key(256, "last", False))

@@ -40,7 +40,7 @@ class CudaBackend(Backend):
             partial(_alloc_pinned, self.device),
             self._reaches,
             all_reduce_norm.channel_bytes,
-            all_reduce_norm.shares_rows,
+            partial(all_reduce_norm.shares_rows, equal_bits=equal_bits),
         )
         self.clock = CudaClock(self.device, self.modules)
         self.n_alike = self.device.count

@@ -160,10 +160,18 @@ def staged_model(args: Namespace, source: ModelSource, options: Options) -> Mode
     from gguflow.engine.cluster.connect import connect
     from gguflow.engine.cluster.launch import staged
 
-    ray: Any = connect(args.ray)
-    return staged(
-        ray, source, options, args.stages, args.stage_shares, needs_of(options), WAIT, 10 * WAIT
-    )  # fmt: skip
+    needs = needs_of(options)
+    ray: Any = connect(args.ray, own_gpu=_own_gpu(options) if "GPU" in needs else None)
+    return staged(ray, source, options, args.stages, args.stage_shares, needs, WAIT, 10 * WAIT)
+
+
+def _own_gpu(options: Options) -> tuple[int, int]:
+    """Which GPU the first stage computes with, and how many this machine has."""
+    from gguflow.engine.backends.base import DeviceId, find_backend
+    from gguflow.engine.cluster.holder import own_device
+
+    own = own_device(options)
+    return DeviceId.parse(own).index, find_backend(own, options.of_backends()).n_alike
 
 
 def disconnect() -> None:

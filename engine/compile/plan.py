@@ -13,6 +13,7 @@ from typing import Any
 from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Graph, Role, Tensor, exchanged, op_spec
 
+from .exchanges import exchange_sizes, n_ranks
 from .fuse import fuse_graph
 from .join import join_products
 from .memory import ALIGN, SHARED_OUTPUT_BYTES, ArenaPlan, plan_memory, round_up
@@ -179,8 +180,7 @@ def _channels(
     for b in order if exchanges else ():
         mine = [n for n in exchanges if placement.of[n] == b.name]
         if mine and b.links is not None and b.links.channel_bytes is not None:
-            n_parts = len(exchanged(mine[0]))
-            found[b.space] = b.links.channel_bytes(n_parts, [n.nbytes for n in mine])
+            found[b.space] = b.links.channel_bytes(n_ranks(mine[0]), *exchange_sizes(mine))
     return found
 
 

@@ -37,6 +37,20 @@ class FileBytes:
 
 
 @dataclass(frozen=True, eq=False)
+class RepeatedRows:
+    """Reads a weight of n_rows whose rows repeat the first ones again and again, uint8 [n_first,
+    bytes of a row]: a backend that repeats them itself needs these alone."""
+
+    first: Callable[[], np.ndarray]
+    n_first: int
+    n_rows: int
+
+    def __call__(self) -> np.ndarray:
+        first = self.first()
+        return np.resize(first, self.n_rows * first.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
 class WeightSource:
     """One weight as the engine will hold it, and where its bytes come from.
 

@@ -87,6 +87,17 @@ def test_a_sum_takes_its_residual_along(turned: bool) -> None:
     np.testing.assert_array_equal(evaluate(fused, feed(fused))["out"], want["out"])
 
 
+def test_a_residual_that_was_a_sum_before_is_taken_along() -> None:
+    g = Graph()
+    r, a, b, c, d = (g.input(x, F32, (2, 8)) for x in "rabcd")
+    attn = g.add(g.op("all_reduce", a, b), r)
+    g.output(g.add(g.op("all_reduce", c, d), attn, name="out"))
+    want = evaluate(g, feed(g))
+    fused = fuse_graph(g, everything)
+    assert ops(fused) == ["all_reduce_add", "all_reduce_add"]
+    np.testing.assert_array_equal(evaluate(fused, feed(fused))["out"], want["out"])
+
+
 def test_sums_that_are_added_to_each_other_stay() -> None:
     g = Graph()
     a, b = (g.input(x, F32, (2, 8)) for x in "ab")

@@ -8,7 +8,7 @@ from functools import cache
 from harness import declare_case
 
 from gguflow.engine.graph import F32, Graph, OpSpec, Tensor, all_ops, dtype_by_name
-from gguflow.kernels.cuda import all_reduce, link
+from gguflow.kernels.cuda import all_reduce, all_reduce_norm, link
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
@@ -80,6 +80,11 @@ def all_launches() -> tuple[Launch, ...]:
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
     sizes = 4096, 8 << 20
     reduced = (all_reduce.exchange(0, 0, 0, n, 0, (0, 0), sizes, False, 0, 1, 1) for n in sizes)
+    sides = all_reduce_norm.Sides((0, 0), (), ((150, 1 << 15),), False, 0, 1, 1)
+    reduced = *reduced, *(
+        all_reduce_norm.exchange(0, 0, 0, 0, 1e-5, d, (150, 150), 0, dtype, sides)
+        for d in (1024, 2048, 4096, 8192) for dtype in ("f32", "f16", "bf16")
+    )  # fmt: skip
     step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
     others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]

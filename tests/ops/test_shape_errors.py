@@ -35,6 +35,8 @@ SCAN: list[str | None] = ["f32 2x1", "f32 1", "f32 1", "f32 1"]
 HEADS: list[str | None] = ["f32 2x2x4", "f32 2x1x4", "f32 2x2x2", "i32 2", "i32 2", "f32 9x4",
                           "f32 9x4"]  # fmt: skip
 HEAD_PARAMS = {**NORM}
+RANK = {"rank": 0}
+HALVES: list[str | None] = ["f32 1x8", "f32 2x8", "f32 1x8", "f32 2x8"]
 QKV_PARAMS = {**EPS, **NORM, "head_dim": 4}
 WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("get_rows", ["f32 3x4x5", "i32 2"], {}, "the table must be [n, d]"),
@@ -260,6 +262,11 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("all_reduce", ["f32 2x8", "f32 8x2"], {}, "operands must be dense f32 of one shape"),
     ("all_reduce", ["f16 2x8"], {}, "operands must be dense f32 of one shape"),
     ("all_reduce_add", ["f32 8", "f32 2x8"], {}, "operands must be dense f32"),
+    ("all_reduce_norm", [None, "f32 1x8", "f32 2x8"], RANK, "whose rows the r_k share"),
+    ("all_reduce_norm", [None, *HALVES, "f32 1x8"], RANK, "whose rows the r_k share"),
+    ("all_reduce_norm", [None, "f32 2x4T", *HALVES[1:]], RANK, "must be dense"),
+    ("all_reduce_norm", ["f32 4", *HALVES], RANK, "w must be dense f32 [d]"),
+    ("all_reduce_norm", ["f32 8", *HALVES], {"rank": 2}, "rank must be one of 2"),
     ("moe_sum", ["f32 2x8", "f32 2x3"], {}, "x must be f32 [m, u, n]"),
     ("moe_sum", ["f32 2x3x8", "f32 2x2"], {}, "weights must be f32"),
     ("swiglu_clamped", ["f32 3x4", "f32 3x5"], {}, "one shape"),

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Live, Meets, Memory, Program, Reduce, Ticks, refuse
+from gguflow.engine.backends.base import Live, Meets, Memory, Program, Ticks, refuse
 from gguflow.engine.compile import Recv, Send, Step
-from gguflow.engine.graph import Role, Tensor, exchanged
-from gguflow.kernels.cuda import all_reduce, link
+from gguflow.engine.graph import Role, Tensor
+from gguflow.kernels.cuda import link
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
     MOST_JOINED,
@@ -28,6 +28,7 @@ from gguflow.kernels.cuda.mirror import mirror
 from gguflow.kernels.cuda.timestamp import timestamp
 
 from .cublas import BoundGemm
+from .exchange import Exchanges
 from .memory import CudaBuffer, MirroredBuffer
 from .modules import BoundLaunch
 from .token_loop import CudaTokenLoop
@@ -65,8 +66,11 @@ class CudaProgram(Program):
         waits = bool(meets.reduces) or any(not isinstance(s, Tensor) for s in steps)
         self._ticket = CudaBuffer(self._device, link.WORD) if waits else None
 
+        exchanges = Exchanges(self._device, steps, meets.reduces)
         calls = [
-            self._call(s, memory) if isinstance(s, Tensor) and s not in meets.reduces else None
+            self._call(s, memory, exchanges)
+            if isinstance(s, Tensor) and s not in meets.reduces
+            else None
             for s in steps
         ]
         made: list[list[Launch | Gemm]] = []
@@ -79,7 +83,7 @@ class CudaProgram(Program):
                 continue
             call = calls[i]
             if call is None:
-                made.append([self._reduce(s, meets.reduces[s], memory)])
+                made.append([exchanges.launch(s, partial(self._operand, memory=memory))])
                 continue
             together = joined([c for c in takewhile(bool, calls[i : i + MOST_JOINED]) if c])
             if together is not None:
@@ -111,11 +115,12 @@ class CudaProgram(Program):
         self._timed: tuple[Any, CudaBuffer] | None = None
         self._is_timed = False
 
-    def _call(self, node: Tensor, memory: Memory) -> Call:
+    def _call(self, node: Tensor, memory: Memory, exchanges: Exchanges) -> Call:
         dst = self._operand(node, memory)
         assert dst is not None
         srcs = tuple(self._operand(x, memory) for x in node.srcs)
-        return Call(node, dst, srcs, self._device.info, self._scratch.address)
+        rounded = exchanges.rounded(node, partial(self._operand, memory=memory))
+        return Call(node, dst, srcs, self._device.info, self._scratch.address, rounded)
 
     def _operand(self, t: Tensor | None, memory: Memory) -> Operand | None:
         if t is None:
@@ -136,18 +141,6 @@ class CudaProgram(Program):
         if isinstance(step, Send):
             return link.signal(flag.address, spans, ticket)
         return link.wait(flag.address, spans, ticket, flag.given_up, flag.code, flag.timeout_ns)
-
-    def _reduce(self, node: Tensor, reduce: Reduce, memory: Memory) -> Launch:
-        parts = exchanged(node)
-        residual = node.live_srcs()[: -len(parts)]
-        operands = [self._operand(t, memory) for t in (node, parts[reduce.rank], *residual)]
-        to, part, *r = (o.address for o in operands if o is not None)
-        others = [c for k, c in enumerate(reduce.channels) if k != reduce.rank]
-        return all_reduce.exchange(
-            to, part, r[0] if r else 0, node.nbytes, reduce.rank, reduce.channels, reduce.sizes,
-            not all(map(self._device.is_elsewhere, others)), reduce.given_up, reduce.code,
-            reduce.timeout_ns,
-        )  # fmt: skip
 
     def _load(self) -> None:
         """Have everything loaded that the first run would load, once. No op but products is run for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gguflow.engine.compile.rules.base import Rewrite, Rule, made_by
-from gguflow.engine.graph import Tensor, exchanged
+from gguflow.engine.graph import Tensor
 
 
 def norm_then_weight(node: Tensor) -> Rewrite | None:
@@ -72,9 +72,10 @@ def sum_then_add(node: Tensor) -> Rewrite | None:
     for total, other in ((a, b), (b, a)):
         if total is None or total.op != "all_reduce" or other is None:
             continue
-        # Kernels read a residual in whole words, from where its memory begins. Sums that are added
-        # to each other stay where they are, so that all devices make them in one order.
-        if not other.view_offset and not exchanged(other.owner):
+        # Kernels read a residual in whole words, from where its memory begins. Two sums that are
+        # added to each other stay where they are, so that all devices make them in one order; one
+        # that has its residual already, as the block before leaves it, stays anyway.
+        if not other.view_offset and other.owner.op != "all_reduce":
             return Rewrite("all_reduce_add", (other, *total.srcs), (total,))
     return None
 

@@ -1,4 +1,4 @@
-"""Launches mul_mat_columns.cu: quantized and 16-bit weights times many columns, on Hopper."""
+"""Launches mul_mat_columns.cu: quantized weights times many columns, on Hopper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 from gguflow.engine.graph import DType
 
-from .columns import GLU, PLAIN, Product, arguments, columns_ok, layout, round_launch, rows_ok
+from .columns import (
+    GLU,
+    PLAIN,
+    TILES,
+    Product,
+    arguments,
+    columns_ok,
+    layout,
+    round_launch,
+    rows_ok,
+)
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 _SOURCE = "mul_mat_columns.cu"
@@ -84,6 +94,7 @@ def takes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> bool:
     return (
         device.arch == "sm_90"
         and p.m > 1
+        and t.is_quantized
         and all(rows_ok(w, aligned, _chunk(t)) for w in p.weights)
         and columns_ok(p.x)
         and _stages(t, tile or tile_for(p.m, p.kind), device)[0] > 0
@@ -117,7 +128,7 @@ def launches(
     )
     grid, block = (blocks, splits, groups), (_THREADS, 1, 1)
     made = [
-        round_launch(p, at, tile.columns, False),
+        round_launch(p, at, tile.columns, TILES),
         Launch(kernel, grid, block, args, shared, dependent=True),
     ]
     if splits > 1:

@@ -32,8 +32,11 @@ def _supports(node: Tensor, least: int) -> bool:
     if len(node.srcs[0].shape if node.srcs[0] else ()) != 2:
         return False
     weights = node.live_srcs()[2:5] if node.op == "norm_qkv_rope" else node.live_srcs()[2:]
-    many = least <= node.live_srcs()[0].shape[0] <= mul_mat_batch.MOST
-    known = all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS for w in weights)
+    floats = all(w.dtype.name in mul_mat_vec.FLOATS for w in weights)
+    known = floats or all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS
+                          for w in weights)  # fmt: skip
+    m = node.live_srcs()[0].shape[0]
+    many = m >= least and (floats or m <= mul_mat_batch.MOST)
     return many and known and (node.op != "norm_qkv_rope" or mul_mat_vec.supports_heads(node))
 
 

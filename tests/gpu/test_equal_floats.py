@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import declare_case
+from kernel_list import EQUAL
+from test_mul_mat_columns import heads, made_by
 
 import gguflow.engine.ops  # noqa: F401  (registers the ops)
 from gguflow.engine.backends.base import find_backend
-from gguflow.engine.graph import F16, F32, I32, Graph, Tensor, dtype_by_name
+from gguflow.engine.graph import F16, F32, I32, Case, Graph, Tensor, dtype_by_name, op_spec
+from gguflow.engine.graph import Operand as Leaf
 from gguflow.engine.quants import encode
-from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
+from gguflow.kernels.cuda.launch import Call, DeviceInfo, Launch, Operand, launches, scratch_bytes
 
 MOST = 512
 COUNTS = (
@@ -129,6 +133,61 @@ class Product:
             for s, width in zip(self.states, self.rows[1:], strict=True):
                 found.append(s.read(0, s.nbytes).view(np.uint16).reshape(N_STATE, width)[rows])
         return found
+
+
+def launches_of(op: str, dtype: str, m: int, n: int, k: int) -> list[Launch]:
+    """Of no data."""
+    x = Leaf((m, k), data=0.0)
+    ws = [Leaf((n, k), dtype, 0.0, role="weight") for _ in range(2 if "swiglu" in op else 1)]
+    return made_by(declare_case(op_spec(op), Case((*ws, x))), EQUAL)
+
+
+@pytest.mark.slow  # test_compile has every file with some types
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_compiles(nvrtc: Any, dtype: str) -> None:
+    kernels = {
+        s.kernel
+        for op in ("mul_mat", "mul_mat_swiglu")
+        for m in (1, 5, 12, 17, 100)
+        for n in (64, 2560, 8000, 12000)
+        for s in launches_of(op, dtype, m, n, 256)
+    }
+    for m in (1, 5, 12, 17, 100, 130):
+        kernels |= {s.kernel for s in made_by(heads((dtype,) * 3, m, "f16", "norm").node, EQUAL)}
+    sources = {k.source for k in kernels}
+    assert {"mul_mat_chain.cu", "mul_mat_wide.cu", "columns_turn.cu"} <= sources
+    for source, options in {(k.source, k.options) for k in kernels}:
+        entries = sorted(k.entry for k in kernels if k.source == source)
+        assert len(nvrtc.compile_source(source, entries, "sm_90", options).names) == len(entries)
+
+
+@pytest.mark.parametrize(
+    "op, n, k, blocks",
+    [
+        ("mul_mat", 4096, 4096, 128),
+        ("mul_mat", 4096, 14336, 128),
+        ("mul_mat_swiglu", 14336, 4096, 256),
+    ],
+)
+@pytest.mark.parametrize("m", [17, 64, 65, 128])
+def test_narrow_tiles_fill_a_device_once(op: str, n: int, k: int, blocks: int, m: int) -> None:
+    *_, launch = launches_of(op, "f16", m, n, k)
+    assert launch.kernel.source == "mul_mat_wide.cu" and launch.grid == (blocks, 1, 1)
+    assert 2 * (launch.shared + 1024) <= 228 << 10  # two blocks a multiprocessor
+
+
+@pytest.mark.parametrize("k", [32, 96, 4096, 14336, 53248])
+@pytest.mark.parametrize("m", [1, 2, 16])
+def test_chains_of_any_length_have_room(m: int, k: int) -> None:
+    *_, launch = launches_of("mul_mat", "f16", m, 70, k)
+    assert launch.kernel.source == "mul_mat_chain.cu"
+    assert launch.shared <= DeviceInfo().shared_per_block
+
+
+def test_blocks_share_the_tiles_of_a_long_matrix() -> None:
+    for n, warps in ((4096, 2), (28_672, 14), (128_256, 16)):
+        *_, launch = launches_of("mul_mat", "f16", 2, n, 256)
+        assert launch.grid == (132, 1, 1) and launch.block == (32 * (warps + 2), 1, 1)
 
 
 def check(p: Product, whole: list[np.ndarray], m: int, first: int = 0) -> str:

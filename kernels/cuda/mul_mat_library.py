@@ -71,7 +71,8 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch | Gemm
         made.append(Gemm(t, "f32", w.ne[1], p.m, p.k, rows, Matrix(at.x, p.k),
                          Matrix(y, w.ne[1]), at.parts, c))  # fmt: skip
     if p.kind == GLU:
-        made.append(gate_launch(p.dst, *to, "f32", scales))
+        gate, up = to
+        made.append(gate_launch(p.dst, gate, up, "f32", scales))
     elif p.kind == QKV:
         made.append(_turn_launch(p, to, at))
     elif scales or (p.r is not None and not added):

@@ -43,12 +43,12 @@ __device__ __forceinline__ u32 cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// At the barrier of that place in a block of the cluster.
+// At the barrier of that place in a block of the cluster. Nothing is handed over but the place:
+// what was read there was read before.
 __device__ __forceinline__ void arrive_at(u64* bar, u32 rank) {
   asm volatile(
       "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}\n" ::"r"(
-          shared_address(bar)),
+      "mbarrier.arrive.shared::cluster.b64 _, [at];\n}\n" ::"r"(shared_address(bar)),
       "r"(rank)
       : "memory");
 }
@@ -140,7 +140,7 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Rings& ring
     const int within = tile % TILES;
     if (within == 0) barrier_wait(rings.w_full + w.stage, w.parity);
     barrier_wait(rings.x_full + x.stage, x.parity);
-    asm volatile("fence.proxy.async;" ::: "memory");  // weights come by copies of threads
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // weights: copies of threads
     const u64 columns =
         columns_descriptor(shared_address(rings.x + x.stage * X_TILE + group * 64 * kTileK * 2));
     const u64 rows =

@@ -29,6 +29,7 @@ struct ChainArgs {
   RopeNumbers rope;
   float eps;
   int warps, rounds;  // tiles that a block has at once, at most; how often it takes some
+  int share, longer;  // tiles of a block in all; the first so many blocks have one more
   int rows_at, turns_at, squares_at, x_at, ring_at;  // bytes in shared memory
 };
 
@@ -45,14 +46,15 @@ struct Memory {
 
 // The tiles of a block, a neighbouring share of all, which it takes in rounds.
 struct Share {
-  int first, count, rounds;
+  int first, count, warps;
 
-  __device__ __forceinline__ explicit Share(const ChainArgs& args) : rounds(args.rounds) {
-    first = (int)((i64)args.c.tiles * blockIdx.x / gridDim.x);
-    count = (int)((i64)args.c.tiles * (blockIdx.x + 1) / gridDim.x) - first;
+  __device__ __forceinline__ explicit Share(const ChainArgs& args) : warps(args.warps) {
+    const int block = (int)blockIdx.x;
+    first = args.share * block + min(block, args.longer);
+    count = args.share + (block < args.longer);
   }
   // Tiles before a round.
-  __device__ __forceinline__ int before(int round) const { return count * round / rounds; }
+  __device__ __forceinline__ int before(int round) const { return min(count, warps * round); }
   __device__ __forceinline__ int size(int round) const { return before(round + 1) - before(round); }
 };
 
@@ -103,7 +105,7 @@ __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memor
   const Share share(args);
   const u64 policy = read_once();
   Place at;
-  for (int round = 0; round < share.rounds; ++round) {
+  for (int round = 0; round < args.rounds; ++round) {
     const int n = share.size(round);
     if (round > 0) {  // the first round's rows are there
       __syncwarp();
@@ -203,7 +205,7 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
     }
   };
   skip(warp);
-  for (int round = 0; round < share.rounds; ++round) {
+  for (int round = 0; round < args.rounds; ++round) {
     const int n = share.size(round);
     const bool mine = warp < n;
     const Tile tile = tile_at<KIND>(a, share.first + share.before(round) + warp);
@@ -319,14 +321,14 @@ __device__ __forceinline__ void run(const ChainArgs& args) {
   for (int i = threadIdx.x; i < share.size(0) * kTileRows; i += blockDim.x) {
     m.rows[i] = tile_row<KIND>(a, share.first + i / kTileRows, i % kTileRows);
   }
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < a.w_stages; ++s) {
-      barrier_make(m.full + s, 1);
-      barrier_make(m.free + s, 1);
+  if (warp == 0) {
+    if (lane < a.w_stages) {
+      barrier_make(m.full + lane, 1);
+      barrier_make(m.free + lane, 1);
     }
-    for (int s = 0; s < a.x_stages; ++s) {
-      barrier_make(m.x_full + s, 1);
-      barrier_make(m.x_free + s, args.warps);
+    if (lane < a.x_stages) {
+      barrier_make(m.x_full + lane, 1);
+      barrier_make(m.x_free + lane, args.warps);
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }

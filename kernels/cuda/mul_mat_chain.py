@@ -26,7 +26,7 @@ _STAGE = _ROWS * (2 * _CHUNK + 32)  # bytes
 _COLUMN_WARPS = 16  # that make a single column
 _MOST_WARPS = 16  # tiles that a block has at once
 _X_STAGES = 4
-_LEAST_STAGES, _MAX_STAGES = 4, 28
+_LEAST_STAGES, _MAX_STAGES = 4, 28  # a warp makes their barriers
 _RESERVED = 1 << 10  # bytes of shared memory that every block takes beside its own
 _NO_ROPE = bytes(40)
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
@@ -102,7 +102,8 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
         "@4P", p.x.address, p.norm.address if p.norm else 0, heads.pos.address if heads else 0,
         heads.factors.address if heads and heads.factors else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
-    body += struct.pack("@f7i", p.eps, plan.warps, plan.rounds, *plan.places)
+    share = divmod(p.tiles(_PAIRS), plan.grid)
+    body += struct.pack("@f9i", p.eps, plan.warps, plan.rounds, *share, *plan.places)
     kind, dtype = _KINDS[p.kind], cpp_type(p.weights[0].dtype)
     entry = f"mul_mat_chain<{kind}, {dtype}, {columns // 8}, {cpp_bool(one)}>"
     warps = (_COLUMN_WARPS if one else plan.warps + 1) + 1

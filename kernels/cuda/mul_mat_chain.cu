@@ -2,11 +2,11 @@
 // (float_columns.cuh), so that its bits do not depend on how many columns there are.
 //
 // A step of such a chain takes some 33 cycles and 512 bytes of weights, so that two chains a
-// multiprocessor keep up with memory. A block has some tiles of sixteen rows, a warp each, which go
-// along k side by side. One warp brings weights through a ring of stages, each 256 elements of one
-// tile; they are asked for before the kernels before this one are done (programmatic dependent
-// launch). Several columns are brought by one more warp, once for all tiles; a single one is made
-// in shared memory by the block itself (float_column.cuh).
+// multiprocessor keep up with memory. A block has a few tiles of sixteen rows at once, a warp each,
+// which go along k side by side. One warp brings weights through a ring of stages for each tile,
+// 256 elements of its rows a stage; they are asked for before the kernels before this one are done
+// (programmatic dependent launch). Several columns are brought by one more warp, once for all
+// tiles; a single one is made in shared memory by the block itself (float_column.cuh).
 #include "cuda/columns.cuh"
 #include "cuda/float_column.cuh"
 #include "cuda/mma.cuh"
@@ -21,7 +21,7 @@ constexpr int kSteps = kChunk / 16;
 
 // Mirrored by `launches` in mul_mat_chain.py.
 struct ChainArgs {
-  ColumnsArgs c;
+  ColumnsArgs c;      // w_stages: of each tile
   const float* x;     // of a single column, what it is made of
   const float* norm;  // weights of the norm, or null
   const i32* pos;
@@ -36,7 +36,7 @@ struct ChainArgs {
 #if __CUDA_ARCH__ >= 900
 
 struct Memory {
-  u64 *full, *free;      // of the ring's stages
+  u64 *full, *free;      // of the rings' stages: [w_stages][warps]
   u64 *x_full, *x_free;  // of the columns' stages
   const char** rows;     // where the rows of the round's tiles start
   float2* turns;
@@ -118,16 +118,17 @@ __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memor
     for (int k = 0; k < a.k; k += kChunk) {
       const u32 bytes = 2 * min(a.k - k, kChunk);
       for (int i = 0; i < n; ++i) {
-        u64* const full = m.full + at.stage;
-        barrier_wait(m.free + at.stage, at.parity ^ 1);
+        const int stage = at.stage * args.warps + i;
+        u64* const full = m.full + stage;
+        barrier_wait(m.free + stage, at.parity ^ 1);
         if (lane == 0) expect(full, kTileRows * bytes);
         __syncwarp();
         if (lane < kTileRows) {
-          bring(m.ring + at.stage * kStage + lane * kStride, m.rows[i * kTileRows + lane] + 2 * k,
+          bring(m.ring + stage * kStage + lane * kStride, m.rows[i * kTileRows + lane] + 2 * k,
                 bytes, full, policy);
         }
-        at.next(a.w_stages);
       }
+      at.next(a.w_stages);
     }
   }
 }
@@ -195,19 +196,9 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
   const ColumnsArgs& a = args.c;
   const Share share(args);
   const int row = lane / 4, t = lane % 4;
-  // Stage `warp` of the ring comes first; of a chunk every tile has one.
   Place w, x;
-  const auto skip = [&](int n) {
-    w.stage += n;
-    while (w.stage >= a.w_stages) {
-      w.stage -= a.w_stages;
-      w.parity ^= 1;
-    }
-  };
-  skip(warp);
   for (int round = 0; round < args.rounds; ++round) {
-    const int n = share.size(round);
-    const bool mine = warp < n;
+    const bool mine = warp < share.size(round);  // only the last round may be short
     const Tile tile = tile_at<KIND>(a, share.first + share.before(round) + warp);
     const int pair = tile.pair + row;
     float sums[G][4] = {};
@@ -228,10 +219,11 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
           if (KIND == QKV) b.state_row = __ldcg(a.state_rows);
         }
       }
+      const int stage = w.stage * args.warps + warp;
       if (!ONE) barrier_wait(m.x_full + x.stage, x.parity);
       if (mine) {
-        barrier_wait(m.full + w.stage, w.parity);
-        const char* const rows = m.ring + w.stage * kStage + row * kStride + t * 8;
+        barrier_wait(m.full + stage, w.parity);
+        const char* const rows = m.ring + stage * kStage + row * kStride + t * 8;
         const char* const columns =
             ONE ? m.x + 2 * k + t * 8 : m.x + x.stage * kChunk * 16 * G + lane * 16;
         if (a.k - k >= kChunk) {
@@ -245,10 +237,10 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
       }
       __syncwarp();
       if (lane == 0) {
-        if (mine) barrier_arrive(m.free + w.stage);
+        if (mine) barrier_arrive(m.free + stage);
         if (!ONE) barrier_arrive(m.x_free + x.stage);
       }
-      skip(n);
+      w.next(a.w_stages);
       if (!ONE) x.next(a.x_stages);
     }
     if (!mine) continue;
@@ -308,8 +300,8 @@ __device__ __forceinline__ void run(const ChainArgs& args) {
   const ColumnsArgs& a = args.c;
   Memory m;
   m.full = reinterpret_cast<u64*>(shared);
-  m.free = m.full + a.w_stages;
-  m.x_full = m.free + a.w_stages;
+  m.free = m.full + a.w_stages * args.warps;
+  m.x_full = m.free + a.w_stages * args.warps;
   m.x_free = m.x_full + a.x_stages;
   m.rows = reinterpret_cast<const char**>(shared + args.rows_at);
   m.turns = reinterpret_cast<float2*>(shared + args.turns_at);
@@ -322,7 +314,7 @@ __device__ __forceinline__ void run(const ChainArgs& args) {
     m.rows[i] = tile_row<KIND>(a, share.first + i / kTileRows, i % kTileRows);
   }
   if (warp == 0) {
-    if (lane < a.w_stages) {
+    if (lane < a.w_stages * args.warps) {
       barrier_make(m.full + lane, 1);
       barrier_make(m.free + lane, 1);
     }
@@ -357,7 +349,7 @@ __device__ __forceinline__ void run(const ChainArgs& args) {
 
 // G: groups of eight columns. ONE: a single column, made here.
 template <int KIND, class W, int G, bool ONE>
-__global__ void __launch_bounds__(ONE ? 544 : 576, 2)
+__global__ void __launch_bounds__(ONE ? 544 : 192, 2)
     mul_mat_chain(const __grid_constant__ ChainArgs args) {
 #if __CUDA_ARCH__ >= 900
   run<KIND, W, G, ONE>(args);

@@ -24,9 +24,10 @@ _BLOCKS = 2  # of a multiprocessor: the next kernel's weights come while this on
 _ROWS, _PAIRS, _CHUNK = 16, 8, 256  # of a tile; elements of a stage, as in mul_mat_chain.cu
 _STAGE = _ROWS * (2 * _CHUNK + 32)  # bytes
 _COLUMN_WARPS = 16  # that make a single column
-_MOST_WARPS = 16  # tiles that a block has at once
+_MOST_WARPS = 4  # tiles that a block has at once: their chains keep up with memory
 _X_STAGES = 4
-_LEAST_STAGES, _MAX_STAGES = 4, 28  # a warp makes their barriers
+_LEAST_STAGES = 2  # of a tile
+_MAX_STAGES = 28  # of all; a warp makes their barriers
 _RESERVED = 1 << 10  # bytes of shared memory that every block takes beside its own
 _NO_ROPE = bytes(40)
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
@@ -68,11 +69,11 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan:
     whole = device.shared_per_block + _RESERVED
     for blocks in (_BLOCKS, 1):
         room = whole // blocks - _RESERVED - places[-1]
-        stages = max(0, min(_MAX_STAGES, room // _STAGE))
+        stages = max(0, min(_MAX_STAGES, room // _STAGE)) // warps
         if stages >= _LEAST_STAGES:
             break
     return _Plan(grid, warps, rounds, x_stages, stages, tuple(places[1:]),
-                 places[-1] + stages * _STAGE)  # fmt: skip
+                 places[-1] + stages * warps * _STAGE)  # fmt: skip
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:

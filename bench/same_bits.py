@@ -1,6 +1,6 @@
 """Equal bits on a large shape: requests alone and then in engines, see docs/equal-bits.md.
 
-    python bench/same_bits.py --random llama3-8b:Q4_0 [-ngl all] [--fast] [--requests 100]
+    python bench/same_bits.py --random llama3-8b:Q4_0 [-ngl all] [--equal-bits] [--requests 100]
 
 For every number of sequences, with and without guesses: how many requests were completed, and how
 many of them had other tokens, or other logits, than alone; then what differs first.
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--random", default="llama3-8b:Q4_0")
     parser.add_argument("-ngl", choices=("0", "all"), default="0")
-    parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--equal-bits", action="store_true")
     parser.add_argument("-ctk", default="f16")
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--at-once", default="1,3,8,32,128")
@@ -37,7 +37,7 @@ def main() -> None:
     kv = dtype_by_name(args.ctk)
     model = Model.random(
         args.random, n_ctx=1024, k_type=kv, v_type=kv,
-        n_gpu_layers=ALL_LAYERS if args.ngl == "all" else 0, equal_bits=not args.fast,
+        n_gpu_layers=ALL_LAYERS if args.ngl == "all" else 0, equal_bits=args.equal_bits,
     )  # fmt: skip
     BoundPlan.token_loop = None  # type: ignore[method-assign,assignment]  # logits of every step
     todo = equal_bits.requests(args.requests)

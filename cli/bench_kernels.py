@@ -31,7 +31,7 @@ def run_kernels(args: Namespace) -> int:
 
     cases = matching(args.kernels)
     threads = args.threads[0] if args.threads else None
-    given = {"device": args.device, "n_threads": threads, "equal_bits": not args.fast}
+    given = {"device": args.device, "n_threads": threads, "equal_bits": args.equal_bits}
     try:
         backend = find_backend(args.backend, given)
     except LookupError as e:

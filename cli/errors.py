@@ -114,7 +114,7 @@ FLAGS = {
     "overrides": "-ot", "sparse": "--sparse", "sparse_threshold": "--sparse-threshold",
     "predictor": "--predictor", "vram_budget": "--vram-budget", "split": "--split",
     "lora": "--lora", "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p",
-    "min_p": "--min-p", "weight_cache": "--no-weight-cache", "equal_bits": "--fast",
+    "min_p": "--min-p", "weight_cache": "--no-weight-cache", "equal_bits": "--equal-bits",
     "mlock": "--mlock",
     "repeat_penalty": "--repeat-penalty", "repeat_last_n": "--repeat-last-n", "seed": "--seed",
     "presence_penalty": "--presence-penalty", "frequency_penalty": "--frequency-penalty",

@@ -334,9 +334,9 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
         help="place the tensors and ops in whose name RE is found on a backend; comma-separated",
     )
     p.add_argument(
-        "--fast",
+        "--equal-bits",
         action="store_true",
-        help="GPUs: the fastest kernels for a sequence alone, whose bits may differ among others",
+        help="GPUs: a sequence has the same bits alone and among up to 16, which is slower",
     )
     add_experts(p)
 
@@ -459,7 +459,7 @@ def placement(args: Namespace) -> dict[str, Any]:
         "split_mode": "tensor" if args.split_mode == "row" else args.split_mode,
         "tensor_split": args.tensor_split,
         "cpu_experts": args.cpu_experts, "expert_use": args.expert_use or "",
-        "equal_bits": not args.fast,
+        "equal_bits": args.equal_bits,
     }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Products with what stands around them: what mul_mat_chain.py, mul_mat_wide.py, mul_mat_library.py
-and mul_mat_columns.py are given, and the columns they read."""
+"""Products of several columns with what stands around them: what the launch files that
+mul_mat_batch.py chooses from are given, and the columns they read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .mul_mat_vec import STATES
 from .rope import rope_numbers
 
 PLAIN, GLU, QKV = range(3)  # as in columns.cuh
-TILES, FRAGMENTS, TILES_IN_ORDER, ROWS = range(4)  # as in columns_round.cu
+# As in columns_round.cu.
+TILES, FRAGMENTS, FRAGMENTS_IN_ORDER, TILES_IN_ORDER, ROWS = range(5)
 _NIBBLES = ("q4_0",)  # whose lanes hold elements 4 t and following of both halves of 32
 _NO_ROPE = bytes(40)
 _MASKS = (0x000F000F, 0x00F000F0)  # of nibbles

@@ -1,14 +1,14 @@
-// Columns for mul_mat_chain.cu, mul_mat_wide.cu, mul_mat_columns.cu and a library: normalized if a
-// norm's weights are given, as 16-bit floats, for mul_mat_columns.cu in the order that the
-// fragments of the weights have (columns_weights.cuh).
+// Columns as 16-bit floats, normalized if a norm's weights are given: for mul_mat_stream.cu and
+// mul_mat_columns.cu in the order that the fragments of the weights have (columns_weights.cuh), for
+// mul_mat_chain.cu, mul_mat_wide.cu and a library in their own.
 #include "cuda/dependent.cuh"
 #include "cuda/float_columns.cuh"
 #include "cuda/rope.cuh"
 
 // How the columns lie, as numbered in columns.py. TILES: for a warpgroup's products, in groups of n
-// columns; IN_ORDER: the same with neighbours as neighbours; FRAGMENTS: of mma.m16n8k16, of which
-// lane t has elements 4 t to 4 t + 3 of every sixteen; ROWS: dense rows.
-enum { TILES, FRAGMENTS, IN_ORDER, ROWS };
+// columns; FRAGMENTS: of mma.m16n8k16; ROWS: dense. Of fragments in order lane t has elements 4 t
+// to 4 t + 3 of every sixteen.
+enum { TILES, FRAGMENTS, FRAGMENTS_IN_ORDER, TILES_IN_ORDER, ROWS };
 
 struct ColumnsOrder {
   int lane, half;  // elements from lane to lane, and to a lane's second four
@@ -124,7 +124,12 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
       reinterpret_cast<uint4*>(a.to)[(i64)column * (k / 8) + i] = w;
       continue;
     }
-    if (a.layout == FRAGMENTS) {  // [k / 32][n / 8][8 columns][4 lanes][2 steps] of 8 bytes
+    if (a.layout == FRAGMENTS) {  // [k / 32][n / 8][8 columns][4 lanes] of 16 bytes
+      uint4* const to = reinterpret_cast<uint4*>(a.to) + (block32 * (a.n / 8) + within / 8) * 32;
+      to[within % 8 * 4 + t] = w;
+      continue;
+    }
+    if (a.layout == FRAGMENTS_IN_ORDER) {  // [k / 32][n / 8][8][4][2 steps] of 8 bytes
       uint2* const to = reinterpret_cast<uint2*>(a.to) + (block32 * (a.n / 8) + within / 8) * 64 +
                         (within % 8 * 4 + t % 2 * 2) * 2 + t / 2;
       to[0] = {w.x, w.y};
@@ -133,7 +138,7 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
     }
     // [groups][k / 64][n][64], the pieces of 16 bytes swizzled
     char* const row = a.to + (((i64)group * (k / kTileK) + block32 / 2) * a.n + within) * 128;
-    if (a.layout == IN_ORDER) {
+    if (a.layout == TILES_IN_ORDER) {
       *reinterpret_cast<uint4*>(row + ((block32 % 2 * 4 + t) ^ (within % 8)) * 16) = w;
       continue;
     }

@@ -1,4 +1,4 @@
-// Weights of mul_mat_columns.cu: how a chunk of a row lies in a stage of
+// Weights of mul_mat_columns.cu and mul_mat_stream.cu: how a chunk of a row lies in a stage of
 // shared memory, and how a lane makes 16-bit fragments of it.
 //
 // Of every 32 elements lane t of the four that share a row holds eight, as four pairs. Which ones
@@ -78,3 +78,30 @@ __device__ __forceinline__ Pairs Weights<block_q4_0>::pairs(const char* row, int
   };
   return {low(w & masks.low), low(v & masks.low), high(w & masks.high), high(v & masks.high)};
 }
+
+// 16-bit floats as they are: elements 8 t and following, neighbours as pairs. Odd rows have the
+// halves of 128 bytes exchanged, against conflicts.
+template <class F>
+struct FloatWeights {
+  using T = F;
+  static constexpr int CHUNK = 128;
+  static constexpr int BYTES = 2 * CHUNK;
+  static constexpr bool ALIGNED = true;
+  static constexpr int PIECES = BYTES / 16, STRIDE = BYTES;
+
+  static __device__ __forceinline__ int bytes_of(int blocks32) { return blocks32 * 64; }
+  static __device__ __forceinline__ int place(int row, int p) {
+    return row * STRIDE + (p ^ (row % 2 * 4)) * 16;
+  }
+  static __device__ __forceinline__ int offset(const char*) { return 0; }
+  static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int odd,
+                                                const Masks&) {
+    const int piece = (block32 * 4 + t) ^ (odd * 4);
+    const uint4 v = *reinterpret_cast<const uint4*>(row + piece * 16);
+    return {v.x, v.y, v.z, v.w};
+  }
+};
+template <>
+struct Weights<f16> : FloatWeights<f16> {};
+template <>
+struct Weights<bf16> : FloatWeights<bf16> {};

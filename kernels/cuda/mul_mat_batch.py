@@ -1,5 +1,5 @@
-"""Products by kernels of Hopper, and of 16-bit weights by a library, of several columns, and of one
-with `DeviceInfo.equal_bits`: which of them a node goes to."""
+"""Products by kernels of Hopper, of several columns, and with `DeviceInfo.equal_bits` of one and of
+any number of columns of 16-bit weights: which of them a node goes to."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from . import (
     mul_mat_few,
     mul_mat_library,
     mul_mat_one,
+    mul_mat_stream,
     mul_mat_wide,
 )
-from .columns import Product, products
+from .columns import GLU, PLAIN, QKV, Product, products
 from .gemm import Gemm
 from .launch import Call, DeviceInfo, Launch, Operand
 from .mul_mat_vec import FASTEST
 
 MOST = 256  # columns up to which these come before a library's product of quantized weights
-# Ways of 16-bit weights, the first that takes a product: all add in one order (float_columns.cuh).
-FLOATS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
+# The same of 16-bit weights, where a kernel of ours does what a library needs several launches for.
+FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
+# Their ways with equal bits, the first that takes a product: all add in one order.
+EQUAL_FLOATS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
 
 
 def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> int:
@@ -35,12 +38,13 @@ def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -
 
 
 def way(p: Product, device: DeviceInfo) -> ModuleType | None:
-    """The launch file for a product, or None: a library's on its own, or another kernel."""
-    if not p.weights[0].dtype.is_quantized:
-        return next((w for w in FLOATS if w.takes(p, device)), None)
-    if p.m > MOST:
+    """The launch file that is fastest for a product, or None: a library's, or another kernel."""
+    t = p.weights[0].dtype
+    if device.equal_bits and not t.is_quantized:
+        return next((w for w in EQUAL_FLOATS if w.takes(p, device)), None)
+    if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
         return None
-    ways = [mul_mat_one, mul_mat_few, mul_mat_columns]
+    ways = [mul_mat_one, mul_mat_few, mul_mat_stream, mul_mat_columns]
     return next((w for w in ways if w.takes(p, device)), None)
 
 

@@ -3,7 +3,7 @@
 //
 // A step of such a chain takes some 33 cycles and 512 bytes of weights, so that two chains a
 // multiprocessor keep up with memory. A block has a few tiles of sixteen rows at once, a warp each,
-// which go along k side by side. One warp brings weights through a ring of stages for each tile,
+// which go along k side by side. Two warps bring weights through a ring of stages for each tile,
 // 256 elements of its rows a stage; they are asked for before the kernels before this one are done
 // (programmatic dependent launch). Several columns are brought by one more warp, once for all
 // tiles; a single one is made in shared memory by the block itself (float_column.cuh).
@@ -18,6 +18,7 @@ constexpr int kChunk = 256;               // elements of a stage's rows
 constexpr int kStride = 2 * kChunk + 32;  // bytes from row to row of a stage: without conflicts
 constexpr int kStage = kTileRows * kStride;
 constexpr int kSteps = kChunk / 16;
+constexpr int kBringers = 2;  // warps that bring weights
 
 // Mirrored by `launches` in mul_mat_chain.py.
 struct ChainArgs {
@@ -98,9 +99,19 @@ __device__ __forceinline__ void expect(u64* bar, u32 bytes) {
                : "memory");
 }
 
-// One warp.
+// One lane of a warp whose lanes are all here.
+__device__ __forceinline__ bool elected() {
+  u32 is;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(is));
+  return is;
+}
+
+// Warp `which` of kBringers brings its part of every stage's rows.
 template <int KIND>
-__device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memory& m, int lane) {
+__device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memory& m, int which,
+                                              int lane) {
+  constexpr int ROWS = kTileRows / kBringers;
   const ColumnsArgs& a = args.c;
   const Share share(args);
   const u64 policy = read_once();
@@ -109,9 +120,10 @@ __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memor
     const int n = share.size(round);
     if (round > 0) {  // the first round's rows are there
       __syncwarp();
-      for (int i = lane; i < n * kTileRows; i += 32) {
-        const int tile = share.first + share.before(round) + i / kTileRows;
-        m.rows[i] = tile_row<KIND>(a, tile, i % kTileRows);
+      for (int i = lane; i < n * ROWS; i += 32) {
+        const int tile = i / ROWS, row = which * ROWS + i % ROWS;
+        m.rows[tile * kTileRows + row] =
+            tile_row<KIND>(a, share.first + share.before(round) + tile, row);
       }
       __syncwarp();
     }
@@ -120,13 +132,21 @@ __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memor
       for (int i = 0; i < n; ++i) {
         const int stage = at.stage * args.warps + i;
         u64* const full = m.full + stage;
-        barrier_wait(m.free + stage, at.parity ^ 1);
-        if (lane == 0) expect(full, kTileRows * bytes);
-        __syncwarp();
-        if (lane < kTileRows) {
-          bring(m.ring + stage * kStage + lane * kStride, m.rows[i * kTileRows + lane] + 2 * k,
-                bytes, full, policy);
+        const char* from[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+          from[r] = m.rows[i * kTileRows + which * ROWS + r] + 2 * k;
         }
+        barrier_wait(m.free + stage, at.parity ^ 1);
+        if (elected()) {  // one lane, and the compiler knows it: others would take turns
+          if (which == 0) expect(full, kTileRows * bytes);
+#pragma unroll
+          for (int r = 0; r < ROWS; ++r) {
+            bring(m.ring + stage * kStage + (which * ROWS + r) * kStride, from[r], bytes, full,
+                  policy);
+          }
+        }
+        __syncwarp();
       }
       at.next(a.w_stages);
     }
@@ -325,9 +345,9 @@ __device__ __forceinline__ void run(const ChainArgs& args) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
   __syncthreads();
-  const int bringer = (int)blockDim.x / 32 - 1;
-  if (warp == bringer) {
-    bring_weights<KIND>(args, m, lane);
+  const int bringer = (int)blockDim.x / 32 - kBringers;
+  if (warp >= bringer) {
+    bring_weights<KIND>(args, m, warp - bringer, lane);
     return;
   }
   float scale = 1.0f;
@@ -349,7 +369,7 @@ __device__ __forceinline__ void run(const ChainArgs& args) {
 
 // G: groups of eight columns. ONE: a single column, made here.
 template <int KIND, class W, int G, bool ONE>
-__global__ void __launch_bounds__(ONE ? 544 : 192, 2)
+__global__ void __launch_bounds__(ONE ? 576 : 224, 2)
     mul_mat_chain(const __grid_constant__ ChainArgs args) {
 #if __CUDA_ARCH__ >= 900
   run<KIND, W, G, ONE>(args);

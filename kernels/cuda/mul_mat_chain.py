@@ -1,5 +1,5 @@
-"""Launches mul_mat_chain.cu: 16-bit weights times 1 to 16 columns, on devices with bulk copies. One
-column only with `DeviceInfo.equal_bits`: mul_mat_vec.cu may be faster."""
+"""Launches mul_mat_chain.cu: 16-bit weights times 1 to 16 columns, on devices with bulk copies, of
+which equal bits are asked (`DeviceInfo.equal_bits`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 
 from .columns import (
-    FRAGMENTS,
+    FRAGMENTS_IN_ORDER,
     Layout,
     Product,
     arguments,
@@ -23,7 +23,7 @@ MOST = 16  # columns
 _BLOCKS = 2  # of a multiprocessor: the next kernel's weights come while this one ends
 _ROWS, _PAIRS, _CHUNK = 16, 8, 256  # of a tile; elements of a stage, as in mul_mat_chain.cu
 _STAGE = _ROWS * (2 * _CHUNK + 32)  # bytes
-_COLUMN_WARPS = 16  # that make a single column
+_COLUMN_WARPS, _BRINGERS = 16, 2  # that make a single column, that bring weights
 _MOST_WARPS = 4  # tiles that a block has at once: their chains keep up with memory
 _X_STAGES = 4
 _LEAST_STAGES = 2  # of a tile
@@ -80,7 +80,8 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     types = {w.dtype for w in p.weights}
     return (
         device.is_hopper
-        and (1 if device.equal_bits else 2) <= p.m <= MOST
+        and device.equal_bits
+        and p.m <= MOST
         and len(types) == 1
         and not p.weights[0].dtype.is_quantized
         and all(rows_ok(w, 16, 32) for w in p.weights)
@@ -107,8 +108,8 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     body += struct.pack("@f9i", p.eps, plan.warps, plan.rounds, *share, *plan.places)
     kind, dtype = _KINDS[p.kind], cpp_type(p.weights[0].dtype)
     entry = f"mul_mat_chain<{kind}, {dtype}, {columns // 8}, {cpp_bool(one)}>"
-    warps = (_COLUMN_WARPS if one else plan.warps + 1) + 1
+    warps = (_COLUMN_WARPS if one else plan.warps + 1) + _BRINGERS
     kernel = Kernel("mul_mat_chain.cu", entry)
-    made = [] if one else [round_launch(p, at, columns, FRAGMENTS)]
+    made = [] if one else [round_launch(p, at, columns, FRAGMENTS_IN_ORDER)]
     grid, block = (plan.grid, 1, 1), (32 * warps, 1, 1)
     return [*made, Launch(kernel, grid, block, body, plan.shared, dependent=True)]

@@ -1,4 +1,4 @@
-"""Launches mul_mat_columns.cu: quantized weights times many columns, on Hopper."""
+"""Launches mul_mat_columns.cu: quantized and 16-bit weights times many columns, on Hopper."""
 
 from __future__ import annotations
 
@@ -94,7 +94,6 @@ def takes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> bool:
     return (
         device.arch == "sm_90"
         and p.m > 1
-        and t.is_quantized
         and all(rows_ok(w, aligned, _chunk(t)) for w in p.weights)
         and columns_ok(p.x)
         and _stages(t, tile or tile_for(p.m, p.kind), device)[0] > 0

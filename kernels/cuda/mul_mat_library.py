@@ -69,7 +69,7 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch | Gemm
     for w, y in zip(p.weights, to, strict=True):
         rows = Matrix(w.address, w.nb[1] // 2)
         made.append(Gemm(t, "f32", w.ne[1], p.m, p.k, rows, Matrix(at.x, p.k),
-                         Matrix(y, w.ne[1]), at.parts, c))  # fmt: skip
+                         Matrix(y, w.ne[1]), at.parts, c, whole=True))  # fmt: skip
     if p.kind == GLU:
         gate, up = to
         made.append(gate_launch(p.dst, gate, up, "f32", scales))

@@ -6,7 +6,7 @@
 // are their columns. Both lie in shared memory as they are multiplied. Narrow tiles read all
 // columns often: four blocks, a cluster, bring a quarter each, to all four.
 //
-// A block has a warpgroup for every 64 columns, one warp or two that bring weights and one that
+// A block has a warpgroup for every 64 columns, some warps that bring weights and one that
 // brings the columns. Weights are asked for before the kernels before this one are done
 // (programmatic dependent launch).
 #include "cuda/columns.cuh"
@@ -16,8 +16,8 @@
 constexpr int kCluster = 4;
 constexpr int kTileK = 64;  // elements of a tile's rows: 128 bytes
 
-// Threads that bring weights. Ten warps of a block leave the sums of two room.
-constexpr int bringers(int groups) { return groups == 1 ? 64 : 32; }
+// Threads that bring weights, as many as leave the sums room.
+constexpr int bringers(int n, int groups) { return groups == 1 ? 128 : n <= 48 ? 64 : 32; }
 
 // Tiles of weights of a stage: rows of 256 bytes at once where they are few.
 constexpr int tiles_of_stage(int n) { return n <= 64 ? 2 : 1; }
@@ -75,20 +75,26 @@ __device__ __forceinline__ Tile pair_at(const ColumnsArgs& a, int pair) {
   return KIND == QKV ? tile_of<1>(a, pair) : Tile{0, pair};
 }
 
+// A thread brings the same 16 bytes of some rows of every stage.
 template <int N, int BRINGERS>
 __device__ __forceinline__ void bring_weights(const ColumnsArgs& a, const Rings& rings,
                                               int thread) {
   constexpr int TILES = tiles_of_stage(N), PIECES = TILES * kTileK * 2 / 16;
   constexpr int TILE = N * kTileK * 2, STAGE = TILES * TILE;
+  constexpr int ROWS = BRINGERS / PIECES;  // at once
+  static_assert((ROWS & (ROWS - 1)) == 0 && N % ROWS == 0, "places are found by exclusive or");
+  const int row = thread / PIECES, piece = thread % PIECES;
+  const char* from[N / ROWS];
+#pragma unroll
+  for (int i = 0; i < N / ROWS; ++i) from[i] = rings.rows[row + i * ROWS] + piece * 16;
+  const u32 within = piece / 8 * TILE + row * 128, place = ((piece ^ row) % 8) * 16;
   Place at;
   for (int k = 0; k < a.k; k += TILES * kTileK) {
     barrier_wait(rings.w_free + at.stage, at.parity ^ 1);
-    const u32 to = shared_address(rings.w + at.stage * STAGE);
-#pragma unroll 4
-    for (int i = thread; i < N * PIECES; i += BRINGERS) {
-      const int row = i / PIECES, piece = i % PIECES;
-      copy16_async(to + piece / 8 * TILE + row * 128 + ((piece % 8) ^ (row % 8)) * 16,
-                   rings.rows[row] + 2 * k + piece * 16);
+    const u32 to = shared_address(rings.w + at.stage * STAGE) + within;
+#pragma unroll
+    for (int i = 0; i < N / ROWS; ++i) {
+      copy16_async(to + i * ROWS * 128 + (place ^ (i * ROWS % 8 * 16)), from[i] + 2 * k);
     }
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
                      shared_address(rings.w_full + at.stage))
@@ -192,7 +198,7 @@ __device__ __forceinline__ void finish_sums(const ColumnsArgs& a, const float (&
 
 template <int KIND, class W, int N, int C>
 __device__ __forceinline__ void run(const ColumnsArgs& a) {
-  constexpr int CONSUMERS = 128 * C, BRINGERS = bringers(C), TILE = kTileK * 2;
+  constexpr int CONSUMERS = 128 * C, BRINGERS = bringers(N, C), TILE = kTileK * 2;
   extern __shared__ __align__(1024) char memory[];
   char* const shared = memory + (-shared_address(memory) & 1023);
   Rings rings;
@@ -249,7 +255,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
 
 // N: weight rows of a block, 16 to 112. C: columns by 64, 1 or 2.
 template <int KIND, class W, int N, int C>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(128 * C + bringers(C) + 32, 2)
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(128 * C + bringers(N, C) + 32, 2)
     mul_mat_wide(const __grid_constant__ ColumnsArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   run<KIND, W, N, C>(a);

@@ -59,6 +59,11 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan | None:
     return None
 
 
+def _bringers(plan: _Plan) -> int:
+    """Threads that bring weights, as in mul_mat_wide.cu."""
+    return 128 if plan.groups == 1 else 64 if plan.rows <= 48 else 32
+
+
 def takes(p: Product, device: DeviceInfo) -> bool:
     t = p.weights[0].dtype
     return (
@@ -84,7 +89,7 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     args = arguments(p, at, plan.blocks, 1, plan.w_stages, plan.x_stages, 0)
     entry = f"mul_mat_wide<{_KINDS[p.kind]}, {cpp_type(t)}, {plan.rows}, {plan.groups}>"
     kernel = Kernel("mul_mat_wide.cu", entry, _OPTIONS)
-    grid, block = (plan.blocks, 1, 1), (128 * plan.groups + (96 if plan.groups == 1 else 64), 1, 1)
+    grid, block = (plan.blocks, 1, 1), (128 * plan.groups + _bringers(plan) + 32, 1, 1)
     return [
         round_launch(p, at, 64 * plan.groups, TILES_IN_ORDER),
         Launch(kernel, grid, block, args, plan.shared, dependent=True),

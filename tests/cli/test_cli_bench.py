@@ -228,7 +228,7 @@ def test_layers_without_a_gpu(call, tiny_model: str, monkeypatch: pytest.MonkeyP
 
 def test_several_models_and_random_weights(call, tiny_model: str) -> None:
     code, out, _ = call("bench", "-m", tiny_model, "--random", "smollm2-135m:Q4_0", "-p", "1",
-                        "-n", "0", "--fast", "-r", "1", "--no-warmup",
+                        "-n", "0", "--equal-bits", "-r", "1", "--no-warmup",
                         "-o", "jsonl")  # fmt: skip
     assert code == 0
     first, second = map(json.loads, out.splitlines())

@@ -99,7 +99,7 @@ def test_no_tokens_to_generate(tiny_model: str) -> None:
     args = Namespace(no_warmup=True, repetitions=None, override_tensor=[], device=None)
     args.vram_budget, args.split, args.cpu_experts, args.expert_use = 0, "", 0, ""
     args.devices, args.split_mode, args.tensor_split = (), "layer", ()
-    args.fast, args.cpu_ffn = False, 0
+    args.equal_bits, args.cpu_ffn = False, 0
     result = measure(model, SequencesTest(9, 0, 2, 64, 64, 1, "f16", "f16"), args)
     assert result["speed_tg"] == 0 and result["speed_pp"] > 0
 

@@ -255,13 +255,6 @@ def test_feed_forward_parts_stay_on_the_processor() -> None:
     assert found == ["blk.0.ffn_up.weight", "blk.1.ffn.swiglu"]
 
 
-def test_equal_bits_unless_speed_is_asked_for() -> None:
-    for module in (generate, serve):
-        for words, equal in (([], True), (["--fast"], False)):
-            assert placement(Namespace(**parsed(module, words)))["equal_bits"] is equal
-    assert Options().equal_bits
-
-
 def test_the_server_s_models_come_from_the_hub_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ def test_logits_are_the_cpus(gpu: Any, tmp_path: Path, arch: str, heads: dict[st
 
 def test_each_gets_what_it_gets_alone(gpu: Any, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", **SIZES, **HEADS)
-    model = Model.load(path, backends=CUDA, n_ctx=400)
+    model = Model.load(path, backends=CUDA, n_ctx=400, equal_bits=True)
     prompts = [LONG[:n] for n in (5, 1, 63, 64, 65, 64, 130, 200)]
     alone = [list(model.session.generate(p, 20, GREEDY)) for p in prompts]
     engine = Engine(model, n_seqs=5)

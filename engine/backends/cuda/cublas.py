@@ -25,6 +25,7 @@ _LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_STRIDE = 5, 6
 _PREF_WORKSPACE, _PREF_REDUCTIONS, _PREF_ALIGNMENT_A = 1, 3, 5  # those of B, C and D follow
 _CONFIG_ID, _CONFIG_PARTS = 0, 2
 _MOST_CHOICES = 32
+_FEW_COLUMNS = 128
 _NOT_SUPPORTED = 15  # no algorithm for what is asked
 
 
@@ -78,22 +79,24 @@ class Cublas:
     def choose(self, g: Gemm, operation: Any, layouts: list[Any], addresses: list[int]) -> Any:
         """The algorithm for a product: the same for equal shapes and alignments.
 
-        A column's bits must not depend on how many there are. The library's algorithms add all of
-        k in one order, whatever their tiles, except those that make parts of it: then the first of
-        the same kind that makes none, for others may be much slower.
+        A column's bits should not depend on how many there are. The library's algorithms add all
+        of k in one order, whatever their tiles, except those that make parts of it: then the first
+        of the same kind that makes none. Not for few columns, where tiles without parts are fewer
+        than multiprocessors: decoding 64 sequences would take a sixth longer (unless `Gemm.whole`).
         """
         alignments = [_alignment(a) for a in addresses]
         key = (g.dtype, g.out, g.n, g.m, g.k, g.batch, g.w.ld, g.x.ld, g.d.ld, g.c is None,
-               g.w_rows, *alignments)  # fmt: skip
+               g.w_rows, g.whole, *alignments)  # fmt: skip
         if key not in self._choices:
             ask = partial(self._ask, g, operation, layouts, alignments)
             first = next(ask(1), None)
             if first is None:
                 raise CudaError(f"cuBLAS has no algorithm for {g.dtype} {g.n} x {g.m} x {g.k}")
-            if _config(first, _CONFIG_PARTS) > 1:
+            if (g.whole or g.m > _FEW_COLUMNS) and _config(first, _CONFIG_PARTS) > 1:
                 kind = _config(first, _CONFIG_ID)
-                whole = [*ask(_MOST_CHOICES, whole=True)] or [first]
-                first = next((c for c in whole if _config(c, _CONFIG_ID) == kind), whole[0])
+                whole = [*ask(_MOST_CHOICES, whole=True)]
+                other = whole[0] if g.whole and whole else first
+                first = next((c for c in whole if _config(c, _CONFIG_ID) == kind), other)
             self._choices[key] = first
         return self._choices[key]
 

@@ -28,20 +28,22 @@ def supports(node: Tensor) -> bool:
 
 
 def supports_equal(node: Tensor) -> bool:
-    """Also one column that mul_mat_vec.cu does not take."""
-    return _supports(node, 1)
+    """Also one column that mul_mat_vec.cu does not take, and any number of 16-bit weights."""
+    return _supports(node, 1, 1 << 20)
 
 
-def _supports(node: Tensor, least: int) -> bool:
-    """least: columns from which the kernels of Hopper may take them."""
+def _supports(node: Tensor, least: int, most_floats: int = mul_mat_batch.MOST) -> bool:
+    """least: columns from which the kernels of Hopper may take them; most_floats: up to which, of
+    16-bit weights."""
     if node.op == _QKV:
         return _supports_heads(node)
     if mul_mat_vec.supports(node):
         return True
     if len(node.srcs[0].shape if node.srcs[0] else ()) != 2:
         return False
-    many = least <= node.live_srcs()[0].shape[0] <= mul_mat_batch.MOST
     weights = node.live_srcs()[2:]
+    floats = all(w.dtype.name in mul_mat_vec.FLOATS for w in weights)
+    many = least <= node.live_srcs()[0].shape[0] <= (most_floats if floats else mul_mat_batch.MOST)
     return many and all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS for w in weights)
 
 

@@ -6,8 +6,8 @@ Four ops follow each other in one captured graph, on weights that rotate, so tha
 memory: norm_qkv_rope, mul_mat_add, norm_mul_mat_swiglu, mul_mat_add. Each is measured by itself too
 (`alone`). Ways: one (mul_mat_one.cu, one column), vec (mul_mat_vec.cu, up to 8 columns), few
 (mul_mat_few.cu, quantized weights, up to 16), stream (mul_mat_stream.cu, 16-bit weights, up to 16),
-columns (mul_mat_columns.cu), parts (the ops of which the fused ones are made, a library's products
-where these come before ours).
+columns (mul_mat_columns.cu), integers (mul_mat_integers.cu, quantized weights), parts (the ops of
+which the fused ones are made, a library's products where these come before ours).
 `error` is the largest difference from float64 in units of the result's root mean square. --head
 adds norm_mul_mat of the vocabulary, alone.
 """
@@ -29,6 +29,7 @@ from gguflow.kernels.cuda import (
     mul_mat_columns,
     mul_mat_few,
     mul_mat_gemm,
+    mul_mat_integers,
     mul_mat_norm,
     mul_mat_one,
     mul_mat_stream,
@@ -88,7 +89,8 @@ def ways(
     for name, module in (("one", mul_mat_one), ("few", mul_mat_few)):
         if mixed and all(module.takes(p, info) for p in mixed):
             yield name, by(module, mixed=True)
-    for name, module in (("stream", mul_mat_stream), ("columns", mul_mat_columns)):
+    many = ("stream", mul_mat_stream), ("columns", mul_mat_columns), ("integers", mul_mat_integers)
+    for name, module in many:
         if made and all(module.takes(p, info) for p in made):
             yield name, by(module)
     for name, tile in tiles.items():

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from gguflow.engine.graph import Tensor
 
-from . import mul_mat_columns, mul_mat_few, mul_mat_one, mul_mat_stream
+from . import mul_mat_columns, mul_mat_few, mul_mat_integers, mul_mat_one, mul_mat_stream
 from .columns import GLU, PLAIN, QKV, Product, products
 from .launch import Call, DeviceInfo, Launch, Operand
 from .mul_mat_vec import FASTEST
@@ -29,6 +29,8 @@ def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -
 def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     """The launch file that is fastest for a product, or None: a library's, or another kernel."""
     t = p.weights[0].dtype
+    if p.m > mul_mat_few.MOST and mul_mat_integers.takes(p, device):
+        return mul_mat_integers
     if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
         return None
     ways = [mul_mat_one, mul_mat_few, mul_mat_stream, mul_mat_columns]

@@ -13,26 +13,27 @@ from .gemm import Gemm
 from .launch import Call, DeviceInfo, Launch, Operand, ceil_div, register
 
 OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope")
+MOST_EQUAL = 1 << 16  # columns of fused ops where bits may not depend on their number
 
 
 def supports(node: Tensor) -> bool:
     """Also many columns of types that the kernels for many columns know."""
-    return _supports(node, 2)
+    return _supports(node, 2, mul_mat_batch.MOST)
 
 
 def supports_equal(node: Tensor) -> bool:
-    """Also one column that mul_mat_vec.cu does not take."""
-    return _supports(node, 1)
+    """Also one column that mul_mat_vec.cu does not take, and any number."""
+    return _supports(node, 1, MOST_EQUAL)
 
 
-def _supports(node: Tensor, least: int) -> bool:
-    """least: columns from which the kernels of Hopper may take them."""
+def _supports(node: Tensor, least: int, most: int) -> bool:
+    """least, most: columns of which the kernels of Hopper may take them."""
     if mul_mat_vec.supports(node):
         return True
     if len(node.srcs[0].shape if node.srcs[0] else ()) != 2:
         return False
     weights = node.live_srcs()[2:5] if node.op == "norm_qkv_rope" else node.live_srcs()[2:]
-    many = least <= node.live_srcs()[0].shape[0] <= mul_mat_batch.MOST
+    many = least <= node.live_srcs()[0].shape[0] <= most
     known = all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS for w in weights)
     return many and known and (node.op != "norm_qkv_rope" or mul_mat_vec.supports_heads(node))
 

@@ -1,0 +1,458 @@
+// Quantized weights times many columns on Hopper, in the order of sums of int8_columns.cuh: a
+// column has the bits that it has alone (mul_mat_one.cu) and among a few (mul_mat_few.cu).
+//
+// Weights and columns are whole numbers in 16-bit floats. Their products by warpgroups, summed over
+// a block of 32 elements, are below 2^24 and exact, whatever order the tensor cores have, and come
+// out as floats. From there on every operation is the one that the order prescribes.
+//
+// A block multiplies 128 weight rows with N columns over a quarter of k: two warpgroups of 64 rows
+// each. While the tensor cores work at a block of 32, a warpgroup adds the one before it. A third
+// brings weights and columns through rings of stages in shared memory. The four quarters of a tile
+// are the four blocks of a cluster, which give each other their sums: each adds those of a fourth
+// of the columns, in order. A cluster has one tile after the other, and finishes a tile's sums when
+// it has begun the next. Weights are asked for before the kernels before this one are done
+// (programmatic dependent launch).
+#include "cuda/cluster.cuh"
+#include "cuda/columns.cuh"
+#include "cuda/columns_weights.cuh"
+#include "cuda/integers_weights.cuh"
+#include "cuda/wgmma.cuh"
+
+// Mirrored by `launches` in mul_mat_integers.py.
+struct IntegersArgs {
+  ColumnsArgs c;         // x: as integer_columns leaves it
+  const float* numbers;  // of the columns
+  ByteMasks bytes;
+  int groups;  // of N columns
+};
+
+constexpr int kQuarters = 4;
+constexpr int kConsumers = 256, kBringers = 96, kThreads = kConsumers + kBringers + 32;
+constexpr int kConsumerWarps = kConsumers / 32;
+constexpr int kRows = 128, kPairs = kRows / 2;
+constexpr int kChunkTiles = kChunkK / kTileK;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <class W>
+constexpr int kNumbers = 1 + kSumsOf<W>;  // of a block of a column that the weights need
+
+// What lies in shared memory. Of both rings each stage has a barrier that tells that it is full and
+// one that tells that it is free; and so has each warp's place for sums.
+struct Memory {
+  char *x, *w;     // stages of columns and of weights
+  float4* sums;    // [quarters][N / 32][256 threads] of this block's fourth of the columns
+  float* numbers;  // of the columns' stages
+  u64 *x_full, *x_free, *w_full, *w_free, *sums_full, *sums_free;
+  const char** rows;  // [2][kRows] where rows start: of every sixteen, r and r + 8 are a pair
+};
+
+// The work of a cluster: so many columns of so many rows, the groups of columns of a tile of rows
+// after each other.
+struct Unit {
+  int tile, group;
+};
+template <class F>
+__device__ __forceinline__ void for_each_unit(const IntegersArgs& a, F work) {
+  const int units = a.c.tiles * a.groups;
+  for (int u = blockIdx.x / kQuarters; u < units; u += gridDim.x / kQuarters) {
+    work(Unit{u / a.groups, u % a.groups});
+  }
+}
+
+// The chunks of this block's quarter.
+struct Quarter {
+  int begin, end;
+};
+__device__ __forceinline__ Quarter quarter_of(int k) {
+  const int chunks = k / kChunkK, each = (chunks + kQuarters - 1) / kQuarters;
+  const int begin = min(chunks, (int)blockIdx.x % kQuarters * each);
+  return {begin, min(chunks, begin + each)};
+}
+
+// -- bringing ------------------------------------------------------------------------------------
+
+template <class W>
+__device__ __forceinline__ void bring_weights(const IntegersArgs& args, const Memory& m,
+                                              int thread) {
+  using L = Weights<W>;
+  constexpr int STAGE = kRows * L::STRIDE;
+  const ColumnsArgs& a = args.c;
+  const Quarter q = quarter_of(a.k);
+  Place at;
+  int table = 0;
+  for_each_unit(args, [&](Unit u) {
+    const char** const rows = m.rows + table * kRows;
+    const Tile tile = tile_of<kPairs>(a, u.tile);
+    for (int r = thread; r < kRows; r += kBringers) {
+      rows[r] = row_start(a, tile.matrix, tile.pair + r / 16 * 8 + r % 8, r / 8 % 2);
+    }
+    asm volatile("bar.sync 1, %0;" ::"n"(kBringers) : "memory");
+    table ^= 1;
+    for (int chunk = q.begin; chunk < q.end; ++chunk) {
+      barrier_wait(m.w_free + at.stage, at.parity ^ 1);
+      const u32 to = shared_address(m.w + at.stage * STAGE);
+#pragma unroll 4
+      for (int i = thread; i < kRows * L::PIECES; i += kBringers) {
+        const int r = i / L::PIECES, piece = i % L::PIECES;
+        const char* const start = rows[r] + chunk * L::BYTES;
+        const char* const from = start - L::offset(start) + 16 * piece;
+        if (L::ALIGNED || from < start + L::BYTES) copy16_async(to + L::place(r, piece), from);
+      }
+      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
+                       shared_address(m.w_full + at.stage))
+                   : "memory");
+      at.next(a.w_stages);
+    }
+  });
+}
+
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, u32 n, u64* bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(shared_address(to)),
+      "l"(from), "r"(n), "r"(shared_address(bar))
+      : "memory");
+}
+
+template <class W, int N>
+__device__ __forceinline__ void bring_columns(const IntegersArgs& args, const Memory& m) {
+  constexpr u32 STAGE = N * kTileK * 2, ALL = 2 * N * sizeof(float) * kColumnNumbers;
+  constexpr u32 NUMBERS = 2 * N * sizeof(float) * kNumbers<W>;
+  const ColumnsArgs& a = args.c;
+  const Quarter q = quarter_of(a.k);
+  asm volatile("fence.proxy.async;" ::: "memory");
+  Place at;
+  for_each_unit(args, [&](Unit u) {
+    const i64 first = (i64)u.group * (a.k / kTileK);
+    const char* const x = a.x + first * STAGE;
+    const char* const numbers = reinterpret_cast<const char*>(args.numbers) + first * ALL;
+    for (int tile = q.begin * kChunkTiles; tile < q.end * kChunkTiles; ++tile) {
+      barrier_wait(m.x_free + at.stage, at.parity ^ 1);
+      u64* const bar = m.x_full + at.stage;
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
+                   "r"(STAGE + NUMBERS)
+                   : "memory");
+      bulk_copy(m.x + at.stage * STAGE, x + (i64)tile * STAGE, STAGE, bar);
+      bulk_copy(m.numbers + at.stage * (NUMBERS / 4), numbers + (i64)tile * ALL, NUMBERS, bar);
+      at.next(a.x_stages);
+    }
+  });
+}
+
+// -- products ------------------------------------------------------------------------------------
+
+// A block of 32 elements onto the chunk's sums, in the order of int8_columns.cuh. dots: the exact
+// sums of both halves of 16, or of the whole; numbers: of the columns' block.
+template <class W, int N, int S>
+__device__ __forceinline__ void add_block(float (&acc)[N / 2], const float (&dots)[S][N / 2],
+                                          const IntegerBlock& q, const float* numbers, int t) {
+  using T = Int8<W>;
+#pragma unroll
+  for (int two = 0; two < N / 16; ++two) {  // tiles of eight columns
+    float4 c[3];
+#pragma unroll
+    for (int i = 0; i < kNumbers<W>; ++i) {
+      c[i] = *reinterpret_cast<const float4*>(numbers + i * 2 * N + two * 16 + t * 4);
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int i = two * 8 + e, row = e / 2 % 2, column = e / 4 * 2 + e % 2;
+      const auto of = [column](const float4& v) {
+        return column == 0 ? v.x : column == 1 ? v.y : column == 2 ? v.z : v.w;
+      };
+      float y = __fmul_rn(q.s[row][S - 1], dots[S - 1][i]);
+      if (T::SPLIT) y = fmaf(q.s[row][0], dots[0][i], y);
+      if (T::MIN && T::SPLIT) {
+        const float sum = of(c[1]), sum0 = of(c[2]);
+        y = fmaf(q.b[row][1], sum - sum0, fmaf(q.b[row][0], sum0, y));
+      } else if (T::MIN) {
+        y = fmaf(q.b[row][0], of(c[1]), y);
+      }
+      acc[i] = fmaf(of(c[0]), y, acc[i]);
+    }
+  }
+}
+
+// Where a thread is among those that multiply.
+struct Consumer {
+  int warp, lane, g, t, row;  // row: the upper of its two rows in the tile
+};
+
+template <class W, int N>
+struct Multiplier {
+  using L = Weights<W>;
+  // Dot products of a block, and blocks that have theirs at once, as registers allow.
+  static constexpr int DOTS = Int8<W>::SPLIT ? 2 : 1, AT_ONCE = DOTS * N > 64 ? 1 : 2;
+  static constexpr int STAGE = kRows * L::STRIDE, X_STAGE = N * kTileK * 2;
+
+  const IntegersArgs& args;
+  const Memory& m;
+  const Consumer& me;
+  Place w, x;
+  IntegerRows<W> rows;
+  u32 starts[2];  // the last bits of where rows start
+  IntegerBlock blocks[2];
+  float dots[AT_ONCE][DOTS][N / 2];
+
+  __device__ __forceinline__ Multiplier(const IntegersArgs& args, const Memory& m,
+                                        const Consumer& me)
+      : args(args), m(m), me(me) {}
+
+  __device__ __forceinline__ void enter(int chunk) {
+    barrier_wait(m.w_full + w.stage, w.parity);
+    const char* const stage = m.w + w.stage * STAGE + me.row * L::STRIDE;
+    const auto offset = [&](int i) {
+      return L::ALIGNED ? 0 : (int)((starts[i] + (u32)(chunk * L::BYTES)) & 15);
+    };
+    rows.enter(stage + offset(0), stage + 8 * L::STRIDE + offset(1), me.t);
+    load(0);
+  }
+  __device__ __forceinline__ void load(int b) {
+    rows.block(blocks[b % 2], b, me.t, args.bytes, args.c.masks);
+  }
+  // Products of block b of a chunk, with the stage of columns `at`.
+  __device__ __forceinline__ void issue(int b, const Place& at) {
+    if (b % 2 == 0) barrier_wait(m.x_full + at.stage, at.parity);
+    const u64 columns =
+        columns_descriptor(shared_address(m.x + at.stage * X_STAGE)) + (b % 2) * 4;  // of 16 bytes
+    float (&to)[DOTS][N / 2] = dots[b % AT_ONCE];
+    products_fence();
+    new_product<N>(to[0], blocks[b % 2].a[0], columns);
+    if constexpr (DOTS == 2) {
+      new_product<N>(to[1], blocks[b % 2].a[1], columns + 2);
+    } else {
+      product<f16, N>(to[0], blocks[b % 2].a[1], columns + 2);
+    }
+    products_end();
+  }
+  __device__ __forceinline__ void free_columns() {
+    __syncwarp();
+    if (me.lane == 0) barrier_arrive(m.x_free + x.stage);
+  }
+
+  // No use of a sum moves before the wait, and no other use of its register.
+  static __device__ __forceinline__ void pin(float (&sums)[DOTS][N / 2]) {
+#pragma unroll
+    for (int i = 0; i < DOTS * N / 2; ++i) {
+      asm volatile("" : "+f"(sums[i / (N / 2)][i % (N / 2)])::"memory");
+    }
+  }
+
+  // The quarter's chunks together; between() after the first of them.
+  template <class F>
+  __device__ __forceinline__ void run(const Quarter& q, float (&sums)[N / 2], F between) {
+    enter(q.begin);
+    for (int chunk = q.begin; chunk < q.end; ++chunk) {
+      float acc[N / 2] = {};
+      issue(0, x);
+#pragma unroll
+      for (int b = 0; b < kChunkBlocks; ++b) {
+        const bool last = b == kChunkBlocks - 1;  // with products on their way into the next chunk
+        // the compiler would wait after each of them
+        if (!last) {
+          load(b + 1);
+        } else {
+          __syncwarp();
+          if (me.lane == 0) barrier_arrive(m.w_free + w.stage);
+          w.next(args.c.w_stages);
+          if (chunk + 1 < q.end) enter(chunk + 1);
+        }
+        Place next = x;
+        if (b % 2 == 1) next.next(args.c.x_stages);
+        if (AT_ONCE == 2 && !last) {
+          issue(b + 1, next);
+          products_wait<1>();
+        } else {
+          products_wait<0>();
+        }
+        pin(dots[b % AT_ONCE]);
+        const float* const numbers = m.numbers + x.stage * (2 * N * kNumbers<W>)+b % 2 * N;
+        add_block<W, N>(acc, dots[b % AT_ONCE], blocks[b % 2], numbers, me.t);
+        if (b % 2 == 1) {
+          free_columns();
+          x = next;
+        }
+        if (AT_ONCE == 1 && !last) issue(b + 1, x);
+      }
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) sums[i] += acc[i];
+      if (chunk == q.begin) between();
+    }
+  }
+};
+
+// -- sums ----------------------------------------------------------------------------------------
+
+// The four quarters of a unit. Each thread meets the same one of the other blocks.
+template <int N>
+struct Joiner {
+  static constexpr int F = N / 8, MINE = F / kQuarters;  // float4s of a thread, and of its fourth
+  const IntegersArgs& args;
+  const Memory& m;
+  const Consumer& me;
+  u32 parity = 0;  // of the join that comes next
+  bool first = true, pending = false;
+  Unit unit;
+
+  __device__ __forceinline__ Joiner(const IntegersArgs& args, const Memory& m, const Consumer& me)
+      : args(args), m(m), me(me) {}
+
+  __device__ __forceinline__ void wait_free() {
+    cluster_barrier_wait(m.sums_free + me.warp, parity ^ 1);
+  }
+
+  // This block's quarter to who adds it.
+  __device__ __forceinline__ void give(const Unit& u, const float (&sums)[N / 2]) {
+    if (!first) wait_free();
+    first = false;
+    const int rank = blockIdx.x % kQuarters;
+    const u32 place = shared_address(m.sums + rank * MINE * kConsumers + threadIdx.x);
+    const u32 full = shared_address(m.sums_full + me.warp);
+#pragma unroll
+    for (int to = 0; to < kQuarters; ++to) {
+#pragma unroll
+      for (int i = 0; i < MINE; ++i) {
+        const float* const v = sums + (to * MINE + i) * 4;
+        put_at(address_at(place + i * kConsumers * 16, to), {v[0], v[1], v[2], v[3]});
+      }
+      warp_arrive_at(address_at(full, to), me.lane);
+    }
+    unit = u;
+    pending = true;
+    parity ^= 1;
+  }
+
+  // What is to be added, if there is something.
+  __device__ __forceinline__ void finish_pending() {
+    if (!pending) return;
+    pending = false;
+    const ColumnsArgs& a = args.c;
+    const int rank = blockIdx.x % kQuarters;
+    const Tile tile = tile_of<kPairs>(a, unit.tile);
+    const int pair = tile.pair + me.row / 16 * 8 + me.g;
+    const int column = unit.group * N + rank * MINE * 8 + 2 * me.t;
+    Beside besides[MINE];
+    float4 y[MINE];
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) besides[i] = beside_of(a, tile.matrix, pair, column + 8 * i);
+    cluster_barrier_wait(m.sums_full + me.warp, parity ^ 1);
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      y[i] = {};
+#pragma unroll
+      for (int q = 0; q < kQuarters; ++q) {
+        const float4 v = m.sums[(q * MINE + i) * kConsumers + threadIdx.x];
+        y[i] = {y[i].x + v.x, y[i].y + v.y, y[i].z + v.z, y[i].w + v.w};
+      }
+    }
+    const u32 free = shared_address(m.sums_free + me.warp);
+#pragma unroll
+    for (int from = 0; from < kQuarters; ++from) warp_arrive_at(address_at(free, from), me.lane);
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      finish(a, tile.matrix, pair, column + 8 * i, y[i], besides[i]);
+    }
+  }
+};
+
+template <class W, int N>
+__device__ __forceinline__ void multiply(const IntegersArgs& args, const Memory& m) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Consumer me = {warp, lane, lane / 4, lane % 4, warp * 16 + lane / 4};
+  const Quarter q = quarter_of(args.c.k);
+  Multiplier<W, N> multiplier(args, m, me);
+  Joiner<N> joiner(args, m, me);
+  wait_for_previous();
+  for_each_unit(args, [&](Unit u) {
+    if (!Weights<W>::ALIGNED) {
+      const Tile tile = tile_of<kPairs>(args.c, u.tile);
+      const int pair = tile.pair + me.row / 16 * 8 + me.g;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        multiplier.starts[i] =
+            (u32) reinterpret_cast<u64>(row_start(args.c, tile.matrix, pair, i == 1));
+      }
+    }
+    float sums[N / 2] = {};
+    if (q.begin < q.end) multiplier.run(q, sums, [&] { joiner.finish_pending(); });
+    joiner.finish_pending();
+    joiner.give(u, sums);
+  });
+  joiner.finish_pending();
+  joiner.wait_free();  // others still write here
+}
+
+// Registers go from the warpgroup that brings to those that multiply. Rows that begin between two
+// multiples of 16 bytes need more to be brought.
+template <bool ALIGNED>
+__device__ __forceinline__ void registers_less() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(ALIGNED ? 40 : 56));
+}
+template <bool ALIGNED>
+__device__ __forceinline__ void registers_more() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ALIGNED ? 232 : 224));
+}
+
+template <class W, int N>
+__device__ __forceinline__ void run(const IntegersArgs& args) {
+  using L = Weights<W>;
+  const ColumnsArgs& a = args.c;
+  extern __shared__ __align__(1024) char memory[];
+  Memory m;
+  m.x = memory + (-shared_address(memory) & 1023);
+  m.sums = reinterpret_cast<float4*>(m.x + a.x_stages * N * kTileK * 2);
+  m.numbers = reinterpret_cast<float*>(m.sums + N / 8 * kConsumers);
+  m.w = reinterpret_cast<char*>(m.numbers + a.x_stages * 2 * N * kNumbers<W>);
+  m.x_full = reinterpret_cast<u64*>(m.w + a.w_stages * kRows * L::STRIDE);
+  m.x_free = m.x_full + a.x_stages;
+  m.w_full = m.x_free + a.x_stages;
+  m.w_free = m.w_full + a.w_stages;
+  m.sums_full = m.w_free + a.w_stages;
+  m.sums_free = m.sums_full + kConsumerWarps;
+  m.rows = reinterpret_cast<const char**>(m.sums_free + kConsumerWarps);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < a.x_stages; ++s) {
+      barrier_make(m.x_full + s, 1);
+      barrier_make(m.x_free + s, kConsumerWarps);
+    }
+    for (int s = 0; s < a.w_stages; ++s) {
+      barrier_make(m.w_full + s, kBringers);
+      barrier_make(m.w_free + s, kConsumerWarps);
+    }
+    for (int w = 0; w < kConsumerWarps; ++w) {
+      barrier_make(m.sums_full + w, kQuarters);
+      barrier_make(m.sums_free + w, kQuarters);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+  }
+  cluster_sync();
+
+  if (threadIdx.x >= kConsumers) {
+    const int thread = threadIdx.x - kConsumers;
+    registers_less<L::ALIGNED>();
+    if (thread < kBringers) {
+      launch_dependents();
+      bring_weights<W>(args, m, thread);
+      copies_end();
+      copies_wait<0>();
+    } else if (thread == kBringers) {
+      wait_for_previous();
+      bring_columns<W, N>(args, m);
+    }
+    return;
+  }
+  registers_more<L::ALIGNED>();
+  multiply<W, N>(args, m);
+}
+#endif
+
+// N: 32 or 64.
+template <class W, int N>
+__global__ void __cluster_dims__(kQuarters, 1, 1) __launch_bounds__(kThreads, 1)
+    mul_mat_integers(const __grid_constant__ IntegersArgs a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  run<W, N>(a);
+#endif
+}

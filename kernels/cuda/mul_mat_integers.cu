@@ -37,6 +37,11 @@ constexpr int kChunkTiles = kChunkK / kTileK;
 template <class W>
 constexpr int kNumbers = 1 + kSumsOf<W>;  // of a block of a column that the weights need
 
+struct AllMasks {
+  Masks nibbles;
+  ByteMasks bytes;
+};
+
 // What lies in shared memory. Of both rings each stage has a barrier that tells that it is full and
 // one that tells that it is free; and so has each warp's place for sums.
 struct Memory {
@@ -44,6 +49,7 @@ struct Memory {
   float4* sums;    // [quarters][N / 32][256 threads] of this block's fourth of the columns
   float* numbers;  // of the columns' stages
   u64 *x_full, *x_free, *w_full, *w_free, *sums_full, *sums_free;
+  AllMasks* masks;    // twice
   const char** rows;  // [2][kRows] where rows start: of every sixteen, r and r + 8 are a pair
 };
 
@@ -189,6 +195,10 @@ struct Multiplier {
   const IntegersArgs& args;
   const Memory& m;
   const Consumer& me;
+  // One of two copies in shared memory: what the compiler takes for the same in a warp it keeps in
+  // uniform registers, and moves from there at every use.
+  const AllMasks masks;
+  const u32 x_low;  // of the descriptor of the first stage of columns
   Place w, x;
   IntegerRows<W> rows;
   u32 starts[2];  // the last bits of where rows start
@@ -197,7 +207,11 @@ struct Multiplier {
 
   __device__ __forceinline__ Multiplier(const IntegersArgs& args, const Memory& m,
                                         const Consumer& me)
-      : args(args), m(m), me(me) {}
+      : args(args),
+        m(m),
+        me(me),
+        masks(m.masks[me.lane % 2]),
+        x_low((u32)columns_descriptor(shared_address(m.x))) {}
 
   __device__ __forceinline__ void enter(int chunk) {
     barrier_wait(m.w_full + w.stage, w.parity);
@@ -209,7 +223,7 @@ struct Multiplier {
     load(0);
   }
   __device__ __forceinline__ void load(int b) {
-    rows.block(blocks[b % 2], b, me.t, args.bytes, args.c.masks);
+    rows.block(blocks[b % 2], b, me.t, masks.bytes, masks.nibbles);
   }
   // Products of block b of a chunk, with the stage of columns `at`.
   __device__ __forceinline__ void issue(int b, const Place& at) {
@@ -218,11 +232,11 @@ struct Multiplier {
         columns_descriptor(shared_address(m.x + at.stage * X_STAGE)) + (b % 2) * 4;  // of 16 bytes
     float (&to)[DOTS][N / 2] = dots[b % AT_ONCE];
     products_fence();
-    new_product<N>(to[0], blocks[b % 2].a[0], columns);
+    new_product<N>(to[0], blocks[b % 2].a[0], descriptor_of(columns));
     if constexpr (DOTS == 2) {
-      new_product<N>(to[1], blocks[b % 2].a[1], columns + 2);
+      new_product<N>(to[1], blocks[b % 2].a[1], descriptor_of(columns + 2));
     } else {
-      product<f16, N>(to[0], blocks[b % 2].a[1], columns + 2);
+      product<f16, N>(to[0], blocks[b % 2].a[1], descriptor_of(columns + 2));
     }
     products_end();
   }
@@ -410,8 +424,10 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
   m.w_free = m.w_full + a.w_stages;
   m.sums_full = m.w_free + a.w_stages;
   m.sums_free = m.sums_full + kConsumerWarps;
-  m.rows = reinterpret_cast<const char**>(m.sums_free + kConsumerWarps);
+  m.masks = reinterpret_cast<AllMasks*>(m.sums_free + kConsumerWarps);
+  m.rows = reinterpret_cast<const char**>(m.masks + 2);
   if (threadIdx.x == 0) {
+    m.masks[0] = m.masks[1] = {a.masks, args.bytes};
     for (int s = 0; s < a.x_stages; ++s) {
       barrier_make(m.x_full + s, 1);
       barrier_make(m.x_free + s, kConsumerWarps);

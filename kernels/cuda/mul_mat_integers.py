@@ -45,7 +45,7 @@ def _stages(t: DType, n: int, device: DeviceInfo) -> tuple[int, int, int]:
 
     Columns come from the second-level cache and need few stages; weights take the rest.
     """
-    fixed = 1024 + _CONSUMERS * n * 2 + 8 * 2 * _ROWS + 2 * 8 * _CONSUMERS // 32
+    fixed = 1024 + _CONSUMERS * n * 2 + 8 * 2 * _ROWS + 2 * 8 * _CONSUMERS // 32 + 32
     columns = n * _TILE_K * 2 + 2 * n * 4 * (1 + sums_of(t)) + 16  # and barriers
     weights, room = _ROWS * _stride(t) + 16, device.shared_per_block - fixed
     fits = [(min(_MAX_STAGES, (room - x * columns) // weights), x) for x in _X_STAGES]

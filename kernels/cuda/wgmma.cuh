@@ -9,6 +9,10 @@
 __device__ __forceinline__ u64 columns_descriptor(u32 address) {
   return (u64)((address & 0x3FFFFu) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
+// Of its lower word, to which 16 bytes are one.
+__device__ __forceinline__ u64 descriptor_of(u32 low) {
+  return (u64)low | columns_descriptor(0) >> 32 << 32;
+}
 
 // Before a product reads registers that other instructions have written.
 __device__ __forceinline__ void products_fence() {

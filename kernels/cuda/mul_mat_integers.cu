@@ -11,7 +11,8 @@
 // are the four blocks of a cluster, which give each other their sums: each adds those of a fourth
 // of the columns, in order. A cluster has one tile after the other, and finishes a tile's sums when
 // it has begun the next. Weights are asked for before the kernels before this one are done
-// (programmatic dependent launch).
+// (programmatic dependent launch). Of 16 columns, which are no four of eight, a block adds those of
+// a fourth of the rows instead.
 #include "cuda/cluster.cuh"
 #include "cuda/columns.cuh"
 #include "cuda/columns_weights.cuh"
@@ -45,8 +46,8 @@ struct AllMasks {
 // What lies in shared memory. Of both rings each stage has a barrier that tells that it is full and
 // one that tells that it is free; and so has each warp's place for sums.
 struct Memory {
-  char *x, *w;     // stages of columns and of weights
-  float4* sums;    // [quarters][N / 32][256 threads] of this block's fourth of the columns
+  char *x, *w;   // stages of columns and of weights
+  float4* sums;  // what this block adds of each quarter: N / 32 float4s of 256 threads, or 2 of 64
   float* numbers;  // of the columns' stages
   u64 *x_full, *x_free, *w_full, *w_free, *sums_full, *sums_free;
   AllMasks* masks;    // twice
@@ -301,39 +302,53 @@ struct Multiplier {
 // The four quarters of a unit. Each thread meets the same one of the other blocks.
 template <int N>
 struct Joiner {
-  static constexpr int F = N / 8, MINE = F / kQuarters;  // float4s of a thread, and of its fourth
+  static constexpr int F = N / 8;  // float4s of a thread
+  // Whether a block adds the sums of a fourth of the columns, or of the rows: of two warps.
+  static constexpr bool BY_COLUMNS = F >= kQuarters;
+  static constexpr int MINE = BY_COLUMNS ? F / kQuarters : F;  // float4s that a thread adds
+  static constexpr int WARPS = BY_COLUMNS ? kConsumerWarps : kConsumerWarps / kQuarters;
+  static constexpr u32 READERS = BY_COLUMNS ? kQuarters : 1;  // of what a warp gives
   const IntegersArgs& args;
   const Memory& m;
   const Consumer& me;
+  const int rank;
   u32 parity = 0;  // of the join that comes next
   bool first = true, pending = false;
   Unit unit;
 
   __device__ __forceinline__ Joiner(const IntegersArgs& args, const Memory& m, const Consumer& me)
-      : args(args), m(m), me(me) {}
+      : args(args), m(m), me(me), rank(blockIdx.x % kQuarters) {}
 
+  // Where a quarter's i-th float4 of this thread lies.
+  __device__ __forceinline__ float4* place(int quarter, int i) const {
+    return m.sums + (quarter * MINE + i) * 32 * WARPS + threadIdx.x % (32 * WARPS);
+  }
   __device__ __forceinline__ void wait_free() {
     cluster_barrier_wait(m.sums_free + me.warp, parity ^ 1);
+  }
+
+  // A thread's float4s from the first-th on, to block number `to`.
+  __device__ __forceinline__ void give_to(int to, const float* sums) {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const float* const v = sums + i * 4;
+      put_at(address_at(shared_address(place(rank, i)), to), {v[0], v[1], v[2], v[3]});
+    }
+    warp_arrive_at(address_at(shared_address(m.sums_full + me.warp), to), me.lane);
   }
 
   // This block's quarter to who adds it.
   __device__ __forceinline__ void give(const Unit& u, const float (&sums)[N / 2]) {
     if (!first) wait_free();
     first = false;
-    const int rank = blockIdx.x % kQuarters;
-    const u32 place = shared_address(m.sums + rank * MINE * kConsumers + threadIdx.x);
-    const u32 full = shared_address(m.sums_full + me.warp);
+    if (BY_COLUMNS) {
 #pragma unroll
-    for (int to = 0; to < kQuarters; ++to) {
-#pragma unroll
-      for (int i = 0; i < MINE; ++i) {
-        const float* const v = sums + (to * MINE + i) * 4;
-        put_at(address_at(place + i * kConsumers * 16, to), {v[0], v[1], v[2], v[3]});
-      }
-      warp_arrive_at(address_at(full, to), me.lane);
+      for (int to = 0; to < kQuarters; ++to) give_to(to, sums + to * MINE * 4);
+    } else {
+      give_to(me.warp / WARPS, sums);
     }
     unit = u;
-    pending = true;
+    pending = BY_COLUMNS || me.warp / WARPS == rank;
     parity ^= 1;
   }
 
@@ -342,10 +357,9 @@ struct Joiner {
     if (!pending) return;
     pending = false;
     const ColumnsArgs& a = args.c;
-    const int rank = blockIdx.x % kQuarters;
     const Tile tile = tile_of<kPairs>(a, unit.tile);
     const int pair = tile.pair + me.row / 16 * 8 + me.g;
-    const int column = unit.group * N + rank * MINE * 8 + 2 * me.t;
+    const int column = unit.group * N + (BY_COLUMNS ? rank * MINE * 8 : 0) + 2 * me.t;
     Beside besides[MINE];
     float4 y[MINE];
 #pragma unroll
@@ -356,7 +370,7 @@ struct Joiner {
       y[i] = {};
 #pragma unroll
       for (int q = 0; q < kQuarters; ++q) {
-        const float4 v = m.sums[(q * MINE + i) * kConsumers + threadIdx.x];
+        const float4 v = *place(q, i);
         y[i] = {y[i].x + v.x, y[i].y + v.y, y[i].z + v.z, y[i].w + v.w};
       }
     }
@@ -438,7 +452,7 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
     }
     for (int w = 0; w < kConsumerWarps; ++w) {
       barrier_make(m.sums_full + w, kQuarters);
-      barrier_make(m.sums_free + w, kQuarters);
+      barrier_make(m.sums_free + w, Joiner<N>::READERS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async;" ::: "memory");
@@ -464,7 +478,7 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
 }
 #endif
 
-// N: 32 or 64.
+// N: 16, 32 or 64.
 template <class W, int N>
 __global__ void __cluster_dims__(kQuarters, 1, 1) __launch_bounds__(kThreads, 1)
     mul_mat_integers(const __grid_constant__ IntegersArgs a) {

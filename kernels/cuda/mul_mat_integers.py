@@ -16,7 +16,7 @@ from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, pack
 _SOURCE = "mul_mat_integers.cu"
 # Its products exist for this target alone, which the devices of `sm_90` run.
 _OPTIONS = ("-arch=sm_90a",)
-_COLUMNS = (32, 64)  # a block may have
+_COLUMNS = (16, 32, 64)  # a block may have
 _THREADS, _ROWS, _CONSUMERS, _QUARTERS, _TILE_K = 384, 128, 256, 4, 64  # as in the .cu
 _NUMBERS = 3  # of a block of a column
 _MAX_STAGES, _X_STAGES = 6, (3, 4, 6, 8)

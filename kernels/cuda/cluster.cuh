@@ -25,20 +25,24 @@ __device__ __forceinline__ void put_at(u32 there, float4 v) {
                : "memory");
 }
 
-// Once for the whole warp: what it has written and read before is seen by who waits.
-__device__ __forceinline__ void warp_arrive_at(u32 there, int lane) {
-  __syncwarp();
-  if (lane == 0) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there)
-                 : "memory");
-  }
+// What this thread, and those that it has met at a barrier, have written and read before is seen by
+// who waits.
+__device__ __forceinline__ void arrive_at(u32 there) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there)
+               : "memory");
+}
+// For who only waits until what was read may be overwritten; without what
+// orders other memory.
+__device__ __forceinline__ void reads_done_at(u32 there) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 }
 __device__ __forceinline__ void cluster_barrier_wait(u64* bar, u32 parity) {
   u32 done;
   do {
     asm volatile(
         "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
+        "[%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(shared_address(bar)), "r"(parity)

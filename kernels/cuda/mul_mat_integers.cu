@@ -5,14 +5,15 @@
 // a block of 32 elements, are below 2^24 and exact, whatever order the tensor cores have, and come
 // out as floats. From there on every operation is the one that the order prescribes.
 //
-// A block multiplies 128 weight rows with N columns over a quarter of k: two warpgroups of 64 rows
-// each. While the tensor cores work at a block of 32, a warpgroup adds the one before it. A third
-// brings weights and columns through rings of stages in shared memory. The four quarters of a tile
-// are the four blocks of a cluster, which give each other their sums: each adds those of a fourth
-// of the columns, in order. A cluster has one tile after the other, and finishes a tile's sums when
-// it has begun the next. Weights are asked for before the kernels before this one are done
-// (programmatic dependent launch). Of 16 columns, which are no four of eight, a block adds those of
-// a fourth of the rows instead.
+// A block multiplies 128 weight rows with N columns: two warpgroups of 64 rows each. While the
+// tensor cores work at a block of 32, a warpgroup adds the one before it. A third brings weights
+// and columns through rings of stages in shared memory. Weights are asked for before the kernels
+// before this one are done (programmatic dependent launch).
+//
+// Four blocks are a cluster. Of a few columns they have the four quarters of a tile, and give each
+// other their sums: each adds those of a fourth of the columns (of 16 columns, of the rows), in
+// order, when it has begun the next tile. Of many columns each has a tile of its own, a quarter
+// after the other, and columns come to all four at once.
 #include "cuda/cluster.cuh"
 #include "cuda/columns.cuh"
 #include "cuda/columns_weights.cuh"
@@ -27,7 +28,7 @@ struct IntegersArgs {
   int groups;  // of N columns
 };
 
-constexpr int kQuarters = 4;
+constexpr int kBlocks = 4, kQuarters = 4;  // of a cluster, and of k
 constexpr int kConsumers = 256, kBringers = 96, kThreads = kConsumers + kBringers + 32;
 constexpr int kConsumerWarps = kConsumers / 32;
 constexpr int kRows = 128, kPairs = kRows / 2;
@@ -38,57 +39,74 @@ constexpr int kChunkTiles = kChunkK / kTileK;
 template <class W>
 constexpr int kNumbers = 1 + kSumsOf<W>;  // of a block of a column that the weights need
 
+__device__ __forceinline__ int block_rank() { return (int)blockIdx.x % kBlocks; }
+
 struct AllMasks {
   Masks nibbles;
   ByteMasks bytes;
 };
 
-// What lies in shared memory. Of both rings each stage has a barrier that tells that it is full and
-// one that tells that it is free; and so has each warp's place for sums.
+// What lies in shared memory. Of both rings each stage has a barrier that tells
+// that it is full and one that tells that it is free; and so has each warp's
+// place for sums.
 struct Memory {
-  char *x, *w;   // stages of columns and of weights
-  float4* sums;  // what this block adds of each quarter: N / 32 float4s of 256 threads, or 2 of 64
+  char *x, *w;     // stages of columns and of weights
+  float4* sums;    // what this block adds of each quarter: N / 32 float4s of 256
+                   // threads, or 2 of 64
   float* numbers;  // of the columns' stages
   u64 *x_full, *x_free, *w_full, *w_free, *sums_full, *sums_free;
   AllMasks* masks;    // twice
-  const char** rows;  // [2][kRows] where rows start: of every sixteen, r and r + 8 are a pair
+  const char** rows;  // [2][kRows] where rows start: of every sixteen, r and r +
+                      // 8 are a pair
 };
 
-// The work of a cluster: so many columns of so many rows, the groups of columns of a tile of rows
-// after each other.
+// The work of a block: so many columns of so many rows, the groups of columns
+// of a tile of rows after each other. APART: a quarter of it, the other blocks
+// of the cluster have the others; else they have other tiles and the same
+// columns.
 struct Unit {
   int tile, group;
+  bool own;  // or another block has it too, and finishes it: the last tiles may be no four
 };
-template <class F>
+template <bool APART, class F>
 __device__ __forceinline__ void for_each_unit(const IntegersArgs& a, F work) {
-  const int units = a.c.tiles * a.groups;
-  for (int u = blockIdx.x / kQuarters; u < units; u += gridDim.x / kQuarters) {
-    work(Unit{u / a.groups, u % a.groups});
+  constexpr int TILES = APART ? 1 : kBlocks;  // of a cluster
+  const int units = (a.c.tiles + TILES - 1) / TILES * a.groups;
+  const int mine = APART ? 0 : block_rank();
+  for (int u = blockIdx.x / kBlocks; u < units; u += gridDim.x / kBlocks) {
+    const int tile = u / a.groups * TILES + mine;
+    work(Unit{min(tile, a.c.tiles - 1), u % a.groups, tile < a.c.tiles});
   }
 }
 
-// The chunks of this block's quarter.
-struct Quarter {
+// Chunks of a quarter of k.
+struct Range {
   int begin, end;
 };
-__device__ __forceinline__ Quarter quarter_of(int k) {
+__device__ __forceinline__ Range quarter_of(int k, int quarter) {
   const int chunks = k / kChunkK, each = (chunks + kQuarters - 1) / kQuarters;
-  const int begin = min(chunks, (int)blockIdx.x % kQuarters * each);
+  const int begin = min(chunks, quarter * each);
   return {begin, min(chunks, begin + each)};
 }
+// Those that this block multiplies.
+template <bool APART>
+__device__ __forceinline__ Range chunks_of(int k) {
+  return APART ? quarter_of(k, block_rank()) : Range{0, k / kChunkK};
+}
 
-// -- bringing ------------------------------------------------------------------------------------
+// -- bringing
+// ------------------------------------------------------------------------------------
 
-template <class W>
+template <class W, bool APART>
 __device__ __forceinline__ void bring_weights(const IntegersArgs& args, const Memory& m,
                                               int thread) {
   using L = Weights<W>;
   constexpr int STAGE = kRows * L::STRIDE;
   const ColumnsArgs& a = args.c;
-  const Quarter q = quarter_of(a.k);
+  const Range q = chunks_of<APART>(a.k);
   Place at;
   int table = 0;
-  for_each_unit(args, [&](Unit u) {
+  for_each_unit<APART>(args, [&](Unit u) {
     const char** const rows = m.rows + table * kRows;
     const Tile tile = tile_of<kPairs>(a, u.tile);
     for (int r = thread; r < kRows; r += kBringers) {
@@ -114,43 +132,71 @@ __device__ __forceinline__ void bring_weights(const IntegersArgs& args, const Me
   });
 }
 
-__device__ __forceinline__ void bulk_copy(void* to, const void* from, u32 n, u64* bar) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];" ::"r"(shared_address(to)),
-      "l"(from), "r"(n), "r"(shared_address(bar))
-      : "memory");
+// Also to the other blocks of the cluster, into the same place and for the same
+// barrier there.
+template <bool ALL>
+__device__ __forceinline__ void bulk_copy(u32 to, const char* from, u32 n, u64* bar) {
+  if constexpr (ALL) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
+        "bytes.multicast::cluster "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(n), "r"(shared_address(bar)), "h"((unsigned short)((1 << kBlocks) - 1))
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
+        "bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(to),
+        "l"(from), "r"(n), "r"(shared_address(bar))
+        : "memory");
+  }
 }
 
-template <class W, int N>
+// Columns that blocks have in common are brought by each of them, a fourth to
+// all.
+template <class W, int N, bool APART>
 __device__ __forceinline__ void bring_columns(const IntegersArgs& args, const Memory& m) {
   constexpr u32 STAGE = N * kTileK * 2, ALL = 2 * N * sizeof(float) * kColumnNumbers;
   constexpr u32 NUMBERS = 2 * N * sizeof(float) * kNumbers<W>;
+  constexpr u32 SHARES = APART ? 1 : kBlocks, X_SHARE = STAGE / SHARES, SHARE = NUMBERS / SHARES;
+  static_assert(SHARE % 16 == 0, "as bulk copies want it");
   const ColumnsArgs& a = args.c;
-  const Quarter q = quarter_of(a.k);
+  const Range q = chunks_of<APART>(a.k);
+  const u32 share = APART ? 0 : block_rank();
   asm volatile("fence.proxy.async;" ::: "memory");
   Place at;
-  for_each_unit(args, [&](Unit u) {
+  for_each_unit<APART>(args, [&](Unit u) {
     const i64 first = (i64)u.group * (a.k / kTileK);
-    const char* const x = a.x + first * STAGE;
-    const char* const numbers = reinterpret_cast<const char*>(args.numbers) + first * ALL;
+    const char* const x = a.x + first * STAGE + share * X_SHARE;
+    const char* const numbers =
+        reinterpret_cast<const char*>(args.numbers) + first * ALL + share * SHARE;
     for (int tile = q.begin * kChunkTiles; tile < q.end * kChunkTiles; ++tile) {
-      barrier_wait(m.x_free + at.stage, at.parity ^ 1);
+      cluster_barrier_wait(m.x_free + at.stage, at.parity ^ 1);
       u64* const bar = m.x_full + at.stage;
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
                    "r"(STAGE + NUMBERS)
                    : "memory");
-      bulk_copy(m.x + at.stage * STAGE, x + (i64)tile * STAGE, STAGE, bar);
-      bulk_copy(m.numbers + at.stage * (NUMBERS / 4), numbers + (i64)tile * ALL, NUMBERS, bar);
+      bulk_copy<!APART>(shared_address(m.x) + at.stage * STAGE + share * X_SHARE,
+                        x + (i64)tile * STAGE, X_SHARE, bar);
+      bulk_copy<!APART>(shared_address(m.numbers) + at.stage * NUMBERS + share * SHARE,
+                        numbers + (i64)tile * ALL, SHARE, bar);
       at.next(a.x_stages);
     }
   });
+  if (APART) return;
+  for (int s = 0; s < a.x_stages; ++s) {  // until no other block tells this one anything
+    cluster_barrier_wait(m.x_free + at.stage, at.parity ^ 1);
+    at.next(a.x_stages);
+  }
 }
 
-// -- products ------------------------------------------------------------------------------------
+// -- products
+// ------------------------------------------------------------------------------------
 
-// A block of 32 elements onto the chunk's sums, in the order of int8_columns.cuh. dots: the exact
-// sums of both halves of 16, or of the whole; numbers: of the columns' block.
+// A block of 32 elements onto the chunk's sums, in the order of
+// int8_columns.cuh. dots: the exact sums of both halves of 16, or of the whole;
+// numbers: of the columns' block.
 template <class W, int N, int S>
 __device__ __forceinline__ void add_block(float (&acc)[N / 2], const float (&dots)[S][N / 2],
                                           const IntegerBlock& q, const float* numbers, int t) {
@@ -186,18 +232,19 @@ struct Consumer {
   int warp, lane, g, t, row;  // row: the upper of its two rows in the tile
 };
 
-template <class W, int N>
+template <class W, int N, bool APART>
 struct Multiplier {
   using L = Weights<W>;
-  // Dot products of a block, and blocks that have theirs at once, as registers allow.
+  // Dot products of a block, and blocks that have theirs at once, as registers
+  // allow.
   static constexpr int DOTS = Int8<W>::SPLIT ? 2 : 1, AT_ONCE = DOTS * N > 64 ? 1 : 2;
   static constexpr int STAGE = kRows * L::STRIDE, X_STAGE = N * kTileK * 2;
 
   const IntegersArgs& args;
   const Memory& m;
   const Consumer& me;
-  // One of two copies in shared memory: what the compiler takes for the same in a warp it keeps in
-  // uniform registers, and moves from there at every use.
+  // One of two copies in shared memory: what the compiler takes for the same in
+  // a warp it keeps in uniform registers, and moves from there at every use.
   const AllMasks masks;
   const u32 x_low;  // of the descriptor of the first stage of columns
   Place w, x;
@@ -241,9 +288,15 @@ struct Multiplier {
     }
     products_end();
   }
+  // By all whose columns may be overwritten.
   __device__ __forceinline__ void free_columns() {
     __syncwarp();
-    if (me.lane == 0) barrier_arrive(m.x_free + x.stage);
+    u64* const bar = m.x_free + x.stage;
+    if (APART) {
+      if (me.lane == 0) barrier_arrive(bar);
+    } else if (me.lane < kBlocks) {
+      reads_done_at(address_at(shared_address(bar), me.lane));
+    }
   }
 
   // No use of a sum moves before the wait, and no other use of its register.
@@ -254,9 +307,9 @@ struct Multiplier {
     }
   }
 
-  // The quarter's chunks together; between() after the first of them.
+  // A quarter's chunks together; between() after the first of them.
   template <class F>
-  __device__ __forceinline__ void run(const Quarter& q, float (&sums)[N / 2], F between) {
+  __device__ __forceinline__ void run(const Range& q, float (&sums)[N / 2], F between) {
     enter(q.begin);
     for (int chunk = q.begin; chunk < q.end; ++chunk) {
       float acc[N / 2] = {};
@@ -297,17 +350,20 @@ struct Multiplier {
   }
 };
 
-// -- sums ----------------------------------------------------------------------------------------
+// -- sums
+// ----------------------------------------------------------------------------------------
 
-// The four quarters of a unit. Each thread meets the same one of the other blocks.
+// The four quarters of a unit. Each thread meets the same one of the other
+// blocks.
 template <int N>
 struct Joiner {
   static constexpr int F = N / 8;  // float4s of a thread
-  // Whether a block adds the sums of a fourth of the columns, or of the rows: of two warps.
+  // Whether a block adds the sums of a fourth of the columns, or of the rows:
+  // of two warps.
   static constexpr bool BY_COLUMNS = F >= kQuarters;
   static constexpr int MINE = BY_COLUMNS ? F / kQuarters : F;  // float4s that a thread adds
   static constexpr int WARPS = BY_COLUMNS ? kConsumerWarps : kConsumerWarps / kQuarters;
-  static constexpr u32 READERS = BY_COLUMNS ? kQuarters : 1;  // of what a warp gives
+  static constexpr int READERS = BY_COLUMNS ? kQuarters : 1;  // of what a warp gives
   const IntegersArgs& args;
   const Memory& m;
   const Consumer& me;
@@ -317,7 +373,7 @@ struct Joiner {
   Unit unit;
 
   __device__ __forceinline__ Joiner(const IntegersArgs& args, const Memory& m, const Consumer& me)
-      : args(args), m(m), me(me), rank(blockIdx.x % kQuarters) {}
+      : args(args), m(m), me(me), rank(block_rank()) {}
 
   // Where a quarter's i-th float4 of this thread lies.
   __device__ __forceinline__ float4* place(int quarter, int i) const {
@@ -334,21 +390,26 @@ struct Joiner {
       const float* const v = sums + i * 4;
       put_at(address_at(shared_address(place(rank, i)), to), {v[0], v[1], v[2], v[3]});
     }
-    warp_arrive_at(address_at(shared_address(m.sums_full + me.warp), to), me.lane);
   }
 
   // This block's quarter to who adds it.
   __device__ __forceinline__ void give(const Unit& u, const float (&sums)[N / 2]) {
     if (!first) wait_free();
     first = false;
+    const int reader = me.warp / WARPS;
     if (BY_COLUMNS) {
 #pragma unroll
       for (int to = 0; to < kQuarters; ++to) give_to(to, sums + to * MINE * 4);
     } else {
-      give_to(me.warp / WARPS, sums);
+      give_to(reader, sums);
+    }
+    __syncwarp();
+    if (me.lane < READERS) {
+      const u32 full = shared_address(m.sums_full + me.warp);
+      arrive_at(address_at(full, BY_COLUMNS ? me.lane : reader));
     }
     unit = u;
-    pending = BY_COLUMNS || me.warp / WARPS == rank;
+    pending = BY_COLUMNS || reader == rank;
     parity ^= 1;
   }
 
@@ -374,9 +435,10 @@ struct Joiner {
         y[i] = {y[i].x + v.x, y[i].y + v.y, y[i].z + v.z, y[i].w + v.w};
       }
     }
-    const u32 free = shared_address(m.sums_free + me.warp);
-#pragma unroll
-    for (int from = 0; from < kQuarters; ++from) warp_arrive_at(address_at(free, from), me.lane);
+    __syncwarp();
+    if (me.lane < kBlocks) {
+      arrive_at(address_at(shared_address(m.sums_free + me.warp), me.lane));
+    }
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
       finish(a, tile.matrix, pair, column + 8 * i, y[i], besides[i]);
@@ -384,35 +446,91 @@ struct Joiner {
   }
 };
 
-template <class W, int N>
+// Quarters that one block has after each other. Each thread has its own place
+// for sums.
+template <int N>
+struct Adder {
+  static constexpr int F = N / 8,
+                       AT_ONCE = 2;  // float4s of a thread, and whose latencies overlap
+  const IntegersArgs& args;
+  const Memory& m;
+  const Consumer& me;
+
+  // Onto the quarters before it, if there are any.
+  __device__ __forceinline__ void add(bool first, const float (&sums)[N / 2]) const {
+#pragma unroll
+    for (int f = 0; f < F; ++f) {
+      float4* const at = m.sums + f * kConsumers + threadIdx.x;
+      const float4 y = first ? float4{} : *at;
+      const float* const v = sums + f * 4;
+      *at = {y.x + v[0], y.y + v[1], y.z + v[2], y.w + v[3]};
+    }
+  }
+  __device__ __forceinline__ void finish_unit(const Unit& u) const {
+    const ColumnsArgs& a = args.c;
+    const Tile tile = tile_of<kPairs>(a, u.tile);
+    const int pair = tile.pair + me.row / 16 * 8 + me.g, column = u.group * N + 2 * me.t;
+#pragma unroll 1
+    for (int f = 0; f < F; f += AT_ONCE) {
+      Beside besides[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        besides[i] = beside_of(a, tile.matrix, pair, column + (f + i) * 8);
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const float4 y = m.sums[(f + i) * kConsumers + threadIdx.x];
+        finish(a, tile.matrix, pair, column + (f + i) * 8, y, besides[i]);
+      }
+    }
+  }
+};
+
+template <class W, int N, bool APART>
 __device__ __forceinline__ void multiply(const IntegersArgs& args, const Memory& m) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Consumer me = {warp, lane, lane / 4, lane % 4, warp * 16 + lane / 4};
-  const Quarter q = quarter_of(args.c.k);
-  Multiplier<W, N> multiplier(args, m, me);
-  Joiner<N> joiner(args, m, me);
-  wait_for_previous();
-  for_each_unit(args, [&](Unit u) {
-    if (!Weights<W>::ALIGNED) {
-      const Tile tile = tile_of<kPairs>(args.c, u.tile);
-      const int pair = tile.pair + me.row / 16 * 8 + me.g;
+  Multiplier<W, N, APART> multiplier(args, m, me);
+  const auto enter = [&](Unit u) {
+    if (Weights<W>::ALIGNED) return;
+    const Tile tile = tile_of<kPairs>(args.c, u.tile);
+    const int pair = tile.pair + me.row / 16 * 8 + me.g;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        multiplier.starts[i] =
-            (u32) reinterpret_cast<u64>(row_start(args.c, tile.matrix, pair, i == 1));
-      }
+    for (int i = 0; i < 2; ++i) {
+      multiplier.starts[i] =
+          (u32) reinterpret_cast<u64>(row_start(args.c, tile.matrix, pair, i == 1));
     }
-    float sums[N / 2] = {};
-    if (q.begin < q.end) multiplier.run(q, sums, [&] { joiner.finish_pending(); });
+  };
+  wait_for_previous();
+  if constexpr (APART) {
+    const Range q = chunks_of<true>(args.c.k);
+    Joiner<N> joiner(args, m, me);
+    for_each_unit<true>(args, [&](Unit u) {
+      enter(u);
+      float sums[N / 2] = {};
+      if (q.begin < q.end) multiplier.run(q, sums, [&] { joiner.finish_pending(); });
+      joiner.finish_pending();
+      joiner.give(u, sums);
+    });
     joiner.finish_pending();
-    joiner.give(u, sums);
-  });
-  joiner.finish_pending();
-  joiner.wait_free();  // others still write here
+    joiner.wait_free();  // others still write here
+  } else {
+    const Adder<N> adder = {args, m, me};
+    for_each_unit<false>(args, [&](Unit u) {
+      enter(u);
+      for (int quarter = 0; quarter < kQuarters; ++quarter) {
+        const Range q = quarter_of(args.c.k, quarter);
+        float sums[N / 2] = {};
+        if (q.begin < q.end) multiplier.run(q, sums, [] {});
+        adder.add(quarter == 0, sums);
+      }
+      if (u.own) adder.finish_unit(u);
+    });
+  }
 }
 
-// Registers go from the warpgroup that brings to those that multiply. Rows that begin between two
-// multiples of 16 bytes need more to be brought.
+// Registers go from the warpgroup that brings to those that multiply. Rows that
+// begin between two multiples of 16 bytes need more to be brought.
 template <bool ALIGNED>
 __device__ __forceinline__ void registers_less() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(ALIGNED ? 40 : 56));
@@ -422,7 +540,7 @@ __device__ __forceinline__ void registers_more() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ALIGNED ? 232 : 224));
 }
 
-template <class W, int N>
+template <class W, int N, bool APART>
 __device__ __forceinline__ void run(const IntegersArgs& args) {
   using L = Weights<W>;
   const ColumnsArgs& a = args.c;
@@ -444,7 +562,7 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
     m.masks[0] = m.masks[1] = {a.masks, args.bytes};
     for (int s = 0; s < a.x_stages; ++s) {
       barrier_make(m.x_full + s, 1);
-      barrier_make(m.x_free + s, kConsumerWarps);
+      barrier_make(m.x_free + s, kConsumerWarps * (APART ? 1 : kBlocks));
     }
     for (int s = 0; s < a.w_stages; ++s) {
       barrier_make(m.w_full + s, kBringers);
@@ -464,25 +582,25 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
     registers_less<L::ALIGNED>();
     if (thread < kBringers) {
       launch_dependents();
-      bring_weights<W>(args, m, thread);
+      bring_weights<W, APART>(args, m, thread);
       copies_end();
       copies_wait<0>();
     } else if (thread == kBringers) {
       wait_for_previous();
-      bring_columns<W, N>(args, m);
+      bring_columns<W, N, APART>(args, m);
     }
     return;
   }
   registers_more<L::ALIGNED>();
-  multiply<W, N>(args, m);
+  multiply<W, N, APART>(args, m);
 }
 #endif
 
 // N: 16, 32 or 64.
-template <class W, int N>
-__global__ void __cluster_dims__(kQuarters, 1, 1) __launch_bounds__(kThreads, 1)
+template <class W, int N, bool APART>
+__global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads, 1)
     mul_mat_integers(const __grid_constant__ IntegersArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  run<W, N>(a);
+  run<W, N, APART>(a);
 #endif
 }

@@ -11,13 +11,15 @@ from gguflow.engine.graph import DType
 
 from .columns import Layout, Product, arguments, columns_ok, rows_ok
 from .columns_int8 import CHUNK, known, sums_of
+from .elementwise import cpp_bool
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, pack
 
 _SOURCE = "mul_mat_integers.cu"
 # Its products exist for this target alone, which the devices of `sm_90` run.
 _OPTIONS = ("-arch=sm_90a",)
 _COLUMNS = (16, 32, 64)  # a block may have
-_THREADS, _ROWS, _CONSUMERS, _QUARTERS, _TILE_K = 384, 128, 256, 4, 64  # as in the .cu
+_THREADS, _ROWS, _CONSUMERS, _TILE_K = 384, 128, 256, 64  # as in the .cu
+_BLOCKS, _QUARTERS = 4, 4  # of a cluster, and of k
 _NUMBERS = 3  # of a block of a column
 _MAX_STAGES, _X_STAGES = 6, (3, 4, 6, 8)
 _BYTE_MASKS = (0xF0F0F0F0, 0x0F0F0F0F)
@@ -111,11 +113,19 @@ def _columns_launch(p: Product, at: _Places) -> Launch:
     )  # fmt: skip
 
 
-def _clusters(units: int, device: DeviceInfo) -> int:
-    """That run at the same time, with as many units each as the others: of sixteen neighbouring
-    multiprocessors, which a cluster does not leave, four."""
-    most = max(1, device.sm_count // 16 * 16 // _QUARTERS)
-    return ceil_div(units, ceil_div(units, most))
+def _clusters(tiles: int, groups: int, n: int, device: DeviceInfo) -> tuple[bool, int]:
+    """Whether the blocks of a cluster have quarters of one tile, or else four tiles and the columns
+    in common; and how many clusters there are: those that run at the same time, with as many
+    tiles each as the others.
+
+    Four of sixteen neighbouring multiprocessors, which a cluster does not leave.
+    """
+    most = max(1, device.sm_count // 16 * 16 // _BLOCKS)
+    units = tiles * groups, ceil_div(tiles, _BLOCKS) * groups
+    rounds = [ceil_div(u, most) for u in units]
+    apart = n < _COLUMNS[-1] or groups == 1 or rounds[0] < _QUARTERS * rounds[1]
+    which = 0 if apart else 1
+    return apart, ceil_div(units[which], rounds[which])
 
 
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
@@ -126,10 +136,11 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     places = Layout(x=at.x, scales=at.scales if p.norm else 0, turns=at.turns)
     body = arguments(p, places, tiles, _QUARTERS, w_stages, x_stages, 0)
     body += struct.pack("@P2Ii", at.numbers, *_BYTE_MASKS, groups)
-    kernel = Kernel(_SOURCE, f"mul_mat_integers<{cpp_type(t)}, {n}>", _OPTIONS)
-    grid = (_QUARTERS * _clusters(tiles * groups, device), 1, 1)
+    body += bytes(-len(body) % 16)
+    apart, clusters = _clusters(tiles, groups, n, device)
+    kernel = Kernel(_SOURCE, f"mul_mat_integers<{cpp_type(t)}, {n}, {cpp_bool(apart)}>", _OPTIONS)
+    grid = (_BLOCKS * clusters, 1, 1)
     return [
         _columns_launch(p, at),
-        Launch(kernel, grid, (_THREADS, 1, 1), body + bytes(-len(body) % 16), shared,
-               dependent=True),
-    ]  # fmt: skip
+        Launch(kernel, grid, (_THREADS, 1, 1), body, shared, dependent=True),
+    ]

@@ -22,8 +22,6 @@ constexpr int kConsumerWarps = kConsumers / 32;
 constexpr int kRows = 128, kPairs = kRows / 2;
 constexpr int kChunkTiles = kChunkK / kTileK;
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
 template <class W>
 constexpr int kNumbers = 1 + kSumsOf<W>;  // of a block of a column that the weights need
 
@@ -96,5 +94,3 @@ __device__ __forceinline__ Range chunks_of(int k, int begin, int end) {
 struct Consumer {
   int warp, lane, g, t, row;  // row: the upper of its two rows in the tile
 };
-
-#endif

@@ -111,7 +111,8 @@ def test_which_way_a_few_columns_go(dtype: str, n: int, k: int, m: int, kernel: 
     made = launches_of(node)
     entries = ["library" if isinstance(s, Gemm) else s.kernel.entry for s in made]
     assert any(e.startswith(kernel) for e in entries), entries
-    assert m == 1 or launches_of(node, device=EQUAL) == made
+    equal = launches_of(node, device=EQUAL)  # there many columns have the bits of a few
+    assert m == 1 or (equal == made) == (m <= FEW or not dtype.startswith("q"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,13 @@
 
 #include "cuda/ring.cuh"
 
+// Of a kernel: so many neighbouring blocks are a cluster, where there are clusters.
+#if __CUDA_ARCH__ >= 900
+#define GF_CLUSTER(n) __cluster_dims__(n, 1, 1)
+#else
+#define GF_CLUSTER(n)
+#endif
+
 #if __CUDA_ARCH__ >= 900
 
 // All threads of all blocks.

@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // The grid is of whole clusters.
 template <class W, int N>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void GF_CLUSTER(kCluster) __launch_bounds__(kThreads, 1)
     mul_mat_integers_together(const __grid_constant__ IntegersArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   run<W, N, true>(a);

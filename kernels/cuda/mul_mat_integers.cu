@@ -225,7 +225,7 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
 }
 #endif
 
-// N: 16, 32 or 64.
+// N: 32 or 64.
 template <class W, int N>
 __global__ void __launch_bounds__(kThreads, 1)
     mul_mat_integers(const __grid_constant__ IntegersArgs a) {

@@ -16,7 +16,7 @@ from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, pack
 _SOURCE = "mul_mat_integers.cu"
 # Its products exist for this target alone, which the devices of `sm_90` run.
 _OPTIONS = ("-arch=sm_90a",)
-_COLUMNS = (16, 32, 64)  # a block may have
+_COLUMNS = (32, 64)  # a block may have
 _THREADS, _ROWS, _CONSUMERS, _TILE_K = 384, 128, 256, 64  # as in the .cu
 _CLUSTER, _QUARTERS = 2, 4  # blocks that have columns in common; of k
 _NUMBERS = 3  # of a block of a column
@@ -91,7 +91,7 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan:
     quarters, pairs = tiles * groups * _QUARTERS, ceil_div(tiles, _CLUSTER) * groups
     clusters = max(1, device.sm_count // _CLUSTER)
     rounds, together = ceil_div(quarters, device.sm_count), ceil_div(pairs, clusters)
-    if groups > 1 and p.m > _COLUMNS[-1] and _QUARTERS * together <= rounds:
+    if groups > 1 and _QUARTERS * together <= rounds:
         return _Plan(tiles, groups, _CLUSTER * ceil_div(pairs, together), True, False)
     blocks = ceil_div(quarters, rounds)
     parts = any((i * quarters // blocks) % _QUARTERS for i in range(blocks))

@@ -105,9 +105,7 @@ __device__ __forceinline__ void product(float (&d)[N / 2], const u32 (&a)[4], u6
 #define GF_NEW_32(i) GF_NEW_16(i), GF_NEW_16(i + 16)
 template <int N>
 __device__ __forceinline__ void new_product(float (&d)[N / 2], const u32 (&a)[4], u64 b) {
-  if constexpr (N == 16) {
-    GF_PRODUCT("16", "f16", GF_D16, GF_A16, "%12", "ne", GF_NEW_8(0));
-  } else if constexpr (N == 32) {
+  if constexpr (N == 32) {
     GF_PRODUCT("32", "f16", GF_D32, GF_A32, "%20", "ne", GF_NEW_16(0));
   } else {
     static_assert(N == 64, "no such number of columns");

@@ -20,8 +20,8 @@ from gguflow.models.shapes import random_rows
 
 OPS = ("mul_mat", "mul_mat_add", "norm_mul_mat", "mul_mat_swiglu", "norm_mul_mat_swiglu")
 MIXED = [("q4_0",) * 3, ("q8_0",) * 3, ("q4_K", "q4_K", "q6_K")]
-COUNTS = (1, 2, 8, 9, 16, 17, 33, 64, 65, 128, 200)  # of columns beside which those of 257 are
-MOST = 257  # compared
+COUNTS = (1, 9, 16, 17, 33, 64, 65, 200)  # of columns beside which those of 257 are compared
+MOST = 257
 SHAPES_8B = [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)]
 FILES = {"columns_integers.cu", "mul_mat_integers.cu"}
 

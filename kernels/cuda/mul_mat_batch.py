@@ -1,5 +1,5 @@
-"""Products by kernels of Hopper, of several columns, and of one with `DeviceInfo.equal_bits`: which
-of them a node goes to."""
+"""Products by kernels of Hopper, of several columns, and with `DeviceInfo.equal_bits` of one and of
+any number: which of them a node goes to."""
 
 from __future__ import annotations
 

@@ -20,21 +20,21 @@ from .launch import Call, DeviceInfo, Launch, Operand, ceil_div, register
 
 OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope")
 _QKV = "norm_qkv_rope"
+MOST_EQUAL = 1 << 20  # columns of fused ops where bits may not depend on their number
 
 
 def supports(node: Tensor) -> bool:
     """Also many columns of types that the kernels for many columns know."""
-    return _supports(node, 2)
+    return _supports(node, 2, mul_mat_batch.MOST)
 
 
 def supports_equal(node: Tensor) -> bool:
-    """Also one column that mul_mat_vec.cu does not take, and any number of 16-bit weights."""
-    return _supports(node, 1, 1 << 20)
+    """Also one column that mul_mat_vec.cu does not take, and any number."""
+    return _supports(node, 1, MOST_EQUAL)
 
 
-def _supports(node: Tensor, least: int, most_floats: int = mul_mat_batch.MOST) -> bool:
-    """least: columns from which the kernels of Hopper may take them; most_floats: up to which, of
-    16-bit weights."""
+def _supports(node: Tensor, least: int, most: int = mul_mat_batch.MOST) -> bool:
+    """least, most: columns of which the kernels of Hopper may take them."""
     if node.op == _QKV:
         return _supports_heads(node)
     if mul_mat_vec.supports(node):
@@ -42,8 +42,7 @@ def _supports(node: Tensor, least: int, most_floats: int = mul_mat_batch.MOST) -
     if len(node.srcs[0].shape if node.srcs[0] else ()) != 2:
         return False
     weights = node.live_srcs()[2:]
-    floats = all(w.dtype.name in mul_mat_vec.FLOATS for w in weights)
-    many = least <= node.live_srcs()[0].shape[0] <= (most_floats if floats else mul_mat_batch.MOST)
+    many = least <= node.live_srcs()[0].shape[0] <= most
     return many and all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS for w in weights)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .errors import UsageError
@@ -27,6 +27,11 @@ class Parser(ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self._late: list[Callable[[], object]] = []
+
+    def add_late(self, add: Callable[[], object]) -> None:
+        """What adds options that --help does not list, once one is given that is not there."""
+        self._late.append(add)
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
         """As the base class, which makes a formatter of help to check each option with: one as wide
@@ -51,6 +56,9 @@ class Parser(ArgumentParser):
             if word == "--":
                 joined += [word, *rest]
                 break
+            if word.startswith("-") and word.partition("=")[0] not in self._option_string_actions:
+                while self._late:
+                    self._late.pop()()
             word = self._hyphens(word)
             action = self._option_string_actions.get(word.partition("=")[0])
             if action is None and len(word) > 1 and word[0] == "-" and not _is_number(word):

@@ -108,13 +108,14 @@ class NormQkvRope(OpSpec):
 
     def cases(self) -> Iterator[Case]:
         def srcs(types: tuple[str, str, str], k: int, hd: int, heads: tuple[int, int],
-                 m: int, state: str, n_v: int = 0) -> tuple[Operand | None, ...]:  # fmt: skip
+                 m: int, state: str, n_v: int = 0,
+                 room: int = 31) -> tuple[Operand | None, ...]:  # fmt: skip
             n_q, n_k = heads[0] * hd, heads[1] * hd
             rows = n_q, n_k, n_v or n_k
             weights = (Operand((n, k), t, role="weight") for n, t in zip(rows, types, strict=True))
             pos = Operand((m,), "i32", lambda rng, shape: rng.integers(0, 4096, shape))
-            where = Operand((m,), "i32", lambda rng, shape: rng.permutation(31)[: shape[0]])
-            states = (Operand((31, n), state, role="state") for n in rows[1:])
+            where = Operand((m,), "i32", lambda rng, shape: rng.permutation(room)[: shape[0]])
+            states = (Operand((room, n), state, role="state") for n in rows[1:])
             norm = Operand((k,), data=positive, role="weight")
             return (Operand((m, k)), norm, *weights, pos, where, *states)
 
@@ -126,6 +127,9 @@ class NormQkvRope(OpSpec):
             yield Case(srcs(types, 2304, 64, (2, 2), 3, "f32"), rope, f"{mode} mixed, by 3")
         one = {"eps": 1e-5, "n_dims": 6, "head_dim": 6, "mode": "norm", "freq_base": 5e5}
         yield Case(srcs(("bf16",) * 3, 64, 6, (31, 31), 2, "bf16", 10), one, "bf16, other values")
+        heads = {"eps": 1e-5, "n_dims": 32, "head_dim": 32, "mode": "neox"}
+        for m in (40, 150):
+            yield Case(srcs(("f16",) * 3, 128, 32, (3, 1), m, "f16", 0, 160), heads, f"{m} columns")
         part = {**one, "n_dims": 4}
         yield Case(srcs(("f32",) * 3, 31, 6, (1, 1), 1, "f32"), part, "part of a head")
         factors = Operand((3,), data=[1.0, 2.0, 8.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -35,8 +36,10 @@ class BoundMemory:
     copies: Mapping[tuple[Tensor, str], Place] = field(default_factory=dict)
     sent: Mapping[Tensor, Place] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.rows = batch_rows(self.plan.graph)
+    @cached_property
+    def rows(self) -> Mapping[Tensor, str]:
+        """What follows the batch's rows, and which."""
+        return batch_rows(self.plan.graph)
 
     def locate(self, owner: Tensor) -> Place:
         """Where a tensor lives at home."""

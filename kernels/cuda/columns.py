@@ -1,5 +1,5 @@
-"""Products of several columns with what stands around them: what mul_mat_stream.py and
-mul_mat_columns.py are given, and the columns they read."""
+"""Products of several columns with what stands around them: what the launch files that
+mul_mat_batch.py chooses from are given, and the columns they read."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from .mul_mat_vec import STATES
 from .rope import rope_numbers
 
 PLAIN, GLU, QKV = range(3)  # as in columns.cuh
+# As in columns_round.cu.
+TILES, FRAGMENTS, FRAGMENTS_IN_ORDER, TILES_IN_ORDER, ROWS = range(5)
 _NIBBLES = ("q4_0",)  # whose lanes hold elements 4 t and following of both halves of 32
 _NO_ROPE = bytes(40)
 _MASKS = (0x000F000F, 0x00F000F0)  # of nibbles
@@ -190,9 +192,8 @@ def _order(p: Product) -> bytes:
     return struct.pack("@3i", *((4, 16, 1) if t.name in _NIBBLES else (8, 4, int(t.is_quantized))))
 
 
-def round_launch(p: Product, at: Layout, columns: int, fragments: bool) -> Launch:
-    """The rows of x, normalized, as f16 with a scale each, or as bf16, in the order of fragments of
-    the weights."""
+def round_launch(p: Product, at: Layout, columns: int, how: int) -> Launch:
+    """The rows of x, normalized, as f16 with a scale each, or as bf16. how: they lie."""
     heads, scaled = p.heads, p.rounded == "f16"
     numbers = struct.pack(
         "@6P", 0 if p.norm is None else p.norm.address, at.x, at.scales if scaled else 0,
@@ -200,7 +201,7 @@ def round_launch(p: Product, at: Layout, columns: int, fragments: bool) -> Launc
         at.turns if heads else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
     numbers += struct.pack("@f", p.eps) + _order(p)
-    numbers += struct.pack("@3i", columns, int(fragments), heads.head_dim // 2 if heads else 0)
+    numbers += struct.pack("@3i", columns, how, heads.head_dim // 2 if heads else 0)
     threads = 512 if p.k <= 4096 else 1024
     each = 1 << (ceil_div(p.k, 8 * threads) - 1).bit_length()
     types = f"{p.rounded}, {cpp_bool(scaled)}, {each}"

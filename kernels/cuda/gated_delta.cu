@@ -30,7 +30,6 @@ __global__ void __launch_bounds__(32 * kWarps)
   float* const key = keys[warp];
   float* const query = queries[warp];
   const float bias = a.dt_bias[head], rate = a.rate[head], divided = rsqrtf((float)dk);
-  begin_dependent();
 
   for (int i = blockIdx.y; i < a.seqs.n_tok; i += gridDim.y) {
     if (!a.seqs.known(i)) {
@@ -42,21 +41,21 @@ __global__ void __launch_bounds__(32 * kWarps)
     if (!a.seqs.begins(i)) continue;
     const int end = a.seqs.end(i);
     float* const at =
-        reinterpret_cast<float*>(a.state.row(a.seqs.slot_of(i), 0, 0)) + (i64)head * dk * dv;
+        reinterpret_cast<float*>(a.state.row(a.seqs.slot[i], 0, 0)) + (i64)head * dk * dv;
     HeadState<R> s;
-    s.load(at, dk, dv, column, part, a.seqs.goes_on(i));
+    s.load(at, dk, dv, column, part, a.seqs.pos[i] != 0);
     float k_next[MINE], q_next[MINE], v_next, alpha_next, beta_next;
     const auto fetch = [&](int t) {
       const float* const row = reinterpret_cast<const float*>(a.qkv.row(t, 0, 0));
 #pragma unroll
       for (int j = 0; j < MINE; ++j) {
         const int e = lane + 32 * j;
-        q_next[j] = e < dk ? load_fresh(row + key_head * dk + e) : 0.0f;
-        k_next[j] = e < dk ? load_fresh(row + (a.n_head_k + key_head) * dk + e) : 0.0f;
+        q_next[j] = e < dk ? row[key_head * dk + e] : 0.0f;
+        k_next[j] = e < dk ? row[(a.n_head_k + key_head) * dk + e] : 0.0f;
       }
-      v_next = column < dv ? load_fresh(row + 2 * a.n_head_k * dk + head * dv + column) : 0.0f;
-      alpha_next = load_fresh(reinterpret_cast<const float*>(a.alpha.row(t, 0, 0)) + head);
-      beta_next = load_fresh(reinterpret_cast<const float*>(a.beta.row(t, 0, 0)) + head);
+      v_next = column < dv ? row[2 * a.n_head_k * dk + head * dv + column] : 0.0f;
+      alpha_next = reinterpret_cast<const float*>(a.alpha.row(t, 0, 0))[head];
+      beta_next = reinterpret_cast<const float*>(a.beta.row(t, 0, 0))[head];
     };
     fetch(i);
     for (int t = i; t < end; ++t) {

@@ -68,8 +68,8 @@ class Launch:
 class DeviceInfo:
     """What launches may depend on.
 
-    shared_per_block: with the opt-in attribute. equal_bits: one column has the bits that it has
-    among several, where mul_mat_one.py can, which is slower than mul_mat_vec.cu.
+    shared_per_block: with the opt-in attribute. equal_bits: a column has the same bits alone and
+    among any number of others, where mul_mat_batch.py has kernels for that, which are slower.
     """
 
     arch: str = "sm_90"

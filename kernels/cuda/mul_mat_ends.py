@@ -31,7 +31,7 @@ def supports(node: Tensor) -> bool:
     assert x is not None
     return (
         x.ne[1] == 1
-        and len({w.dtype for w in weights}) == 1
+        and len({(w.dtype, w.nb[1]) for w in weights}) == 1
         and all(o is None or (o.nb[0] == 4 and o.address % 16 == 0) for o in beside)
         and takes(Operand.of(node, 0), weights, x, DeviceInfo(shared_per_block=LEAST_SHARED))
     )

@@ -20,28 +20,29 @@ from .launch import Call, DeviceInfo, Launch, Operand, ceil_div, register
 
 OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope")
 _QKV = "norm_qkv_rope"
+MOST_EQUAL = 1 << 20  # columns of fused ops where bits may not depend on their number
 
 
 def supports(node: Tensor) -> bool:
     """Also many columns of types that the kernels for many columns know."""
-    return _supports(node, 2)
+    return _supports(node, 2, mul_mat_batch.MOST)
 
 
 def supports_equal(node: Tensor) -> bool:
-    """Also one column that mul_mat_vec.cu does not take."""
-    return _supports(node, 1)
+    """Also one column that mul_mat_vec.cu does not take, and any number."""
+    return _supports(node, 1, MOST_EQUAL)
 
 
-def _supports(node: Tensor, least: int) -> bool:
-    """least: columns from which the kernels of Hopper may take them."""
+def _supports(node: Tensor, least: int, most: int = mul_mat_batch.MOST) -> bool:
+    """least, most: columns of which the kernels of Hopper may take them."""
     if node.op == _QKV:
         return _supports_heads(node)
     if mul_mat_vec.supports(node):
         return True
     if len(node.srcs[0].shape if node.srcs[0] else ()) != 2:
         return False
-    many = least <= node.live_srcs()[0].shape[0] <= mul_mat_batch.MOST
     weights = node.live_srcs()[2:]
+    many = least <= node.live_srcs()[0].shape[0] <= most
     return many and all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS for w in weights)
 
 
@@ -53,14 +54,17 @@ def _supports_heads(node: Tensor) -> bool:
     return qkv_heads.takes(node, pos, rows, states, aligned and node.shape[2] % 4 == 0)
 
 
-def _heads_launch(call: Call, places: Sequence[int]) -> Launch:
-    """places: of the products of queries, keys and values, rows dense."""
+def _heads_launch(call: Call, places: Sequence[int], row: int = 0) -> Launch:
+    """places: of the products of queries, keys and values. row: bytes from token to token; 0: their
+    own."""
     hd, m = call.node.shape[2], call.node.shape[0]
     widths = [call.src(i).ne[1] for i in (2, 3, 4)]
     values = []
     for i, (n, at) in enumerate(zip(widths, places, strict=True)):
-        shape = (m, n // hd, hd) if i < 2 else (m, 1, n)
-        values.append(Operand.of(Tensor("", F32, shape, Role.NODE), at))
+        one = n if i == 2 else hd
+        strides = row or 4 * n, 4 * one, 4
+        t = Tensor("", F32, (m, n // one, one), Role.NODE, strides)
+        values.append(Operand.of(t, at))
     rest = [call.optional(i) for i in range(5, 15)]
     fixed = qkv_heads.constant(call.node.srcs[9:])
     return qkv_heads.launch(call.dst, values, rest, call.node.params, fixed)
@@ -168,8 +172,21 @@ def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
     way = _way(products, mine.srcs, device, most)
     if way is None:
         return by_parts(call, launch.launches)
+    if way is mul_mat_vec and products is not node:
+        return [*_joined(call)]
     made: list[Launch | Gemm] = list(way.launches(mine))
     return made if products is node else [*made, _heads_launch(call, places)]
+
+
+def _joined(call: Call) -> list[Launch]:
+    """Products by mul_mat_vec.cu, those of a token after each other, and what follows."""
+    weights = [call.src(i) for i in (2, 3, 4)]
+    first = 0, weights[0].ne[1], weights[0].ne[1] + weights[1].ne[1]
+    m, row = call.node.shape[0], sum(w.ne[1] for w in weights)
+    dst = Operand.of(Tensor("", F32, (m, row), Role.NODE), call.scratch)
+    norm, eps = call.optional(1), call.node.params["eps"]
+    products = mul_mat_vec.joined_few(call.device, dst, weights, call.src(0), norm, eps)
+    return [products, _heads_launch(call, [call.scratch + 4 * n for n in first], 4 * row)]
 
 
 def by_parts(

@@ -9,8 +9,8 @@
 // A result is summed in an order that depends on the weight's type and length alone.
 #include "cuda/vec_parts.cuh"
 
-// W: type of the weights; V: of the last matrix of QKV, which may differ. C: at least m columns.
-// Shared memory: barriers, rotations, columns, stages.
+// W: type of the weights; V: of the third matrix of QKV or JOINED, which may differ. C: at least m
+// columns. Shared memory: barriers, rotations, columns, stages.
 template <int KIND, class W, class V, int C>
 __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
     mul_mat_vec(const __grid_constant__ VecArgs a) {
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   Pair ask = {};
   const auto request = [&](int stage) {
     if (ask_chunk == 0) ask = pair_of(KIND, a, ask_index);
-    const bool v = KIND == QKV && ask.matrix == 2;
+    const bool v = several_kind(KIND) && ask.matrix == 2;
     const u32 bytes = v ? Chunk<V>::BYTES : Chunk<W>::BYTES, at = ask_chunk * bytes;
     const u32 row = (u32)(v ? a.row_bytes[2] : a.row_bytes[0]);
     char* const to = stages + stage * STAGE;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
     const char* const w = stages + stage * STAGE;
     const char* const x = xs + chunk * X_BYTES;
     const int n = min(a.k - chunk * N, N);
-    if (KIND == QKV && !is_same<W, V>::value && p.matrix == 2) {
+    if (several_kind(KIND) && !is_same<W, V>::value && p.matrix == 2) {
       Chunk<V>::multiply(w, x, chunks * X_BYTES, n, lane, acc);
     } else {
       Chunk<W>::multiply(w, x, chunks * X_BYTES, n, lane, acc);

@@ -200,7 +200,8 @@ def joined_few(
     norm: Operand | None,
     eps: float,
 ) -> Launch:
-    """dst = norm(x) w^T for up to four weights of one type, the rows of one after the other's."""
+    """dst = norm(x) w^T for up to four weights, the rows of one after the other's: of one type, or
+    three of which the last has its own."""
     warps, stages, shared = plan(weights, x.ne[0], x.ne[1], 0, device)
     pairs = [ceil_div(w.ne[1], ROWS) for w in weights]
     args = arguments(weights, x, dst, stages, norm=norm, eps=eps, pairs=pairs)

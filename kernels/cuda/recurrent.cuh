@@ -1,27 +1,21 @@
-// What kernels with a state a sequence share: which rows belong to one. What other kernels wrote is
-// read past the first-level cache, as blocks may start before those have ended.
+// What kernels with a state a sequence share: which rows belong to one.
 #pragma once
 
-#include "cuda/dependent.cuh"
+#include "cuda/common.cuh"
 
 struct Sequences {
   const i32 *pos, *slot;
   i32 n_tok, n_slots;
 
-  __device__ __forceinline__ i32 slot_of(int i) const { return load_fresh(slot + i); }
-  __device__ __forceinline__ bool known(int i) const { return (u32)slot_of(i) < (u32)n_slots; }
+  __device__ __forceinline__ bool known(int i) const { return (u32)slot[i] < (u32)n_slots; }
   // Whether a sequence's rows begin at row i.
-  __device__ __forceinline__ bool begins(int i) const {
-    return i == 0 || slot_of(i) != slot_of(i - 1);
-  }
-  // Whether the row continues what the state holds.
-  __device__ __forceinline__ bool goes_on(int i) const { return load_fresh(pos + i) != 0; }
+  __device__ __forceinline__ bool begins(int i) const { return i == 0 || slot[i] != slot[i - 1]; }
   // Where the rows of the sequence that begins at row i end: they are neighbours.
   __device__ __forceinline__ int end(int i) const {
     int low = i + 1, high = n_tok;
     while (low < high) {
       const int middle = (low + high) / 2;
-      if (slot_of(middle) == slot_of(i)) {
+      if (slot[middle] == slot[i]) {
         low = middle + 1;
       } else {
         high = middle;
@@ -44,8 +38,7 @@ struct HeadState {
 #pragma unroll
     for (int i = 0; i < R; ++i) {
       const int row = 4 * i + part;
-      v[i] = goes_on && row < rows && column < columns ? load_fresh(state + row * columns + column)
-                                                       : 0.0f;
+      v[i] = goes_on && row < rows && column < columns ? state[row * columns + column] : 0.0f;
     }
   }
   __device__ __forceinline__ void store(float* state, int rows, int columns, int column,

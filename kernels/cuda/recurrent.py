@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from gguflow.engine.graph import Role, Tensor, op_spec
+from gguflow.engine.graph import Tensor, op_spec
 
 from .launch import Call, Kernel, Launch, Operand, ceil_div, pack, register
 
@@ -12,7 +12,6 @@ OPS = ("ssm_conv", "gated_delta", "ssm_scan")
 CHANNELS = 128  # of a block of ssm_conv.cu
 COLUMNS = 32  # of a head's state, of a block of the others
 ROWS = (8, 16, 32, 64)  # of a state, a lane
-_CONSTANT = {"ssm_conv": slice(1, 2), "gated_delta": slice(3, 5), "ssm_scan": slice(2, 5)}
 MOST_ROWS = 128  # of a grid: beyond them blocks loop
 
 
@@ -36,16 +35,12 @@ def launches(call: Call) -> list[Launch]:
     at = 2 if node.op == "ssm_conv" else 5
     state, pos, slot = (call.src(i) for i in range(at, at + 3))
     seqs = _sequences(pos, slot, state)
-    # Read before the kernels ahead have ended.
-    constants = [*node.srcs[_CONSTANT[node.op or ""]], *node.srcs[at + 3 :]]
-    dependent = all(s.owner.role is Role.WEIGHT for s in constants if s is not None)
     if node.op == "ssm_conv":
         bias = call.optional(5)
         address = struct.pack("@P", 0 if bias is None else bias.address)
         args = pack(dst, call.src(0), call.src(1), state, address + seqs + params)
         grid = (ceil_div(dst.ne[0], CHANNELS), min(dst.ne[1], 1024), 1)
-        kernel = Kernel("ssm_conv.cu", "ssm_conv")
-        return [Launch(kernel, grid, (CHANNELS, 1, 1), args, dependent=dependent)]
+        return [Launch(Kernel("ssm_conv.cu", "ssm_conv"), grid, (CHANNELS, 1, 1), args)]
     n_tensors = 3 if node.op == "gated_delta" else 2
     tensors = [call.src(i) for i in range(n_tensors)]
     vectors = [call.src(i) for i in range(n_tensors, at)]
@@ -54,7 +49,7 @@ def launches(call: Call) -> list[Launch]:
     args = pack(dst, *tensors, state, addresses + seqs + params)
     grid = (dst.ne[1] * ceil_div(dst.ne[0], COLUMNS), min(dst.ne[2], MOST_ROWS), 1)
     kernel = Kernel(f"{node.op}.cu", f"{node.op}<{rows}>")
-    return [Launch(kernel, grid, (128, 1, 1), args, dependent=dependent)]
+    return [Launch(kernel, grid, (128, 1, 1), args)]
 
 
 register(OPS, launches, supports=supports)

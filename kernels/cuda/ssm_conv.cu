@@ -23,10 +23,7 @@ __global__ void __launch_bounds__(128) ssm_conv(const __grid_constant__ SsmConvA
   for (int j = 0; j < kMost; ++j) {
     w[j] = j < taps ? reinterpret_cast<const float*>(a.w.row(c, 0, 0))[j] : 0.0f;
   }
-  begin_dependent();
-  const auto x = [&](int i) {
-    return load_fresh(reinterpret_cast<const float*>(a.x.row(i, 0, 0)) + c);
-  };
+  const auto x = [&](int i) { return reinterpret_cast<const float*>(a.x.row(i, 0, 0))[c]; };
   const auto finish = [&](int i) {
     float y = start;
 #pragma unroll
@@ -42,8 +39,7 @@ __global__ void __launch_bounds__(128) ssm_conv(const __grid_constant__ SsmConvA
       continue;
     }
     int back = 0;  // rows before this one, as far as they matter
-    while (back < taps - 1 && i - back > 0 && a.seqs.slot_of(i - back - 1) == a.seqs.slot_of(i))
-      ++back;
+    while (back < taps - 1 && i - back > 0 && a.seqs.slot[i - back - 1] == a.seqs.slot[i]) ++back;
     if (back == taps - 1) {
 #pragma unroll
       for (int j = 0; j < kMost; ++j) {
@@ -53,11 +49,11 @@ __global__ void __launch_bounds__(128) ssm_conv(const __grid_constant__ SsmConvA
     }
     if (back > 0) continue;
     const int end = a.seqs.end(i);
-    float* const kept = reinterpret_cast<float*>(a.state.row(a.seqs.slot_of(i), 0, 0)) + c;
-    const bool goes_on = a.seqs.goes_on(i);
+    float* const kept = reinterpret_cast<float*>(a.state.row(a.seqs.slot[i], 0, 0)) + c;
+    const bool goes_on = a.seqs.pos[i] != 0;
 #pragma unroll
     for (int j = 0; j < kMost; ++j) {
-      if (j < taps - 1) window[j] = goes_on ? load_fresh(kept + j * n) : 0.0f;
+      if (j < taps - 1) window[j] = goes_on ? kept[j * n] : 0.0f;
     }
     for (int t = i; t < end && t < i + taps - 1; ++t) {
 #pragma unroll

@@ -26,7 +26,6 @@ __global__ void __launch_bounds__(32 * kWarps) ssm_scan(const __grid_constant__ 
   float* const key = keys[warp];
   float* const query = queries[warp];
   const float bias = a.dt_bias[head], rate = a.rate[head], skip = a.skip[head];
-  begin_dependent();
 
   for (int i = blockIdx.y; i < a.seqs.n_tok; i += gridDim.y) {
     if (!a.seqs.known(i)) {
@@ -38,9 +37,9 @@ __global__ void __launch_bounds__(32 * kWarps) ssm_scan(const __grid_constant__ 
     if (!a.seqs.begins(i)) continue;
     const int end = a.seqs.end(i);
     float* const at =
-        reinterpret_cast<float*>(a.state.row(a.seqs.slot_of(i), 0, 0)) + (i64)head * n_state * hd;
+        reinterpret_cast<float*>(a.state.row(a.seqs.slot[i], 0, 0)) + (i64)head * n_state * hd;
     HeadState<R> s;
-    s.load(at, n_state, hd, column, part, a.seqs.goes_on(i));
+    s.load(at, n_state, hd, column, part, a.seqs.pos[i] != 0);
     float b_next[MINE], c_next[MINE], x_next, dt_next;
     const auto fetch = [&](int t) {
       const float* const row = reinterpret_cast<const float*>(a.xbc.row(t, 0, 0));
@@ -48,11 +47,11 @@ __global__ void __launch_bounds__(32 * kWarps) ssm_scan(const __grid_constant__ 
 #pragma unroll
       for (int j = 0; j < MINE; ++j) {
         const int e = lane + 32 * j;
-        b_next[j] = e < n_state ? load_fresh(b + e) : 0.0f;
-        c_next[j] = e < n_state ? load_fresh(b + a.n_group * n_state + e) : 0.0f;
+        b_next[j] = e < n_state ? b[e] : 0.0f;
+        c_next[j] = e < n_state ? b[a.n_group * n_state + e] : 0.0f;
       }
-      x_next = column < hd ? load_fresh(row + head * hd + column) : 0.0f;
-      dt_next = load_fresh(reinterpret_cast<const float*>(a.dt.row(t, 0, 0)) + head);
+      x_next = column < hd ? row[head * hd + column] : 0.0f;
+      dt_next = reinterpret_cast<const float*>(a.dt.row(t, 0, 0))[head];
     };
     fetch(i);
     for (int t = i; t < end; ++t) {

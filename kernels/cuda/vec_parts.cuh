@@ -30,7 +30,7 @@ struct VecArgs {
   const float* r;     // added; null: nothing
   const float* bias;  // of BIASED, added before r
   const i32* pos;
-  const i32* state_rows;  // rows of the states that the columns become; null: as they come
+  const i32* state_rows;  // rows of the states that the columns become
   const float* factors;   // of the frequencies; null: ones
   char* state[2];         // keys and values
   i64 row_bytes[4];
@@ -256,7 +256,7 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
     dst[p.row1] = y1;
     return;
   }
-  const int s = p.matrix - 1, at = a.state_rows ? __ldcg(a.state_rows + c) : c;
+  const int s = p.matrix - 1, at = __ldcg(a.state_rows + c);
   if (at < 0 || at >= a.n_ctx) return;
   char* const row = a.state[s] + at * a.state_step[s];
   put_state(row, a.state_type[s], p.row0, y0);

@@ -9,6 +9,7 @@ merges of a large vocabulary costs it half a second and 150 MB, so until then th
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -62,10 +63,18 @@ class BpeModel:
         self._cutter = pre_tokenizers.Sequence(
             [rules.splitter(), *([] if rules.raw else [byte_level])]
         )
-        self._merges = Merges(metadata, vocab)
+        metadata.string_array(MERGES)  # is there
+        if not rules.ignore_merges:
+            _ = self._merges  # wrong ones are refused now
         self._library: tokenizers.Tokenizer | None = None
         self._words: dict[str, list[int]] = {}
         self._n_merged = 0  # characters
+
+    @cached_property
+    def _merges(self) -> Merges:
+        """Where words of the vocabulary stay whole, a prompt may have no other, and the tables of
+        the merges are half of what a large vocabulary takes. Raises GgufError."""
+        return Merges(self._metadata, self._vocab)
 
     @staticmethod
     def defaults(metadata: Metadata) -> Defaults:

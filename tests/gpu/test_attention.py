@@ -130,7 +130,7 @@ def test_many_sequences(
 @pytest.mark.parametrize("name", MANY)
 @pytest.mark.parametrize("heads, hd", [*SINGLE, ((64, 8), 64), ((10, 1), 64), ((20, 1), 128)])
 def test_single_tokens_of_other_heads(gpu: Any, heads: tuple[int, int], hd: int, name: str) -> None:
-    for options in OPTIONS:
+    for options in OPTIONS if name != "singles" else [{}]:  # the oracle takes seconds for these
         check(gpu, case(MANY[name], heads, hd, dirty=True, **options))
     for past in (0, 126, 600, 3000):
         check(gpu, case([(1, past)], heads, hd, dirty=True, sinks=2.0))

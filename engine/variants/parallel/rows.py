@@ -141,7 +141,7 @@ def _norm(
         return None
     (norm,) = found
     (times, *more) = readers.of(norm) or (norm,)
-    if more or times.op != "mul" or times.srcs[0] is not norm:
+    if more or times.op != "mul" or times.srcs[0] is not norm or times in readers.shown:
         return None
     w = times.srcs[1]
     if w is None or w.role is not Role.WEIGHT or w.shape != norm.shape[-1:]:
@@ -150,15 +150,21 @@ def _norm(
 
 
 class _Readers:
-    """Which nodes read a value; through a view, or as an output, somebody else does."""
+    """Which nodes read a value; through a view, or as an output, somebody else does. shown: values
+    that are outputs, or that outputs are views of: a device may hold norms in another form."""
 
     def __init__(self, g: Graph) -> None:
         self._of: dict[Tensor, list[Tensor]] = {}
+        self.shown: set[Tensor] = set()
         for node in g.nodes:
             for s in node.live_srcs():
                 self._see(s, node)
         for t in g.outputs:
             self._see(t, t)
+            self.shown.add(t)
+            while t.role is Role.VIEW:
+                (t,) = t.live_srcs()
+                self.shown.add(t)
 
     def of(self, t: Tensor) -> list[Tensor]:
         return self._of.get(t, [])

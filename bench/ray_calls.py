@@ -3,8 +3,9 @@
 python bench/ray_calls.py [--kib 16] [--n 400]
 
 A call to an actor and its answer; the same over a line, as stages on one node are asked, and
-through a compiled graph; a value on its way to the second of two actors; a token of a stream that is an object each, and one of eight streams that come
-together, as replicas send them. Medians and 90th percentiles in microseconds.
+through a compiled graph; a value on its way to the second of two actors; a token of a stream that
+is an object each, and one of eight streams that come together, as replicas send them. Medians and
+90th percentiles in microseconds.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import DType
 
 from .base import Architecture, architecture

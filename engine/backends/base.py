@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from gguflow.engine.compile import ChannelBytes, Meeting, Recv, Send, Step
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.found import modules_in
 from gguflow.engine.graph import DType, Tensor
 

@@ -7,8 +7,8 @@ batch's, those behind the batch's need not be computed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Graph, Role, Tensor, exchanged_by_rank, op_spec
 
 TOKENS, OUTPUTS = "tokens", "outputs"

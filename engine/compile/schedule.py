@@ -10,8 +10,8 @@ there are. Run in turn, the same list is cut where the device changes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import (
     Role,
     Tensor,

@@ -11,10 +11,11 @@ import builtins
 import operator
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass, field
 
 from .dtype import DType
 from .tensor import Shape, Tensor

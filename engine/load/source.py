@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.gguf import GgufFile
 from gguflow.engine.graph import F16, F32, DType, dtype_by_name
 from gguflow.engine.harmless import one_line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Lock
 from typing import Any
@@ -163,6 +162,8 @@ def _by_device(
         parts.setdefault(apart, []).append((t, packed_bytes))
     if len(parts) < 2:
         return bring(todo)
+    from concurrent.futures import ThreadPoolExecutor
+
     threads = ThreadPoolExecutor(len(parts))
     try:
         for future in [threads.submit(bring, mine) for mine in parts.values()]:

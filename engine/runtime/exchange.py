@@ -30,6 +30,7 @@ from gguflow.engine.backends.base import (
 )
 from gguflow.engine.compile import Meeting, Plan, Recv, Send, exchange_sizes, round_up
 from gguflow.engine.graph import Tensor, op_spec
+from gguflow.engine.profile import PlanRows
 
 from .clocks import Signal, offsets, shifted
 from .loops import LoopTogether
@@ -65,7 +66,7 @@ class SideBySide(Runner):
         views: Mapping[str, SpaceMemory],
         n_threads: int | None = None,
     ) -> None:
-        self.sides = sides
+        self._plan, self.sides = plan, sides
         self._placement = plan.placement
         self._views = views
         self._locks = [_turns.setdefault(backends[n], threading.RLock()) for n in sides.devices]
@@ -84,10 +85,15 @@ class SideBySide(Runner):
         }
         order = sides.names if sides.host is None else (sides.host, *sides.devices)
         self._order = order  # of rows and of what is shown
-        self.rows = tuple(
+
+    @cached_property
+    def rows(self) -> PlanRows:
+        return tuple(
             row
-            for name in order
-            for row in step_rows(plan, name, sides.steps[name], self._programs[name].kernels)
+            for name in self._order
+            for row in step_rows(
+                self._plan, name, self.sides.steps[name], self._programs[name].kernels
+            )
         )
 
     @property

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from gguflow.engine.dataclass import dataclass, fields, replace
 
 Curve = tuple[tuple[float, float], ...]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from gguflow.engine.compile import Plan
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import OpSpec, Role, Tensor, exchanged, exchanged_by_rank, op_spec
 
 _LAYER = re.compile(r"(?:blk|kv|ssm)\.(\d+)\.")

@@ -68,8 +68,8 @@ class Launch:
 class DeviceInfo:
     """What launches may depend on.
 
-    shared_per_block: with the opt-in attribute. equal_bits: one column has the bits that it has
-    among several, where mul_mat_one.py can, which is slower than mul_mat_vec.cu.
+    shared_per_block: with the opt-in attribute. equal_bits: a column has the same bits alone and
+    among any number of others, where mul_mat_batch.py has kernels for that, which are slower.
     """
 
     arch: str = "sm_90"
@@ -152,6 +152,17 @@ class Call:
 
     def optional(self, i: int) -> Operand | None:
         return self.srcs[i] if i < len(self.srcs) else None
+
+
+def apart(a: Operand, b: Operand) -> bool:
+    """Whether no byte belongs to both, as far as the memory between first and last tells."""
+    begins = a.address, b.address
+    ends = [
+        o.address + sum((n - 1) * s for n, s in zip(o.ne[1:], o.nb[1:], strict=True))
+        + o.dtype.row_bytes(o.ne[0])
+        for o in (a, b)
+    ]  # fmt: skip
+    return ends[0] <= begins[1] or ends[1] <= begins[0]
 
 
 _TENSOR = struct.Struct(f"@P{2 * MAX_DIMS}q")
@@ -252,6 +263,29 @@ def register(
         if op in _registered:
             raise RuntimeError(f"{op}: launched by two files, one is {launches.__module__}")
         _registered[op] = made
+
+
+# Of the calls that follow each other from one on: how many of them, and what computes them all.
+Joint = Callable[[Sequence[Call]], "tuple[int, list[Launch]] | None"]
+_joints: dict[str, list[Joint]] = {}
+MOST_JOINED = 4  # calls
+
+
+def register_joint(ops: Sequence[str], joint: Joint) -> None:
+    """Several ops in a row, of which the first is one of `ops`, as fewer launches than they have by
+    themselves: all of their results are written, so that graphs need not know."""
+    for op in ops:
+        _joints.setdefault(op, []).append(joint)
+
+
+def joined(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
+    """The launches of the first calls together, and of how many, where a launch file knows some."""
+    launch_files()
+    for joint in _joints.get(calls[0].node.op or "", ()):
+        found = joint(calls)
+        if found is not None:
+            return found
+    return None
 
 
 @cache

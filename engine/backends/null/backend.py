@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from gguflow.engine.backends.base import (
 )
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Tensor, op_spec
 from gguflow.kernels.cuda.all_reduce_norm import channel_bytes, shares_rows
 

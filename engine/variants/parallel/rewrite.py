@@ -9,10 +9,10 @@ op needs whole. What no device reads in the end is pruned by compiling. (Shoeybi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import F32, Graph, Role, Tensor
 
 from .axes import RULES, Labels, permutation, view_kind, view_labels

@@ -10,9 +10,9 @@ order are the same either way. (Korthikanti et al. 2022, arXiv 2205.05198.)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gguflow.engine.compile import recorded_before, replace_values
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Graph, Role, Tensor, exchanged
 
 from .cuts import part_name

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from math import prod
 
 import numpy as np
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.load import ModelSource, RepeatedRows, WeightSource
 
 from .cuts import Cut, Cuts, part_name

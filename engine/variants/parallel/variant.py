@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend
+from gguflow.engine.dataclass import replace
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 from gguflow.engine.load.offload import check_fits
 from gguflow.engine.ops.all_reduce import DEVICES

@@ -5,8 +5,9 @@
 Four ops follow each other in one captured graph, on weights that rotate, so that they come from
 memory: norm_qkv_rope, mul_mat_add, norm_mul_mat_swiglu, mul_mat_add. Each is measured by itself too
 (`alone`). Ways: one (mul_mat_one.cu, one column), vec (mul_mat_vec.cu, up to 8 columns), few
-(mul_mat_few.cu, quantized weights, up to 16), stream (mul_mat_stream.cu, 16-bit weights, up to 16),
-columns (mul_mat_columns.cu), integers (mul_mat_integers.cu, quantized weights), parts (the ops of
+(mul_mat_few.cu, quantized weights, up to 16), columns (mul_mat_columns.cu, the same), integers
+(mul_mat_integers.cu, the same, any number), of 16-bit weights chain (mul_mat_chain.cu, up to 16
+columns), wide (mul_mat_wide.cu, up to 128) and library (mul_mat_library.py), parts (the ops of
 which the fused ones are made, a library's products where these come before ours).
 `error` is the largest difference from float64 in units of the result's root mean square. --head
 adds norm_mul_mat of the vocabulary, alone.
@@ -26,13 +27,15 @@ from gguflow.engine.graph import F16, F32, I32, DType, Graph, Tensor, dtype_by_n
 from gguflow.engine.quants import decode
 from gguflow.kernels.cuda import (
     mul_mat,
+    mul_mat_chain,
     mul_mat_columns,
     mul_mat_few,
     mul_mat_gemm,
     mul_mat_integers,
+    mul_mat_library,
     mul_mat_norm,
     mul_mat_one,
-    mul_mat_stream,
+    mul_mat_wide,
 )
 from gguflow.kernels.cuda.columns import products
 from gguflow.kernels.cuda.gemm import Gemm
@@ -89,8 +92,10 @@ def ways(
     for name, module in (("one", mul_mat_one), ("few", mul_mat_few)):
         if mixed and all(module.takes(p, info) for p in mixed):
             yield name, by(module, mixed=True)
-    many = ("stream", mul_mat_stream), ("columns", mul_mat_columns), ("integers", mul_mat_integers)
-    for name, module in many:
+    for name, module in (
+        ("chain", mul_mat_chain), ("wide", mul_mat_wide), ("library", mul_mat_library),
+        ("columns", mul_mat_columns), ("integers", mul_mat_integers),
+    ):  # fmt: skip
         if made and all(module.takes(p, info) for p in made):
             yield name, by(module)
     for name, tile in tiles.items():

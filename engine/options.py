@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal, TypedDict
 
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.graph import F16, DType, dtype_by_name
 from gguflow.engine.limits import (
     ALL_LAYERS,

@@ -1,4 +1,5 @@
-// Weight rows times several columns: what mul_mat_stream.cu and mul_mat_columns.cu share. Which
+// Weight rows times several columns: what mul_mat_chain.cu, mul_mat_wide.cu and mul_mat_columns.cu
+// share. Which
 // rows belong together, and what becomes of their sums.
 //
 // Rows go by twos, called pairs, as in vec_parts.cuh: neighbours of one matrix; for GLU the same
@@ -24,7 +25,7 @@ struct ColumnsArgs {
   const float* scales;       // of each column, or null
   const char* r;             // added to the result, or null
   const float2* turns;       // [m, head_dim / 2] cosine and sine
-  const i32* state_rows;     // rows of the states that the columns become
+  const i32* state_rows;     // rows of the states that the columns become; null: as they come
   char* state[2];            // keys and values
   float* dst;                // [m, n]
   float4* parts;             // sums of parts of k, if there are several
@@ -91,11 +92,11 @@ struct BesideOne {
   int state_row;
 };
 
-__device__ __forceinline__ BesideOne beside_one(const ColumnsArgs& a, int matrix, int pair,
-                                                int column) {
+__device__ __forceinline__ BesideOne beside_one(int kind, const ColumnsArgs& a, int matrix,
+                                                int pair, int column) {
   BesideOne b = {};
   if (pair >= a.pairs[matrix]) return b;
-  const int2 rows = rows_of(a, matrix, pair);
+  const int2 rows = rows_of(kind, a, matrix, pair);
   const int at = min(column, a.m - 1);
   b.scale = a.scales ? __ldcg(a.scales + at) : 1.0f;
   if (a.r) {
@@ -103,12 +104,16 @@ __device__ __forceinline__ BesideOne beside_one(const ColumnsArgs& a, int matrix
     b.r[0] = __ldcg(reinterpret_cast<const float*>(r + rows.x * a.r_step));
     b.r[1] = __ldcg(reinterpret_cast<const float*>(r + rows.y * a.r_step));
   }
-  if (a.kind == QKV) {
+  if (kind == QKV) {
     const int half = a.head_dim / 2;
     b.turn = __ldcg(a.turns + at * half + pair % half);
-    b.state_row = __ldcg(a.state_rows + at);
+    b.state_row = a.state_rows ? __ldcg(a.state_rows + at) : at;
   }
   return b;
+}
+__device__ __forceinline__ BesideOne beside_one(const ColumnsArgs& a, int matrix, int pair,
+                                                int column) {
+  return beside_one(a.kind, a, matrix, pair, column);
 }
 
 // What becomes of the sums y0 and y1 of a pair's rows in a column. Each operation is rounded as

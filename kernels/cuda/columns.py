@@ -1,5 +1,5 @@
-"""Products of several columns with what stands around them: what mul_mat_stream.py and
-mul_mat_columns.py are given, and the columns they read."""
+"""Products of several columns with what stands around them: what the launch files that
+mul_mat_batch.py chooses from are given, and the columns they read."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from .mul_mat_vec import STATES
 from .rope import rope_numbers
 
 PLAIN, GLU, QKV = range(3)  # as in columns.cuh
+# As in columns_round.cu.
+TILES, FRAGMENTS, FRAGMENTS_IN_ORDER, TILES_IN_ORDER, ROWS = range(5)
 _NIBBLES = ("q4_0",)  # whose lanes hold elements 4 t and following of both halves of 32
 _NO_ROPE = bytes(40)
 _MASKS = (0x000F000F, 0x00F000F0)  # of nibbles
@@ -95,21 +97,20 @@ def products(
     """
     op, p = node.op or "", node.params
     dst = dst or Operand.of(node, 0)
+    if op == "norm_qkv_rope":
+        return _heads_products(node, srcs, dst, mixed)
     given = [s for s in srcs if s is not None]
     norm, eps = None, 0.0
     if op.startswith("norm_"):
         x, norm, *weights = given
         eps = p["eps"]
         value = node.srcs[0]
-        if norm.nb[0] != 4 or norm.address % 16:
+        if not _norm_ok(norm):
             return []
     else:
         n = 2 if op == "mul_mat_swiglu" else 1
         weights, x, value = given[:n], given[n], node.srcs[n]
-    if value is not None and value.owner.role is Role.STATE:
-        value = None  # it may change between two ops that read it
-    if op == "norm_qkv_rope":
-        return _heads_products(node, srcs, dst, value, mixed)
+    value = _kept(value)
     if len({(w.dtype, w.nb[1]) for w in weights[:2]}) > 1 and op.endswith("swiglu"):
         return []
     if op.endswith("swiglu"):
@@ -122,14 +123,22 @@ def products(
     return [Product(PLAIN, (weights[0],), x, dst, norm, eps, r, value=value)]
 
 
+def _norm_ok(norm: Operand) -> bool:
+    return norm.nb[0] == 4 and norm.address % 16 == 0
+
+
+def _kept(value: Tensor | None) -> Tensor | None:
+    """A value that does not change between two ops that read it."""
+    return None if value is not None and value.owner.role is Role.STATE else value
+
+
 def _heads_products(
-    node: Tensor,
-    srcs: Sequence[Operand | None],
-    dst: Operand,
-    value: Tensor | None,
-    mixed: bool,
+    node: Tensor, srcs: Sequence[Operand | None], dst: Operand, mixed: bool
 ) -> list[Product]:
-    x, norm, wq, wk, wv, pos, rows, k_state, v_state = (s for s in srcs[:9] if s is not None)
+    x, wq, wk, wv, pos, rows, k_state, v_state = (s for s in (srcs[0], *srcs[2:9]) if s is not None)
+    norm, value = srcs[1], _kept(node.srcs[0])
+    if norm is not None and not _norm_ok(norm):
+        return []
     factors = srcs[9] if len(srcs) > 9 else None
     p, head_dim = dict(node.params), node.shape[2]
     heads = Heads(pos, rows, (k_state, v_state), factors, rope_numbers(p, head_dim), head_dim,
@@ -183,9 +192,8 @@ def _order(p: Product) -> bytes:
     return struct.pack("@3i", *((4, 16, 1) if t.name in _NIBBLES else (8, 4, int(t.is_quantized))))
 
 
-def round_launch(p: Product, at: Layout, columns: int, fragments: bool) -> Launch:
-    """The rows of x, normalized, as f16 with a scale each, or as bf16, in the order of fragments of
-    the weights."""
+def round_launch(p: Product, at: Layout, columns: int, how: int) -> Launch:
+    """The rows of x, normalized, as f16 with a scale each, or as bf16. how: they lie."""
     heads, scaled = p.heads, p.rounded == "f16"
     numbers = struct.pack(
         "@6P", 0 if p.norm is None else p.norm.address, at.x, at.scales if scaled else 0,
@@ -193,7 +201,7 @@ def round_launch(p: Product, at: Layout, columns: int, fragments: bool) -> Launc
         at.turns if heads else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
     numbers += struct.pack("@f", p.eps) + _order(p)
-    numbers += struct.pack("@3i", columns, int(fragments), heads.head_dim // 2 if heads else 0)
+    numbers += struct.pack("@3i", columns, how, heads.head_dim // 2 if heads else 0)
     threads = 512 if p.k <= 4096 else 1024
     each = 1 << (ceil_div(p.k, 8 * threads) - 1).bit_length()
     types = f"{p.rounded}, {cpp_bool(scaled)}, {each}"

@@ -1,8 +1,14 @@
-// Columns for mul_mat_stream.cu and mul_mat_columns.cu: normalized if a norm's weights are given,
-// as 16-bit floats, in the order that the fragments of the weights have (columns_weights.cuh).
+// Columns as 16-bit floats, normalized if a norm's weights are given: for mul_mat_stream.cu and
+// mul_mat_columns.cu in the order that the fragments of the weights have (columns_weights.cuh), for
+// mul_mat_chain.cu, mul_mat_wide.cu and a library in their own.
 #include "cuda/dependent.cuh"
 #include "cuda/float_columns.cuh"
 #include "cuda/rope.cuh"
+
+// How the columns lie, as numbered in columns.py. TILES: for a warpgroup's products, in groups of n
+// columns; FRAGMENTS: of mma.m16n8k16; ROWS: dense. Of fragments in order lane t has elements 4 t
+// to 4 t + 3 of every sixteen.
+enum { TILES, FRAGMENTS, FRAGMENTS_IN_ORDER, TILES_IN_ORDER, ROWS };
 
 struct ColumnsOrder {
   int lane, half;  // elements from lane to lane, and to a lane's second four
@@ -20,8 +26,8 @@ struct RoundColumnsArgs {
   RopeNumbers rope;
   float eps;
   ColumnsOrder order;
-  int n;          // columns of a group
-  int fragments;  // whether they lie as fragments of mma, or else as tiles for a warpgroup
+  int n;  // columns of a group
+  int layout;
   int half_dim;
 };
 
@@ -114,14 +120,29 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
     const int i = r * blockDim.x + threadIdx.x, block32 = i / 4, t = i % 4;
     const uint4 w = rounded<T>(a.order, v[r], scale);
     if (!inside(r)) continue;
-    if (a.fragments) {  // [k / 32][n / 8][8 columns][4 lanes] of 16 bytes
+    if (a.layout == ROWS) {
+      reinterpret_cast<uint4*>(a.to)[(i64)column * (k / 8) + i] = w;
+      continue;
+    }
+    if (a.layout == FRAGMENTS) {  // [k / 32][n / 8][8 columns][4 lanes] of 16 bytes
       uint4* const to = reinterpret_cast<uint4*>(a.to) + (block32 * (a.n / 8) + within / 8) * 32;
       to[within % 8 * 4 + t] = w;
       continue;
     }
+    if (a.layout == FRAGMENTS_IN_ORDER) {  // [k / 32][n / 8][8][4][2 steps] of 8 bytes
+      uint2* const to = reinterpret_cast<uint2*>(a.to) + (block32 * (a.n / 8) + within / 8) * 64 +
+                        (within % 8 * 4 + t % 2 * 2) * 2 + t / 2;
+      to[0] = {w.x, w.y};
+      to[2] = {w.z, w.w};
+      continue;
+    }
     // [groups][k / 64][n][64], the pieces of 16 bytes swizzled
-    char* const to =
-        a.to + (((i64)group * (k / kTileK) + block32 / 2) * a.n + within) * 128 + t * 4;
+    char* const row = a.to + (((i64)group * (k / kTileK) + block32 / 2) * a.n + within) * 128;
+    if (a.layout == TILES_IN_ORDER) {
+      *reinterpret_cast<uint4*>(row + ((block32 % 2 * 4 + t) ^ (within % 8)) * 16) = w;
+      continue;
+    }
+    char* const to = row + t * 4;
     const u32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

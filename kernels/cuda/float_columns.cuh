@@ -1,18 +1,24 @@
-// Columns rounded to 16-bit floats, and the order in which products with 16-bit weights are summed:
-// mul_mat_stream.cu (2 to 16 columns) and mul_mat_one.cu give the same bits.
+// Columns rounded to 16-bit floats, and the orders in which products with 16-bit weights are
+// summed.
 //
-// The order is a function of k alone:
 //   - An element is v = x, or x times the norm's weight rounded once, times `scale`, rounded once
 //     to float and once to 16 bits. scale is 1, or 1 / sqrtf(squares / k + eps) after a norm; for
 //     float16 it is divided by a power of two (power_of), by which the row's sum is multiplied.
 //   - squares: lane l of a chunk of 256 elements has the chain fma(x, x, .) from 0 over elements 8
 //   l
 //     to 8 l + 7, the lanes are added by warp_reduce, the chunks by sum_of_chunks.
-//   - k is divided into slices (Slice). A slice's blocks of 32 elements go round its 16 parts, B (1
+//   - With equal bits a row's sum is one chain from 0 along k, in steps of sixteen neighbouring
+//     elements: each is added to the sum so far by one product of the tensor cores, in which their
+//     order does not matter (mma.m16n8k16, or a step of wgmma; not two of m16n8k8). So add
+//     mul_mat_chain.cu (1 to 16 columns), mul_mat_wide.cu (17 to 128) and a library's products
+//     without parts of k (more).
+//   - Without, mul_mat_stream.cu (2 to 16 columns) has an order of its own, a function of k alone:
+//   k
+//     is divided into slices (Slice). A slice's blocks of 32 elements go round its 16 parts, B (1
 //     or 2) at a time. A part has the chain of mma.m16n8k16 over its blocks, from 0: two products a
 //     block, of elements 8 t to 8 t + 3 and of 8 t + 4 to 8 t + 7, t from 0 to 3. The parts are
-//     added in order from 0 to the slice's sum, and the slices in order to the row's.
-// `parts_of` in float_parts.py has the numbers of slices and B.
+//     added in order from 0 to the slice's sum, and the slices in order to the row's. `parts_of` in
+//     float_parts.py has the numbers of slices and B.
 #pragma once
 
 #include "cuda/four.cuh"

@@ -25,6 +25,7 @@ class Gemm:
 
     dtype: of w and x (f32, f16 or bf16); out: of d and c. w has n rows and x m, of k elements each.
     w_rows: "k" where w has k rows of n elements instead: w[b, k, i].
+    whole: no parts of k, whatever the columns, though it may be slower: one order of sums.
     workspace: WORKSPACE_BYTES of device memory.
     """
 
@@ -40,6 +41,7 @@ class Gemm:
     c: Matrix | None = None
     batch: int = 1
     w_rows: str = "n"
+    whole: bool = False
 
     @property
     def name(self) -> str:

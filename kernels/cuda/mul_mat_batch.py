@@ -8,14 +8,26 @@ from types import ModuleType
 
 from gguflow.engine.graph import Tensor
 
-from . import mul_mat_columns, mul_mat_few, mul_mat_integers, mul_mat_one, mul_mat_stream
+from . import (
+    mul_mat_chain,
+    mul_mat_columns,
+    mul_mat_few,
+    mul_mat_integers,
+    mul_mat_library,
+    mul_mat_one,
+    mul_mat_stream,
+    mul_mat_wide,
+)
 from .columns import GLU, PLAIN, QKV, Product, products
+from .gemm import Gemm
 from .launch import Call, DeviceInfo, Launch, Operand
 from .mul_mat_vec import FASTEST
 
 MOST = 256  # columns up to which these come before a library's product of quantized weights
 # The same of 16-bit weights, where a kernel of ours does what a library needs several launches for.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
+# Their ways with equal bits, the first that takes a product: all add in one order.
+EQUAL_FLOATS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
 
 
 def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> int:
@@ -29,6 +41,8 @@ def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -
 def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     """The launch file that is fastest for a product, or None: a library's, or another kernel."""
     t = p.weights[0].dtype
+    if device.equal_bits and not t.is_quantized:
+        return next((w for w in EQUAL_FLOATS if w.takes(p, device)), None)
     if p.m > mul_mat_few.MOST and mul_mat_integers.takes(p, device):
         return mul_mat_integers
     if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
@@ -61,9 +75,9 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     return max(w.scratch_bytes(p, device) for p, w in made if w is not None)
 
 
-def launches(call: Call) -> list[Launch]:
+def launches(call: Call) -> list[Launch | Gemm]:
     """The launches of a node that `applies`."""
-    found: list[Launch] = []
+    found: list[Launch | Gemm] = []
     for p in _products(call.node, call.srcs, call.device, call.dst):
         w = way(p, call.device)
         assert w is not None, call.node.name

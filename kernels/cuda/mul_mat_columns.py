@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 from gguflow.engine.graph import DType
 
-from .columns import GLU, PLAIN, Product, arguments, columns_ok, layout, round_launch, rows_ok
+from .columns import (
+    GLU,
+    PLAIN,
+    TILES,
+    Product,
+    arguments,
+    columns_ok,
+    layout,
+    round_launch,
+    rows_ok,
+)
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 _SOURCE = "mul_mat_columns.cu"
@@ -117,7 +127,7 @@ def launches(
     )
     grid, block = (blocks, splits, groups), (_THREADS, 1, 1)
     made = [
-        round_launch(p, at, tile.columns, False),
+        round_launch(p, at, tile.columns, TILES),
         Launch(kernel, grid, block, args, shared, dependent=True),
     ]
     if splits > 1:

@@ -1,6 +1,6 @@
-// One column times weight rows, and what stands around such a product in a decode step: the norm
-// before it, the residual, SwiGLU, rotation and KV write after it. The bits are those that
-// mul_mat_few.cu and mul_mat_stream.cu give a column among up to 16.
+// One column times rows of quantized weights, and what stands around such a product in a decode
+// step: the norm before it, the residual, SwiGLU, rotation and KV write after it. The bits are
+// those that mul_mat_few.cu gives a column among up to 16.
 //
 // The grid is one block a multiprocessor. Every warp streams its rows, two at a time, through its
 // own stages in shared memory. The first stages are asked for before the kernel waits for the one
@@ -13,7 +13,7 @@
 
 // Mirrored by `launches` in mul_mat_one.py.
 struct OneArgs {
-  ColumnsArgs c;  // splits: slices of k; w_stages: stages of a warp
+  ColumnsArgs c;  // w_stages: stages of a warp
   const float* x;
   const float* norm;  // weights of the norm, or null
   const i32* pos;
@@ -22,73 +22,25 @@ struct OneArgs {
   float eps;
   int v_row;   // bytes from row to row of values, which may have a type of their own
   int pieces;  // of a row
-  int two;     // of 16-bit weights: whether a part takes blocks by twos
   int turns_at, squares_at, sums_at, x_at, ring_at;  // bytes in shared memory
-};
-
-// The pieces of a row, one after the other: elements [at, at + n), number `piece` of a slice. Only
-// rows of 16-bit weights have several slices.
-template <int N, bool SLICED>
-struct Walk {
-  int at = 0, piece = 0, slice = 0, end;
-
-  __device__ __forceinline__ explicit Walk(const ColumnsArgs& a) { enter(a); }
-  __device__ __forceinline__ void enter(const ColumnsArgs& a) {
-    const Slice s = SLICED ? slice_of(a.k, a.splits, slice) : Slice{0, a.k / 32};
-    at = s.begin * 32;
-    end = at + s.blocks * 32;
-    piece = 0;
-  }
-  __device__ __forceinline__ int n() const { return min(N, end - at); }
-  __device__ __forceinline__ bool ends_slice() const { return at + N >= end; }
-  __device__ __forceinline__ bool ends_row(const ColumnsArgs& a) const {
-    return ends_slice() && (!SLICED || slice + 1 == a.splits);
-  }
-  __device__ __forceinline__ void next(const ColumnsArgs& a) {
-    if (!ends_slice()) {
-      at += N;
-      ++piece;
-      return;
-    }
-    slice = slice + 1 == a.splits ? 0 : slice + 1;
-    enter(a);
-  }
 };
 
 // Where a type's pieces lie in rows and stages.
 template <class W>
 struct Pieces {
-  static constexpr bool QUANTIZED = true;
   static constexpr int BYTES = Vec<W>::BYTES;                            // of a piece
   static constexpr bool MANY_WORDS = sizeof(typename Vec<W>::Raw) > 68;  // that a lane has at once
-  using Sums = Int8Sums;
 
-  // Where piece number `piece` lies in a row, and its bytes if it has n elements: rows have room
-  // for whole 16.
-  static __device__ __forceinline__ int offset(int, int piece) { return piece * BYTES; }
+  // Bytes of a piece of n elements: rows have room for whole 16.
   static __device__ __forceinline__ u32 bytes(int n) {
     return ((u32)n / W::QK * (u32)sizeof(W) + 15) & ~15u;
   }
 };
-template <class T>
-struct FloatPieces {
-  static constexpr bool QUANTIZED = false;
-  static constexpr int BYTES = 2 * kFloatPiece;
-  static constexpr bool MANY_WORDS = true;
-  using Sums = FloatSums<T>;
-
-  static __device__ __forceinline__ int offset(int at, int) { return 2 * at; }
-  static __device__ __forceinline__ u32 bytes(int n) { return 2 * n; }
-};
-template <>
-struct Pieces<f16> : FloatPieces<f16> {};
-template <>
-struct Pieces<bf16> : FloatPieces<bf16> {};
 
 // Of a thread. With 64, attention may start beside the products before it, where stages leave it
-// room: not beside quantized types of many words.
-template <int KIND, class W, class V>
-constexpr int kRegisters = Pieces<V>::MANY_WORDS && (Pieces<W>::QUANTIZED || KIND != QKV) ? 80 : 64;
+// room: not beside types of many words.
+template <class V>
+constexpr int kRegisters = Pieces<V>::MANY_WORDS ? 80 : 64;
 
 // Pair number `index` of all matrices' pairs, and where its rows start.
 struct PairAt {
@@ -120,17 +72,15 @@ __device__ __forceinline__ BesideOne beside_pair(const ColumnsArgs& a, const Pai
     b.r[0] = __ldcg(reinterpret_cast<const float*>(a.r + rows.x * a.r_step));
     b.r[1] = __ldcg(reinterpret_cast<const float*>(a.r + rows.y * a.r_step));
   }
-  if (KIND == QKV) b.state_row = __ldcg(a.state_rows);
+  if (KIND == QKV) b.state_row = a.state_rows ? __ldcg(a.state_rows) : 0;
   return b;
 }
 
-// W: type of the weights; V: of the values among QKV, which may differ if both are quantized. KIND:
+// W: type of the weights; V: of the values among QKV, which may differ. KIND:
 // `c.kind`, known to the compiler, for the code's length counts.
 template <int KIND, class W, class V>
-__global__ void __maxnreg__((kRegisters<KIND, W, V>))
-    mul_mat_one(const __grid_constant__ OneArgs args) {
-  using Sums = typename Pieces<W>::Sums;
-  constexpr int N = Sums::N,
+__global__ void __maxnreg__((kRegisters<V>)) mul_mat_one(const __grid_constant__ OneArgs args) {
+  constexpr int N = Int8Sums::N,
                 MOST = Pieces<W>::BYTES > Pieces<V>::BYTES ? Pieces<W>::BYTES : Pieces<V>::BYTES;
   constexpr int STAGE = kRows * MOST + 16;
   extern __shared__ __align__(128) char shared[];
@@ -149,21 +99,22 @@ __global__ void __maxnreg__((kRegisters<KIND, W, V>))
   };
 
   const u64 policy = read_once();
-  int asked = 0, ask_index = first;  // of the pair whose pieces are asked for next
+  int asked = 0, ask_index = first, ask_piece = 0;  // of the pair whose pieces are asked for next
   PairAt ask = {};
-  Walk<N, !Pieces<W>::QUANTIZED> ask_at(a);
+  const auto length = [&](int piece) { return min(N, a.k - piece * N); };  // in elements
   const auto request = [&](int stage) {
-    if (ask_at.at == 0) ask = pair_at<KIND>(args, ask_index);
+    if (ask_piece == 0) ask = pair_at<KIND>(args, ask_index);
     const bool v = second(ask.matrix);
-    const int at =
-        v ? Pieces<V>::offset(ask_at.at, ask_at.piece) : Pieces<W>::offset(ask_at.at, ask_at.piece);
-    const u32 bytes = v ? Pieces<V>::bytes(ask_at.n()) : Pieces<W>::bytes(ask_at.n());
+    const int bytes = v ? Pieces<V>::BYTES : Pieces<W>::BYTES, at = ask_piece * bytes;
+    const int n = length(ask_piece);
     char* const to = ring + stage * STAGE;
-    fill(to, ask.upper + at, to + (v ? Pieces<V>::BYTES : Pieces<W>::BYTES), ask.lower + at, bytes,
-         bars + stage, lane, policy);
+    fill(to, ask.upper + at, to + bytes, ask.lower + at,
+         v ? Pieces<V>::bytes(n) : Pieces<W>::bytes(n), bars + stage, lane, policy);
     ++asked;
-    if (ask_at.ends_row(a)) ask_index += step;
-    ask_at.next(a);
+    if (++ask_piece == args.pieces) {
+      ask_piece = 0;
+      ask_index += step;
+    }
   };
 
   if (lane == 0) {
@@ -187,56 +138,38 @@ __global__ void __maxnreg__((kRegisters<KIND, W, V>))
     }
   };
   float scale = 1.0f;
-  Sums sums;
-  if constexpr (Pieces<W>::QUANTIZED) {
-    Octet by[kBatch] = {};
+  Octet by[kBatch] = {};
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int at = (i * warps + warp) * kChunkK + octet_at(lane);
-      if (args.norm && at < a.k) by[i] = ask_octet(args.norm + at);
-    }
-    wait_for_previous();
-    if (KIND == QKV) pos = __ldcg(args.pos);
-    load_int8(args.x, args.norm, a.k, x, squares, by);
-    if (KIND == QKV) put_turns();
-    __syncthreads();
-    if (args.norm) scale = norm_scale_of([&](int c) { return squares[c]; }, a.k, args.eps);
-    sums.chunks = a.k / kChunkK;
-    sums.of_chunks =
-        reinterpret_cast<float2*>(shared + args.sums_at) + warp * args.pieces * (kChunk / kChunkK);
-  } else {
-    Eight32 by[kBatch] = {};
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int at = (i * warps + warp) * kSquaresChunk + lane * 8;
-      if (args.norm && at < a.k) by[i] = ask_eight(args.norm + at);
-    }
-    wait_for_previous();
-    if (KIND == QKV) pos = __ldcg(args.pos);
-    scale = load_floats<W>(args.x, args.norm, a.k, args.eps, x, squares, by);
-    if (KIND == QKV) {
-      put_turns();
-      __syncthreads();
-    }
-    sums.two = args.two;
+  for (int i = 0; i < kBatch; ++i) {
+    const int at = (i * warps + warp) * kChunkK + octet_at(lane);
+    if (args.norm && at < a.k) by[i] = ask_octet(args.norm + at);
   }
+  wait_for_previous();
+  if (KIND == QKV) pos = __ldcg(args.pos);
+  load_int8(args.x, args.norm, a.k, x, squares, by);
+  if (KIND == QKV) put_turns();
+  __syncthreads();
+  if (args.norm) scale = norm_scale_of([&](int c) { return squares[c]; }, a.k, args.eps);
+  Int8Sums sums;
+  sums.chunks = a.k / kChunkK;
+  sums.of_chunks =
+      reinterpret_cast<float2*>(shared + args.sums_at) + warp * args.pieces * (kChunk / kChunkK);
 
-  int stage = 0, index = first;
+  int stage = 0, index = first, piece = 0;
   u32 parity = 0;
-  Walk<N, !Pieces<W>::QUANTIZED> at(a);
   PairAt p = {};
   BesideOne beside = {};
   for (int done = 0; done < total; ++done) {
-    if (at.at == 0) {
+    if (piece == 0) {
       p = pair_at<KIND>(args, index);
       beside = beside_pair<KIND>(a, p, lane);
     }
     barrier_wait(bars + stage, parity);
     const char* const w = ring + stage * STAGE;
     if (second(p.matrix)) {
-      sums.template add<V>(w, x, at.at, at.piece, at.n(), lane);
+      sums.template add<V>(w, x, piece, length(piece), lane);
     } else {
-      sums.template add<W>(w, x, at.at, at.piece, at.n(), lane);
+      sums.template add<W>(w, x, piece, length(piece), lane);
     }
     __syncwarp();
     if (asked < total) request(stage);
@@ -244,16 +177,14 @@ __global__ void __maxnreg__((kRegisters<KIND, W, V>))
       stage = 0;
       parity ^= 1;
     }
-    if (at.ends_slice()) sums.end_slice(at.slice == 0, lane);
-    if (at.ends_row(a)) {
-      index += step;
-      const float2 y = sums.result(lane);
-      if (lane == 0) {
-        beside.scale = scale;
-        if (KIND == QKV) beside.turn = turns[p.pair % half];
-        finish_one(KIND, a, p.matrix, p.pair, 0, y.x, y.y, beside);
-      }
+    if (++piece < args.pieces) continue;
+    piece = 0;
+    index += step;
+    const float2 y = sums.result(lane);
+    if (lane == 0) {
+      beside.scale = scale;
+      if (KIND == QKV) beside.turn = turns[p.pair % half];
+      finish_one(KIND, a, p.matrix, p.pair, 0, y.x, y.y, beside);
     }
-    at.next(a);
   }
 }

@@ -1,22 +1,20 @@
-"""Launches mul_mat_one.cu: one column, with the bits that it has among up to 16. Only on devices of
-which that is asked (`DeviceInfo.equal_bits`): mul_mat_vec.cu is faster."""
+"""Launches mul_mat_one.cu: one column times quantized weights, with the bits that it has among up
+to 16, where that is asked for (`DeviceInfo.equal_bits`): mul_mat_vec.cu is faster."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
 
 from gguflow.engine.graph import DType
 
 from .columns import Layout, Product, arguments, columns_ok, rows_ok
 from .columns_int8 import known
-from .float_parts import blocks_of, bounds_of, slices_of
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 _ROWS, _CHUNK = 2, 256  # rows of a stage; elements whose squares are added first
-_QUANTIZED, _FLOATS = 2048, 512  # elements of a piece
-_UNIT, _UNIT_BYTES = 64, 80  # of a quantized column in shared memory
+_PIECE = 2048  # elements
+_UNIT, _UNIT_BYTES = 64, 80  # of a column in shared memory
 _MAX_STAGES = 4  # more on their way delay the column, which queues behind them
 # Warps of a block. As many as can be, but one less is better than two stages instead of three.
 _WARPS, _ENOUGH = (16, 15, 14, 12, 8, 4), 3
@@ -35,14 +33,12 @@ class _Plan:
 
 
 def _piece_bytes(t: DType) -> int:
-    return (_QUANTIZED if t.is_quantized else _FLOATS) // t.block * t.nbytes
+    return _PIECE // t.block * t.nbytes
 
 
 def _pieces(p: Product) -> int:
-    """Of a row: those of quantized weights, or those of each slice."""
-    if p.weights[0].dtype.is_quantized:
-        return ceil_div(p.k, _QUANTIZED)
-    return sum(ceil_div(32 * (b - a), _FLOATS) for a, b in pairwise(bounds_of(p.k)))
+    """Of a row."""
+    return ceil_div(p.k, _PIECE)
 
 
 def _plan(p: Product, device: DeviceInfo) -> _Plan | None:
@@ -55,14 +51,13 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan | None:
 
 
 def _plan_of(p: Product, device: DeviceInfo, warps: int) -> _Plan:
-    quantized, chunks = p.weights[0].dtype.is_quantized, ceil_div(p.k, _CHUNK)
-    column = _pieces(p) * _QUANTIZED // _UNIT * _UNIT_BYTES if quantized else 2 * p.k
+    whole = _pieces(p) * _PIECE  # elements of a column in shared memory
     sizes = (
         8 * warps * _MAX_STAGES,
         4 * p.heads.head_dim if p.heads else 0,
-        4 * (chunks + warps),
-        4 * _ROWS * warps * _pieces(p) * _QUANTIZED // _CHUNK if quantized else 0,
-        column,
+        4 * ceil_div(p.k, _CHUNK),
+        4 * _ROWS * warps * whole // _CHUNK,
+        whole // _UNIT * _UNIT_BYTES,
     )
     places = [0]
     for size in sizes:
@@ -73,14 +68,11 @@ def _plan_of(p: Product, device: DeviceInfo, warps: int) -> _Plan:
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
-    types = {w.dtype for w in p.weights}
-    quantized = p.weights[0].dtype.is_quantized
     return (
         device.equal_bits
         and device.is_hopper
         and p.m == 1
-        and (all(map(known, types)) if quantized else len(types) == 1)
-        and all(rows_ok(w, 16, _CHUNK if quantized else 32) for w in p.weights)
+        and all(known(w.dtype) and rows_ok(w, 16, _CHUNK) for w in p.weights)
         and all(w.nb[1] < 1 << 31 for w in p.weights)
         and columns_ok(p.x)
         and _plan(p, device) is not None
@@ -97,14 +89,13 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     assert plan is not None
     first, last = p.weights[0].dtype, p.weights[-1].dtype
     pairs = sum(p.pairs)
-    slices, two = (1, 0) if first.is_quantized else (slices_of(p.k), blocks_of(p.k) - 1)
     heads = p.heads
-    body = arguments(p, Layout(), pairs, slices, plan.stages, 0, 0)
+    body = arguments(p, Layout(), pairs, 1, plan.stages, 0, 0)
     body += struct.pack(
         "@4P", p.x.address, p.norm.address if p.norm else 0, heads.pos.address if heads else 0,
         heads.factors.address if heads and heads.factors else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
-    body += struct.pack("@f8i", p.eps, p.weights[-1].nb[1], _pieces(p), two, *plan.places)
+    body += struct.pack("@f7i", p.eps, p.weights[-1].nb[1], _pieces(p), *plan.places)
     kernel = Kernel(
         "mul_mat_one.cu", f"mul_mat_one<{_KINDS[p.kind]}, {cpp_type(first)}, {cpp_type(last)}>"
     )

@@ -1,12 +1,12 @@
-"""Launches mul_mat_stream.cu: 16-bit weights times 2 to 16 columns, on devices with bulk copies.
-With `DeviceInfo.equal_bits` one column too, of what mul_mat_one.cu does not take."""
+"""Launches mul_mat_stream.cu: 16-bit weights times 2 to 16 columns, on devices with bulk copies, of
+which no equal bits are asked beyond these."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .columns import Product, arguments, columns_ok, layout, round_launch, rows_ok
+from .columns import FRAGMENTS, Product, arguments, columns_ok, layout, round_launch, rows_ok
 from .elementwise import cpp_bool
 from .float_parts import PARTS, ROUNDS, blocks_of, bounds_of, most_blocks_of, slices_of
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
@@ -54,7 +54,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     t = p.weights[0].dtype
     return (
         device.is_hopper
-        and (1 if device.equal_bits else 2) <= p.m <= MOST
+        and 2 <= p.m <= MOST
         and not t.is_quantized
         and all(rows_ok(w, 16, 32) for w in p.weights)
         and columns_ok(p.x)
@@ -78,6 +78,6 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     kernel = Kernel("mul_mat_stream.cu", f"mul_mat_stream<{cpp_type(t)}, {sizes}>", options)
     grid = (min(device.sm_count, tiles), 1, 1)
     return [
-        round_launch(p, at, columns, True),
+        round_launch(p, at, columns, FRAGMENTS),
         Launch(kernel, grid, (_THREADS, 1, 1), args, plan.shared, dependent=True),
     ]

@@ -111,14 +111,36 @@ def test_which_way_a_few_columns_go(dtype: str, n: int, k: int, m: int, kernel: 
     made = launches_of(node)
     entries = ["library" if isinstance(s, Gemm) else s.kernel.entry for s in made]
     assert any(e.startswith(kernel) for e in entries), entries
-    equal = launches_of(node, device=EQUAL)  # there many columns have the bits of a few
-    assert m == 1 or (equal == made) == (m <= FEW or not dtype.startswith("q"))
+    # With equal bits many columns go the way of a few, see the next test.
+    other = m > FEW if dtype.startswith("q") else dtype in ("f16", "bf16")
+    assert m == 1 or (launches_of(node, device=EQUAL) != made) == other
+
+
+@pytest.mark.parametrize(
+    "dtype, k, m, kernel",
+    [
+        ("f16", 4096, 1, "mul_mat_chain<PLAIN, f16, 1, true>"),
+        ("f16", 4096, 2, "mul_mat_chain<PLAIN, f16, 1, false>"),
+        ("bf16", 4128, 16, "mul_mat_chain<PLAIN, bf16, 2, false>"),
+        ("bf16", 4096, 17, "mul_mat_wide<PLAIN, bf16, 16, 1>"),
+        ("f16", 4096, 128, "mul_mat_wide<PLAIN, f16, 16, 2>"),
+        ("f16", 4096, 129, "library"),
+        ("f16", 4128, 17, "library"),  # rows are no whole tiles
+        ("f16", 4104, 1, "mul_mat_vec<f16"),  # nor whole steps
+    ],
+)
+def test_which_way_columns_go_for_equal_bits(dtype: str, k: int, m: int, kernel: str) -> None:
+    node = build("mul_mat", weight(64, k, dtype), Operand((m, k))).node
+    made = launches_of(node, device=EQUAL)
+    entries = ["library" if isinstance(s, Gemm) else s.kernel.entry for s in made]
+    assert any(e.startswith(kernel) for e in entries), entries
+    assert all(s.whole for s in made if isinstance(s, Gemm))
 
 
 @pytest.mark.parametrize(
     "dtype, k, faster, equal",
     [
-        ("f16", 4096, "mul_mat_vec<PLAIN", "mul_mat_one<PLAIN, f16"),
+        ("f16", 4096, "mul_mat_vec<PLAIN", "mul_mat_chain<PLAIN, f16"),
         ("f32", 4096, "mul_mat_vec<f32", "mul_mat_vec<f32"),
         ("q4_0", 4096, "mul_mat_vec<PLAIN", "mul_mat_one<PLAIN, block_q4_0"),
         ("q4_0", 4160, "mul_mat_vec<block_q4_0", "mul_mat_vec<block_q4_0"),  # no whole chunks

@@ -1,5 +1,5 @@
-"""mul_mat_one.cu: one column, with the bits that it has among up to 16 (mul_mat_few.cu and
-mul_mat_stream.cu)."""
+"""mul_mat_one.cu: one column of quantized weights, with the bits that it has among up to 16
+(mul_mat_few.cu). Of 16-bit weights: test_equal_floats.py."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ import pytest
 from harness import nmse, run_on
 from kernel_list import EQUAL
 from test_mul_mat_columns import EPS, build, heads, made_by, weight
-from test_mul_mat_few import TYPES as QUANTIZED
-from test_mul_mat_few import norm
+from test_mul_mat_few import TYPES, norm
 
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import Operand
-from gguflow.kernels.cuda import float_parts
 from gguflow.kernels.cuda.launch import scratch_bytes, supports
 
-TYPES = [*QUANTIZED, "f16", "bf16"]
 COUNTS = (1, 2, 3, 8, 9)  # of columns beside which those of 16 are compared
-MIXED = [("q4_0",) * 3, ("q8_0",) * 3, ("q4_K", "q4_K", "q6_K"), ("f16",) * 3, ("bf16",) * 3]
+MIXED = [("q4_0",) * 3, ("q8_0",) * 3, ("q4_K", "q4_K", "q6_K")]
 OPS = ("mul_mat", "mul_mat_add", "norm_mul_mat", "mul_mat_swiglu", "norm_mul_mat_swiglu")
 
 
@@ -64,12 +61,13 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
 def test_where_several_columns_have_the_same_bits(arch: str, dtype: str) -> None:
     node = build("mul_mat", weight(8, 512, dtype), Operand((1, 512))).node
     (launch,) = made_by(node, replace(EQUAL, arch=arch))
-    assert launch.kernel.source == ("mul_mat_vec.cu" if arch == "sm_80" else "mul_mat_one.cu")
+    own = "mul_mat_chain.cu" if dtype == "f16" else "mul_mat_one.cu"
+    assert launch.kernel.source == ("mul_mat_vec.cu" if arch == "sm_80" else own)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", [*TYPES, "f16", "bf16"])
 def test_only_where_it_is_asked_for(dtype: str) -> None:
-    k = 4096
+    k, own = 4096, "mul_mat_one.cu" if dtype in TYPES else "mul_mat_chain.cu"
     nodes = [heads((dtype,) * 3, 1, "f16", "norm", k).node]
     for op in OPS:
         params = EPS if op.startswith("norm_") else {}
@@ -81,7 +79,7 @@ def test_only_where_it_is_asked_for(dtype: str) -> None:
         assert scratch_bytes(node, faster) == (
             2 * node.nbytes if node.op == "mul_mat_swiglu" else 0
         )
-        assert sources(node) == {"mul_mat_one.cu"}
+        assert sources(node) == {own}
 
 
 def test_a_fused_op_that_only_these_kernels_take() -> None:
@@ -89,7 +87,7 @@ def test_a_fused_op_that_only_these_kernels_take() -> None:
     x, w = Operand((1, k), data=0.0), Operand((8, k), "f16", 0.0, role="weight")
     node = build("norm_mul_mat", x, norm(k), w, **EPS).node
     assert not supports(node) and supports(node, equal_bits=True)
-    assert sources(node) == {"mul_mat_one.cu"}
+    assert sources(node) == {"mul_mat_chain.cu"}
 
 
 @pytest.mark.parametrize("k", [256, 2048, 4096, 14336, 28672, 53248])
@@ -101,18 +99,9 @@ def test_a_long_column_has_room(dtype: str, k: int) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("k", [64, 2048, 2080, 4096, 8960, 14336, 65536])
-def test_slices_are_of_whole_units_and_parts_take_one_block_or_two(k: int) -> None:
-    bounds = float_parts.bounds_of(k)
-    assert bounds[0] == 0 and bounds[-1] == k // 32 and all(b % 8 == 0 for b in bounds[:-1])
-    most = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
-    assert 0 < most <= min(128, float_parts.most_blocks_of(k))
-    assert float_parts.blocks_of(k) in (1, 2)
-
-
 def test_values_of_another_16_bit_type_are_by_themselves() -> None:
     made = made_by(heads(("f16", "f16", "bf16"), 1, "f16", "norm").node, EQUAL)
-    assert [s.kernel.source for s in made] == ["mul_mat_one.cu"] * 2
+    assert [s.kernel.source for s in made] == ["mul_mat_chain.cu"] * 2
 
 
 @pytest.mark.gpu
@@ -124,26 +113,6 @@ def test_against_the_oracle(gpu: Any, dtype: str, k: int) -> None:
             built = build(op, *operands(op, Operand((1, k)), n, k, dtype, 1),
                           **(EPS if op.startswith("norm_") else {}))  # fmt: skip
             assert nmse(run_on(gpu, built), built.expected) < built.tolerance, (op, n)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e5])
-@pytest.mark.parametrize("k", [544, 4096, 14336])
-@pytest.mark.parametrize("fused", [False, True])
-def test_columns_that_float16_cannot_hold(gpu: Any, size: float, k: int, fused: bool) -> None:
-    x = np.random.default_rng(2).standard_normal((16, k)).astype(np.float32) * np.float32(size)
-    w = weight(100, k, "f16")
-
-    def result(m: int) -> Any:
-        columns = Operand((m, k), "f32", x[:m])
-        return build("norm_mul_mat", columns, norm(k), w, **EPS) if fused else build(
-            "mul_mat", w, columns
-        )  # fmt: skip
-
-    built = result(1)
-    one = run_on(gpu, built)
-    assert nmse(one, built.expected) < 5e-5
-    assert one.tobytes() == run_on(gpu, result(16))[:1].tobytes()
 
 
 @pytest.mark.gpu

@@ -82,20 +82,21 @@ class Cublas:
         A column's bits should not depend on how many there are. The library's algorithms add all
         of k in one order, whatever their tiles, except those that make parts of it: then the first
         of the same kind that makes none. Not for few columns, where tiles without parts are fewer
-        than multiprocessors: decoding 64 sequences would take a sixth longer.
+        than multiprocessors: decoding 64 sequences would take a sixth longer (unless `Gemm.whole`).
         """
         alignments = [_alignment(a) for a in addresses]
         key = (g.dtype, g.out, g.n, g.m, g.k, g.batch, g.w.ld, g.x.ld, g.d.ld, g.c is None,
-               g.w_rows, *alignments)  # fmt: skip
+               g.w_rows, g.whole, *alignments)  # fmt: skip
         if key not in self._choices:
             ask = partial(self._ask, g, operation, layouts, alignments)
             first = next(ask(1), None)
             if first is None:
                 raise CudaError(f"cuBLAS has no algorithm for {g.dtype} {g.n} x {g.m} x {g.k}")
-            if g.m > _FEW_COLUMNS and _config(first, _CONFIG_PARTS) > 1:
+            if (g.whole or g.m > _FEW_COLUMNS) and _config(first, _CONFIG_PARTS) > 1:
                 kind = _config(first, _CONFIG_ID)
-                whole = ask(_MOST_CHOICES, whole=True)
-                first = next((c for c in whole if _config(c, _CONFIG_ID) == kind), first)
+                whole = [*ask(_MOST_CHOICES, whole=True)]
+                other = whole[0] if g.whole and whole else first
+                first = next((c for c in whole if _config(c, _CONFIG_ID) == kind), other)
             self._choices[key] = first
         return self._choices[key]
 

@@ -1,0 +1,256 @@
+"""16-bit weights times any number of columns: a column has the same bits alone and beside others,
+whichever kernels or libraries multiply (float_columns.cuh), op by op, in the shapes of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import declare_case
+from kernel_list import EQUAL
+from test_mul_mat_columns import heads, made_by
+
+import gguflow.engine.ops  # noqa: F401  (registers the ops)
+from gguflow.engine.backends.base import find_backend
+from gguflow.engine.graph import F16, F32, I32, Case, Graph, Tensor, dtype_by_name, op_spec
+from gguflow.engine.graph import Operand as Leaf
+from gguflow.engine.quants import encode
+from gguflow.kernels.cuda.launch import Call, DeviceInfo, Launch, Operand, launches, scratch_bytes
+
+MOST = 512
+COUNTS = (
+    1,
+    2,
+    3,
+    8,
+    9,
+    16,
+    17,
+    33,
+    64,
+    65,
+    128,
+    129,
+    300,
+)  # beside which those of MOST are compared
+HEAD_DIM, N_STATE = 128, 600
+# (op, rows of each weight, elements of a row)
+CASES = [
+    ("mul_mat_add", (4096,), 4096),
+    ("norm_mul_mat_swiglu", (14336, 14336), 4096),
+    ("mul_mat_add", (4096,), 14336),
+    ("norm_qkv_rope", (4096, 1024, 1024), 4096),
+    ("norm_qkv_rope", (1024, 256, 256), 1280),
+    ("mul_mat", (333,), 1280),
+    ("norm_mul_mat", (20_001,), 1024),
+    ("mul_mat_swiglu", (301, 301), 2048),
+    ("mul_mat", (70,), 544),
+]
+
+
+@pytest.fixture(scope="module")
+def gpu(gpu: Any) -> Any:
+    """The backend on which one column has these bits."""
+    return find_backend("cuda", {"equal_bits": True})
+
+
+class Product:
+    """One op with its weights on the device, for any number of columns."""
+
+    def __init__(
+        self, gpu: Any, op: str, dtype: str, rows: tuple[int, ...], k: int, size: float = 1.0,
+        mode: str = "norm",
+    ) -> None:  # fmt: skip
+        rng = np.random.default_rng(0)
+        self.gpu, self.op, self.rows, self.k, self.mode = gpu, op, rows, k, mode
+        self.dtype, self.used = dtype_by_name(dtype), []
+        normal = lambda *shape: rng.standard_normal(shape, np.float32)  # noqa: E731
+
+        def weight(n: int) -> np.ndarray:  # rows drawn from a few, which is sooner done
+            few = encode(self.dtype, normal(64, k) / np.sqrt(np.float32(k)))
+            return few.reshape(64, -1).view(np.uint8)[rng.integers(64, size=n)]
+
+        self.w = [self._put(weight(n)) for n in rows]
+        x = normal(MOST, k) * np.float32(size)
+        x *= np.exp(normal(MOST, 1))  # lengths differ
+        self.x, self.norm = self._put(x), self._put(rng.uniform(0.5, 1.5, k).astype(np.float32))
+        self.r = self._put(normal(MOST, rows[0]))
+        self.pos = self._put(rng.integers(0, 4096, MOST).astype(np.int32))
+        self.at = self._put(rng.permutation(N_STATE)[:MOST].astype(np.int32))
+        self.states = [self._put(np.zeros((N_STATE, n), np.float16)) for n in rows[1:]]
+        self.dst = gpu.alloc(4 * MOST * rows[0])
+
+    def _put(self, data: np.ndarray) -> Any:
+        buffer = self.gpu.alloc(data.nbytes)
+        buffer.write(0, data)
+        return buffer
+
+    def result(self, m: int, first: int = 0) -> list[np.ndarray]:
+        """Of m columns from the first on: the op's, and what it has written into states."""
+        g, k, n = Graph(), self.k, self.rows[0]
+        at: dict[Tensor, int] = {}
+
+        def leaf(name: str, dtype: Any, shape: tuple[int, ...], address: int) -> Tensor:
+            made = (g.weight if name[0] == "w" else g.state if name[0] == "s" else g.input)(
+                name, dtype, shape
+            )
+            at[made] = address
+            return made
+
+        x = leaf("x", F32, (m, k), self.x.address + 4 * k * first)
+        norm = leaf("wn", F32, (k,), self.norm.address)
+        ws = [leaf(f"w{i}", self.dtype, (rows, k), w.address)
+              for i, (rows, w) in enumerate(zip(self.rows, self.w, strict=True))]  # fmt: skip
+        eps = {"eps": 1e-5} if self.op.startswith("norm_") else {}
+        if self.op == "norm_qkv_rope":
+            pos = leaf("pos", I32, (m,), self.pos.address + 4 * first)
+            to = leaf("rows", I32, (m,), self.at.address + 4 * first)
+            n_kv = zip(self.rows[1:], self.states, strict=True)
+            states = [leaf(f"s{i}", F16, (N_STATE, v), s.address) for i, (v, s) in enumerate(n_kv)]
+            for s in self.states:
+                s.write(0, np.full(s.nbytes, 0xA5, np.uint8))
+            node = g.op(self.op, x, norm, *ws, pos, to, *states, n_dims=HEAD_DIM,
+                        head_dim=HEAD_DIM, mode=self.mode, freq_base=5e5, **eps)  # fmt: skip
+        else:
+            before, beside = [x, norm] if eps else [], [] if eps else [x]
+            if self.op == "mul_mat_add":
+                beside.append(leaf("r", F32, (m, n), self.r.address + 4 * n * first))
+            node = g.op(self.op, *before, *ws, *beside, **eps)
+        self.dst.write(0, np.full(4 * m * n, 0xA5, np.uint8))
+        info, srcs = self.gpu.device.info, [None if s is None else Operand.of(s, at[s])
+                                            for s in node.srcs]  # fmt: skip
+        scratch = self.gpu.alloc(max(256, scratch_bytes(node, info)))
+        call = Call(node, Operand.of(node, self.dst.address), tuple(srcs), info, scratch.address)
+        steps = launches(call)
+        self.used = [s.kernel.source if isinstance(s, Launch) else s.name for s in steps]
+        self.gpu.modules.prepare(s.kernel for s in steps if isinstance(s, Launch))
+        for s in steps:
+            self.gpu.modules.bind(s).issue()
+        self.gpu.device.synchronize()
+        found = [self.dst.read(0, 4 * m * n).view(np.uint32).reshape(m, n)]
+        if self.op == "norm_qkv_rope":
+            rows = self.at.read(0, 4 * MOST).view(np.int32)[first : first + m]
+            for s, width in zip(self.states, self.rows[1:], strict=True):
+                found.append(s.read(0, s.nbytes).view(np.uint16).reshape(N_STATE, width)[rows])
+        return found
+
+
+def launches_of(op: str, dtype: str, m: int, n: int, k: int) -> list[Launch]:
+    """Of no data."""
+    x = Leaf((m, k), data=0.0)
+    ws = [Leaf((n, k), dtype, 0.0, role="weight") for _ in range(2 if "swiglu" in op else 1)]
+    return made_by(declare_case(op_spec(op), Case((*ws, x))), EQUAL)
+
+
+@pytest.mark.slow  # test_compile has every file with some types
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_compiles(nvrtc: Any, dtype: str) -> None:
+    kernels = {
+        s.kernel
+        for op in ("mul_mat", "mul_mat_swiglu")
+        for m in (1, 5, 12, 17, 100)
+        for n in (64, 2560, 8000, 12000)
+        for s in launches_of(op, dtype, m, n, 256)
+    }
+    for m in (1, 5, 12, 17, 100, 130):
+        kernels |= {s.kernel for s in made_by(heads((dtype,) * 3, m, "f16", "norm").node, EQUAL)}
+    sources = {k.source for k in kernels}
+    assert {"mul_mat_chain.cu", "mul_mat_wide.cu", "columns_turn.cu"} <= sources
+    for source, options in {(k.source, k.options) for k in kernels}:
+        entries = sorted(k.entry for k in kernels if k.source == source)
+        assert len(nvrtc.compile_source(source, entries, "sm_90", options).names) == len(entries)
+
+
+@pytest.mark.parametrize(
+    "op, n, k, blocks",
+    [
+        ("mul_mat", 4096, 4096, 128),
+        ("mul_mat", 4096, 14336, 128),
+        ("mul_mat_swiglu", 14336, 4096, 256),
+    ],
+)
+@pytest.mark.parametrize("m", [17, 64, 65, 128])
+def test_narrow_tiles_fill_a_device_once(op: str, n: int, k: int, blocks: int, m: int) -> None:
+    *_, launch = launches_of(op, "f16", m, n, k)
+    assert launch.kernel.source == "mul_mat_wide.cu" and launch.grid == (blocks, 1, 1)
+    assert 2 * (launch.shared + 1024) <= 228 << 10  # two blocks a multiprocessor
+
+
+@pytest.mark.parametrize("k", [32, 96, 4096, 14336, 53248])
+@pytest.mark.parametrize("m", [1, 2, 16])
+def test_chains_of_any_length_have_room(m: int, k: int) -> None:
+    *_, launch = launches_of("mul_mat", "f16", m, 70, k)
+    assert launch.kernel.source == "mul_mat_chain.cu"
+    assert launch.shared <= DeviceInfo().shared_per_block
+
+
+def test_blocks_share_the_tiles_of_a_long_matrix() -> None:
+    for n, warps in ((4096, 2), (28_672, 4), (128_256, 4)):
+        *_, launch = launches_of("mul_mat", "f16", 2, n, 256)
+        assert launch.grid == (132, 1, 1) and launch.block == (32 * (warps + 3), 1, 1)
+
+
+def check(p: Product, whole: list[np.ndarray], m: int, first: int = 0) -> str:
+    """What differs between m columns by themselves and the same ones of all."""
+    found = p.result(m, first)
+    differ = [int((a != b[first : first + m]).sum()) for a, b in zip(found, whole, strict=True)]
+    return f"{m} columns from {first}: {differ} differ, by {p.used}" if any(differ) else ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("op, rows, k", CASES)
+def test_a_column_has_the_same_bits_beside_any_others(
+    gpu: Any, op: str, rows: tuple[int, ...], k: int, dtype: str
+) -> None:
+    p = Product(gpu, op, dtype, rows, k)
+    # Of more columns a library has another order where rows are no multiple of eight.
+    most = 128 if any(n % 8 for n in rows) else MOST
+    whole = p.result(most)
+    wrong = [check(p, whole, m) for m in COUNTS if m < most]
+    some = (1, 77), (5, 90), (40, 60), (100, 211)
+    wrong += [check(p, whole, m, first) for m, first in some if first + m <= most]
+    assert not any(wrong), "\n".join(w for w in wrong if w)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["norm", "neox"])
+def test_turned_heads(gpu: Any, mode: str) -> None:
+    p = Product(gpu, "norm_qkv_rope", "f16", (1024, 256, 256), 512, mode=mode)
+    whole = p.result(MOST)
+    wrong = [check(p, whole, m) for m in (1, 5, 16, 20, 90, 200)]
+    assert not any(wrong), "\n".join(w for w in wrong if w)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1e-6, 1e5])
+@pytest.mark.parametrize("op", ["mul_mat", "mul_mat_add", "mul_mat_swiglu"])
+def test_columns_that_float16_cannot_hold(gpu: Any, op: str, size: float) -> None:
+    p = Product(gpu, op, "f16", (200,) * (1 + op.endswith("swiglu")), 1024, size)
+    whole = p.result(MOST)
+    wrong = [check(p, whole, m) for m in (1, 2, 16, 17, 100, 129, 300)]
+    assert not any(wrong), "\n".join(w for w in wrong if w)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op, rows, k", [("mul_mat", (500,), 4096), ("norm_mul_mat", (77,), 14336)])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_results_are_the_products(
+    gpu: Any, op: str, rows: tuple[int, ...], k: int, dtype: str
+) -> None:
+    """Against float64: not only equal but right."""
+    p = Product(gpu, op, dtype, rows, k)
+    raw = p.w[0].read(0, p.w[0].nbytes)
+    bits = raw.view(np.uint16)
+    halves = bits.view(np.float16) if dtype == "f16" else (bits.astype(np.uint32) << 16).view("f4")
+    w = halves.astype(np.float64)
+    x = p.x.read(0, p.x.nbytes).view(np.float32).reshape(MOST, k).astype(np.float64)
+    if op.startswith("norm_"):
+        norm = p.norm.read(0, p.norm.nbytes).view(np.float32)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * norm
+    expected = x @ w.reshape(rows[0], k).T
+    for m in (1, 3, 16, 17, 64, 128, 200):
+        found = p.result(m)[0].view(np.float32)
+        error = ((found - expected[:m]) ** 2).sum() / (expected[:m] ** 2).sum()
+        assert error < (1e-6 if dtype == "f16" else 2e-5), m

@@ -336,7 +336,7 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
     p.add_argument(
         "--equal-bits",
         action="store_true",
-        help="GPUs: a sequence has the same bits alone and among up to 16, which is slower",
+        help="GPUs: a sequence has the same bits alone and among any others, which is slower",
     )
     add_experts(p)
 

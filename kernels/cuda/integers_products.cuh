@@ -7,22 +7,10 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Of a block of 32 elements, in the order of int8_columns.cuh. dots: the exact sums of both halves
-// of 16, or of the whole; y: they times their scales.
+// A block of 32 elements onto the chunk's sums, in the order of int8_columns.cuh. dots: the exact
+// sums of both halves of 16, or of the whole; numbers: of the columns' block.
 template <class W, int N, int S>
-__device__ __forceinline__ void scale_block(float (&y)[N / 2], const float (&dots)[S][N / 2],
-                                            const IntegerBlock& q) {
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) {
-    const int row = i / 2 % 2;
-    y[i] = __fmul_rn(q.s[row][S - 1], dots[S - 1][i]);
-    if (Int8<W>::SPLIT) y[i] = fmaf(q.s[row][0], dots[0][i], y[i]);
-  }
-}
-
-// The same block with its offsets onto the chunk's sums. numbers: of the columns' block.
-template <class W, int N>
-__device__ __forceinline__ void add_block(float (&acc)[N / 2], const float (&scaled)[N / 2],
+__device__ __forceinline__ void add_block(float (&acc)[N / 2], const float (&dots)[S][N / 2],
                                           const IntegerBlock& q, const float* numbers, int t) {
   using T = Int8<W>;
 #pragma unroll
@@ -38,7 +26,8 @@ __device__ __forceinline__ void add_block(float (&acc)[N / 2], const float (&sca
       const auto of = [column](const float4& v) {
         return column == 0 ? v.x : column == 1 ? v.y : column == 2 ? v.z : v.w;
       };
-      float y = scaled[i];
+      float y = __fmul_rn(q.s[row][S - 1], dots[S - 1][i]);
+      if (T::SPLIT) y = fmaf(q.s[row][0], dots[0][i], y);
       if (T::MIN && T::SPLIT) {
         const float sum = of(c[1]), sum0 = of(c[2]);
         y = fmaf(q.b[row][1], sum - sum0, fmaf(q.b[row][0], sum0, y));
@@ -78,7 +67,6 @@ struct Multiplier {
         masks(m.masks[me.lane % 2]),
         x_low((u32)columns_descriptor(shared_address(m.x))) {}
 
-  // The next chunk of weights: asks for its first words.
   __device__ __forceinline__ void enter(int chunk) {
     barrier_wait(m.w_full + w.stage, w.parity);
     const char* const stage = m.w + w.stage * STAGE + me.row * L::STRIDE;
@@ -86,20 +74,14 @@ struct Multiplier {
       return L::ALIGNED ? 0 : (int)((starts[i] + (u32)(chunk * L::BYTES)) & 15);
     };
     rows.enter(stage + offset(0), stage + 8 * L::STRIDE + offset(1), me.t);
-    rows.ask(0, me.t);
+    load(0);
   }
-  __device__ __forceinline__ void make(int b) {
-    rows.block(blocks[b % 2], b, masks.bytes, masks.nibbles);
+  __device__ __forceinline__ void load(int b) {
+    rows.block(blocks[b % 2], b, me.t, masks.bytes, masks.nibbles);
   }
-  __device__ __forceinline__ void leave() {
-    __syncwarp();
-    if (me.lane == 0) barrier_arrive(m.w_free + w.stage);
-    w.next(args.c.w_stages);
-  }
-  // Products of block b of a chunk, with the stage of columns `at`. there: whether that is known to
-  // be full.
-  __device__ __forceinline__ void issue(int b, const Place& at, bool there) {
-    if (b % 2 == 0 && !there) barrier_wait(m.x_full + at.stage, at.parity);
+  // Products of block b of a chunk, with the stage of columns `at`.
+  __device__ __forceinline__ void issue(int b, const Place& at) {
+    if (b % 2 == 0) barrier_wait(m.x_full + at.stage, at.parity);
     const u32 columns = x_low + at.stage * (X_STAGE / 16) + b % 2 * 4;  // of 16 bytes
     float (&to)[DOTS][N / 2] = dots[b % AT_ONCE];
     products_fence();
@@ -112,9 +94,9 @@ struct Multiplier {
     products_end();
   }
   // By all whose columns may be overwritten.
-  __device__ __forceinline__ void free_columns(const Place& at) {
+  __device__ __forceinline__ void free_columns() {
     __syncwarp();
-    u64* const bar = m.x_free + at.stage;
+    u64* const bar = m.x_free + x.stage;
     if (!TOGETHER) {
       if (me.lane == 0) barrier_arrive(bar);
     } else if (me.lane < kCluster) {
@@ -122,91 +104,53 @@ struct Multiplier {
     }
   }
 
-  // What makes these numbers stays before this, and what uses them behind it.
-  static __device__ __forceinline__ void pin(float (&v)[N / 2]) {
+  // No use of a sum moves before the wait, and no other use of its register.
+  static __device__ __forceinline__ void pin(float (&sums)[DOTS][N / 2]) {
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) asm volatile("" : "+f"(v[i])::"memory");
-  }
-
-  // Block b's products, which are there, times their scales.
-  __device__ __forceinline__ void scale(float (&y)[N / 2], int b) {
-#pragma unroll
-    for (int i = 0; i < DOTS; ++i) pin(dots[b % AT_ONCE][i]);
-    scale_block<W, N>(y, dots[b % AT_ONCE], blocks[b % 2]);
-  }
-  __device__ __forceinline__ void add(float (&acc)[N / 2], const float (&y)[N / 2], int b,
-                                      const Place& at) const {
-    const float* const numbers = m.numbers + at.stage * (2 * N * kNumbers<W>)+b % 2 * N;
-    add_block<W, N>(acc, y, blocks[b % 2], numbers, me.t);
-    pin(acc);
-  }
-  static __device__ __forceinline__ void end_chunk(float (&sums)[N / 2], float (&acc)[N / 2]) {
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) {
-      sums[i] += acc[i];
-      acc[i] = 0.0f;
+    for (int i = 0; i < DOTS * N / 2; ++i) {
+      asm volatile("" : "+f"(sums[i / (N / 2)][i % (N / 2)])::"memory");
     }
   }
 
-  // A quarter's chunks together. What has to be waited for is asked for a step earlier, for there
-  // are but two warps that could take a processor's time meanwhile. A chunk's last block is added
-  // when the next chunk's first products are on their way; these may not be on their way from
-  // chunk to chunk, or the compiler would wait after each of them.
+  // A quarter's chunks together.
   __device__ __forceinline__ void run(const Range& q, float (&sums)[N / 2]) {
     if (q.begin >= q.end) return;
-    constexpr int LAST = kChunkBlocks - 1;
-    constexpr bool LATE = AT_ONCE == 2;
-    float acc[N / 2] = {}, y[N / 2];
-    bool there = false;  // the stage of columns that comes next
-    Place behind = x;    // stage of a chunk's last block
     enter(q.begin);
-    make(0);
     for (int chunk = q.begin; chunk < q.end; ++chunk) {
-      issue(0, x, there);
-      if (LATE && chunk > q.begin) {
-        add(acc, y, LAST, behind);
-        free_columns(behind);
-        end_chunk(sums, acc);
-      }
+      float acc[N / 2] = {};
+      issue(0, x);
 #pragma unroll
       for (int b = 0; b < kChunkBlocks; ++b) {
-        Place next = x;
-        if (b % 2 == 1) next.next(args.c.x_stages);
-        if (b < LAST) {
-          make(b + 1);
-          if (AT_ONCE == 2) issue(b + 1, next, there);
-          if (b + 2 < kChunkBlocks) rows.ask(b + 2, me.t);
-        }
-        if (b + 1 == LAST) {
-          leave();
+        // With products on their way into the next chunk the compiler would wait after each of
+        // them.
+        const bool last = b == kChunkBlocks - 1;
+        if (!last) {
+          load(b + 1);
+        } else {
+          __syncwarp();
+          if (me.lane == 0) barrier_arrive(m.w_free + w.stage);
+          w.next(args.c.w_stages);
           if (chunk + 1 < q.end) enter(chunk + 1);
         }
-        if (b % 2 == 0) {
-          Place after = x;
-          after.next(args.c.x_stages);
-          there = barrier_passed(m.x_full + after.stage, after.parity);
-        }
-        if (AT_ONCE == 2 && b < LAST) {
+        Place next = x;
+        if (b % 2 == 1) next.next(args.c.x_stages);
+        if (AT_ONCE == 2 && !last) {
+          issue(b + 1, next);
           products_wait<1>();
         } else {
           products_wait<0>();
         }
-        scale(y, b);
-        if (b < LAST || !LATE) add(acc, y, b, x);
-        if (b == LAST) {
-          if (chunk + 1 < q.end) make(0);
-          behind = x;
+        pin(dots[b % AT_ONCE]);
+        const float* const numbers = m.numbers + x.stage * (2 * N * kNumbers<W>)+b % 2 * N;
+        add_block<W, N>(acc, dots[b % AT_ONCE], blocks[b % 2], numbers, me.t);
+        if (b % 2 == 1) {
+          free_columns();
+          x = next;
         }
-        if (b % 2 == 1 && (b < LAST || !LATE)) free_columns(x);
-        x = next;
-        if (AT_ONCE == 1 && b < LAST) issue(b + 1, x, there);
+        if (AT_ONCE == 1 && !last) issue(b + 1, x);
       }
-      if (!LATE) end_chunk(sums, acc);
-    }
-    if (LATE) {
-      add(acc, y, LAST, behind);
-      free_columns(behind);
-      end_chunk(sums, acc);
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) sums[i] += acc[i];
     }
   }
 };

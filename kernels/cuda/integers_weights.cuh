@@ -95,18 +95,14 @@ struct IntegerRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) heads[r] = T::head(rows[r], t);
   }
-  // The words of block j and those that are loaded with it, if it is their first.
-  __device__ __forceinline__ void ask(int j, int t) {
+  // Block j, after those before it.
+  __device__ __forceinline__ void block(IntegerBlock& to, int j, int t, const ByteMasks& bytes,
+                                        const Masks& nibbles) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (j % T::SPAN == 0) raws[r] = T::load(rows[r], j / T::SPAN, t, heads[r]);
+      put_row<W>(to, r, j, raws[r], heads[r], bytes, nibbles);
     }
-  }
-  // Block j, whose words are there.
-  __device__ __forceinline__ void block(IntegerBlock& to, int j, const ByteMasks& bytes,
-                                        const Masks& nibbles) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) put_row<W>(to, r, j, raws[r], heads[r], bytes, nibbles);
   }
 };
 

@@ -8,7 +8,7 @@
 #include "cuda/mul_mat_id.cuh"
 #include "cuda/vec_parts.cuh"
 
-constexpr int kMostThreads = 512;
+constexpr int kMostThreads = 704;
 constexpr int kMostUsed = 32;  // experts of a token, in expert_sum
 
 // How a block is divided. Mirrored by `_Division` in expert_vec.py.
@@ -178,22 +178,26 @@ struct ExpertSumArgs {
   Division by;
 };
 
-// blockIdx.y counts tokens, blockIdx.x runs of pairs of rows. A stage is two rows of each expert of
-// the token, which lie behind one another.
+// blockIdx.y counts tokens, blockIdx.x runs of pairs of rows. Two warps share a pair of rows: each
+// has half of the token's experts. A stage is two rows of each of them, which lie behind one
+// another.
 template <class W>
 __global__ void __launch_bounds__(kMostThreads, 1)
     expert_sum(const __grid_constant__ ExpertSumArgs a) {
 #if GF_BULK
   extern __shared__ __align__(128) char memory[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  __shared__ float parts[2][kMostThreads / 32][kRows];  // of even and odd turns
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, teams = blockDim.x / 64;
   const int k = (int)a.w.ne[0], n = (int)a.w.ne[1], used = (int)a.ids.ne[0], units = k / 64;
   const int x_bytes = x_bytes_of(k);
   const Shared at(memory, a.by, kMostUsed * 8, used * x_bytes);
   i32* const experts = reinterpret_cast<i32*>(at.head);
   float* const shares = reinterpret_cast<float*>(at.head + kMostUsed * 4);
   at.make_barriers(a.by.stages, lane);
-  const int pairs = (n + 1) / 2, pair0 = blockIdx.x * a.by.rows + warp;
-  const int end = min(pairs, (int)(blockIdx.x + 1) * a.by.rows);
+  const int half = warp % 2, middle = (used + 1) / 2;
+  const int first = half == 0 ? 0 : middle, last = half == 0 ? middle : used;  // of the experts
+  const int begin = blockIdx.x * a.by.rows, end = min((n + 1) / 2, begin + a.by.rows);
+  const int pair0 = begin + warp / 2;
   const u64 policy = read_once();
   const i64 token = blockIdx.y;
   const float* const x = reinterpret_cast<const float*>(a.x.row(0, token, 0));
@@ -210,23 +214,24 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   XRows<8> columns = {x, a.x.nb[1] / 4, used, k, a.by.quads};
   columns.ask(0);
   if ((u32)expert >= (u32)a.w.ne[2]) expert = -1;
-  const u32 known = __ballot_sync(kAllLanes, expert >= 0);
+  const bool brings = expert >= 0 && lane >= first && lane < last;
+  const u32 brought = __popc(__ballot_sync(kAllLanes, brings));
   const char* const w = a.w.row(0, max(expert, 0), 0);
   const auto ask = [&](int pair, int stage) {
     u64* const bar = at.bars + stage;
     const u32 nbytes = min(2, n - 2 * pair) * a.by.row_bytes;
     if (lane == 0) {
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
-                   "r"(nbytes * __popc(known))
+                   "r"(nbytes * brought)
                    : "memory");
     }
     __syncwarp();
-    if (expert >= 0) {
-      copy_bulk(at.stages + stage * a.by.stage_bytes + lane * 2 * a.by.row_bytes,
+    if (brings) {
+      copy_bulk(at.stages + stage * a.by.stage_bytes + (lane - first) * 2 * a.by.row_bytes,
                 w + 2 * pair * a.w.nb[1], nbytes, bar, policy);
     }
   };
-  for (int s = 0; s < a.by.stages && pair0 + s * warps < end; ++s) ask(pair0 + s * warps, s);
+  for (int s = 0; s < a.by.stages && pair0 + s * teams < end; ++s) ask(pair0 + s * teams, s);
   if (warp == 0 && lane < used) {
     experts[lane] = expert;
     shares[lane] = expert >= 0 ? share : 0.0f;
@@ -235,23 +240,36 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   columns.put(at.x, [shares](int j) { return shares[j]; });
   __syncthreads();
 
-  int stage = 0;
+  int stage = 0, turn = 0;
   u32 parity = 0;
-  for (int pair = pair0; pair < end; pair += warps) {
-    barrier_wait(at.bars + stage, parity);
-    float sums[kRows][1] = {};
-    for (int t = lane; t < used * units; t += 32) {
-      const int j = a.by.units.div(t);
-      if (experts[j] < 0) continue;
-      add_unit<W>(at.stages + stage * a.by.stage_bytes + j * 2 * a.by.row_bytes, a.by.row_bytes,
-                  at.x + j * x_bytes, t - j * units, sums);
+  // As many turns for every warp, which meet in each.
+  for (int from = begin; from < end; from += teams, turn ^= 1) {
+    const int pair = from + warp / 2;
+    if (pair < end) {
+      barrier_wait(at.bars + stage, parity);
+      float sums[kRows][1] = {};
+      for (int t = lane; t < (last - first) * units; t += 32) {
+        const int i = a.by.units.div(t), j = first + i;
+        if (experts[j] < 0) continue;
+        add_unit<W>(at.stages + stage * a.by.stage_bytes + i * 2 * a.by.row_bytes, a.by.row_bytes,
+                    at.x + j * x_bytes, t - i * units, sums);
+      }
+      __syncwarp();
+      if (pair + a.by.stages * teams < end) ask(pair + a.by.stages * teams, stage);
+      const float y0 = warp_reduce(sums[0][0], Add()), y1 = warp_reduce(sums[1][0], Add());
+      if (lane == 0) {
+        parts[turn][warp][0] = y0;
+        parts[turn][warp][1] = y1;
+      }
+      if (++stage == a.by.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
     }
-    __syncwarp();
-    if (pair + a.by.stages * warps < end) ask(pair + a.by.stages * warps, stage);
-    const float y0 = warp_reduce(sums[0][0], Add()), y1 = warp_reduce(sums[1][0], Add());
+    __syncthreads();  // and nobody is two turns ahead
     const int row = 2 * pair + lane;
-    if (lane < 2 && row < n) {
-      float y = lane == 0 ? y0 : y1;
+    if (pair < end && half == 0 && lane < 2 && row < n) {
+      float y = parts[turn][warp][lane] + parts[turn][warp + 1][lane];
       if (a.bias.data) {
         for (int j = 0; j < used; ++j) {
           if (experts[j] >= 0) y = fmaf(shares[j], bias_of(a.bias, experts[j], row), y);
@@ -259,10 +277,6 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       }
       if (a.r.data) y += load_fresh(reinterpret_cast<const float*>(a.r.row(token, 0, 0)) + row);
       out[row] = y;
-    }
-    if (++stage == a.by.stages) {
-      stage = 0;
-      parity ^= 1;
     }
   }
 #endif

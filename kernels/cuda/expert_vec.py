@@ -11,19 +11,20 @@ from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_typ
 FEW = 64  # pairs of tokens and experts up to which weights are read once a pair
 MOST_USED = 32  # kMostUsed: experts of a token
 _SOURCE = "expert_vec.cu"
-_WARPS = 16
+_WARPS = 22  # kMostThreads
 _STAGES = 4  # asked for at once
 _CHUNK, _CHUNK_BYTES = 2048, 2560  # elements of a chunk of activations, and its bytes as int8
 _UNIT = 64  # elements of a row that a lane takes
 _SLACK = 16  # bytes behind a row that may be looked at
+_STATIC = 1024  # shared memory that kernels declare themselves, at most
 
 
 @dataclass(frozen=True)
 class _Division:
     """How blocks share the work on one token's or pair's results.
 
-    items: rows, or pairs of rows. stage: bytes of the weights of an item. beside: of shared memory
-    that a block needs otherwise.
+    items: rows, or pairs of rows. stage: bytes of a warp's weights of an item. beside: of shared
+    memory that a block needs otherwise. team: warps that share an item.
     """
 
     k: int
@@ -32,6 +33,7 @@ class _Division:
     stage: int
     beside: int
     device: DeviceInfo
+    team: int = 1
 
     @property
     def rows(self) -> int:
@@ -39,14 +41,22 @@ class _Division:
         return ceil_div(self.items, max(1, self.device.sm_count // self.groups))
 
     @property
+    def _room(self) -> int:
+        """Bytes of shared memory for warps' stages, and their barriers."""
+        return self.device.shared_per_block - self.beside - _STATIC
+
+    @property
     def warps(self) -> int:
-        room = self.device.shared_per_block - self.beside - 256
-        return max(0, min(_WARPS, self.rows, room // (self.stage + 16)))
+        room = self._room // (self.team * (self.stage + 16))
+        teams = min(_WARPS // self.team, self.rows, room)
+        if teams <= 0:
+            return 0
+        return self.team * ceil_div(self.rows, ceil_div(self.rows, teams))  # as many turns for all
 
     @property
     def stages(self) -> int:
-        room = self.device.shared_per_block - self.beside - 256
-        return min(_STAGES, ceil_div(self.rows, self.warps), room // self.warps // (self.stage + 8))
+        turns = ceil_div(self.rows, self.warps // self.team)
+        return min(_STAGES, turns, self._room // self.warps // (self.stage + 8))
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -99,8 +109,9 @@ def _of_glu(gate: Operand, n_pairs: int, device: DeviceInfo) -> _Division:
 
 def _of_sum(w: Operand, ids: Operand, device: DeviceInfo) -> _Division:
     (k, n), (used, m) = w.ne[:2], ids.ne[:2]
-    stage, beside = 2 * used * _row_bytes(w) + _SLACK, 8 * MOST_USED + used * _x_bytes(k)
-    return _Division(k, ceil_div(n, 2), m, stage, beside, device)
+    stage = 2 * ceil_div(used, 2) * _row_bytes(w) + _SLACK
+    beside = 8 * MOST_USED + used * _x_bytes(k)
+    return _Division(k, ceil_div(n, 2), m, stage, beside, device, team=2)
 
 
 def takes_glu(gate: Operand, up: Operand, x: Operand, n_pairs: int, device: DeviceInfo) -> bool:

@@ -5,17 +5,22 @@
     python bench/cards.py 2 --exchanges [--constants mine.json]
     python bench/cards.py 2 --equal llama3-8b:Q4_0
     python bench/cards.py 2 --step llama3-8b:Q4_0
-    python bench/cards.py 4 --all [--base 2]
+    python bench/cards.py 4 --all [--base 2] [--within 540] [--pieces equal,llama3-70b:F16]
 
 For each shape, with random weights: tokens per second on one card and on all, in turns, each in a
 process of its own, and their ratio; with --alone 0 only on all, with --base 2 on two instead of
 one. Beside each figure stands what `gguflow scale` forecasts for cards of --machine, and how far it
 is off. --exchanges: microseconds of an all_reduce by size of the parts, in the form that is chosen
-and in both, and of NCCL's where torch is there, from chains of them; --constants writes those of
-two cards as a machine for `gguflow scale`, whose other figures are the h200 preset's. --equal:
-logits of a prompt and of steps on one card and on all. --step: the time of one decode step by op,
-of each card. --all: all of that for the shapes whose curves docs/scaling.md shows, at 1, 16, 64 and
-128 sequences. All print JSON lines after what people read.
+and in both, and of NCCL's where torch is there, and of a prompt's sums with their norms, from
+chains of them; --constants writes those of two cards as a machine for `gguflow scale`, whose other
+figures are the h200 preset's. --equal: logits of a prompt and of steps on one card and on all.
+--step: the time of a prompt and of a decode step by op, of each card.
+
+--all: all of that for the shapes whose curves docs/scaling.md shows, at 1, 16, 64 and 128
+sequences, piece by piece, each with the seconds it took. --pieces: only these, in this order.
+--within: seconds after which no further piece is begun, and what is under way is ended; the names
+of those that are left are printed as --pieces wants them. A model that does not fit on --base cards
+says so, and is measured on all alone. All print JSON lines after what people read.
 """
 
 from __future__ import annotations
@@ -27,30 +32,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from card_exchanges import exchanges, prompts
 
-from gguflow.engine.backends.base import Backend, find_backend
-from gguflow.engine.compile import PlacementRules, PlanOptions, compile_graph
-from gguflow.engine.graph import F32, Graph
 from gguflow.engine.load.random import random_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.profile import Profile
-from gguflow.engine.runtime import BoundPlan, bind
 from gguflow.engine.scaling import Question, find_machine, forecast
 from gguflow.engine.scaling.machine import H200
-from gguflow.kernels.cuda import all_reduce
 
-CHAIN = 256  # exchanges of one run
-SIZES = (256, 4096, 16384, 65536, 262144, 1048576, 4194304)  # floats of a part
-# Bytes up to which parts are sent whole to each: as it is, always, never.
-FORMS = {"chosen": all_reduce.SMALL, "one-shot": 1 << 60, "two-shot": -1}
-# 70B in F16 is more than one card holds beside a context.
-CURVES = ("llama3-8b:Q4_0,llama3-8b:F16", "llama3-70b:Q4_0,llama3-70b:Q8_0", "llama3-70b:F16")
+CURVES = ("llama3-8b:F16", "llama3-8b:Q4_0", "llama3-70b:F16", "llama3-70b:Q4_0", "llama3-70b:Q8_0")
 SEQUENCES = "1,16,64,128"
 
 
@@ -67,9 +62,15 @@ def speeds(shape: str, devices: list[str], args: argparse.Namespace) -> dict[str
     if args.sequences:
         runs.append(["--sequences", args.sequences, "-npp", "128", "-ntg", "128"])
     for extra in runs:
-        done = subprocess.run([*base, *extra], capture_output=True, text=True)
+        left = max(args.until - time.monotonic(), 20.0) if args.until else None
+        try:
+            done = subprocess.run([*base, *extra], capture_output=True, text=True, timeout=left)
+        except subprocess.TimeoutExpired:
+            print(f"{shape} on {','.join(devices)}: not done in {left:.0f} s", flush=True)
+            continue
         if done.returncode:
-            print(f"{shape} on {','.join(devices)}: {done.stderr.strip().splitlines()[-1]}")
+            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            print(f"{shape} on {','.join(devices)}: {said[-1]}", flush=True)
             continue
         for row in json.loads(done.stdout):
             found |= _speed(row)
@@ -118,87 +119,6 @@ def compare(shape: str, names: list[str], args: argparse.Namespace) -> None:
         print(json.dumps(row), flush=True)
 
 
-# -- exchanges -------------------------------------------------------------------------------------
-
-
-def chain(devices: list[Backend], size: int, n: int) -> BoundPlan:
-    """n sums of the same parts, one after the other; for n = 0 all but the sums."""
-    g = Graph()
-    made = [g.input(f"x@{k}", F32, (size,)) for k in range(len(devices))]
-    for i in range(CHAIN):
-        parts = [g.scale(t, s=1 / len(devices), name=f"p{i}@{k}") for k, t in enumerate(made)]
-        made = parts if i >= n else [
-            g.op("all_reduce", *parts, name=f"s{i}@{k}") for k in range(len(devices))
-        ]  # fmt: skip
-    for t in made:
-        g.output(t)
-    rules = [(rf"@{k}$", d.name) for k, d in enumerate(devices)]
-    plan = compile_graph(g, PlanOptions(PlacementRules(devices, rules), fuse=False))
-    arenas = {d.space: d.alloc(max(plan.arenas[d.space].nbytes, 1)) for d in devices}
-    return bind(plan, {d.name: d for d in devices}, {}, set(), {}, arenas)
-
-
-def seconds(bound: BoundPlan) -> float:
-    for _ in range(3):
-        bound.run()
-    taken = []
-    for _ in range(7):
-        began = time.perf_counter()
-        bound.run()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
-
-
-def exchanges(names: list[str], constants: str | None) -> None:
-    devices = [find_backend(n) for n in names]
-    curve: list[tuple[float, float]] = []
-    for size in SIZES:
-        by_form: dict[str, float] = {}
-        for form, small in FORMS.items():
-            all_reduce.SMALL = small
-            taken = seconds(chain(devices, size, CHAIN)) - seconds(chain(devices, size, 0))
-            by_form[form] = 1e6 * taken / CHAIN
-        all_reduce.SMALL = FORMS["chosen"]
-        us = by_form["chosen"]
-        nccl = nccl_us(len(names), size)
-        beside = "".join(f"   {form} {t:8.2f}" for form, t in by_form.items())
-        beside += "" if nccl is None else f"   NCCL {nccl:8.1f}"
-        print(f"{4 * size:9} bytes, us:{beside}", flush=True)
-        print(json.dumps({"floats": size, "cards": len(names), "us": by_form, "nccl_us": nccl}))
-        curve.append(
-            (4.0 * size, max(us, curve[-1][1] if curve else 0.0))
-        )  # a noisy one is no gain
-    if constants:
-        source = f"exchanges between {' and '.join(names)}; the rest is {H200.name}'s"
-        measured = replace(
-            H200, name=devices[0].processor or names[0], source=source, exchange=tuple(curve)
-        )
-        Path(constants).write_text(measured.json(), encoding="utf-8")
-
-
-def nccl_us(n: int, size: int) -> float | None:
-    """Microseconds of NCCL's all_reduce, one after the other in one process."""
-    try:
-        import torch
-        from torch.cuda import nccl
-    except ImportError:
-        return None
-    if torch.cuda.device_count() < n:
-        return None
-    parts = [torch.ones(size, device=f"cuda:{k}") for k in range(n)]
-    times = []
-    for _ in range(5):
-        for k in range(n):
-            torch.cuda.synchronize(k)
-        began = time.perf_counter()
-        for _ in range(CHAIN):
-            nccl.all_reduce(parts)
-        for k in range(n):
-            torch.cuda.synchronize(k)
-        times.append(1e6 * (time.perf_counter() - began) / CHAIN)
-    return statistics.median(times)
-
-
 # -- results and steps -----------------------------------------------------------------------------
 
 
@@ -213,7 +133,7 @@ def load(shape: str, names: list[str], split: str) -> Model:
 
 def equal(shape: str, names: list[str], split: str) -> None:
     """How far logits on all cards are from one card's, and whether runs differ."""
-    ids = [int(i) for i in np.random.default_rng(1).integers(3, 30000, 200)]
+    ids = [int(i) for i in np.random.default_rng(1).integers(3, 30000, 600)]
     found = []
     for devices in (names[:1], names, names):
         model = load(shape, devices, split)
@@ -230,22 +150,59 @@ def equal(shape: str, names: list[str], split: str) -> None:
 
 
 def step(shape: str, names: list[str], split: str) -> None:
-    """Microseconds of the ops of a decode step, by card."""
+    """Microseconds of the ops of a prompt of 512 and of a decode step, by card."""
     profile = Profile()
     session = load(shape, names, split).new_session(profile)
-    session.step(tuple(range(5, 69)), "last")
+    for _ in range(2):  # the first has kernels to load
+        session.rewind(0)
+        session.step(tuple(5 + i % 30000 for i in range(512)), "last")
     for i in range(6):
         session.step((10 + i,), "last")
-    us: dict[str, Counter[str]] = {}
-    for i in range(3, len(profile.steps)):
-        for r in profile.rows([i]):
+    found: dict[str, dict[str, Counter[str]]] = {}
+    for what, steps in (("prompt", [1]), ("decode", [5, 6, 7])):
+        us: dict[str, Counter[str]] = {}
+        for r in profile.rows(steps):
             if r.op != "host":
-                us.setdefault(r.backend, Counter())[r.op] += r.us / (len(profile.steps) - 3)
-    for name, ops in us.items():
-        print(f"{name}: {sum(ops.values()):.0f} us")
-        for op, taken in ops.most_common(12):
-            print(f"  {op:24} {taken:9.1f}")
-    print(json.dumps({"shape": shape, "us": us}))
+                us.setdefault(r.backend, Counter())[r.op] += r.us / len(steps)
+        for name, ops in us.items():
+            print(f"{what}, {name}: {sum(ops.values()):.0f} us")
+            for op, taken in ops.most_common(12):
+                print(f"  {op:24} {taken:9.1f}")
+        found[what] = us
+    print(json.dumps({"shape": shape, "us": found}), flush=True)
+
+
+# -- pieces ----------------------------------------------------------------------------------------
+
+
+def pieces(names: list[str], args: argparse.Namespace) -> dict[str, Callable[[], None]]:
+    """All there is to know, by name."""
+    found: dict[str, Callable[[], None]] = {
+        "exchanges": lambda: exchanges(names, args.constants),
+        "prompts": lambda: prompts(names),
+    }
+    for shape in CURVES[:2]:
+        found[f"equal-{shape}"] = lambda s=shape: equal(s, names, args.split)  # type: ignore[misc]
+        found[f"step-{shape}"] = lambda s=shape: step(s, names, args.split)  # type: ignore[misc]
+    for shape in CURVES:
+        found[shape] = lambda s=shape: compare(s, names, args)  # type: ignore[misc]
+    return found
+
+
+def run_pieces(names: list[str], args: argparse.Namespace) -> None:
+    every = pieces(names, args)
+    wanted = [p for p in args.pieces.split(",") if p] or list(every)
+    if unknown := [p for p in wanted if p not in every]:
+        raise SystemExit(f"no piece {', '.join(unknown)}; there are {', '.join(every)}")
+    for i, name in enumerate(wanted):
+        if args.until and time.monotonic() > args.until:
+            print(f"time is over; left: --pieces {','.join(wanted[i:])}", flush=True)
+            return
+        began = time.monotonic()
+        every[name]()
+        print(
+            json.dumps({"piece": name, "seconds": round(time.monotonic() - began, 1)}), flush=True
+        )
 
 
 def main() -> None:
@@ -265,24 +222,28 @@ def main() -> None:
     p.add_argument("--equal", metavar="SHAPE")
     p.add_argument("--step", metavar="SHAPE")
     p.add_argument("--all", action="store_true")
+    p.add_argument("--pieces", default="", metavar="LIST")
+    p.add_argument("--within", type=float, default=0.0, metavar="SECONDS")
     p.add_argument("--base", type=int, default=1, metavar="N")
     p.add_argument("--machine", default=H200.name, metavar="NAME|FILE")
     args = p.parse_args()
-    if args.constants and (not args.exchanges or args.cards != 2):
-        p.error("--constants: of the --exchanges between 2 cards")
+    args.until = time.monotonic() + args.within if args.within else 0.0
+    if args.constants and args.cards != 2:
+        p.error("--constants: of the exchanges between 2 cards")
     names = [f"{args.kind}:{k}" for k in range(args.cards)]
-    if args.all:
-        args.exchanges, args.sequences = True, args.sequences or SEQUENCES
-        args.equal = args.step = CURVES[0].partition(",")[0]
-        args.shapes = ",".join(CURVES)
+    if args.all or args.pieces:
+        args.sequences = args.sequences or SEQUENCES
+        return run_pieces(names, args)
     if args.exchanges:
         exchanges(names, args.constants)
+        prompts(names)
     if args.equal:
         equal(args.equal, names, args.split)
     if args.step:
         step(args.step, names, args.split)
     for shape in filter(None, args.shapes.split(",")):
         compare(shape, names, args)
+    return None
 
 
 if __name__ == "__main__":

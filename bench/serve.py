@@ -3,9 +3,10 @@
 A model of a named shape with random weights and the bundled model's tokenizer. So many clients ask
 for completions in a closed loop: of the engine itself, where a request takes the place of one that
 ended in the same step; of its front for asyncio, where it comes a moment later, as from a client;
-and of the server in this process, by `gguflow bench --serve` in another. Printed are tokens a
-second of all three, the server's share of the front's, its times to the first token and between
-tokens, and how much of the time the engine stepped.
+and of the server, by `gguflow bench --serve` in another process, with the engine in a process of
+its own or in the server's (--engine-process on, off). Printed are tokens a second of all three, the
+server's share of the front's, its times to the first token and between tokens, and how much of the
+time the engine stepped.
 
 python bench/serve.py --random llama3-8b:Q4_0 -ngl all --clients 1,16,64,128 -npp 128 -ntg 128
 """
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from gguflow.engine.sampling import GREEDY
 from gguflow.engine.serving.aio import AsyncEngine
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
+from gguflow.server.cluster.serve import OwnProcess, here
 from gguflow.server.config import ModelSpec, ServerConfig
 from gguflow.server.manager import ModelManager
 from gguflow.server.run import SWITCH, listen, make_server
@@ -96,14 +99,43 @@ def front_alone(model: Model, n: int, n_requests: int, n_prompt: int, n_gen: int
     return asyncio.run(run())
 
 
-class Served:
-    """The server in a thread."""
+def open_model(shape: str, options: Options) -> Model:
+    """A model of random weights, without them, with the bundled model's tokenizer: every token gets
+    the text of one that the bundled model has."""
+    tokenizer = gguflow.Tokenizer.load(bundled_model())
+    model = Model(random_model(shape), options)
+    tokenizer.n_rows = model.hp.n_vocab
+    piece, n_texts = tokenizer._shown_piece, tokenizer.n_vocab
+    tokenizer._shown_piece = lambda token: piece(token % n_texts)  # type: ignore[method-assign]
+    model.__dict__["tokenizer"] = tokenizer
+    return model
 
-    def __init__(self, model: Model) -> None:
+
+def open_spec(shape: str, spec: ModelSpec) -> Model:
+    return open_model(shape, spec.options)
+
+
+def open_here(shape: str, spec: ModelSpec) -> Model:
+    return open_model(shape, here(spec.options))
+
+
+def nothing(model: Model) -> None:
+    """Nothing is to be done once a model is loaded."""
+
+
+class Served:
+    """The server in a thread. model: in memory, served by the engine that is in this process."""
+
+    def __init__(self, model: Model, shape: str, own_process: bool) -> None:
         spec = ModelSpec("random", bundled_model(), model.options)
         config = ServerConfig(port=0, access_log=False, timeout=3600.0, n_queue=4096)
-        # The weights are in memory: the manager gets the model as it is.
-        manager = ModelManager([spec], config, lambda _: model)
+        opened = partial(open_spec, shape)
+        if own_process:
+            cluster = OwnProcess(opened, nothing)
+            manager = ModelManager([spec], config, partial(open_here, shape), cluster=cluster)
+        else:
+            model.__dict__["load_weights"] = lambda progress=None: None
+            manager = ModelManager([spec], config, lambda _: model)
         self.service = Service(manager, config)
         self.sock = listen(config)
         ready = threading.Event()
@@ -116,7 +148,8 @@ class Served:
     def load(self, n: int, n_requests: int, n_prompt: int, n_gen: int) -> dict[str, Any]:
         """One closed loop's row, and the share of it that the engine stepped."""
         (loaded,) = self.service.manager.loaded()
-        loaded.watched.steps.clear()
+        if hasattr(loaded.watched, "steps"):
+            loaded.watched.steps.clear()
         done = subprocess.run(
             [sys.executable, "-m", "gguflow", "bench", "--serve", self.url, "--clients", str(n),
              "--n-requests", str(n_requests), "-npp", str(n_prompt), "-ntg", str(n_gen),
@@ -141,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("-ngl", type=gpu_layers, default=0)
     p.add_argument("-t", type=int, default=0, help="threads")
     p.add_argument("--clients", type=numbers, default=[1, 8])
+    p.add_argument("--engine-process", default="on,off")
     p.add_argument("--rounds", type=int, default=3, help="requests of each client")
     p.add_argument("-npp", type=int, default=128)
     p.add_argument("-ntg", type=int, default=64)
@@ -149,16 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A word of the generator's may be two tokens: prompts are a little longer than asked for.
     n_ctx = -(-(args.npp + args.npp // 2 + args.ntg + 32) // 64) * 64
     options = Options(n_ctx=n_ctx, n_seqs=most, n_threads=args.t, n_gpu_layers=args.ngl)
-    source = random_model(args.random)
-    tokenizer = gguflow.Tokenizer.load(bundled_model())
-    model = Model(source, options)
+    model = open_model(args.random, options)
     model.load_weights()
-    tokenizer.n_rows = model.hp.n_vocab
-    # Random weights have no tokenizer of their own: every token gets the text of one that the
-    # bundled model has. And the manager need not load them again.
-    piece, n_texts = tokenizer._shown_piece, tokenizer.n_vocab
-    tokenizer._shown_piece = lambda token: piece(token % n_texts)  # type: ignore[method-assign]
-    model.__dict__.update(tokenizer=tokenizer, load_weights=lambda progress=None: None)
     sys.setswitchinterval(SWITCH)
     alone, front = {}, {}
     for n in args.clients:
@@ -166,21 +192,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.collect()
         front[n] = front_alone(model, n, args.rounds * n, args.npp, args.ntg)
         gc.collect()
-    served = Served(model)
     print(f"{args.random}, {args.npp} + {args.ntg} tokens, {Path(sys.executable).name}")
-    print("| clients | engine t/s | front t/s | server t/s | share | first p50 | p95 ms "
-          "| between p50 | p95 ms | stepping |")  # fmt: skip
-    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
-    for n in args.clients:
-        served.load(n, 2 * n, args.npp, args.ntg)  # plans of this many
-        r = served.load(n, args.rounds * n, args.npp, args.ntg)
-        share = r["tokens_per_s"] / front[n]
-        ms = [1e3 * r[name] for name in ("first_p50", "first_p95", "between_p50", "between_p95")]
-        cells = [n, f"{alone[n]:.1f}", f"{front[n]:.1f}", f"{r['tokens_per_s']:.1f}",
-                 f"{share:.3f}"]  # fmt: skip
-        cells += [*(f"{x:.2f}" for x in ms), f"{r['stepping']:.3f}"]
-        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-    served.stop()
+    print("| clients | engine process | engine t/s | front t/s | server t/s | share | first p50 "
+          "| p95 ms | between p50 | p95 ms | stepping |")  # fmt: skip
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for own in args.engine_process.split(","):
+        served = Served(model, args.random, own == "on")
+        for n in args.clients:
+            served.load(n, 2 * n, args.npp, args.ntg)  # plans of this many
+            r = served.load(n, args.rounds * n, args.npp, args.ntg)
+            share = r["tokens_per_s"] / front[n]
+            names = "first_p50", "first_p95", "between_p50", "between_p95"
+            cells = [n, own, f"{alone[n]:.1f}", f"{front[n]:.1f}", f"{r['tokens_per_s']:.1f}",
+                     f"{share:.3f}"]  # fmt: skip
+            cells += [*(f"{1e3 * r[name]:.2f}" for name in names), f"{r['stepping']:.3f}"]
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+        served.stop()
     return 0
 
 

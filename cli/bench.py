@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.limits import MAX_SEQS, MAX_THREADS
 
 from .bench_grid import BenchTest, Extend, grid, layer_counts, numbers, pair, shares, words

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.limits import MAX_TOKENS
 
 from .options import LAYER_WORDS, MAX_LAYERS, real

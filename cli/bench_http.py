@@ -10,9 +10,10 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+from gguflow.engine.dataclass import dataclass, field
 
 
 class HttpError(Exception):

@@ -12,10 +12,11 @@ import gc
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count, product
 from statistics import mean
 from typing import TYPE_CHECKING, Any
+
+from gguflow.engine.dataclass import replace
 
 from .bench_grid import SequencesTest, sequences_grid
 from .bench_model import cache_rows, facts, load, settings

@@ -14,9 +14,11 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import product
 from typing import Any
+
+from gguflow.engine.dataclass import dataclass
 
 from . import bench_soak
 from .bench_grid import Extend, numbers

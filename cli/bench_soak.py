@@ -13,8 +13,9 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from gguflow.engine.dataclass import dataclass, field
 
 from .bench_http import Endpoint, HttpError
 from .errors import CHECK_FAILED, OK

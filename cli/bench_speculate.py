@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -159,11 +158,11 @@ def run_once(
     engine: Engine, prompts: Sequence[Sequence[int]], test: SequencesTest
 ) -> tuple[list[list[int]], float]:
     """The texts, and the seconds from when all had their first token."""
-    from gguflow.engine.sampling import GREEDY
+    from gguflow.engine.sampling import SamplerSettings
     from gguflow.engine.serving.request import Request
 
-    # Sampled, so that random weights do not settle on one token.
-    settings = replace(GREEDY, temperature=1.0, seed=1)
+    # Sampled, as texts are by default, so that random weights do not settle on one token.
+    settings = SamplerSettings(seed=1)
     ids = [engine.add(Request(p, test.n_gen, settings)) for p in prompts]
     texts: dict[int, list[int]] = {i: [] for i in ids}
 

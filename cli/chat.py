@@ -13,7 +13,7 @@ from .errors import INTERRUPTED, OK, UsageError
 from .keys_options import add_keys
 from .llama_options import add_others
 from .llama_texts import TAKEN_FOR_CHAT, TEXT
-from .load import begin, load_weights, note, open_source, prepare
+from .load import begin, import_engine, load_weights, note, open_source, prepare
 from .log_options import add_log, add_verbosity
 from .options import (
     add_engine,
@@ -145,6 +145,7 @@ def add_arguments(p: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    import_engine()
     begin(args)
     settings = sampler_settings(args)
     asked = constraint(args)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -49,6 +48,8 @@ def constraint(args: Namespace) -> tuple[str, str, Any] | None:
             text = read_file(text, flag)
         if kind == "gbnf":
             return flag, kind, text
+        import json
+
         try:
             schema = json.loads(text)
         except (ValueError, RecursionError) as e:

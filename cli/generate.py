@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gguflow.engine.dataclass import replace
 
 from .constraint_options import add_constraints, constraint, processor
 from .errors import INTERRUPTED, OK, UsageError
 from .keys_options import add_keys
 from .llama_options import add_others
 from .llama_texts import CONVERSATION, TAKEN_FOR_TEXT
-from .load import begin, load_weights, note, open_source, prepare
+from .load import begin, import_engine, load_weights, note, open_source, prepare
 from .log_options import add_log, add_verbosity
 from .options import (
     add_engine,
@@ -100,6 +101,7 @@ def add_prompt_cache(p: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    import_engine()
     from gguflow.engine.sampling import seed_of
     from gguflow.engine.serving.request import Request
 

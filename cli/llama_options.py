@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import UsageError
 from .llama_other import Other
-from .llama_taken import REFUSED, TAKEN
+from .parser import Parser
 
 
 class _Named(argparse.Action):
@@ -37,10 +37,21 @@ def add_others(
     p: ArgumentParser, refused_too: Sequence[Other] = (), taken_too: Sequence[Other] = ()
 ) -> None:
     """Take the options that `p` has not got itself; `notes` of the arguments is what to say."""
-    own = p._option_string_actions
     p.set_defaults(notes=[])
-    for others, refused in (((*TAKEN, *taken_too), False), ((*REFUSED, *refused_too), True)):
-        for other in others:
-            flags = [flag for flag in other.flags.split() if flag not in own]
-            if flags:
-                p.add_argument(*flags, dest="notes", action=_Named, other=other, refused=refused)
+
+    def add() -> None:
+        from .llama_taken import REFUSED, TAKEN
+
+        own = p._option_string_actions
+        for others, refused in (((*TAKEN, *taken_too), False), ((*REFUSED, *refused_too), True)):
+            for other in others:
+                flags = [flag for flag in other.flags.split() if flag not in own]
+                if flags:
+                    p.add_argument(
+                        *flags, dest="notes", action=_Named, other=other, refused=refused
+                    )
+
+    if isinstance(p, Parser):
+        p.add_late(add)
+    else:
+        add()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from gguflow.engine.dataclass import dataclass
 
 
-class Other(NamedTuple):
+@dataclass(frozen=True)
+class Other:
     """flags: their names. values: how many words follow, "?" for one at most, "*" for any number.
     why: what is so instead; None where that is just what was asked for."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -39,6 +40,21 @@ def begin(args: Namespace) -> None:
     be_quiet(args.quiet)
     for text in args.notes:
         note(text)
+
+
+def import_engine() -> None:
+    """Import all that running a model takes, before there is one. What modules are made of stays to
+    the end, so that looking for garbage among it, again and again as it grows, is of no use: in a
+    process that began with the command (`start.py`) it is put aside, and never looked through."""
+    frozen = gc.get_freeze_count() > 0
+    if frozen:
+        gc.disable()
+    try:
+        import gguflow.engine.model  # noqa: F401
+    finally:
+        if frozen:
+            gc.freeze()
+            gc.enable()
 
 
 def bundled_model() -> Path:

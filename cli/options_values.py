@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
@@ -62,6 +61,8 @@ def ratios(text: str) -> tuple[float, ...]:
 
 def json_object(text: str) -> dict[str, Any]:
     """Converter for a JSON object."""
+    import json
+
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as e:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from .errors import UsageError
 
@@ -17,6 +17,8 @@ class Parser(ArgumentParser):
     llama.cpp's users expect neither.
     """
 
+    _adding = False
+
     def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
         super().__init__(
             prog=prog,
@@ -25,6 +27,23 @@ class Parser(ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self._late: list[Callable[[], object]] = []
+
+    def add_late(self, add: Callable[[], object]) -> None:
+        """What adds options that --help does not list, once one is given that is not there."""
+        self._late.append(add)
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As the base class, which makes a formatter of help to check each option with: one as wide
+        as the terminal, for which it imports `shutil`."""
+        self._adding = True
+        try:
+            return super().add_argument(*names, **settings)
+        finally:
+            self._adding = False
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        return argparse.HelpFormatter("", width=80) if self._adding else super()._get_formatter()
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
@@ -37,6 +56,9 @@ class Parser(ArgumentParser):
             if word == "--":
                 joined += [word, *rest]
                 break
+            if word.startswith("-") and word.partition("=")[0] not in self._option_string_actions:
+                while self._late:
+                    self._late.pop()()
             word = self._hyphens(word)
             action = self._option_string_actions.get(word.partition("=")[0])
             if action is None and len(word) > 1 and word[0] == "-" and not _is_number(word):

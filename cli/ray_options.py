@@ -118,6 +118,12 @@ def check_ray(args: Namespace) -> None:
     check_stages(args)
 
 
+def needs_device(options: Options) -> bool:
+    """Whether a model that is run so is on a device, as far as the options say."""
+    given = options.n_gpu_layers or options.vram_budget or options.split or options.devices
+    return bool(given) or any(name != "cpu" for _, name in options.overrides)
+
+
 def needs_of(options: Options) -> dict[str, float]:
     """Resources of a process that runs a model so, by Ray's names."""
     needs = {"CPU": float(max(1, options.n_threads))}
@@ -136,12 +142,9 @@ def ray_cluster(args: Namespace, options: Options) -> RayCluster | None:
     from gguflow.server.cluster.fleet import FleetConfig
     from gguflow.server.cluster.serve import RayCluster
 
-    config = FleetConfig(
-        args.replicas, needs_of(options), args.ray_wait, args.ray_silence, args.stages,
-        args.stage_shares,
-    )  # fmt: skip
+    config = FleetConfig(args.replicas, args.ray_wait, args.ray_silence)
     ray: Any = connect(args.ray)
-    return RayCluster(ray, config)
+    return RayCluster(ray, config, needs_of(options), args.stages, args.stage_shares)
 
 
 def staged_model(args: Namespace, source: ModelSource, options: Options) -> Model | None:
@@ -157,10 +160,18 @@ def staged_model(args: Namespace, source: ModelSource, options: Options) -> Mode
     from gguflow.engine.cluster.connect import connect
     from gguflow.engine.cluster.launch import staged
 
-    ray: Any = connect(args.ray)
-    return staged(
-        ray, source, options, args.stages, args.stage_shares, needs_of(options), WAIT, 10 * WAIT
-    )  # fmt: skip
+    needs = needs_of(options)
+    ray: Any = connect(args.ray, own_gpu=_own_gpu(options) if "GPU" in needs else None)
+    return staged(ray, source, options, args.stages, args.stage_shares, needs, WAIT, 10 * WAIT)
+
+
+def _own_gpu(options: Options) -> tuple[int, int]:
+    """Which GPU the first stage computes with, and how many this machine has."""
+    from gguflow.engine.backends.base import DeviceId, find_backend
+    from gguflow.engine.cluster.holder import own_device
+
+    own = own_device(options)
+    return DeviceId.parse(own).index, find_backend(own, options.of_backends()).n_alike
 
 
 def disconnect() -> None:

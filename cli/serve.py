@@ -6,10 +6,12 @@ import logging
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.limits import MAX_SEQS, MAX_TOKENS
 
 from .errors import NO_RESOURCES, OK, PackageError, UsageError, with_flags
@@ -36,13 +38,15 @@ from .options import (
     whole,
 )
 from .prompt import read_file
-from .ray_options import add_ray, check_ray, disconnect, ray_cluster
+from .ray_options import add_ray, check_ray, disconnect, needs_device, ray_cluster
 from .serve_options import add_answers, add_http
 from .speculation_options import add_speculation, set_speculation, speculation_settings
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
+    from gguflow.engine.serving.speculation import Speculation
     from gguflow.server.config import ModelSpec, ServerConfig
+    from gguflow.server.manager import Cluster
 
 SUMMARY = "serve models over HTTP, by the OpenAI API"
 OWN_SIGNALS = True  # its event loop answers Ctrl-C
@@ -105,6 +109,13 @@ def add_arguments(p: ArgumentParser) -> None:
         default=8,
         metavar="N",
         help="sequences in a batch (default 8)",
+    )
+    g.add_argument(
+        "--engine-process",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="run each model in a process of its own, so that writing answers never holds up its "
+        "steps (default auto: where a GPU computes)",
     )
     g.add_argument(
         "--cache-tokens",
@@ -172,13 +183,9 @@ def run(args: Namespace) -> int:
         seconds = time.perf_counter() - began
         note(f"ready after {seconds:.2f} s: http://{host}:{address[1]}/")
 
-    def finish(model: Model) -> None:
-        for text in model.weights.notes:
-            note(with_flags(text))
-        set_speculation(model, args, guessing)
-
+    finish = partial(_finish, args, guessing)
     try:
-        cluster = ray_cluster(args, specs[0].options)
+        cluster = ray_cluster(args, specs[0].options) or _own_process(args, specs, finish)
         open_ = _open if cluster is None else _open_remote
         manager = ModelManager(specs, settings, open_, finish, cluster)
         service = Service(manager, settings)
@@ -351,8 +358,27 @@ def _open(spec: ModelSpec) -> Model:
     return model
 
 
+def _finish(args: Namespace, guessing: Speculation | None, model: Model) -> None:
+    """A model has its weights."""
+    for text in model.weights.notes:
+        note(with_flags(text))
+    set_speculation(model, args, guessing)
+
+
+def _own_process(
+    args: Namespace, specs: Sequence[ModelSpec], finish: Callable[[Model], None]
+) -> Cluster | None:
+    """Engines beside this process, where --engine-process asks for that."""
+    on = any(needs_device(spec.options) for spec in specs)
+    if args.engine_process == "off" or (args.engine_process == "auto" and not on):
+        return None
+    from gguflow.server.cluster.serve import OwnProcess
+
+    return OwnProcess(_open, finish)
+
+
 def _open_remote(spec: ModelSpec) -> Model:
-    """The same for a model that runs on other machines: what answers need to know of it."""
+    """The same for a model that runs in other processes: what answers need to know of it."""
     from gguflow.engine.load import open_model
     from gguflow.engine.model import Model
     from gguflow.server.cluster.serve import here

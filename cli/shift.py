@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Generator
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from gguflow.engine.dataclass import replace
 
 from .errors import UsageError
 from .options_values import whole

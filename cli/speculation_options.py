@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from gguflow.engine.dataclass import replace
 
 from .draft_options import NAMES, add_draft_placement, draft_changes, other_names
 from .errors import UsageError

@@ -23,10 +23,11 @@ class Ahead:
 
     def __init__(self, loop: TokenLoop, most: int) -> None:
         """loop: its inputs are written for the first step. most: steps to run, for which the page
-        tables have pages."""
+        tables have pages. taken: steps whose tokens were taken."""
         self._loop = loop
         self._left = most
-        self._running = self._taken = 0
+        self._running = self.taken = 0
+        self._began = time.perf_counter()
         self._came: float | None = None  # when the last tokens came
         self._depth = LEAST
         loop.start()
@@ -34,6 +35,12 @@ class Ahead:
     @property
     def is_over(self) -> bool:
         return not self._left and not self._running
+
+    @property
+    def seconds(self) -> float:
+        """Since the first step was asked for, until the last tokens came. Of a single step the host
+        knows nothing: those on their way may be done before it looks."""
+        return 0.0 if self._came is None else self._came - self._began
 
     @property
     def running(self) -> int:
@@ -46,8 +53,8 @@ class Ahead:
             self._loop.launch()
             self._left -= 1
             self._running += 1
-        tokens = self._loop.wait(self._taken + 1)
-        self._taken += 1
+        tokens = self._loop.wait(self.taken + 1)
+        self.taken += 1
         self._running -= 1
         self._measure()
         return tokens

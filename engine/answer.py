@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -83,6 +82,8 @@ class _Kinds:
 
     def take(self, part: Part) -> None:
         """A parser's part."""
+        import json
+
         from gguflow.models.chat_text import Markup, Text
         from gguflow.models.chat_tools import CallDelta, new_call_id
 

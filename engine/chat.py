@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.answer import Apart
 from gguflow.engine.constraints.option import NAMES, lacking
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.generate import Asked, GenerateOptions, ask, within
 from gguflow.engine.sampling import SamplerSettings
 
@@ -89,9 +88,11 @@ def _with_objects(message: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _with_object(call: Any) -> Any:
+    from json import loads
+
     try:
         text = call["function"]["arguments"]
-        found = json.loads(text) if isinstance(text, str) else text
+        found = loads(text) if isinstance(text, str) else text
         return {**call, "function": {**call["function"], "arguments": found}}
     except (KeyError, TypeError, ValueError, RecursionError):
         return call

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from gguflow.engine.backends.base import Backend, DeviceId
+from gguflow.engine.dataclass import dataclass, field
 
 Overrides = tuple[tuple[str, str], ...]
 

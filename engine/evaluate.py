@@ -8,12 +8,12 @@ window is scored, so that every scored token has at least half a window of conte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gguflow.engine.constraints.option import ConstraintFields, take_constraint
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.piece import FinishReason, Piece, Pieces, Timings
 from gguflow.engine.prompt import Prompt, check_prompt_type, token_ids
 from gguflow.engine.sampling import SamplerFields, SamplerSettings
-from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.host_sampling import Choice, check_extras
 from gguflow.engine.serving.request import (
     EmbedRequest,
@@ -220,6 +219,8 @@ def stream_many(
     model: Model, asked: Sequence[Asked], n_seqs: int | None
 ) -> Iterator[tuple[int, Piece]]:
     """The pieces of many generations together, each with its number."""
+    from gguflow.engine.serving.engine import Engine  # one sequence needs none
+
     engine = Engine(model, n_seqs)
     readers = [Reader(model, a, f"prompt {i}") for i, a in enumerate(asked)]
     ids = [engine.add(a.request) for a in asked]
@@ -236,6 +237,8 @@ def embed(
     model: Model, given: Prompt | Sequence[Prompt], pooling: Pooling, normalize: bool
 ) -> NDArray[np.float32]:
     """A vector for each text, or for the only one: f32 [n, n_embd]."""
+    from gguflow.engine.serving.engine import Engine
+
     check_prompt_type(given)
     texts: Sequence[Any] = [given] if isinstance(given, str) else given
     found = np.zeros((len(texts), model.hp.n_embd), np.float32)

@@ -12,10 +12,10 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gguflow.engine import env
+from gguflow.engine.dataclass import dataclass
 
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q8_0")  # of a repo named without a type, as llama.cpp
 ANSWER_S = 10.0  # for the hub to say what a repository has

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.gguf import GgufError, GgufFile, Typed
 from gguflow.engine.graph import F32, Graph, Role, Tensor
 

@@ -9,12 +9,13 @@ KeyboardInterrupt. A `Cancellation` ends runs of one thread alone, which raise C
 from __future__ import annotations
 
 import ctypes
-import selectors
+import os
+import select
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import RawIOBase
 from types import FrameType
 
 _ends: list[Callable[[], None]] = []
@@ -74,9 +75,7 @@ def heeded(beside_others: bool = True) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(former):
         yield
         return
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    theirs.setblocking(False)
+    ours, theirs = _channel()
     lock = threading.RLock()  # a second signal may come while the first is being answered
     waiting: list[tuple[int, FrameType | None]] = []
     raises = False  # not while this is put up or taken down: nobody could undo a half of it
@@ -84,7 +83,7 @@ def heeded(beside_others: bool = True) -> Iterator[None]:
     def answer(number: int, frame: FrameType | None) -> None:
         # What is not read yet is answered here and must not end a run that begins after it.
         with lock:
-            _read(theirs)
+            theirs.read(64)
         if raises:
             former(number, frame)
         else:
@@ -127,22 +126,39 @@ def heeded_for_callers() -> Iterator[None]:
         yield
 
 
-def _read(numbers: socket.socket) -> bytes | None:
-    """Signals since it was last read, no bytes at its end, None when there is nothing to read."""
-    try:
-        return numbers.recv(64)
-    except BlockingIOError:
-        return None
+def _channel() -> tuple[RawIOBase, RawIOBase]:
+    """What the interpreter writes the numbers of signals to, and what gives them to who reads: no
+    bytes at its end, None when there is nothing to read. A pipe; Windows writes to sockets alone,
+    whose module takes long to import."""
+    if os.name != "nt":
+        theirs, ours = os.pipe()
+        for end in (ours, theirs):
+            os.set_blocking(end, False)
+        return open(ours, "wb", buffering=0), open(theirs, "rb", buffering=0)
+    import socket
+
+    pair = socket.socketpair()
+    for s in pair:
+        s.setblocking(False)
+    return pair[0].makefile("wb", buffering=0), pair[1].makefile("rb", buffering=0)
 
 
-def _watch(numbers: socket.socket, lock: threading.RLock) -> None:
-    with selectors.DefaultSelector() as ready:
-        ready.register(numbers, selectors.EVENT_READ)
-        data: bytes | None = None
-        while data != b"":
-            ready.select()
-            with lock:
-                data = _read(numbers)
-                if data is not None and signal.SIGINT in data:
-                    for end in _ends:
-                        end()
+def _wait(numbers: RawIOBase) -> None:
+    """Until there is something to read."""
+    if hasattr(select, "poll"):
+        ready = select.poll()
+        ready.register(numbers, select.POLLIN)
+        ready.poll()
+    else:
+        select.select([numbers], [], [])
+
+
+def _watch(numbers: RawIOBase, lock: threading.RLock) -> None:
+    data: bytes | None = None
+    while data != b"":
+        _wait(numbers)
+        with lock:
+            data = numbers.read(64)
+            if data is not None and signal.SIGINT in data:
+                for end in _ends:
+                    end()

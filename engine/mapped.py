@@ -14,8 +14,8 @@ import platform
 import weakref
 from collections.abc import Callable
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
+
+from gguflow.engine.found import file_of
 
 LOST = "one whose bytes could not be read: cut short, or on a failing disk"
 
@@ -104,7 +104,7 @@ def _give_up(place: int, fd: int) -> None:
 def _guard() -> ctypes.CDLL | None:
     """The library, installed; None where it was not built."""
     suffix = ".dll" if platform.system() == "Windows" else ".so"
-    path = Path(str(files("gguflow.kernels.cpu") / "lib" / f"libgguflow_guard{suffix}"))
+    path = file_of("gguflow.kernels.cpu", "lib", f"libgguflow_guard{suffix}")
     if not path.is_file():
         return None
     guard = ctypes.CDLL(str(path))

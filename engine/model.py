@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gguflow.engine.backends.base import Backend, find_backend
-from gguflow.engine.chat import turn
-from gguflow.engine.compile import Plan, summary
+from gguflow.engine.backends.base import Backend, DeviceMemory, find_backend
+from gguflow.engine.compile import Plan, human_bytes, summary
+from gguflow.engine.dataclass import replace
 from gguflow.engine.described import Described
 from gguflow.engine.devices import Devices
 from gguflow.engine.generate import (
@@ -34,14 +33,7 @@ from gguflow.engine.generate import (
     stream_many,
 )
 from gguflow.engine.graph import Graph, Role
-from gguflow.engine.load import (
-    ModelSource,
-    Progress,
-    WeightStore,
-    keeper_of,
-    open_model,
-    weight_users,
-)
+from gguflow.engine.load import ModelSource, WeightStore, keeper_of, open_model, weight_users
 from gguflow.engine.load.bundled import bundled_model, draft_path
 from gguflow.engine.load.offload import check_limit, needed
 from gguflow.engine.options import OptionFields, Options, draft_options, options_with
@@ -62,7 +54,7 @@ from gguflow.engine.resolve import Resolved, open_devices, prepare, resolve, res
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.serving.request import POOLINGS, Pooling
-from gguflow.engine.serving.speculation import Speculation, check_draft
+from gguflow.engine.serving.speculation import Speculation, check_draft, rows_to_check
 from gguflow.engine.session import Session
 from gguflow.models.base import ModelError
 from gguflow.models.batch import CacheSize
@@ -70,6 +62,7 @@ from gguflow.models.batch import CacheSize
 if TYPE_CHECKING:
     from gguflow.engine.calls.choice import ToolChoice, Tools
     from gguflow.engine.constraints.vocabulary import Vocabulary
+    from gguflow.engine.load import Progress
     from gguflow.engine.streams import Streams
     from gguflow.models.chat import ChatTemplate
     from gguflow.models.tokenizer import Tokenizer
@@ -217,14 +210,27 @@ class Model(Described):
         """What a generation runs: a full piece of a prompt, then single tokens."""
         return self._planner.largest(self.setup)
 
+    def memory_needed(self) -> dict[str, int]:
+        """Bytes of each device's memory, by memory space, that loading and running will take beside
+        what is taken there already: by other programs, and by the driver for this one."""
+        if not (devices := self._devices_with_memory()):
+            return {}
+        plans = self.largest_plans()
+        if (guesses := self.speculation) is not None:
+            n = rows_to_check(self.options.n_seqs, guesses.most)
+            plans.append(self.plan(replace(self.buckets, n_verify=n).verifying))
+        return {device.space: needed(plans, device).total for device, _ in devices}
+
+    def _devices_with_memory(self) -> list[tuple[Backend, DeviceMemory]]:
+        return [(b, b.memory) for b in self.backends.values() if b.memory is not None]
+
     def load_weights(self, progress: Progress | None = None, keep: bool = True) -> None:
         """Bring the weights to their backends. Done once, by `load`. keep: repacked ones are looked
         for, and kept, on the disk, unless `Options.weight_cache` says otherwise."""
         check_limit(self.largest_plans, self.repacked_bytes)
-        for device in self.backends.values():
-            if device.memory is not None and not self.weights.buffers:
-                b = needed(self.largest_plans(), device)
-                device.memory.reserve(b.total, b.scratch)
+        for device, memory in [] if self.weights.buffers else self._devices_with_memory():
+            b = needed(self.largest_plans(), device)
+            memory.reserve(b.total, b.scratch)
         plan = self.plan(token_key())
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None
         self.weights.load(self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
@@ -256,6 +262,13 @@ class Model(Described):
     def forecast(self) -> list[str]:
         """Lines that say, before loading, what runs where and the bytes each device will need."""
         lines = summary(self.plan(self.buckets.largest), self.repacked_bytes())
+        for device, memory in self._devices_with_memory():
+            free, total = memory.room()
+            lines.append(
+                f"{device.space}: {human_bytes(self.memory_needed()[device.space])} beside "
+                f"{human_bytes(total - free)} that the driver and other programs have, of "
+                f"{human_bytes(total)}"
+            )
         return [*lines, *self.notes]
 
     @property
@@ -422,6 +435,8 @@ class Model(Described):
         template_variables: more for it to see. options: a form (json_schema, ...) is that of the
         content, after the thoughts. Raises ChatTemplateError, besides what `generate` does.
         """
+        from gguflow.engine.chat import turn
+
         self.check_open()
         t = turn(self, messages, max_tokens, settings, tools, tool_choice, template,
                  template_variables, options)  # fmt: skip
@@ -445,6 +460,8 @@ class Model(Described):
             async for piece in model.achat([{"role": "user", "content": "Hello!"}]):
                 print(piece, end="")
         """
+        from gguflow.engine.chat import turn
+
         self.check_open()
         make = partial(turn, self, messages, max_tokens, settings, tools, tool_choice, template,
                        template_variables, options)  # fmt: skip

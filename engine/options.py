@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal, TypedDict
 
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.graph import F16, DType, dtype_by_name
 from gguflow.engine.limits import (
     ALL_LAYERS,
@@ -105,8 +105,8 @@ class Options:
     lora: adapter files and the factor of each, for requests that give none of their own.
     weight_cache: whether weights that are repacked for the processor are kept on the disk, where
         the next start finds them.
-    equal_bits: whether a GPU computes single rows with the bits that they have among others, which
-        is slower (docs/equal-bits.md). On hosts they always have; other backends take no notice.
+    equal_bits: whether a GPU computes rows with the bits that they have among any others, which is
+        slower (docs/equal-bits.md). On hosts they always have; other backends take no notice.
     mlock: whether the host's weights are locked in memory, as far as the system allows.
     """
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from typing import Literal
 
+from gguflow.engine.dataclass import dataclass, fields
 from gguflow.engine.message import ChatMessage
 from gguflow.engine.serving.host_sampling import Choice
 from gguflow.engine.serving.request import Ranked

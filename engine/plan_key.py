@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gguflow.engine.dataclass import dataclass
 
 PAGE = 64  # rows of a page of the KV cache
 STATES = "states"  # the group of recurrent layers, whose slots are its pages

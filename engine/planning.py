@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
 from gguflow.engine.compile.types import HOST_SPACE
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.graph import Graph, ParamRangeError, Role
 from gguflow.engine.limits import MAX_TOKENS
 from gguflow.engine.load import ModelSource, weight_users

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.gguf import GgufError, GgufFile, TensorInfo, Typed, write_gguf
 from gguflow.engine.gguf.errors import show
 from gguflow.engine.gguf.keys import INT32_MAX

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from gguflow.engine.backends.base import Converter, find_backend
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import F16, DType
 from gguflow.engine.load import ModelSource, WeightSource
 from gguflow.engine.quants import dequantize_any, encode

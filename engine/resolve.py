@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from gguflow.engine.backends.base import Backend, DeviceId
 from gguflow.engine.compile import Plan
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.devices import Devices
 from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import Overrides, choose_layers

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gguflow.engine.dataclass import dataclass, field
 
 N_HISTORY = 256  # tokens the op's repetition penalty can look back at
 

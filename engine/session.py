@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from gguflow.engine import interrupt
 from gguflow.engine.ahead import Ahead
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.piece import FinishReason, Timings
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import ContextError, token_ids
@@ -25,12 +25,11 @@ from gguflow.engine.serving.request import Request
 from gguflow.engine.serving.rows import Piece, rows_of
 from gguflow.engine.serving.runner import Runner, Sampling
 from gguflow.engine.serving.speculation import Drafting, rows_to_check
-from gguflow.engine.serving.speculation_session import SessionGuesses
-from gguflow.engine.session_file import load_rows, save_rows
 from gguflow.models.base import ModelError
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
+    from gguflow.engine.serving.speculation_session import SessionGuesses
 
 LEAST_AHEAD = 3  # steps left that are worth starting to run ahead
 MOST_TAKEN_BACK = 128  # tokens that a recurrent state may have to see again after a stop
@@ -70,6 +69,8 @@ class Session:
         self._runner = Runner(model, profile, n_verify)
         self._guesses: SessionGuesses | None = None
         if speculation is not None:
+            from gguflow.engine.serving.speculation_session import SessionGuesses
+
             self._guesses = SessionGuesses(model, speculation, self._runner)
         self._kv = self._runner.kv
         self._n_pieces = self._runner.n_pieces  # of a prompt that are on their way at once
@@ -289,7 +290,8 @@ class Session:
                 token = int(self._ahead.next()[0])
                 self._kv.advance(self._seq, ids[-1:], True)
                 self._turn = turn
-                self._made_plain()
+                if self._guesses is not None and self._ahead.is_over:
+                    self._guesses.ran_plain(self._ahead.seconds, self._ahead.taken)
                 return Choice(token), 1
             if self._turn is not turn:
                 self._change_to(ids, turn.n_prompt)
@@ -313,8 +315,8 @@ class Session:
                 choice = Choice(int(result[-1][0]))
             else:
                 choice = turn.host.choose(result[0][0], ids, int(turn.rng[1]))
-            if again:
-                self._made_plain()
+            if again and self._guesses is not None:
+                self._guesses.made_plain()
             self._turn = turn
             return choice, len(new)
 
@@ -330,10 +332,6 @@ class Session:
         if choice is not None:
             self._kv.advance(self._seq, ids[-1:], True)
         return choice
-
-    def _made_plain(self) -> None:
-        if self._guesses is not None:
-            self._guesses.made_plain()
 
     def _change_to(self, ids: Sequence[int], n_prompt: int) -> None:
         """Keep what the cache holds of another sequence: of the one before, or of earlier ones."""
@@ -395,6 +393,8 @@ class Session:
 
     def save(self, path: str | Path) -> None:
         """Write the sequence and its rows of the cache, whole or not at all. Raises OSError."""
+        from gguflow.engine.session_file import save_rows
+
         with self._lock:
             self._settle()
             self._bring_back()
@@ -403,6 +403,8 @@ class Session:
     def load(self, path: str | Path) -> None:
         """Take up the sequence of a file: what a generation shares with it is not computed again.
         Raises OSError, and SessionFileError for a file that is damaged or another model's."""
+        from gguflow.engine.session_file import load_rows
+
         with self._lock:
             load_rows(path, self.model, self._kv, self._runner.states, self._emptied)
 

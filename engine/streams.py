@@ -6,10 +6,10 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gguflow.engine.chat import Turn
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.generate import Asked, Reader
 from gguflow.engine.piece import Piece
 from gguflow.engine.serving.engine import Engine

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Graph
 from gguflow.models.base import ModelError
 

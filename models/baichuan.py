@@ -5,7 +5,7 @@ Source: Yang et al. 2023 (arXiv 2309.10305).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from gguflow.engine.dataclass import replace
 
 from .hparams import HParams
 from .llama import Llama

@@ -7,10 +7,10 @@ there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar
 
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.found import modules_in
 from gguflow.engine.graph import Graph, Tensor
 

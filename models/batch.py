@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import F32, I32, I64, DType, Graph, Tensor
 from gguflow.engine.plan_key import PAGE, STATES, PlanKey
 

@@ -6,8 +6,8 @@ Source: BigScience 2022 (arXiv 2211.05100); Press et al. 2021 (arXiv 2108.12409)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Tensor
 
 from .base import WeightSpec

@@ -16,8 +16,9 @@ so nothing the model says is lost.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Literal, Protocol
+
+from gguflow.engine.dataclass import dataclass, replace
 
 from . import chat_tools
 from .chat_harmony import HARMONY_MARKERS, HarmonyParser

@@ -8,9 +8,10 @@ import secrets
 import string
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
+
+from gguflow.engine.dataclass import dataclass
 
 
 @dataclass(frozen=True)

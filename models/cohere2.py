@@ -6,8 +6,9 @@ Source: Cohere 2024, "Command R7B"; 2025 (arXiv 2504.00698).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
+
+from gguflow.engine.dataclass import replace
 
 from .blocks import LAYER_NORM
 from .forms import Parallel

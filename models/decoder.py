@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Graph, Tensor
 
 from .base import Architecture, WeightSpec

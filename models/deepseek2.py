@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Self
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Tensor
 
 from .base import WeightSpec

@@ -5,7 +5,7 @@ Source: Baidu 2025, "ERNIE 4.5 Technical Report".
 
 from __future__ import annotations
 
-from dataclasses import replace
+from gguflow.engine.dataclass import replace
 
 from .ernie4_5 import Ernie45
 from .hparams import HParams

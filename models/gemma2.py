@@ -6,8 +6,9 @@ Source: Gemma team 2024 (arXiv 2408.00118).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
+
+from gguflow.engine.dataclass import replace
 
 from .gemma import Gemma
 from .hparams import HParams

@@ -7,8 +7,9 @@ Source: Gemma team 2025 (arXiv 2503.19786).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
+
+from gguflow.engine.dataclass import replace
 
 from .base import WeightSpec
 from .blocks import head_norm_weights

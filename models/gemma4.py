@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.graph import Graph, Tensor
 
 from .base import WeightSpec

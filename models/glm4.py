@@ -5,7 +5,7 @@ Source: GLM team 2024 (arXiv 2406.12793).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from gguflow.engine.dataclass import replace
 
 from .hparams import HParams
 from .llama import Llama

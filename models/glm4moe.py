@@ -9,8 +9,8 @@ Source: GLM-4.5 team 2025 (arXiv 2508.06471).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Tensor
 
 from .base import WeightSpec

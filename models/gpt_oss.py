@@ -8,9 +8,9 @@ Source: OpenAI 2025 (arXiv 2508.10925).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Tensor
 
 from .base import WeightSpec

@@ -7,9 +7,9 @@ Source: Black et al. 2022 (arXiv 2204.06745).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Self
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Tensor
 
 from .blocks import LAYER_NORM, Site, attention, ffn, residual

@@ -7,9 +7,9 @@ al. 2022, arXiv 2203.03466).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Tensor
 
 from .blocks import Site, logits

@@ -5,7 +5,7 @@ Source: IBM Granite team 2024, "Granite 3.0 Language Models".
 
 from __future__ import annotations
 
-from dataclasses import replace
+from gguflow.engine.dataclass import replace
 
 from .granite import Granite
 from .hparams import HParams

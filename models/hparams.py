@@ -6,9 +6,9 @@ Key names: the GGUF specification, section "LLM".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from gguflow.engine.dataclass import dataclass, field, fields, replace
 from gguflow.engine.gguf.keys import described
 
 from .keys import Keys, ModelError

@@ -6,9 +6,9 @@ Source: Dao and Gu 2024 (arXiv 2405.21060).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Self
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Tensor
 
 from .base import WeightSpec

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Self
+
+from gguflow.engine.dataclass import replace
 
 from .granite import Granite
 from .hparams import FAMILY_KEYS, HParams

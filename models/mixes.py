@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import DType, dtype_by_name
 
 # (layer, layers, query heads per KV head) -> type name, or None for the mix's base type

@@ -5,8 +5,9 @@ Source: MosaicML 2023, "Introducing MPT-7B"; Press et al. 2021 (arXiv 2108.12409
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
+
+from gguflow.engine.dataclass import replace
 
 from .blocks import LAYER_NORM
 from .forms import Sequential

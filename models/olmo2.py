@@ -8,8 +8,8 @@ Source: OLMo team 2024 (arXiv 2501.00656), 2025 (arXiv 2512.13961).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Tensor
 
 from .base import WeightSpec

@@ -6,7 +6,8 @@ Source: Muennighoff et al. 2024 (arXiv 2409.02060).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from gguflow.engine.dataclass import replace
 
 from .base import WeightSpec
 from .blocks import head_norm_weights

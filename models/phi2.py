@@ -7,7 +7,7 @@ Source: Microsoft 2023, "Phi-2: The surprising power of small language models"; 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from gguflow.engine.dataclass import replace
 
 from .blocks import LAYER_NORM
 from .forms import Parallel

@@ -6,7 +6,7 @@ Source: Yang et al. 2024 (arXiv 2407.10671).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from gguflow.engine.dataclass import replace
 
 from .hparams import HParams
 from .parts import Experts

@@ -7,8 +7,9 @@ Source: Qwen team 2026, "Qwen3.5".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, ClassVar
+
+from gguflow.engine.dataclass import replace
 
 from .hparams import HParams
 from .parts import Experts

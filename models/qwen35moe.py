@@ -5,7 +5,7 @@ Source: Qwen team 2026, "Qwen3.5".
 
 from __future__ import annotations
 
-from dataclasses import replace
+from gguflow.engine.dataclass import replace
 
 from .hparams import HParams
 from .parts import Experts

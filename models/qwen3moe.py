@@ -5,7 +5,7 @@ Source: Yang et al. 2025 (arXiv 2505.09388).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from gguflow.engine.dataclass import replace
 
 from .hparams import HParams
 from .parts import Experts

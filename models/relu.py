@@ -9,11 +9,11 @@ zero, for all layers or one a layer (FATReLU: Kurtz et al. 2020; Song et al. 202
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.gguf.keys import described
 from gguflow.engine.graph import Tensor
 

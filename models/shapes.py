@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import DType
 
 from .base import Architecture, architecture
@@ -39,6 +39,7 @@ def _delta(hp: HParams, n_group: int, n_head: int) -> HParams:
     return replace(hp, recurrent=r, rope_dims=hp.head_dim // 4, by_layer={"recurrent": layers})
 
 
+ROWS = 64  # of a random weight that are drawn; the others repeat them
 # name -> (hyperparameters, tied embeddings)
 SHAPES: dict[str, tuple[HParams, bool]] = {
     "smollm2-135m": (_llama(49152, 8192, 576, 30, 1536, 9, 3, 1e5), True),
@@ -154,7 +155,7 @@ def random_rows(name: str, shape: tuple[int, ...], dtype: DType, gain: float = 1
     from gguflow.engine.quants import encode
 
     rng = np.random.default_rng([*name.encode(), *shape])
-    drawn = min(prod(shape[:-1]), 64)
+    drawn = min(prod(shape[:-1]), ROWS)
     scale = 1.0 if len(shape) == 1 else gain * shape[-1] ** -0.5
     x = rng.standard_normal((drawn, shape[-1]), np.float32) * np.float32(scale)
     if len(shape) == 1:

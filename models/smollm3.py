@@ -5,7 +5,7 @@ Source: Hugging Face 2025, "SmolLM3"; layers without positions: Yang et al. 2025
 
 from __future__ import annotations
 
-from dataclasses import replace
+from gguflow.engine.dataclass import replace
 
 from .hparams import HParams
 from .llama import Llama

@@ -8,9 +8,9 @@ Source: Bellagente et al. 2024 (arXiv 2402.17834).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Self
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Tensor
 
 from .base import WeightSpec

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.constraints.error import ConstraintError
 from gguflow.engine.constraints.vocabulary import Checked
+from gguflow.engine.dataclass import dataclass, field, replace
 from gguflow.engine.serving.aio import EngineBusyError, EngineClosedError
 from gguflow.engine.serving.request import LogitsError, Request, Token
 from gguflow.engine.text import StoppingText

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gguflow.engine.constraints import forms
 from gguflow.engine.constraints.constraint import Constraint
 from gguflow.engine.constraints.vocabulary import Checked
+from gguflow.engine.dataclass import replace
 from gguflow.engine.serving.request import Request
 
 from .answer import Ask

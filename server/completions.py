@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.serving.request import Token
 
 from .answer import Answers, Ask, Piece

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.options import Options
 from gguflow.engine.sampling import SamplerSettings
 

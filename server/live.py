@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
@@ -15,6 +12,7 @@ from gguflow.engine.profile import Profile
 
 from .errors import ApiError
 from .exchange import Exchange
+from .memory import resident
 from .monitor import ops_table
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 EVERY = 0.25  # seconds between two looks
 PROFILE_WAIT = 10.0  # seconds that a profile waits for steps
-_PAGE_BYTES = 4096
 
 
 async def feed(exchange: Exchange) -> None:
@@ -46,7 +43,7 @@ def snapshot(exchange: Exchange, seen: dict[str, int]) -> dict[str, Any]:
         "time": time.time(),
         "models": [_model(m, seen) for m in service.manager.loaded()],
         "requests": service.requests.rows(),
-        "rss": _resident(),
+        "rss": resident(),
     }
 
 
@@ -99,24 +96,13 @@ async def ops(exchange: Exchange) -> None:
 
 
 async def memory(exchange: Exchange) -> None:
-    """The forecast's bytes by memory space beside what is in use."""
+    """The forecast's bytes by memory space beside what is in use, and pages that are held."""
     loaded = _find(exchange)
-    plan = loaded.model.plan(loaded.model.buckets.largest)
-    spaces = {}
-    for space, b in plan.bytes_by_space().items():
-        spaces[space] = {
-            "weights": b.weights, "cache": b.states, "inputs": b.inputs, "results": b.results,
-            "copies": b.copies, "arena": b.arena, "scratch": b.scratch, "total": b.total,
-        }  # fmt: skip
-    used = {
-        backend.space: [*backend.memory.room()]
-        for backend in loaded.model.backends.values()
-        if backend.memory is not None
-    }
-    repacked = loaded.model.repacked_bytes()
-    await exchange.json({"model": loaded.spec.name, "forecast": spaces, "room": used,
-                         "rss": _resident(), "repacked": repacked,
-                         "held": _held(loaded)})  # fmt: skip
+    told = await loaded.watched.memory()
+    stats = loaded.watched.stats
+    pages = sum(n - stats.n_available[group] for group, n in stats.n_pages.items())
+    held = told["held"] | {"pages": pages}
+    await exchange.json(told | {"model": loaded.spec.name, "held": held})
 
 
 async def request(exchange: Exchange) -> None:
@@ -125,23 +111,3 @@ async def request(exchange: Exchange) -> None:
     if line is None:
         raise ApiError(404, "no such request, or too long ago")
     await exchange.json(line.row(whole=True))
-
-
-def _held(loaded: Loaded) -> dict[str, int]:
-    """What the process has that comes back: threads and descriptors, where the system says, pages
-    of the KV cache that sequences hold."""
-    held = {}
-    for name, place in (("threads", "task"), ("descriptors", "fd")):
-        with suppress(OSError):
-            held[name] = len(os.listdir(f"/proc/self/{place}"))
-    stats = loaded.watched.stats
-    held["pages"] = sum(n - stats.n_available[group] for group, n in stats.n_pages.items())
-    return held
-
-
-def _resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
-    except OSError:
-        return 0

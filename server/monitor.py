@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.profile import Peaks, Profile
 from gguflow.engine.profile.group import GROUPINGS, regroup, totals_by_name
 from gguflow.engine.profile.machine import machine_name
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Token
 from gguflow.engine.serving.stats import EngineStats
+
+from .memory import memory_of
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -55,6 +57,7 @@ class Watched(Protocol):
     def has_work(self) -> bool: ...
     def sequences(self) -> list[list[int]]: ...
     def watch_ops(self, done: Callable[[Profile], None]) -> None: ...
+    async def memory(self) -> dict[str, Any]: ...
 
 
 class WatchedEngine(Engine):
@@ -67,6 +70,10 @@ class WatchedEngine(Engine):
         self._wanted: Callable[[Profile], None] | None = None
         self._profile: Profile | None = None
         self._peaks: dict[str, Peaks] | None = None
+
+    async def memory(self) -> dict[str, Any]:
+        """See `memory_of`."""
+        return memory_of(self.model)
 
     def step(self) -> list[Token]:
         """One step, remembered."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gguflow.engine.calls.formats import ToolFormat
 from gguflow.engine.calls.parse import CallParser
 from gguflow.engine.calls.readers import Kinds
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.models.chat_harmony import HarmonyParser
 from gguflow.models.chat_parts import Parser
 from gguflow.models.chat_text import Text

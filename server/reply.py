@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from gguflow.engine.dataclass import dataclass, field
 
 from .answer import Answers
 from .reading import Reader, Taken

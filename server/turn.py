@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.calls.grammar import kinds, markers, schemas, tool_grammar
 from gguflow.engine.calls.readers import Kinds
 from gguflow.engine.constraints.thinking import Thinking
 from gguflow.engine.constraints.vocabulary import Checked
+from gguflow.engine.dataclass import dataclass, field, replace
 
 from .answer import Ask
 from .asks import compiled, form_of, make_ask

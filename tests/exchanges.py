@@ -10,7 +10,8 @@ import numpy as np
 import gguflow.engine.ops  # noqa: F401  (registers them)
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
-from gguflow.engine.graph import F32, Graph
+from gguflow.engine.graph import F32, DType, Graph, Tensor
+from gguflow.engine.quants import encode
 from gguflow.engine.runtime import BoundPlan, bind
 
 
@@ -41,7 +42,10 @@ def exchanging_plan(
 
 def exchanging(devices: Sequence[Backend], sizes: Sequence[int]) -> BoundPlan:
     """The same, to be run."""
-    plan = exchanging_plan(devices, sizes)
+    return bound_to(devices, exchanging_plan(devices, sizes))
+
+
+def bound_to(devices: Sequence[Backend], plan: Plan) -> BoundPlan:
     by_space = {d.space: d for d in devices}
     arenas = {s: by_space[s].alloc(max(a.nbytes, 1)) for s, a in plan.arenas.items()}
     return bind(plan, {d.name: d for d in devices}, {}, set(), {}, arenas, 1)
@@ -67,3 +71,98 @@ def check(bound: BoundPlan, rng: np.random.Generator) -> None:
     bound.run()
     for i, e in enumerate(expected):
         np.testing.assert_array_equal(bound.outputs[i], e, err_msg=bound.plan.graph.outputs[i].name)
+
+
+# -- sums whose rows are shared out ----------------------------------------------------------------
+
+Sharing = tuple[int, int, DType | None]  # rows, their elements, weights of what reads the norms
+
+
+def sharing_plan(devices: Sequence[Backend], cases: Sequence[Sharing]) -> Plan:
+    """For each case two sums on a residual, the first with a norm and what reads it, the second as
+    it is: by all devices for all rows, and by each for its own. The outputs are, device by device,
+    what the norm's reader has, the same by shares, the second sum, the same by shares."""
+    g, n = Graph(), len(devices)
+    every: list[list[Tensor]] = []
+    for i, (m, d, dtype) in enumerate(cases):
+        bounds = [m * k // n for k in range(n + 1)]
+
+        def given(name: str, shape: tuple[int, ...], i: int = i) -> list[Tensor]:
+            made = [g.input(f"{name}.{i}@{k}", F32, shape) for k in range(n)]
+            return [g.neg(t, name=f"{name}_.{i}@{k}") for k, t in enumerate(made)]
+
+        r, p, q, w = (given(name, (m, d) if name != "w" else (d,)) for name in "rpqw")
+        own = [g.cont(g.slice(t, 0, bounds[k], bounds[k + 1]), name=f"own.{i}@{k}")
+               for k, t in enumerate(r)]  # fmt: skip
+        first = [g.op("all_reduce_add", r[k], *p, name=f"a.{i}@{k}") for k in range(n)]
+        normed = [g.rms_norm_mul(a, w[k], eps=1e-5, name=f"h.{i}@{k}") for k, a in enumerate(first)]
+        second = [g.op("all_reduce_add", a, *q, name=f"b.{i}@{k}") for k, a in enumerate(first)]
+
+        def shared(ws: Sequence[Tensor | None], own: Sequence[Tensor], parts: Sequence[Tensor],
+                   name: str, i: int = i) -> list[Tensor]:  # fmt: skip
+            brought = [t for pair in zip(own, parts, strict=True) for t in pair]
+            return [
+                g.op("all_reduce_norm", ws[k], *brought, rank=k, eps=1e-5, name=f"{name}.{i}@{k}")
+                for k in range(n)
+            ]
+
+        both = shared(w, own, p, "both")
+        mine = [g.slice(t, 0, m, t.shape[0]) for t in both]
+        ends = shared([None] * n, mine, q, "end")
+        for k in range(n):
+            h, by_shares = normed[k], g.slice(both[k], 0, 0, m)
+            if dtype is not None:
+                matrix = g.input(f"m.{i}@{k}", dtype, (64, d))
+                h, by_shares = (g.mul_mat(matrix, x, name=f"{name}.{i}@{k}")
+                                for name, x in (("y", h), ("z", by_shares)))  # fmt: skip
+            values = h, by_shares, second[k], ends[k]
+            every.append([g.scale(v, s=1.0, name=f"out.{i}.{j}@{k}") for j, v in enumerate(values)])
+    for each in every:
+        for t in each:
+            g.output(t)
+    rules = [(rf"@{k}$", d.name) for k, d in enumerate(devices)]
+    return compile_graph(g, PlanOptions(PlacementRules(devices, rules), fuse=False))
+
+
+def fill_sharing(
+    bound: BoundPlan, rng: np.random.Generator, cases: Sequence[Sharing], n: int
+) -> None:
+    """New inputs: weights and residuals the same for all devices; one row is large, one small."""
+    for i, (m, d, dtype) in enumerate(cases):
+        shapes = {"r": (m, d), "p": (m, d), "q": (m, d), "w": (d,)}
+        for name, shape in shapes.items():
+            common = rng.standard_normal(shape, np.float32)
+            for k in range(n):
+                x = common if name in "rw" else rng.standard_normal(shape, np.float32)
+                bound.inputs[f"{name}.{i}@{k}"][:] = x
+        matrix = rng.standard_normal((64, d)).astype(np.float32) * d**-0.5
+        for k in range(n) if dtype is not None else ():
+            into = bound.inputs[f"m.{i}@{k}"]
+            raw = encode(dtype, matrix).reshape(-1).view(np.uint8) if dtype else matrix
+            into.reshape(-1).view(np.uint8)[:] = raw
+
+
+def check_sharing(
+    bound: BoundPlan, rng: np.random.Generator, cases: Sequence[Sharing], n: int
+) -> None:
+    """One run of new inputs: the same bits both ways, near what numpy says."""
+    fill_sharing(bound, rng, cases, n)
+    bound.run()
+    at = iter(range(len(bound.outputs)))
+    for i, (m, d, dtype) in enumerate(cases):
+        total = {
+            name: reduce(np.add, (-bound.inputs[f"{name}.{i}@{k}"] for k in range(n)))
+            for name in "pq"
+        }
+        first = total["p"] - bound.inputs[f"r.{i}@0"]
+        scale = 1 / np.sqrt((first.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-5)
+        normed = first * scale * -bound.inputs[f"w.{i}@0"]
+        for k in range(n):
+            h, by_shares, second, end = (bound.outputs[next(at)] for _ in range(4))
+            where = f"{m} x {d} {dtype and dtype.name}, device {k}"
+            np.testing.assert_array_equal(second, total["q"] + first, err_msg=where)
+            np.testing.assert_array_equal(end, second, err_msg=where)
+            np.testing.assert_array_equal(by_shares, h, err_msg=where)
+            if dtype is None:
+                error = ((by_shares - normed) ** 2).sum() / (normed**2).sum()
+                assert error < 1e-10, where

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from gguflow.engine.dataclass import dataclass, replace
 
 from ..columns import columns
 from ..errors import OK, UsageError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from gguflow.engine.dataclass import dataclass, fields, replace
 from gguflow.engine.sampling import SamplerError, SamplerSettings
 
 from ..errors import UsageError

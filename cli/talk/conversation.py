@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gguflow.engine.dataclass import dataclass, field, replace
 from gguflow.engine.files import whole_file
 from gguflow.engine.piece import Timings
 from gguflow.engine.sampling import SamplerSettings

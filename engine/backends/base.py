@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from gguflow.engine.compile import Meeting, Recv, Send, Step
+from gguflow.engine.compile import ChannelBytes, Meeting, Recv, Send, Step
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.found import modules_in
 from gguflow.engine.graph import DType, Tensor
 
@@ -120,13 +120,14 @@ class Reduce:
     theirs in its own and adds all in the order of the ranks, so that all have the same bits.
 
     rank: of the device. channels: addresses by rank, zeroed before the first run and after one that
-    was given up; each of `Links.channel_bytes(len(channels), sizes)`. sizes: bytes of the parts of
-    all exchanges that use them. given_up, code, timeout_ns: as of a flag.
+    was given up; each of `Links.channel_bytes(len(channels), sizes, shares)`. sizes, shares: of all
+    exchanges that use them, see `compile.exchanges`. given_up, code, timeout_ns: as of a flag.
     """
 
     rank: int
     channels: tuple[int, ...]
     sizes: tuple[int, ...]
+    shares: tuple[tuple[int, int], ...]
     given_up: int
     code: int
     timeout_ns: int
@@ -151,13 +152,15 @@ class Links:
     alloc_pinned: zeroed host memory that the device reaches at the same address; the device's
     programs then copy what crosses. None for the host's side, whose programs only wait and signal.
     reaches: whether this device's programs can write into the memory of another; once asked, they
-    may. channel_bytes: memory of one of so many devices that exchange parts of so many bytes each;
-    None where there is no all_reduce.
+    may. channel_bytes: memory of one of so many devices that exchange parts of such sizes
+    (`compile.exchanges`); None where there is no all_reduce. shares_rows: whether sums of so many
+    rows of so many elements, and their norms, are better shared out (all_reduce_norm).
     """
 
     alloc_pinned: Callable[[int], HostBuffer] | None = None
     reaches: Callable[[Backend], bool] = lambda other: False
-    channel_bytes: Callable[[int, Sequence[int]], int] | None = None
+    channel_bytes: ChannelBytes | None = None
+    shares_rows: Callable[[int, int], bool] = lambda m, d: False
 
 
 # -- programs --------------------------------------------------------------------------------------
@@ -333,7 +336,8 @@ class Backend(ABC):
     what runs the kernels, in a word or two. n_threads: of the host that it computes with, 0 for
     none. n_alike: devices of this kind that the machine has. on_host: of memory that is apart,
     whether it is another host's, which computes as this one does. holds: whether weights placed on
-    it are for this process to load.
+    it are for this process to load. repeats_rows: whether `load_weight` takes the first rows of one
+    whose others repeat them.
     """
 
     id: DeviceId
@@ -342,6 +346,7 @@ class Backend(ABC):
     processor: str = ""
     n_threads: int = 0
     n_alike: int = 1
+    repeats_rows: bool = False
     holds: bool = True
     on_host: bool = False
     memory: DeviceMemory | None = None
@@ -385,7 +390,8 @@ class Backend(ABC):
     @abstractmethod
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> Buffer:
         """Bring a weight's bytes (uint8, rows without gaps) to the device: with the weight's own
-        strides, or repacked if `packed`."""
+        strides, or repacked if `packed`. With `repeats_rows` they may be those of its first rows,
+        which all others repeat."""
 
     @abstractmethod
     def lower(

@@ -29,10 +29,13 @@ def check_step(node: Tensor, memory: Memory) -> None:
     """Raises DescriptorError unless the op is what its operands make it, every operand lies within
     its buffer, aligned, and the result shares memory with no operand but as the op allows."""
     try:
-        for t in (node, *node.live_srcs()):
-            check_layout(t)
+        operands = (node, *node.srcs)
+        ends = [0 if t is None else check_layout(t) for t in operands]
         _check_op(node)
-        spans = [None if t is None else _span(t, memory) for t in (node, *node.srcs)]
+        spans = [
+            None if t is None else _span(t, end, memory)
+            for t, end in zip(operands, ends, strict=True)
+        ]
         _check_sharing(node, spans)
     except DescriptorError as e:
         raise DescriptorError(f"{node.name}: {node.op}: {e}") from None
@@ -69,10 +72,12 @@ def _check_op(node: Tensor) -> None:
         raise DescriptorError(f"writes into {target.name}, but lies elsewhere")
 
 
-def check_layout(t: Tensor) -> None:
-    """Raises DescriptorError unless a tensor's elements lie within its owner's, whole blocks and
-    no dimension backwards."""
-    if len(t.shape) > MAX_DIMS or len(t.strides) != len(t.shape):
+def check_layout(t: Tensor) -> int:
+    """The byte after the last one, counted from the owner's first; 0 where there are none. Raises
+    DescriptorError unless a tensor's elements lie within its owner's, whole blocks and no dimension
+    backwards."""
+    shape, strides = t.shape, t.strides
+    if len(shape) > MAX_DIMS or len(strides) != len(shape):
         raise DescriptorError(
             f"operand {t.name}: {len(t.shape)} dimensions with {len(t.strides)} strides, "
             f"at most {MAX_DIMS}"
@@ -82,24 +87,32 @@ def check_layout(t: Tensor) -> None:
         raise DescriptorError(
             f"operand {t.name}: {t.dtype.name} in {owner.name}, which is {owner.dtype.name}"
         )
-    if not all(0 <= n < MOST for n in (*t.shape, *t.strides, t.view_offset)):
+    numbers = (*shape, *strides, t.view_offset)
+    if min(numbers) < 0 or max(numbers) >= MOST:
         raise DescriptorError(
             f"operand {t.name}: shape {list(t.shape)}, strides {list(t.strides)}, offset "
             f"{t.view_offset}"
         )
     block, nbytes = t.dtype.block, t.dtype.nbytes
-    if t.shape and (t.shape[-1] % block or (t.shape[-1] > block > 1 and t.strides[-1] != nbytes)):
+    if shape and (shape[-1] % block or (shape[-1] > block > 1 and strides[-1] != nbytes)):
         raise DescriptorError(
             f"operand {t.name}: rows of {t.shape[-1]} with a stride of {t.strides[-1]} are no "
             f"whole blocks of {t.dtype.name}"
         )
     unit = _unit(t)
-    if any(s % unit for s, n in zip(t.strides, t.shape, strict=True) if n > 1):
-        raise DescriptorError(f"operand {t.name}: strides {list(t.strides)} split an element")
-    if (end := _end(t)) > owner.stored_bytes:
+    end = t.view_offset + nbytes
+    for i, n in enumerate(shape):
+        if n > 1 and strides[i] % unit:
+            raise DescriptorError(f"operand {t.name}: strides {list(t.strides)} split an element")
+        blocks = n // block if i == len(shape) - 1 else n
+        end += (blocks - 1) * strides[i]
+    if not prod(shape):
+        end = 0
+    if end > owner.stored_bytes:
         raise DescriptorError(
             f"operand {t.name}: ends at byte {end} of {owner.name}, which has {owner.stored_bytes}"
         )
+    return end
 
 
 def _unit(t: Tensor) -> int:
@@ -110,17 +123,8 @@ def _unit(t: Tensor) -> int:
     return t.dtype.storage.itemsize
 
 
-def _end(t: Tensor) -> int:
-    """The byte after the last one, counted from the owner's first; 0 where there are none."""
-    if not prod(t.shape):
-        return 0
-    blocks = (*t.shape[:-1], t.shape[-1] // t.dtype.block) if t.shape else ()
-    far = sum((n - 1) * s for n, s in zip(blocks, t.strides, strict=True))
-    return t.view_offset + far + t.dtype.nbytes
-
-
-def _span(t: Tensor, memory: Memory) -> tuple[int, int]:
-    """The addresses from the first byte to the end."""
+def _span(t: Tensor, end: int, memory: Memory) -> tuple[int, int]:
+    """The addresses from the first byte to the end, which `check_layout` has found."""
     owner = t.owner
     buffer, offset = memory.locate(owner)
     if memory.is_packed(owner):
@@ -132,10 +136,10 @@ def _span(t: Tensor, memory: Memory) -> tuple[int, int]:
             f"operand {t.name}: {owner.name} has {owner.stored_bytes} bytes from {offset} on in a "
             f"buffer of {buffer.nbytes}"
         )
-    address, end = buffer.address + offset + t.view_offset, _end(t)
-    if t.dtype.is_quantized and end and address % _unit(t):
-        raise DescriptorError(f"operand {t.name}: blocks at an odd address")
-    if not t.dtype.is_quantized and end and address % t.dtype.storage.itemsize:
+    address = buffer.address + offset + t.view_offset
+    if end and address % _unit(t):
+        if t.dtype.is_quantized:
+            raise DescriptorError(f"operand {t.name}: blocks at an odd address")
         raise DescriptorError(
             f"operand {t.name}: {t.dtype.name} at an address that is no multiple of "
             f"{t.dtype.storage.itemsize}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from gguflow.engine.dataclass import dataclass
 
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, object]
 Tools = Sequence[Mapping[str, object]]

@@ -7,9 +7,10 @@ grammar holds a model to exactly this, so reading it back takes no guessing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
+
+from gguflow.engine.dataclass import dataclass
 
 COUNT = "\0"  # within a form's texts: a number that the model writes
 _TOOLS = re.compile(r"\btools\b")

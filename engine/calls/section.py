@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
+from gguflow.engine.dataclass import replace
 from gguflow.models.chat_parts import ChatForm, Section
 from gguflow.models.chat_tools import Texts, ToolCall, named_call
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -9,8 +11,10 @@ import numpy as np
 
 from gguflow.engine.backends.base import Live
 
+from .connect import node_id, use_ray
 from .errors import ClusterError
 from .holder import Holder, stage_model
+from .line import Address, Line, listen
 from .nodes import Places
 from .part import PlanId
 from .stage import Calls, Values
@@ -43,6 +47,7 @@ class StageActor:
     def __init__(self, work: Work, index: int) -> None:
         self._work, self._index = work, index
         self._plans: dict[int, tuple[int, PlanId]] = {}
+        self._turn = threading.Lock()  # calls come by Ray and over a line
 
     def start(self) -> Started:
         """Compare the file and load what is this stage's. Raises ClusterError, which names the
@@ -54,34 +59,60 @@ class StageActor:
         self._holder = Holder(model)
         return Started.of(model)
 
+    def listen(self, node: str) -> Address | None:
+        """Where a process on this node may ask for the following without Ray; None for one on
+        another node."""
+        if node != node_id(use_ray()):
+            return None
+        return listen(lambda name, args: _ASKED[name](self, *args))
+
     def open(self, number: int, cache: int, plan: PlanId, fingerprint: str) -> tuple[str, ...]:
         """`Calls.open` of a plan that `run` has by its number from then on."""
-        self._plans[number] = cache, plan
-        return self._holder.open(cache, plan, fingerprint)
+        with self._turn:
+            self._plans[number] = cache, plan
+            return self._holder.open(cache, plan, fingerprint)
 
     def run(
         self, number: int, live: Live | None, values: Flat, timed: bool
     ) -> tuple[Flat, bytes | None]:
         """`Calls.run` with values as they travel."""
-        cache, plan = self._plans[number]
-        found, ns = self._holder.run(cache, plan, live, full(values), timed)
-        return flat(found), None if ns is None else ns.tobytes()
+        with self._turn:
+            cache, plan = self._plans[number]
+            found, ns = self._holder.run(cache, plan, live, full(values), timed)
+            return flat(found), None if ns is None else ns.tobytes()
 
     def call(self, name: str, *args: Any) -> Any:
         """One of `Calls`."""
-        return getattr(self._holder, name)(*args)
+        with self._turn:
+            return getattr(self._holder, name)(*args)
+
+
+_ASKED: dict[str, Callable[..., Any]] = {
+    "open": StageActor.open,
+    "run": StageActor.run,
+    "call": StageActor.call,
+}
 
 
 class RayCalls:
-    """`Calls` to an actor. Each waits for its answer, at most `patience` seconds; what goes wrong
-    is a ClusterError, after which the stage is not to be used again."""
+    """`Calls` to an actor, over a line where it is on this node. Each waits for its answer, at most
+    `patience` seconds; what goes wrong is a ClusterError, after which the stage is not to be used
+    again."""
 
     def __init__(self, ray: Any, actor: Any, index: int, patience: float) -> None:
         self._ray, self._actor, self._index, self._patience = ray, actor, index, patience
         self._numbers: dict[tuple[int, PlanId], int] = {}
+        self._line: Line | None = None
+        self._is_met = False
 
-    def _get(self, name: str, *args: Any) -> Any:
-        return self._wait(self._actor.call.remote(name, *args))
+    def _ask(self, name: str, *args: Any) -> Any:
+        """What an actor's method of that name answers."""
+        if not self._is_met:
+            address = self._wait(self._actor.listen.remote(node_id(self._ray)))
+            self._line, self._is_met = Line.to(address, f"stage {self._index}"), True
+        if self._line is not None:
+            return self._line.ask(self._patience, name, *args)
+        return self._wait(getattr(self._actor, name).remote(*args))
 
     def _wait(self, ref: Any) -> Any:
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -102,30 +133,31 @@ class RayCalls:
 
     def open(self, cache: int, plan: PlanId, fingerprint: str) -> tuple[str, ...]:
         number = self._numbers.setdefault((cache, plan), len(self._numbers))
-        ref = self._actor.open.remote(number, cache, plan, fingerprint)
-        found: tuple[str, ...] = self._wait(ref)
+        found: tuple[str, ...] = self._ask("open", number, cache, plan, fingerprint)
         return found
 
     def run(
         self, cache: int, plan: PlanId, live: Live | None, values: Values, timed: bool
     ) -> tuple[Values, np.ndarray | None]:
         number = self._numbers[cache, plan]
-        ref = self._actor.run.remote(number, live, flat(values), timed)
-        found, ns = self._wait(ref)
+        found, ns = self._ask("run", number, live, flat(values), timed)
         return full(found), None if ns is None else np.frombuffer(ns, np.int64)
 
     def fetch(self, cache: int, plan: PlanId, name: str, at: int, nbytes: int) -> np.ndarray:
-        return np.asarray(self._get("fetch", cache, plan, name, at, nbytes))
+        return np.asarray(self._ask("call", "fetch", cache, plan, name, at, nbytes))
 
     def read(self, cache: int, name: str, at: int, nbytes: int) -> np.ndarray:
-        return np.asarray(self._get("read", cache, name, at, nbytes))
+        return np.asarray(self._ask("call", "read", cache, name, at, nbytes))
 
     def write(self, cache: int, name: str, at: int, data: np.ndarray) -> None:
-        self._get("write", cache, name, at, data)
+        self._ask("call", "write", cache, name, at, data)
 
     def drop(self, cache: int) -> None:
-        with suppress(Exception):  # called wherever Python frees memory; the stage may be gone
-            self._actor.call.remote("drop", cache)
+        # Called wherever Python frees memory: the stage may be gone, and after the end of the
+        # cluster Ray would join another one for the call.
+        with suppress(Exception):
+            if self._ray.is_initialized():
+                self._actor.call.remote("drop", cache)
 
 
 def make_stages(places: Places, first: int, work: Work) -> list[Any]:

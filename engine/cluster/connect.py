@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from .errors import ClusterError
@@ -20,6 +21,7 @@ REACH = 5.0  # seconds for the first connection to a cluster
 # Of shared memory where a cluster is started here: values up to 100 KiB do without, and the largest
 # that crosses is a piece of a prompt.
 STORE = 256 << 20
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def use_ray(address: str = "") -> Any:
@@ -37,10 +39,13 @@ def use_ray(address: str = "") -> Any:
     return ray
 
 
-def connect(address: str = LOCAL, n_cpus: int | None = None) -> Any:
+def connect(
+    address: str = LOCAL, n_cpus: int | None = None, own_gpu: tuple[int, int] | None = None
+) -> Any:
     """Join a cluster, unless this process is in one: that at HOST:PORT, `auto` for the one this
-    machine is a node of, `local` for a new one here with n_cpus places. Returns Ray's module;
-    `disconnect` leaves it.
+    machine is a node of, `local` for a new one here with n_cpus places. own_gpu: which this process
+    computes with, and of how many: what is started here leaves that one to it. Returns Ray's
+    module; `disconnect` leaves it.
 
     Raises ClusterError, one line.
     """
@@ -49,21 +54,42 @@ def connect(address: str = LOCAL, n_cpus: int | None = None) -> Any:
         return ray
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
-        given |= {
-            "include_dashboard": False, "num_cpus": n_cpus, "object_store_memory": STORE,
+        given |= {  # by its address, for without one Ray joins what runs on this machine already
+            "address": "local", "include_dashboard": False, "num_cpus": n_cpus,
+            "object_store_memory": STORE,
         }  # fmt: skip
     else:
         if address != AUTO:
             _reach(address)
         given["address"] = address
     try:
-        ray.init(**given)
+        with _leaving(own_gpu if address == LOCAL else None):
+            ray.init(**given)
     except Exception as e:  # of a dozen kinds, some of them bare RuntimeErrors
         with suppress(Exception):
             ray.shutdown()
         why = " ".join(str(e).split())[:300]
         raise ClusterError(f"no cluster to work with at {address}: {why}") from None
     return ray
+
+
+@contextmanager
+def _leaving(own_gpu: tuple[int, int] | None) -> Iterator[None]:
+    """What is started meanwhile sees the other GPUs alone."""
+    if own_gpu is None:
+        yield
+        return
+    before = os.environ.get(_VISIBLE)
+    own, n = own_gpu
+    seen = [str(i) for i in range(n)] if before is None else before.split(",")
+    os.environ[_VISIBLE] = ",".join(seen[:own] + seen[own + 1 :])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VISIBLE]
+        else:
+            os.environ[_VISIBLE] = before
 
 
 def disconnect() -> None:
@@ -80,6 +106,11 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), REACH).close()
     except OSError as e:
         raise ClusterError(f"no cluster at {address}: {e.strerror or e}") from None
+
+
+def node_id(ray: Any) -> str:
+    """Ray's own name of the node this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def node_name(ray: Any) -> str:

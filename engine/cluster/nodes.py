@@ -55,8 +55,10 @@ class Places:
         return made.remote(*args)
 
     def close(self) -> None:
-        """Give the places back; whatever runs there ends."""
-        self._ray.util.remove_placement_group(self._group)
+        """Give the places back; whatever runs there ends. They are gone with their cluster, after
+        whose end Ray would join another one to do so."""
+        if self._ray.is_initialized():
+            self._ray.util.remove_placement_group(self._group)
 
 
 def _shown(resources: Mapping[str, float], names: Mapping[str, float]) -> str:

@@ -7,13 +7,13 @@ and the others are stages. The plans are the same but for these names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Any
 
 from gguflow.engine.backends.base import DeviceId
 from gguflow.engine.compile import Plan, Recv
 from gguflow.engine.compile.memory import SHARED_OUTPUT_BYTES
+from gguflow.engine.dataclass import dataclass, fields
 from gguflow.engine.graph import Role, Tensor
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import PlanKey

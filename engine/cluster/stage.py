@@ -12,7 +12,6 @@ import mmap
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from gguflow.engine.backends.base import Backend, DeviceId, Live, Meets, Memory,
 from gguflow.engine.backends.host import PRIVATE, HostBuffer
 from gguflow.engine.compile import Step
 from gguflow.engine.compile.types import HOST_SPACE
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Role, Tensor
 from gguflow.engine.profile import PlanRow
 from gguflow.engine.runtime.places import BoundMemory, SpaceMemory, host_array

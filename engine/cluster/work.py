@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.gguf.errors import GgufError
 from gguflow.engine.load import ModelSource, open_model
 from gguflow.engine.load.bundled import bundled_folder, bundled_model

@@ -7,9 +7,9 @@ batch's, those behind the batch's need not be computed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
-from gguflow.engine.graph import Graph, Role, Tensor, op_spec
+from gguflow.engine.dataclass import replace
+from gguflow.engine.graph import Graph, Role, Tensor, exchanged_by_rank, op_spec
 
 TOKENS, OUTPUTS = "tokens", "outputs"
 _SEEDS = {TOKENS: "tokens", OUTPUTS: "out.ids"}  # inputs whose lengths are the numbers of rows
@@ -31,7 +31,7 @@ def batch_rows(graph: Graph) -> dict[Tensor, str]:
         name: graph.leaves[seed].shape[0] for name, seed in _SEEDS.items() if seed in graph.leaves
     }
     found: dict[Tensor, str] = {}
-    if TOKENS not in lengths:
+    if TOKENS not in lengths or any(_shares_rows(n) for n in graph.nodes):
         return found
     for leaf in graph.leaves.values():
         name = _name_of_input(leaf, OUTPUTS in lengths)
@@ -46,6 +46,11 @@ def batch_rows(graph: Graph) -> dict[Tensor, str]:
     for t in graph.outputs:
         _see(t, found)
     return found
+
+
+def _shares_rows(node: Tensor) -> bool:
+    """Whether devices have a share of its rows each: which ones follows from how many it has."""
+    return any(len(made) > 1 for made in exchanged_by_rank(node))
 
 
 def most_rows(graph: Graph, names: Iterable[str]) -> dict[str, int]:

@@ -8,8 +8,8 @@ results beyond rounding: that is how to bisect it.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gguflow.engine.compile.rules import RULES, Rule, fused_node
 from gguflow.engine.graph import Graph, Role, Tensor
@@ -29,13 +29,16 @@ def fuse(
     done = list(nodes)
     renamed: dict[Tensor, Tensor] = {}
     keep = set(outputs)
-    uses: Counter[Tensor] | None = None  # of `done`; counted when a rule asks, which most never do
+    uses: Mapping[Tensor, int] | None = (
+        None  # of `done`; counted when a rule asks, which most never do
+    )
     for r in RULES if rules is None else rules:
         dead: set[Tensor] = set()
         swap: dict[Tensor, Tensor] = {}
         out: list[Tensor] = []
         for node in done:
-            node = _resolve(node, swap)
+            if swap:
+                _resolve(node, swap)
             rewrite = r(node)
             if rewrite is not None and uses is None:
                 uses = _count_uses(done, keep)
@@ -56,21 +59,20 @@ def fuse(
     return done, renamed
 
 
-def _only_used_inside(node: Tensor, inner: Sequence[Tensor], uses: Counter[Tensor]) -> bool:
+def _only_used_inside(node: Tensor, inner: Sequence[Tensor], uses: Mapping[Tensor, int]) -> bool:
     """Whether nobody but `node` and each other uses the inner nodes."""
     inside = _count_uses([node, *inner], set())
     return all(uses[i] == inside[i] for i in inner)
 
 
-def _count_uses(nodes: Sequence[Tensor], keep: set[Tensor]) -> Counter[Tensor]:
+def _count_uses(nodes: Sequence[Tensor], keep: set[Tensor]) -> Mapping[Tensor, int]:
     """Consumers of each value; a view's consumers count as its owner's too."""
-    uses: Counter[Tensor] = Counter()
+    uses: defaultdict[Tensor, int] = defaultdict(int)
     for n in nodes:
-        for s in n.live_srcs():
-            uses[s] += 1
-            while s.role is Role.VIEW:
-                s = s.live_srcs()[0]
+        for s in n.srcs:
+            while s is not None:
                 uses[s] += 1
+                s = s.srcs[0] if s.role is Role.VIEW else None
     for t in keep:
         uses[t] += 1
         if t.view_of is not None:
@@ -78,8 +80,8 @@ def _count_uses(nodes: Sequence[Tensor], keep: set[Tensor]) -> Counter[Tensor]:
     return uses
 
 
-def _resolve(node: Tensor, swap: dict[Tensor, Tensor]) -> Tensor:
-    """The node with replaced sources (through views) swapped in; updated in place."""
+def _resolve(node: Tensor, swap: dict[Tensor, Tensor]) -> None:
+    """Swaps in a node's replaced sources, also those that views are of."""
 
     def current(s: Tensor | None) -> Tensor | None:
         if s is None:
@@ -92,11 +94,12 @@ def _resolve(node: Tensor, swap: dict[Tensor, Tensor]) -> Tensor:
                 s.view_of = swap[s.view_of]
         return s
 
-    if swap:
-        node.srcs = tuple(current(s) for s in node.srcs)
-        if node.view_of in swap:
-            node.view_of = swap[node.view_of]
-    return node
+    for s in node.srcs:
+        if s is not None and (s in swap or s.role is Role.VIEW):
+            node.srcs = tuple([current(s) for s in node.srcs])
+            break
+    if node.view_of in swap:
+        node.view_of = swap[node.view_of]
 
 
 def fuse_graph(

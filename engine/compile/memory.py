@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Role, Tensor, op_spec
 
 ALIGN = 64  # a cache line, and the width of the widest vector

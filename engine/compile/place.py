@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Role, Tensor
 
 from .types import BackendInfo
@@ -62,11 +62,14 @@ def place(
 ) -> Placement:
     """Place every leaf and node. Raises PlacementError naming the tensor or the override."""
     default = rules.order[0].name
-    asked = _overrides(rules)
+    by_name = {b.name: b for b in rules.order}
+    asked = _overrides(rules) if rules.overrides else None
     result = Placement(place_leaves(leaves, rules))
     for node in nodes:
-        wanted = asked(node) or _home(node, result, default)
-        got = _first_able(node, wanted, rules.order)
+        wanted = asked(node) if asked is not None else None
+        got = wanted = wanted or _home(node, result, default)
+        if not by_name[wanted].supports(node):
+            got = _first_able(node, wanted, rules.order)
         if got != wanted:
             result.fallbacks.append((node, wanted, got))
         result.of[node] = got

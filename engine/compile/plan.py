@@ -1,4 +1,4 @@
-"""The plan: prune -> pad rows -> fuse -> place -> split -> memory, put together.
+"""The plan: prune -> pad rows -> fuse -> join -> place -> split -> memory, put together.
 
 Pure; no device is touched.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Graph, Role, Tensor, exchanged, op_spec
 
+from .exchanges import exchange_sizes, n_ranks
 from .fuse import fuse_graph
+from .join import join_products
 from .memory import ALIGN, SHARED_OUTPUT_BYTES, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementRules, place
 from .prune import prune
@@ -146,7 +148,8 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
     fused: Counter[str] = Counter()
     if options.fuse:
         before = Counter(n.op for n in graph.nodes)
-        graph = fuse_graph(graph, _supported_where_used(graph, options.placement))
+        supported = _supported_where_used(graph, options.placement)
+        graph = join_products(fuse_graph(graph, supported), supported)
         after = Counter(n.op for n in graph.nodes)
         fused = Counter({op: k for op, k in (after - before).items() if op})
     placement = place(graph.nodes, graph.leaves, options.placement)
@@ -177,8 +180,7 @@ def _channels(
     for b in order if exchanges else ():
         mine = [n for n in exchanges if placement.of[n] == b.name]
         if mine and b.links is not None and b.links.channel_bytes is not None:
-            n_parts = len(exchanged(mine[0]))
-            found[b.space] = b.links.channel_bytes(n_parts, [n.nbytes for n in mine])
+            found[b.space] = b.links.channel_bytes(n_ranks(mine[0]), *exchange_sizes(mine))
     return found
 
 

@@ -10,9 +10,16 @@ there are. Run in turn, the same list is cut where the device changes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
-from gguflow.engine.graph import Role, Tensor, exchanged, op_spec, written_owners
+from gguflow.engine.dataclass import dataclass, field
+from gguflow.engine.graph import (
+    Role,
+    Tensor,
+    exchanged,
+    exchanged_by_rank,
+    op_spec,
+    written_owners,
+)
 
 from .place import Placement
 from .split import Copy, Segment
@@ -139,7 +146,11 @@ def reductions(steps: Sequence[Step], placement: Placement) -> list[list[Tensor]
         n, at = nodes[at], at + 1
         if not exchanged(n):
             continue
-        makers = [placement.of[s.owner] for s in exchanged(n)]
+        by_rank = exchanged_by_rank(n)
+        makers = [placement.of[made[-1].owner] for made in by_rank]
+        for maker, made in zip(makers, by_rank, strict=True):
+            if any(placement.of[t.owner] != maker for t in made):
+                raise UnlinkableError(f"{n.name} exchanges what {maker} has not made")
         members = {placement.of[m]: m for m in nodes[at - 1 : at - 1 + len(makers)]
                    if exchanged(m) == exchanged(n)}  # fmt: skip
         if set(members) != set(makers) or len(members) != len(makers):

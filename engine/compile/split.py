@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Tensor, exchanged, written_owners
 
 from .place import Placement

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gguflow.engine.graph import Tensor
 
+ChannelBytes = Callable[[int, Sequence[int], Sequence[tuple[int, int]]], int]
 HOST_SPACE = "host"  # the memory space that this process itself reads and writes
 
 
@@ -29,8 +30,8 @@ class LinksInfo(Protocol):
     """How a device's programs exchange values with others while both run."""
 
     @property
-    def channel_bytes(self) -> Callable[[int, Sequence[int]], int] | None:
-        """Memory of a device for exchanges of that many, with parts of so many bytes."""
+    def channel_bytes(self) -> ChannelBytes | None:
+        """Memory of a device for exchanges of that many, of these sizes (`compile.exchanges`)."""
 
 
 class BackendInfo(Protocol):

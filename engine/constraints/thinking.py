@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.models.chat_parts import ChatForm
 
 from .before import FINAL, NEXT, THOUGHTS, Before

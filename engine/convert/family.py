@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import isclose, log, pi, prod
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import F32, DType
 from gguflow.engine.quants import decode
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from gguflow.engine.dataclass import dataclass
 
 from .checkpoint import Checkpoint
 

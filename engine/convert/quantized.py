@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gguflow.engine.dataclass import dataclass
 
 from .safetensors import ConvertError
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.graph import BF16, F16, F32, I8, DType
 from gguflow.engine.mapped import MappedBytes
 

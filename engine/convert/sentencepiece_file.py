@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass
 
 from .checkpoint import MAX_JSON, Checkpoint, ConvertError
 from .token_list import (

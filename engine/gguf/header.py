@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from gguflow.engine.dataclass import dataclass
 
 from .cursor import Cursor
 from .metadata import LEAST_KEY_BYTES, MAX_KEYS, read_metadata

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -189,6 +188,8 @@ class GgufFile:
     def identity(self) -> str:
         """A text that changes with the files: sizes, times of change, inodes, and samples of the
         contents for systems whose times say little. Reads no more than 64 KiB of each."""
+        from hashlib import sha256  # a file that nothing is kept of needs none
+
         digest = sha256()
         for path, file in self._files.items():
             s = file.status

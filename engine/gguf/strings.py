@@ -53,27 +53,35 @@ class StringArray(Sequence[str]):
         return iter(self.tolist())
 
     def spans(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The bytes they are stored in, uint8, and where each string begins and ends, int64 [n];
-        between two of them are lengths."""
+        """Their bytes, uint8, and where each string begins and ends, int64 [n]; between two of them
+        are zeros."""
+        data, bounds = self._blanked()
+        return data, bounds[:-1] + _PREFIX, bounds[1:]
+
+    def _blanked(self) -> tuple[np.ndarray, np.ndarray]:
+        """A copy of what is stored with zeros in place of lengths, uint8; the bounds, int64."""
         bounds = np.frombuffer(self._bounds, f"i{self._bounds.itemsize}").astype(np.int64)
-        return np.frombuffer(self._stored, np.uint8), bounds[:-1] + _PREFIX, bounds[1:]
+        data = np.frombuffer(self._stored, np.uint8)[: bounds[-1]].copy()
+        data[: bounds[0]] = 0
+        starts, lengths = bounds[:-1], np.diff(bounds) - _PREFIX
+        longer = starts
+        if np.array_equal(data[starts], lengths.astype(np.uint8)):  # the lowest byte comes first
+            data[starts] = 0
+            longer = starts[lengths > 255]
+        for i in range(_PREFIX) if len(longer) else ():
+            data[longer + i] = 0
+        return data, bounds
 
     def tolist(self) -> list[str]:
         """All strings."""
         stored, bounds = self._stored, self._bounds
         if len(self) >= _MANY:
             # All at once: each length becomes one zero byte, where the text is cut again.
-            data = np.frombuffer(stored, np.uint8)[: bounds[-1]]
-            starts = np.frombuffer(bounds, f"i{bounds.itemsize}")[:-1]
-            is_text = np.ones(data.size, bool)
-            is_text[: bounds[0]] = False
-            for i in range(_PREFIX):
-                is_text[starts + i] = False
-            if data[is_text].all():
-                is_text[starts] = True
-                data = data.copy()
-                data[starts] = 0
-                text = data[is_text].tobytes().decode("utf-8", "surrogateescape")
+            data, starts = self._blanked()
+            kept = data != 0
+            if np.count_nonzero(kept) == data.size - _PREFIX * len(self) - bounds[0]:
+                kept[starts[:-1]] = True
+                text = data[kept].tobytes().decode("utf-8", "surrogateescape")
                 return text.split("\0")[1:]
         return [
             stored[a + _PREFIX : b].decode("utf-8", "surrogateescape")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
 # Importing the quantized types registers them.
 import gguflow.engine.quants  # noqa: F401
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import DType, dtype_by_id
 
 from .cursor import Cursor

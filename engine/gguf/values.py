@@ -7,10 +7,11 @@ Source of the numbers: the GGUF specification, `enum gguf_metadata_value_type`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass
 
 STRING = 8
 ARRAY = 9

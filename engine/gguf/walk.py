@@ -7,7 +7,8 @@ from array import array
 
 import numpy as np
 
-_WINDOW = 1 << 20  # bytes looked at together
+_WINDOW = 1 << 17  # bytes looked at together at most
+_EACH = 32  # of them for a string
 _STRETCH = 256  # strings walked one by one after a guess that did not hold
 
 
@@ -26,7 +27,8 @@ def string_bounds(rest: memoryview, n: int, order: str) -> array[int]:
     pos = 0
     while (missing := n - len(bounds)) > 0:
         if order == "<":
-            run = _guess_run(rest[pos : pos + _WINDOW])[: missing + 1] + pos
+            window = min(_WINDOW, _EACH * missing)
+            run = _guess_run(rest[pos : pos + window])[: missing + 1] + pos
             if run.size > 1:
                 bounds.frombytes(run[:-1].tobytes())
                 pos = int(run[-1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
@@ -12,6 +11,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 from gguf.gguf_writer import GGUFWriter, WriterState
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.files import whole_file
 
 from .encode import encode, encode_string

@@ -6,16 +6,17 @@ Plain types are defined here; each quantized type registers itself from its file
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class DType:
-    """One element type.
+    """One element type. There is one object of each, copies and other processes included.
 
     name: ggml's name in lower case (`f32`, `q4_0`, `q4_K`).
     ggml_id: the number GGUF files use.
@@ -51,6 +52,9 @@ class DType:
 
     def __repr__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
+        return dtype_by_name, (self.name,)
 
 
 _BY_NAME: dict[str, DType] = {}

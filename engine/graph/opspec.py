@@ -11,10 +11,11 @@ import builtins
 import operator
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass, field
 
 from .dtype import DType
 from .tensor import Shape, Tensor
@@ -99,6 +100,7 @@ class OpSpec:
         needed at all; what follows it has an entry for each as well.
     exchanges: the operands from this one on are not copied where other devices made them: its
         kernels bring them, while those of the other devices' nodes with the same ones run.
+    exchanges_each: how many of these, one after the other, each device makes.
     optional: backends need no kernel; the op is only made where there is one.
     """
 
@@ -120,6 +122,7 @@ class OpSpec:
     by_column: ClassVar[tuple[int, ...]] = ()
     looks_up: ClassVar[int | None] = None
     exchanges: ClassVar[int | None] = None
+    exchanges_each: ClassVar[int] = 1
     optional: ClassVar[bool] = False
 
     def infer(self, *srcs: Tensor | None, **params: Any) -> tuple[DType, Shape]:
@@ -244,6 +247,13 @@ def exchanged(node: Tensor) -> tuple[Tensor, ...]:
     """What a node exchanges with those of other devices, in their order; nothing for most."""
     first = op_spec(node.op).exchanges if node.op is not None else None
     return () if first is None else tuple(s for s in node.srcs[first:] if s is not None)
+
+
+def exchanged_by_rank(node: Tensor) -> list[tuple[Tensor, ...]]:
+    """The same, of each device what it made."""
+    flat = exchanged(node)
+    each = op_spec(node.op).exchanges_each if node.op is not None else 1
+    return [flat[i : i + each] for i in range(0, len(flat), each)]
 
 
 def all_ops() -> Sequence[OpSpec]:

@@ -7,10 +7,11 @@ and kernels get ggml's `ne`/`nb` from `Tensor.ne_nb`; nothing else converts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 from typing import Any
+
+from gguflow.engine.dataclass import dataclass, field
 
 from .dtype import DType
 

@@ -4,12 +4,12 @@ Llama-3-8B and Llama-3.2-1B and, for element-wise kernels, at 2^26 elements."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import gguflow.engine.quants  # noqa: F401  (registers the types)
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Operand, dtype_by_name
 from gguflow.engine.ops._common import FLOATS, QUANTS
 from gguflow.engine.plan_key import PAGE
@@ -123,11 +123,26 @@ def fused_products() -> Iterator[KernelCase]:
             yield KernelCase("mul_mat_swiglu", (*pair, x), note="8B ffn")
             if m == 1:
                 yield KernelCase("norm_mul_mat_swiglu", (x, norm, *pair), eps, "8B ffn")
+                yield KernelCase("mul_mat_geglu", (*pair, x), note="8B ffn")
+                yield KernelCase("norm_mul_mat_geglu", (x, norm, *pair), eps, "8B ffn")
+                yield KernelCase("mul_mat_gelu", (weight(t, ff, d), x), note="8B ffn_up")
+                biased = weight(t, d, ff), down, weight("f32", d), x
+                yield KernelCase("mul_mat_bias_add", biased, note="8B ffn_down")
         qkv = weight(t, d, d), weight(t, LARGE.kv, d), weight(t, LARGE.kv, d)
         cache = (Operand((512, LARGE.kv), "f16", role="state") for _ in "kv")
         rope = {"head_dim": LARGE.hd, "n_dims": LARGE.hd, "mode": "norm", "freq_base": 5e5}
         srcs = (Operand((1, d)), norm, *qkv, positions(1, 100), positions(1, 100), *cache)
         yield KernelCase("norm_qkv_rope", srcs, eps | rope, "8B attn")
+        of_heads = (None, None, None, None, *(weight("f32", LARGE.hd) for _ in "qk"))
+        yield KernelCase("norm_qkv_rope", (*srcs, *of_heads), eps | rope, "8B attn, norms of heads")
+        yield KernelCase("mul_mat_joined", (Operand((1, d)), norm, *qkv), eps, "8B attn")
+    for m in (1, 512):
+        values = (Operand((m, n, LARGE.hd)) for n in (LARGE.n_head, LARGE.n_head_kv))
+        states = (Operand((512, LARGE.kv), "f16", role="state") for _ in "kv")
+        srcs = (*values, Operand((m, 1, LARGE.kv)), positions(m), positions(m), *states)
+        rope = {"n_dims": LARGE.hd, "mode": "neox"}
+        yield KernelCase("qkv_heads", srcs, rope, "8B")
+        yield KernelCase("sigmoid_mul", (Operand((m, d)), Operand((m, d))), note="8B")
     for t in ("q6_K", "f16"):
         srcs = Operand((1, d)), norm, weight(t, N_VOCAB, d)
         yield KernelCase("norm_mul_mat", srcs, eps, "8B output")
@@ -290,8 +305,14 @@ def experts() -> Iterator[KernelCase]:
         for t in COMMON:
             srcs = weight(t, n, ff, d), Operand((m, d)), chosen
             yield KernelCase("mul_mat_id", srcs, note="30B-A3B up")
+            if m * used <= 64:
+                both = weight(t, n, ff, d), weight(t, n, ff, d), Operand((m, d)), chosen
+                yield KernelCase("mul_mat_id_glu", both, {"act": "swiglu"}, "30B-A3B")
             srcs = weight(t, n, d, ff), Operand((m, used, ff)), chosen
             yield KernelCase("mul_mat_id", srcs, note="30B-A3B down")
+            shares = Operand((m, used))
+            whole = *srcs, shares, None, Operand((m, d))
+            yield KernelCase("mul_mat_id_sum", whole, note="30B-A3B")
 
 
 def recurrent() -> Iterator[KernelCase]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 import gguflow.engine.ops  # noqa: F401  (registers the ops)
 from gguflow.engine.backends.base import Backend, Buffer, Program
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import F32, DType, Graph, Operand, Role, Tensor, dtype_by_name, op_spec
 from gguflow.engine.profile.peaks import Peaks
 from gguflow.engine.profile.rates import Rates

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
+from gguflow.engine.found import file_of
 from gguflow.models.base import ModelError
 
 
 def bundled_folder() -> Path:
     """Where they lie."""
-    return Path(str(files("gguflow.models"))) / "bundled"
+    return file_of("gguflow.models", "bundled")
 
 
 def bundled_model() -> Path:

@@ -9,12 +9,10 @@ anything is wrong. The directory and its files are this user's alone.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from hashlib import sha256
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +20,7 @@ import numpy as np
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Packer
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.files import PART, remove_part, whole_file
 from gguflow.engine.graph import Tensor
 
@@ -50,12 +49,13 @@ class Item:
 class Keeper:
     """Finds and keeps the weights of one model.
 
-    title: what its files are called in a list. identity: of the model's file. notes: what the user
-    should know once loading is done. checks: raise GgufError for files found that were changed.
+    title: what its files are called in a list. identity: gives that of the model's file. notes:
+    what the user should know once loading is done. checks: raise GgufError for files found that
+    were changed.
     """
 
-    def __init__(self, path: str, identity: str) -> None:
-        self.title, self._identity = path, identity
+    def __init__(self, path: str, identity: Callable[[], str]) -> None:
+        self.title, self._identity = path, cache(identity)
         self.notes: list[str] = []
         self.checks: list[Callable[[], None]] = []
 
@@ -78,6 +78,8 @@ class Keeper:
 
     def keep(self, items: Sequence[Item], packer: Packer) -> Making | None:
         """A file to pack `items` into; None where none is to be made."""
+        from shutil import disk_usage
+
         path, key, plan = self._place(items, packer)
         limit = env.weight_cache_bytes()
         if plan.n_data > limit or sys.platform == "win32":
@@ -85,7 +87,7 @@ class Keeper:
         try:
             _make_private(folder())
             make_room(limit - plan.n_data)
-            free = shutil.disk_usage(folder()).free
+            free = disk_usage(folder()).free
             if plan.n_data > free // ROOM:
                 self.notes.append(
                     f"repacked weights are not kept: {plan.n_data >> 20} MiB are more than a "
@@ -98,8 +100,10 @@ class Keeper:
             return None
 
     def _place(self, items: Sequence[Item], packer: Packer) -> tuple[Path, bytes, Plan]:
+        from hashlib import sha256
+
         plan = Plan.of([i.n_bytes for i in items])
-        digest = sha256(f"{self._identity}\0".encode())
+        digest = sha256(f"{self._identity()}\0".encode())
         digest.update(packer.layout({i.tensor.dtype for i in items}).encode())
         for i in items:
             t = i.tensor
@@ -114,7 +118,7 @@ def keeper_of(source: ModelSource) -> Keeper | None:
     """A keeper for the weights of a file, if any may be kept."""
     if source.identity is None or not env.weight_cache_bytes():
         return None
-    return Keeper(source.path, source.identity())
+    return Keeper(source.path, source.identity)
 
 
 class Making:

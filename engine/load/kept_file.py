@@ -17,14 +17,12 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.gguf import GgufError
 from gguflow.engine.mapped import MappedBytes, guarded
 
@@ -69,6 +67,12 @@ def head_bytes(n_sums: int, title: bytes) -> int:
     return -(-n // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
+def _digest(head: bytes) -> bytes:
+    from hashlib import sha256  # most models are too small for such a file
+
+    return sha256(head).digest()
+
+
 def sums(data: np.ndarray, n_threads: int) -> np.ndarray:
     """uint64 [chunks]: the sum of the 8-byte words of every chunk."""
     words = data.view(np.uint64)
@@ -82,6 +86,8 @@ def sums(data: np.ndarray, n_threads: int) -> np.ndarray:
 
     def part(a: int) -> None:
         np.add.reduce(whole[a : a + step], axis=1, out=out[a : min(a + step, n_whole)])
+
+    from concurrent.futures import ThreadPoolExecutor  # takes longer than small files
 
     with ThreadPoolExecutor(n_threads) as threads:  # numpy sums without the interpreter's lock
         list(threads.map(part, range(0, n_whole, step)))
@@ -118,7 +124,7 @@ class NewFile:
         found = sums(self.data, n_threads).astype("<u8").tobytes()
         head = _HEAD.pack(MAGIC, self._key, self._plan.n_sums, len(self._title))
         head += self._title + found
-        head += sha256(head).digest()
+        head += _digest(head)
         self._all[: len(head)] = np.frombuffer(head, np.uint8)
         self.fault = guarded(self._map)
 
@@ -152,7 +158,7 @@ def map_file(
     if whole.size != start + plan.n_data:
         raise KeptFileError(f"{path}: {whole.size} bytes, expected {start + plan.n_data}")
     head = whole[:n_head].tobytes()
-    if sha256(head).digest() != whole[n_head : n_head + _DIGEST].tobytes():
+    if _digest(head) != whole[n_head : n_head + _DIGEST].tobytes():
         raise KeptFileError(f"{path}: the header is damaged")
     data = whole[start:]
     wrong = np.flatnonzero(

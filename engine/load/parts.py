@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from math import prod
 
 import numpy as np
+
+from gguflow.engine.dataclass import replace
 
 from .source import WeightSource
 

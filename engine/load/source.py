@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import gguflow.engine.ops  # noqa: F401  (registers the op specifications)
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.gguf import GgufFile
 from gguflow.engine.graph import F16, F32, DType, dtype_by_name
 from gguflow.engine.harmless import one_line
@@ -34,6 +34,20 @@ class FileBytes:
 
     def __call__(self) -> np.ndarray:
         return self.fn()
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedRows:
+    """Reads a weight of n_rows whose rows repeat the first ones again and again, uint8 [n_first,
+    bytes of a row]: a backend that repeats them itself needs these alone."""
+
+    first: Callable[[], np.ndarray]
+    n_first: int
+    n_rows: int
+
+    def __call__(self) -> np.ndarray:
+        first = self.first()
+        return np.resize(first, self.n_rows * first.shape[1])
 
 
 @dataclass(frozen=True, eq=False)

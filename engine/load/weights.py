@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Lock
 from typing import Any
@@ -17,7 +16,7 @@ from gguflow.engine.graph import Role, Tensor
 from gguflow.engine.locked import lock
 
 from .kept import LEAST, Item, Keeper
-from .source import FileBytes, WeightSource
+from .source import FileBytes, RepeatedRows, WeightSource
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what
 
@@ -105,7 +104,10 @@ class WeightStore:
         elif t.name in rooms:
             self.buffers[t.name] = _pack(t, source, backend, rooms[t.name])
         else:
-            self.buffers[t.name] = backend.load_weight(t, source.read(), packed_bytes > 0)
+            read: Callable[[], np.ndarray] = source.read
+            if isinstance(read, RepeatedRows) and backend.repeats_rows:
+                read = read.first
+            self.buffers[t.name] = backend.load_weight(t, read(), packed_bytes > 0)
         if packed_bytes:
             self.packed.add(t.name)
             space = backend.space
@@ -160,6 +162,8 @@ def _by_device(
         parts.setdefault(apart, []).append((t, packed_bytes))
     if len(parts) < 2:
         return bring(todo)
+    from concurrent.futures import ThreadPoolExecutor
+
     threads = ThreadPoolExecutor(len(parts))
     try:
         for future in [threads.submit(bring, mine) for mine in parts.values()]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import Shape, Tensor
+from ..graph import Shape, Tensor, dtype_by_name
 
 FLOATS = ("f32", "f16", "bf16")
 LEGACY_QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
@@ -46,6 +46,15 @@ def block_of(dtype: str) -> int:
     if dtype in (*LEGACY_QUANTS, "iq4_nl", "mxfp4"):
         return 32
     return 256 if dtype in (*K_QUANTS, *TABLE_QUANTS, *GRID_QUANTS) else 1
+
+
+def aligned_length(dtype: str, least: int = 1) -> int:
+    """The shortest row of `least` elements or more, for test cases, whose bytes are whole 16."""
+    t, block = dtype_by_name(dtype), block_of(dtype)
+    n = -(-least // block) * block
+    while t.row_bytes(n) % 16:
+        n += block
+    return n
 
 
 def positive(rng: np.random.Generator, shape: Shape) -> np.ndarray:

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from ..graph import F32, I32, Case, DType, Operand, OpSpec, Shape, Tensor
-from ._common import FLOATS, GRID_QUANTS, QUANTS, TABLE_QUANTS, block_of, rows_dense
+from ._common import (
+    FLOATS,
+    GRID_QUANTS,
+    QUANTS,
+    TABLE_QUANTS,
+    aligned_length,
+    block_of,
+    rows_dense,
+)
 
 
 def infer_mul_mat_id(spec: OpSpec, srcs: Any, w: Any, x: Any, ids: Any, bias: Any = None) -> Shape:
@@ -108,6 +116,8 @@ class MulMatId(OpSpec):
             yield case(t, (8, 64, 1, 3), k, own=True, tolerance=exact)
             yield case(t, (8, 48, 31, 3), k, bias=True, tolerance=exact)
             yield case(t, (3, 40, 17, 2), k, own=True, tolerance=exact)
+            whole = aligned_length(t, k) if block > 1 else 192
+            yield case(t, (5, 130, 60, 2), whole, bias=True, tolerance=exact, note="aligned")
         for t in TABLE_QUANTS + GRID_QUANTS:
             yield case(t, (8, 48, 1, 3), 512)
             yield case(t, (8, 48, 31, 3), 256, bias=True)

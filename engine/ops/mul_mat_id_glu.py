@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import F32, Case, DType, Operand, OpSpec, Param, Shape, Tensor, op_spec
-from ._common import FLOATS, GRID_QUANTS, QUANTS, TABLE_QUANTS, block_of, scaled
+from ._common import FLOATS, GRID_QUANTS, QUANTS, TABLE_QUANTS, aligned_length, block_of, scaled
 from .mul_mat_id import infer_mul_mat_id
 
 ACTS = ("swiglu", "geglu", "swiglu_clamped")
@@ -98,15 +98,21 @@ class MulMatIdGlu(OpSpec):
             k = 172 if block_of(t) == 1 else 2 * block_of(t)
             yield case(t, (4, 33, 1, 2), k, "swiglu")
             yield case(t, (8, 48, 31, 3), k, "swiglu_clamped", bias=True)
-        for t in (*TABLE_QUANTS[:2], GRID_QUANTS[0]):
-            yield case(t, (8, 48, 1, 3), 512, "geglu")
+            yield case(t, (5, 33, 2, 3), aligned_length(t, k), "swiglu_clamped", bias=True)
+        for t in (*TABLE_QUANTS[:3], GRID_QUANTS[0]):
+            yield case(t, (8, 48, 1, 3), aligned_length(t, 512), "geglu")
             yield case(t, (3, 40, 70, 2), 256, "swiglu")
         yield case("q4_0", (8, 48, 20, 3), 64, "geglu", own=True)
+        # Rows longer than a chunk, and more of them than a block has warps and stages.
+        yield case("q4_0", (5, 2001, 1, 4), 2304, "swiglu")
+        yield case("q4_0", (4, 230, 16, 4), 256, "swiglu", own=True)
+        yield case("mxfp4", (4, 90, 16, 4), 2560, "swiglu_clamped", bias=True)
         yield case("q8_0", (8, 48, 1, 3), 64, "swiglu", own=True)
         yield case("q4_0", (2, 16, 100, 1), 64, "swiglu")
         yield case("q8_0", (3, 16, 3, 1), 32, "swiglu", own=True)
         yield case("q4_0", (3, 16, 1, 3), 64, "swiglu", data=[[1, 1, 0]])
         outside = [[0, -1], [9, 2], [-1, -1]]
+        yield case("q8_0", (3, 17, 3, 2), 256, "geglu", data=outside)
         clamped = {"alpha": 1.5, "limit": 1.0}
         yield case(
             "f16", (3, 16, 3, 2), 32, "swiglu_clamped", data=outside, bias=True, params=clamped

@@ -1,4 +1,5 @@
-"""norm_mul_mat and norm_mul_mat_swiglu: a decoder block's norm and the products that read it."""
+"""norm_mul_mat, norm_mul_mat_swiglu and norm_mul_mat_geglu: a decoder block's norm and the products
+that read it."""
 
 from __future__ import annotations
 
@@ -58,16 +59,16 @@ class NormMulMat(OpSpec):
 class NormMulMatSwiglu(NormMulMat):
     name = "norm_mul_mat_swiglu"
     doc = "mul_mat_swiglu(w_gate, w_up, rms_norm_mul(x, norm))."
-    operands = (
+    operands: ClassVar[tuple[str, ...]] = (
         "x f32 [.., m, k]",
         "norm f32 [k]",
         "w_gate any float or quantized [n, k]",
         "w_up any float or quantized [n, k]",
     )
-    weights = (2, 3)
-    by_column = (2, 3)
+    weights: ClassVar[tuple[int, ...]] = (2, 3)
+    by_column: ClassVar[tuple[int, ...]] = (2, 3)
     cost = "4 m n k + 5 m k"
-    fused_from = ("rms_norm_mul", "mul_mat_swiglu")
+    fused_from: ClassVar[tuple[str, ...]] = ("rms_norm_mul", "mul_mat_swiglu")
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
         if srcs[2].shape != srcs[3].shape:
@@ -76,6 +77,13 @@ class NormMulMatSwiglu(NormMulMat):
 
     def cases(self) -> Iterator[Case]:
         yield from norm_cases(2, FLOATS + QUANTS)
+
+
+class NormMulMatGeglu(NormMulMatSwiglu):
+    name = "norm_mul_mat_geglu"
+    doc = "mul_mat_geglu(w_gate, w_up, rms_norm_mul(x, norm))."
+    tolerance = 2 * 5e-4  # the error of either product is one of the result
+    fused_from = ("rms_norm_mul", "mul_mat_geglu")
 
 
 def norm_cases(n_weights: int, types: tuple[str, ...]) -> Iterator[Case]:

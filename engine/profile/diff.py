@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from gguflow.engine.dataclass import dataclass
 
 from .group import regroup, totals_by_name
 from .record import PHASES, Recording

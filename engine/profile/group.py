@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from gguflow.engine.dataclass import dataclass
 
 from .rates import Rates
 from .record import OpRow, Recording

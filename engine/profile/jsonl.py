@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TextIO, get_args, get_origin, get_type_hints
 
+from gguflow.engine.dataclass import dataclass, fields
 from gguflow.engine.harmless import json_text, one_line
 
 from .errors import ProfileFileError

@@ -6,8 +6,9 @@ Backends measure their own peaks with their own instructions (`Backend.peaks`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
+
+from gguflow.engine.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

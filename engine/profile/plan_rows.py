@@ -6,9 +6,9 @@ A step then only has to store its clock reads; everything else about its ops is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import OpSpec, Shape, Tensor, op_spec
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass, field
 
 from .machine import machine_name
 from .peaks import Peaks

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from gguflow.engine.dataclass import dataclass, field
 
 from .record import PHASES, ActivityRow, OpRow, Recording
 

@@ -7,10 +7,11 @@ writes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass
 
 OWNERS = {
     "iq1": "IQ1_S", "iq2_xxs": "IQ2_XXS", "iq2_xs": "IQ2_XS", "iq2_s": "IQ2_S",

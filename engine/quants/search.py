@@ -11,9 +11,10 @@ over a grid of trial scales that fix the codes; the search of llama.cpp's K-quan
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass
 
 _F = np.float32
 TINY_RANGE = _F(1e-30)  # groups that span less are constant: their trial scales would overflow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +11,7 @@ from gguflow.engine import env
 from gguflow.engine.backends.base import Backend, Buffer, Live, TokenLoop
 from gguflow.engine.compile import Plan, UnlinkableError
 from gguflow.engine.compile.batch_rows import check_live, most_rows
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Role, Tensor, exchanged
 from gguflow.engine.plan_key import STATES
 from gguflow.engine.profile import PlanRows

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from gguflow.engine.backends.base import Ticks
+from gguflow.engine.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ from gguflow.engine.backends.base import (
     TokenLoop,
     Transfer,
 )
-from gguflow.engine.compile import Meeting, Plan, Recv, Send, round_up
+from gguflow.engine.compile import Meeting, Plan, Recv, Send, exchange_sizes, round_up
 from gguflow.engine.graph import Tensor, op_spec
+from gguflow.engine.profile import PlanRows
 
 from .clocks import Signal, offsets, shifted
 from .loops import LoopTogether
@@ -65,7 +66,7 @@ class SideBySide(Runner):
         views: Mapping[str, SpaceMemory],
         n_threads: int | None = None,
     ) -> None:
-        self.sides = sides
+        self._plan, self.sides = plan, sides
         self._placement = plan.placement
         self._views = views
         self._locks = [_turns.setdefault(backends[n], threading.RLock()) for n in sides.devices]
@@ -84,10 +85,15 @@ class SideBySide(Runner):
         }
         order = sides.names if sides.host is None else (sides.host, *sides.devices)
         self._order = order  # of rows and of what is shown
-        self.rows = tuple(
+
+    @cached_property
+    def rows(self) -> PlanRows:
+        return tuple(
             row
-            for name in order
-            for row in step_rows(plan, name, sides.steps[name], self._programs[name].kernels)
+            for name in self._order
+            for row in step_rows(
+                self._plan, name, self.sides.steps[name], self._programs[name].kernels
+            )
         )
 
     @property
@@ -124,14 +130,14 @@ class SideBySide(Runner):
         mine = [m for m in self.sides.meetings if name in (m.source, m.target)]
         flags = {m: self._flag(m, name) for m in mine}
         reduces: dict[Tensor, Reduce] = {}
-        sizes = tuple(group[0].nbytes for group in self.sides.reductions)
+        sizes, shares = exchange_sizes(group[0] for group in self.sides.reductions)
         for i, group in enumerate(self.sides.reductions):
             at = [self._placement.of[n] for n in group]
             if name in at:
                 channels = tuple(self._channels[n].address for n in at)
                 code = len(self.sides.meetings) + 1 + i
                 reduces[group[at.index(name)]] = Reduce(
-                    at.index(name), channels, sizes, self._line(GIVEN_UP), code,
+                    at.index(name), channels, sizes, shares, self._line(GIVEN_UP), code,
                     int(1e9 * self._reduce_patience),
                 )  # fmt: skip
         own = (b for b in self._own_flags.values() if b is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from gguflow.engine.backends.base import Backend, Buffer
 from gguflow.engine.compile import Copy, Plan, Recv, round_up
 from gguflow.engine.compile.batch_rows import batch_rows
 from gguflow.engine.compile.memory import SHARED_OUTPUT_BYTES
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Role, Tensor, written_owners
 
 Place = tuple[Buffer, int]  # a buffer and a byte offset into it
@@ -35,8 +36,10 @@ class BoundMemory:
     copies: Mapping[tuple[Tensor, str], Place] = field(default_factory=dict)
     sent: Mapping[Tensor, Place] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.rows = batch_rows(self.plan.graph)
+    @cached_property
+    def rows(self) -> Mapping[Tensor, str]:
+        """What follows the batch's rows, and which."""
+        return batch_rows(self.plan.graph)
 
     def locate(self, owner: Tensor) -> Place:
         """Where a tensor lives at home."""

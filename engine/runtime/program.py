@@ -16,12 +16,12 @@ from .places import BoundCopy
 
 
 class Runner(ABC):
-    """A schedule with addresses.
+    """A schedule with addresses."""
 
-    rows: what a profile knows of its steps, program by program.
-    """
-
-    rows: PlanRows
+    @property
+    @abstractmethod
+    def rows(self) -> PlanRows:
+        """What a profile knows of its steps, program by program."""
 
     @property
     @abstractmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 from gguflow.engine.backends.base import Backend, Links
@@ -16,6 +15,7 @@ from gguflow.engine.compile import (
     check_side_by_side,
     reductions,
 )
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Tensor
 
 LEAST_MEETINGS = 3  # of the host with a device; fewer are cheaper than a device that waits busily

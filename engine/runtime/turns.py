@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend, Live, Memory, Program, Ticks, TokenLoop
 from gguflow.engine.compile import Plan, Recv
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Tensor
+from gguflow.engine.profile import PlanRow, PlanRows
 
 from .places import BoundCopy, BoundMemory, bound_copy
 from .program import Runner, in_host_time, spans_of, step_rows
@@ -50,11 +52,15 @@ class Turns(Runner):
             )
             for s in plan.segments
         ]
-        self.rows = tuple(
-            row
-            for s, part in zip(plan.segments, self._parts, strict=True)
-            for row in part.program.rows(step_rows(plan, s.backend, s.nodes, part.program.kernels))
-        )
+        self._plan = plan
+
+    @cached_property
+    def rows(self) -> PlanRows:
+        found: list[PlanRow] = []
+        for s, part in zip(self._plan.segments, self._parts, strict=True):
+            steps = step_rows(self._plan, s.backend, s.nodes, part.program.kernels)
+            found += part.program.rows(steps)
+        return tuple(found)
 
     @property
     def programs(self) -> Sequence[Program]:

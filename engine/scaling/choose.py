@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from gguflow.engine.dataclass import replace
 from gguflow.engine.load import ModelSource
 from gguflow.engine.options import Options
 

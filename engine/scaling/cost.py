@@ -57,6 +57,7 @@ def layer_seconds(run: RunWork, m: Machine) -> list[float]:
         slowest = max(compute_seconds(w, m) for w in shares)
         waits = max(
             sum(k * exchange_seconds(n, run.n_devices, m) for n, k in w.exchanges.items())
+            + sum(k * 1e-6 * _interpolated(n, m) for n, k in w.shared.items())
             for w in shares
         )
         times.append(slowest + waits)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from gguflow.engine.compile.shares import shares
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.load import ModelSource
 from gguflow.engine.load.offload import RESERVE
 from gguflow.engine.ops.all_reduce import DEVICES

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from gguflow.engine.dataclass import dataclass, fields, replace
 
 Curve = tuple[tuple[float, float], ...]
 
@@ -62,8 +64,8 @@ class Machine:
 
 
 _NVLINK = (
-    (1024.0, 2.27), (16384.0, 2.66), (65536.0, 2.81), (262144.0, 4.02), (1048576.0, 8.49),
-    (4194304.0, 20.23), (16777216.0, 65.65),
+    (1024.0, 1.94), (16384.0, 2.32), (65536.0, 2.68), (262144.0, 3.79), (1048576.0, 6.42),
+    (4194304.0, 15.32), (16777216.0, 51.52),
 )  # fmt: skip
 # Measured: read_gbs (256 MiB), small_us, exchange, link_gbs, hop_us (4,096 floats, then a flag),
 # wire_us (half of there and back); assumed: wire_gbs. Fitted to Llama-3-8B: kernel_us to one token,

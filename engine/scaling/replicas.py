@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
+
+from gguflow.engine.dataclass import dataclass, field
 
 _ARRIVES, _STEPPED = 0, 1
 

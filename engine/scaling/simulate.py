@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
+
+from gguflow.engine.dataclass import dataclass
 
 _ARRIVES, _LEAVES = 0, 1
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from gguflow.engine.compile import Plan
-from gguflow.engine.graph import OpSpec, Role, Tensor, exchanged, op_spec
+from gguflow.engine.dataclass import dataclass, field
+from gguflow.engine.graph import OpSpec, Role, Tensor, exchanged, exchanged_by_rank, op_spec
 
 _LAYER = re.compile(r"(?:blk|kv|ssm)\.(\d+)\.")
 FIRST, LAST = -1, 1 << 30  # what comes before the layers, what after them
@@ -21,6 +21,7 @@ class Work:
     read: bytes moved. flops: operations by the kind of the weights: "f32", "f16", "quant".
     unpacked: quantized weights that are multiplied with several rows. kernels: ops that read
     weights or a cache; small: all others. exchanges: sums between all devices, by bytes of a part.
+    shared: those whose rows the devices share out, by the bytes that come to a device.
     """
 
     read: int = 0
@@ -29,6 +30,7 @@ class Work:
     kernels: int = 0
     small: int = 0
     exchanges: Counter[int] = field(default_factory=Counter)
+    shared: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ def layer_of(node: Tensor) -> int:
 
 def _add(work: Work, node: Tensor, n_past: int) -> None:
     if exchanged(node):
-        work.exchanges[node.nbytes] += 1
+        if len(exchanged_by_rank(node)[0]) > 1:
+            work.shared[_arriving(node)] += 1
+        else:
+            work.exchanges[node.nbytes] += 1
         return
     spec = op_spec(node.op or "")
     nbytes, flops = spec.cost_at(node, n_past)
@@ -74,6 +79,15 @@ def _add(work: Work, node: Tensor, n_past: int) -> None:
         work.kernels += 1
     else:
         work.small += 1
+
+
+def _arriving(node: Tensor) -> int:
+    """Bytes that come to a device of a sum whose rows are shared out: of its own rows the others'
+    parts, of theirs the norms, of 16 bits, or without any the sums."""
+    rows = [r.shape[0] for r, _ in exchanged_by_rank(node)]
+    own, d = rows[node.params["rank"]], node.shape[1]
+    width = 4 if node.srcs[0] is None else 2
+    return 4 * d * own * (len(rows) - 1) + width * d * (sum(rows) - own)
 
 
 def _kind(node: Tensor) -> str:

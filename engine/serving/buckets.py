@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.plan_key import PlanKey
 
 LEAST_CHUNK = 16  # rows of the smallest plan for pieces of prompts
@@ -76,6 +75,11 @@ class Buckets:
         """The plan that needs the largest arena of those that generate."""
         n_single = self.n_seqs if self.n_seqs > 1 else 0
         return self.key(n_single, self.n_chunk, self.n_seqs, self.n_seqs, False, True)
+
+    @property
+    def verifying(self) -> PlanKey:
+        """The largest plan of those that check guesses."""
+        return self.key(self.n_verify, 0, 1, self.n_verify, False, True)
 
     def _of_seqs(self, n: int) -> int:
         return self.n_seqs if self.live else bucket(n, 1, max(n, self.n_seqs))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import Graph
 from gguflow.engine.interrupt import Cancelled
 from gguflow.models.base import ModelError

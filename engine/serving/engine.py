@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ import numpy as np
 
 from gguflow.engine.adapters import salted
 from gguflow.engine.ahead import Ahead
+from gguflow.engine.dataclass import replace
 from gguflow.engine.interrupt import Cancelled
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import token_ids
@@ -199,12 +199,10 @@ class Engine:
         self._take_in(done)
         if self._embeds:
             self._step_embeds(done)
-        began = time.perf_counter()
         if self._ahead is not None:
-            n = len(self._aboard)
             self._step_ahead(done)
-            self._ran_plain(n, began)
             return
+        began = time.perf_counter()
         batch = self._scheduler.next()
         if not batch.singles and not batch.chunks:
             return
@@ -221,7 +219,7 @@ class Engine:
                 self._step_ahead(done)
             else:
                 self._run(batch, done)
-            self._ran_plain(len(batch.singles), began)
+                self._ran_plain(len(batch.singles), time.perf_counter() - began)
 
     def _take_in(self, done: list[Token]) -> None:
         """Requests that have come and cancellations since the last step."""
@@ -446,9 +444,9 @@ class Engine:
             self._accept(mine, seqs[at], tokens, done, picked.at(i))
         return True
 
-    def _ran_plain(self, n_jobs: int, began: float) -> None:
+    def _ran_plain(self, n_jobs: int, seconds: float, n_runs: int = 1) -> None:
         if self._speculator is not None:
-            self._speculator.ran_plain(n_jobs, time.perf_counter() - began)
+            self._speculator.ran_plain(n_jobs, seconds, n_runs)
 
     # -- running ahead ---------------------------------------------------------------------------
 
@@ -495,6 +493,7 @@ class Engine:
         self._accept(self._aboard, self._aboard_seqs, tokens, done)
         alive = [job for job in self._aboard if not job.is_over]
         if ahead.is_over or not alive:
+            self._ran_plain(len(self._aboard), ahead.seconds, ahead.taken)
             self._ahead = None
             for job in alive:
                 self._kv.shrink(job.place)

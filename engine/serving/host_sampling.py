@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.samplers import Chain
 from gguflow.engine.samplers.candidates import LARGEST
 from gguflow.engine.samplers.dry import Breakers, breakers

@@ -11,10 +11,10 @@ refers to stays until its room is wanted (Kwon et al. 2023, arXiv 2309.06180; vL
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.plan_key import PAGE
 
 from .pages import OutOfPages, PagePool, chain_hash, page_hashes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from hashlib import blake2b
 
 from gguflow.engine.plan_key import PAGE
 
@@ -16,6 +15,8 @@ class OutOfPages(RuntimeError):
 
 def chain_hash(parent: bytes, ids: list[int]) -> bytes:
     """The key of a page's contents: its tokens, after those that `parent` stands for."""
+    from hashlib import blake2b  # short texts fill no page
+
     return blake2b(parent + array("q", ids).tobytes(), digest_size=16).digest()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gguflow.engine.adapters import salted
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.sampling import SamplerSettings
 
 if TYPE_CHECKING:

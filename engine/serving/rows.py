@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.prompt import ContextError
 
 from .kv import KvCache

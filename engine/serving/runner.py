@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +17,7 @@ from gguflow.engine.backends.base import Backend, Buffer, Live
 from gguflow.engine.compile import Plan
 from gguflow.engine.compile.batch_rows import OUTPUTS, TOKENS
 from gguflow.engine.compile.types import HOST_SPACE
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Role
 from gguflow.engine.mapped import n_lost
 from gguflow.engine.plan_key import PAGE, STATES, PlanKey
@@ -141,7 +141,7 @@ class Runner:
         self._lowered = [self._plans]  # and those of other forms, over the same arenas
         self._reserve(model.plan(self.buckets.largest))
         if n_verify > 1:
-            self._reserve(model.plan(self.buckets.key(n_verify, 0, 1, n_verify, False, True)))
+            self._reserve(model.plan(self.buckets.verifying))
 
     def over(self, model: Model) -> Runner:
         """The plans of another form of the model over the same cache; one of the two at a time."""

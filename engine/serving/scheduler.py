@@ -10,8 +10,8 @@ the youngest sequence gives its own back and is computed again later, from the t
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.plan_key import PAGE
 
 from .kv import KvCache

@@ -10,12 +10,12 @@ sampled ones included. What is lost by a wrong guess is time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.gguf.keys import KeyReader
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gguflow.engine.ahead import Ahead
+from gguflow.engine.dataclass import dataclass, field
 
 from .pages import OutOfPages
 from .rows import Piece, rows_of, single_rows

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass
 
 GUESS, WEIGHT = 0.6, 1.0  # acceptance before anything is known, as if so many guesses had told
 DOUBT = 0.5  # the same when guessing has lost before
@@ -13,8 +14,9 @@ KEEP = 0.93  # of what was known, a round later
 ROW = 0.1  # what another row adds to a run, in runs of one row each, before it is measured
 MARGIN = 1.02  # by which guessing has to win
 FIRST_WAIT, LONGEST_WAIT = 32, 1024  # tokens without guesses, before the next try
-TRY = 2  # guesses of that, to see what they take and what comes of them now
+TRY, TRIES = 2, 2  # guesses of that, and rounds: what they take and what comes of them now
 CHECK = 64  # rounds of guesses from one plain run to the next, which shows what those take now
+FIRST = 3  # runs of which the shortest counts: with a longer one no other would be tried
 LOWER, HIGHER = 0.5, 0.1  # weight of a new time: other work on the machine makes them longer only
 SUDDEN = 2.0  # times so many times longer than expected were somebody else's
 
@@ -66,6 +68,9 @@ class Clock:
         if seen <= self._n_slow:
             return
         known = self._seconds.setdefault(n, seconds)
+        if seen <= self._n_slow + FIRST:
+            self._seconds[n] = min(known, seconds)
+            return
         new = min(seconds, SUDDEN * known)
         self._seconds[n] = known + (LOWER if new < known else HIGHER) * (new - known)
 
@@ -132,7 +137,7 @@ class Pace:
         self._lines: dict[int, Acceptance] = {}
         self._wait = FIRST_WAIT  # plain runs until the next try, once guessing loses
         self.waits = 0  # how many of them are left
-        self._tries = False  # whether the next round is a try
+        self._tries = 0  # how many of the next rounds are tries
 
     # -- what was seen ---------------------------------------------------------------------------
 
@@ -158,7 +163,7 @@ class Pace:
         if plain is None or self.waits or not most.any() or len(keys) >= self._n_rows:
             return [0] * len(keys)
         if self._tries:
-            self._tries = False
+            self._tries -= 1
             each = min(TRY, (self._n_rows - len(keys)) // len(keys))
             return [min(each, n) for n in most.tolist()]
         rates = np.array([self._of(key).rate for key in keys])
@@ -166,7 +171,7 @@ class Pace:
         if any(found):
             return found
         self.waits, self._wait = self._wait, min(2 * self._wait, LONGEST_WAIT)
-        self._tries = True
+        self._tries = TRIES
         self._overall = Acceptance(DOUBT, DOUBT * GUESS)
         self._lines = {key: Acceptance(DOUBT, DOUBT * GUESS) for key in self._lines}
         return found

@@ -93,7 +93,11 @@ class SessionGuesses:
 
     def made_plain(self) -> None:
         """The token that `next` had not was made."""
-        self._speculator.ran_plain(1, time.perf_counter() - self._began)
+        self.ran_plain(time.perf_counter() - self._began, 1)
+
+    def ran_plain(self, seconds: float, n_runs: int) -> None:
+        """So many tokens were made without guesses, in so many seconds."""
+        self._speculator.ran_plain(1, seconds, n_runs)
 
     def save(self) -> None:
         """See `Speculator.save`."""

@@ -69,11 +69,11 @@ class Speculator:
             return 1
         return min(pace.waits for _, pace in self._paced)
 
-    def ran_plain(self, n_lines: int, seconds: float) -> None:
-        """A run without guesses was made, for so many lines."""
-        self._times.ran_plain(n_lines, seconds)
+    def ran_plain(self, n_lines: int, seconds: float, n_runs: int = 1) -> None:
+        """Runs without guesses were made, for so many lines, which took so long together."""
+        self._times.ran_plain(n_lines, seconds / n_runs)
         for _, pace in self._paced:
-            pace.waits = max(0, pace.waits - 1)
+            pace.waits = max(0, pace.waits - n_runs)
 
     def step(
         self, lines: Sequence[Line], sampling: Sampling, picks: Sequence[Pick | None]

@@ -8,7 +8,6 @@ none, so what a variant does is imported for the first model that it is for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Protocol
@@ -16,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.found import modules_in
 from gguflow.engine.load import ModelSource
 from gguflow.engine.options import Options

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass
 
 # Of what `llama-perplexity --save-all-logits` writes (llama.cpp, tools/perplexity/perplexity.cpp).
 MAGIC = b"_logits_"

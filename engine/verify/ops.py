@@ -4,7 +4,6 @@ the device had, so that an error is seen where it is made and nowhere after."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from gguflow.engine.backends.base import Backend, Live, Meets, Memory, Program, 
 from gguflow.engine.backends.host import read
 from gguflow.engine.compile import Step, with_gaps
 from gguflow.engine.compile.batch_rows import fewer_rows
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import DType, Role, Tensor, op_spec
 
 from .checks import n_not_finite, nmse

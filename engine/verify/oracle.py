@@ -4,13 +4,13 @@ and of tables and experts only what is looked up."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.backends.host import Buffers, HostBuffer, read
 from gguflow.engine.compile.batch_rows import fewer_rows
+from gguflow.engine.dataclass import dataclass, field, replace
 from gguflow.engine.graph import I32, Role, Tensor, op_spec
 
 PART_BYTES = 64 << 20  # of matrices' values as float32 at a time; the reference takes twice more

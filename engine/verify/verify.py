@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend, DeviceId, find_backend
+from gguflow.engine.dataclass import dataclass, field, replace
 from gguflow.engine.limits import ALL_LAYERS
 from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model

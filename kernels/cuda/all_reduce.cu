@@ -3,7 +3,7 @@
 // there at the same time as theirs do here, and waits at its own channel. All add in the same
 // order, or one adds for all, so that every device has the same bits.
 #include "cuda/dependent.cuh"
-#include "cuda/peer.cuh"
+#include "cuda/sent_words.cuh"
 
 constexpr int kDevices = 8;           // DEVICES of all_reduce.py
 constexpr int kCounters = 256;        // COUNTERS: blocks, at most
@@ -35,8 +35,8 @@ struct ReduceArgs {
   char* to;
   u32* given_up;
   i64 timeout_ns, nbytes;
-  i64 room, flags;          // where they begin in a channel
-  i64 stride, flag_stride;  // from one device's to the next one's
+  i64 room;    // where rooms begin in a channel
+  i64 stride;  // from one device's to the next one's
   u32 code;
   i32 rank, n;
   i32 early;  // whether the next kernel's blocks may come while this one's wait
@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(kBlock) all_reduce_small(const __grid_constant
   end_exchange(a, e);
 }
 
-// -- large parts: pieces with a flag
-// ---------------------------------------------------------------
+// -- large parts: pieces of words that say that they are there
+// -------------------------------------
 
 __device__ __forceinline__ float4 floats(uint4 w) {
   return make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z),
@@ -118,6 +118,7 @@ __device__ __forceinline__ float4 plus(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+// A thread has the same words of a piece on every device: it waits for no other one of its block.
 struct Pieces {
   static constexpr int kTurns = kPieceWords / kBlock;  // words of a thread
 
@@ -128,19 +129,11 @@ struct Pieces {
   __device__ Pieces(const ReduceArgs& args, u32 exchange)
       : a(args), e(exchange), patience(args.given_up, args.timeout_ns, args.code) {}
 
-  __device__ i64 half() const { return (i64)(e & 1) * (a.n + 1); }
-
-  // Room k of a device's channel, and the flag of one of its pieces: a part's, or of n what is
-  // added up.
+  // Room k of a device's channel: a part's, or of n what is added up.
   __device__ uint4* room(int device, int k, i64 piece) const {
-    char* const at = a.channels[device] + a.room + (half() + k) * a.stride;
+    char* const at = a.channels[device] + a.room + ((i64)(e & 1) * (a.n + 1) + k) * a.stride;
     return reinterpret_cast<uint4*>(at) + piece * kPieceWords;
   }
-  __device__ u32* flag(int device, int k, i64 piece) const {
-    char* const at = a.channels[device] + a.flags + (half() + k) * a.flag_stride;
-    return reinterpret_cast<u32*>(at) + piece;
-  }
-
   __device__ int words(i64 piece) const {
     const i64 left = (a.nbytes + 15) / 16 - piece * kPieceWords;
     return (int)(left < kPieceWords ? left : kPieceWords);
@@ -148,81 +141,56 @@ struct Pieces {
   __device__ const uint4* of(const char* memory, i64 piece) const {
     return reinterpret_cast<const uint4*>(memory) + piece * kPieceWords;
   }
-
-  // f(word, turn) for this thread's words of the first n of a piece.
   template <class F>
-  static __device__ __forceinline__ void each_word(int n, F f) {
-#pragma unroll
-    for (int j = 0; j < kTurns; ++j) {
-      const int i = threadIdx.x + j * kBlock;
-      if (i < n) f(i, j);
-    }
-  }
-
-  // What all threads of the block have written can be seen over there before the flag.
-  __device__ void signal(int device, int k, i64 piece) const {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence_system();
-      store_release(flag(device, k, piece), e);
-    }
-  }
-  __device__ void wait(int k, i64 piece) {
-    if (threadIdx.x == 0) {
-      const u32* const f = flag(a.rank, k, piece);
-      while (load_acquire(f) != e && !patience.is_over()) {
-      }
-    }
-    __syncthreads();
+  __device__ __forceinline__ void each(i64 piece, F f) const {
+    each_word<kBlock, kTurns>(words(piece), f);
   }
 
   // A piece of the own part. All of a thread's loads are on their way before its first store.
   __device__ void send(int device, i64 piece) const {
     uint4* const to = room(device, a.rank, piece);
     const uint4* const from = of(a.part, piece);
-    const int n = words(piece);
     uint4 v[kTurns];
-    each_word(n, [&](int i, int j) { v[j] = from[i]; });
-    each_word(n, [&](int i, int j) { to[i] = v[j]; });
-    signal(device, a.rank, piece);
+    each(piece, [&](int i, int j) { v[j] = load_fresh(from + i); });
+    each(piece, [&](int i, int j) { store_volatile(to + i, sent(v[j])); });
   }
 
   // The sum of a piece, to the result, and as it is to the others if they do not add it up too.
-  __device__ void add(i64 piece, bool for_all) const {
-    uint4* const to = const_cast<uint4*>(of(a.to, piece));
-    const int n = words(piece);
+  __device__ void add(i64 piece, bool for_all) {
     float4 sum[kTurns];
     for (int k = 0; k < a.n; ++k) {
-      const uint4* const from = k == a.rank ? of(a.part, piece) : room(a.rank, k, piece);
-      float4 v[kTurns];
-      each_word(n, [&](int i, int j) { v[j] = floats(load_volatile(from + i)); });
-#pragma unroll
-      for (int j = 0; j < kTurns; ++j) sum[j] = k == 0 ? v[j] : plus(sum[j], v[j]);
+      uint4 v[kTurns];
+      if (k == a.rank) {
+        const uint4* const own = of(a.part, piece);
+        each(piece, [&](int i, int j) { v[j] = load_fresh(own + i); });
+      } else {
+        take_words<kBlock, kTurns>(room(a.rank, k, piece), words(piece), v, patience);
+      }
+      each(piece, [&](int, int j) { sum[j] = k == 0 ? floats(v[j]) : plus(sum[j], floats(v[j])); });
     }
     for (int k = 1; for_all && k < a.n; ++k) {
       uint4* const there = room((a.rank + k) % a.n, a.n, piece);
-      each_word(n, [&](int i, int j) { there[i] = bits(sum[j]); });
+      each(piece, [&](int i, int j) { store_volatile(there + i, sent(bits(sum[j]))); });
     }
-    finish(to, piece, sum);
-    for (int k = 1; for_all && k < a.n; ++k) signal((a.rank + k) % a.n, a.n, piece);
-    __syncthreads();
+    finish(piece, sum);
   }
 
   // A piece that another device has added up.
-  __device__ void take(i64 piece) const {
-    const uint4* const from = room(a.rank, a.n, piece);
+  __device__ void take(i64 piece) {
+    uint4 v[kTurns];
+    take_words<kBlock, kTurns>(room(a.rank, a.n, piece), words(piece), v, patience);
     float4 sum[kTurns];
-    each_word(words(piece), [&](int i, int j) { sum[j] = floats(load_volatile(from + i)); });
-    finish(const_cast<uint4*>(of(a.to, piece)), piece, sum);
+    each(piece, [&](int, int j) { sum[j] = floats(v[j]); });
+    finish(piece, sum);
   }
 
-  __device__ void finish(uint4* to, i64 piece, float4 (&sum)[kTurns]) const {
-    const uint4* const residual = of(a.residual, piece);
-    const int n = words(piece);
+  __device__ void finish(i64 piece, float4 (&sum)[kTurns]) const {
     if (a.residual != nullptr) {
-      each_word(n, [&](int i, int j) { sum[j] = plus(sum[j], floats(residual[i])); });
+      const uint4* const residual = of(a.residual, piece);
+      each(piece, [&](int i, int j) { sum[j] = plus(sum[j], floats(load_fresh(residual + i))); });
     }
-    each_word(n, [&](int i, int j) { to[i] = bits(sum[j]); });
+    uint4* const to = const_cast<uint4*>(of(a.to, piece));
+    each(piece, [&](int i, int j) { to[i] = bits(sum[j]); });
   }
 };
 
@@ -236,12 +204,9 @@ __global__ void __launch_bounds__(kBlock) all_reduce_large(const __grid_constant
   Pieces pieces(a, e);
   const i64 n_pieces = ((a.nbytes + 15) / 16 + kPieceWords - 1) / kPieceWords;
   if (a.n == 2) {
-    const int other = 1 - a.rank;
     for (i64 p = blockIdx.x; p < n_pieces + gridDim.x; p += gridDim.x) {
-      if (p < n_pieces) pieces.send(other, p);
-      if (p < gridDim.x) continue;
-      pieces.wait(other, p - gridDim.x);
-      pieces.add(p - gridDim.x, false);
+      if (p < n_pieces) pieces.send(1 - a.rank, p);
+      if (p >= gridDim.x) pieces.add(p - gridDim.x, false);
     }
     return end_exchange(a, e);
   }
@@ -249,16 +214,10 @@ __global__ void __launch_bounds__(kBlock) all_reduce_large(const __grid_constant
     if (p % a.n != a.rank) pieces.send((int)(p % a.n), p);
   }
   for (i64 p = blockIdx.x; p < n_pieces; p += gridDim.x) {
-    if (p % a.n != a.rank) continue;
-    for (int k = 0; k < a.n; ++k) {
-      if (k != a.rank) pieces.wait(k, p);
-    }
-    pieces.add(p, true);
+    if (p % a.n == a.rank) pieces.add(p, true);
   }
   for (i64 p = blockIdx.x; p < n_pieces; p += gridDim.x) {
-    if (p % a.n == a.rank) continue;
-    pieces.wait(a.n, p);
-    pieces.take(p);
+    if (p % a.n != a.rank) pieces.take(p);
   }
   end_exchange(a, e);
 }

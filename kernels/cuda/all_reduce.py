@@ -2,8 +2,9 @@
 
 A device has a channel, into which the others write: a count of exchanges for every block; then room
 for small parts, where every 4 bytes have the exchange's number beside them as a flag; then for
-large ones, with a flag for every piece of 16 KiB. There are two of all, used in turn: who comes to
-exchange e has what the others sent for e - 1, so they are done with e - 2.
+large ones, all zeros but between the sending and the taking of a piece (sent_words.cuh). There are
+two of all, used in turn: who comes to exchange e has what the others sent for e - 1, so they are
+done with e - 2.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ HEAD = 4 * COUNTERS
 PIECE = 16 << 10  # bytes of a part: kPieceWords of 16
 SMALL = 512 << 10  # bytes that come to a device, up to which flags beside the data are sooner there
 BLOCK = 256  # kBlock
-FEW_BLOCKS = 64  # more have not been measured with more than two devices, which send to several
-SHARED_BLOCKS = 128  # of all streams of one GPU together, see `exchange`
+SHARED_BLOCKS = 128  # of all streams of one GPU together, see `most_blocks`
 LINE = 8  # bytes of a part in a 16-byte word with its flags
 
 SMALL_PARTS, LARGE_PARTS = (
@@ -70,23 +70,24 @@ def exchange(
     timeout_ns: as of a `Flag`.
     """
     n = len(channels)
-    small, large, flags, _ = _layout(n, sizes)
+    small, large, _ = _layout(n, sizes)
     is_small = _is_small(n, nbytes)
     units = ceil_div(nbytes, LINE if is_small else PIECE)
     args = struct.pack(
-        f"@{DEVICES + 4}P6qI3i", *channels, *(0,) * (DEVICES - n), part, residual, to, given_up,
-        timeout_ns, nbytes, small if is_small else large, flags, *_strides(sizes, n, is_small),
-        code, rank, n, not shared,
+        f"@{DEVICES + 4}P4qI3i", *channels, *(0,) * (DEVICES - n), part, residual, to, given_up,
+        timeout_ns, nbytes, small if is_small else large, _stride(sizes, n, is_small), code, rank,
+        n, not shared,
     )  # fmt: skip
     blocks = ceil_div(units, BLOCK) if is_small else units
     kernel = SMALL_PARTS if is_small else LARGE_PARTS
-    most = COUNTERS if n == 2 else FEW_BLOCKS
-    if shared:
-        # Blocks that wait for another stream's must not keep it from running, and neither must
-        # those of what follows in their own.
-        most = SHARED_BLOCKS // n
-    grid = (min(blocks, most), 1, 1)
+    grid = (min(blocks, most_blocks(n, shared)), 1, 1)
     return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)
+
+
+def most_blocks(n_devices: int, shared: bool) -> int:
+    """Of an exchange. Those of streams of one GPU that wait for each other must not keep one from
+    running, and neither must those of what follows them."""
+    return SHARED_BLOCKS // n_devices if shared else COUNTERS
 
 
 def _is_small(n_devices: int, nbytes: int) -> bool:
@@ -100,20 +101,19 @@ def _most(n_devices: int, sizes: Sequence[int]) -> tuple[int, int]:
     return ceil_div(small, 64) * 64, ceil_div(large, PIECE) * PIECE
 
 
-def _strides(sizes: Sequence[int], n_devices: int, is_small: bool) -> tuple[int, int]:
-    """Bytes from one device's room to the next one's, and of flags for large parts."""
+def _stride(sizes: Sequence[int], n_devices: int, is_small: bool) -> int:
+    """Bytes from one device's room to the next one's."""
     small, large = _most(n_devices, sizes)
-    return (2 * small, 0) if is_small else (large, large // PIECE * 4)
+    return 2 * small if is_small else large
 
 
-def _layout(n_devices: int, sizes: Sequence[int]) -> tuple[int, int, int, int]:
-    """Where small parts, large ones and their flags begin in a channel, and its end. A large part
-    has as many rooms as there are devices, and one for what is added up."""
+def _layout(n_devices: int, sizes: Sequence[int]) -> tuple[int, int, int]:
+    """Where small parts and large ones begin in a channel, and its end. A large part has as many
+    rooms as there are devices, and one for what is added up."""
     small, large = _most(n_devices, sizes)
     at_large = HEAD + 2 * n_devices * 2 * small
-    at_flags = at_large + 2 * (n_devices + 1) * large
-    end = at_flags + 2 * (n_devices + 1) * (large // PIECE * 4)
-    return HEAD, at_large, at_flags, ceil_div(end, 256) * 256
+    end = at_large + 2 * (n_devices + 1) * large
+    return HEAD, at_large, ceil_div(end, 256) * 256
 
 
 register(OPS, launches)

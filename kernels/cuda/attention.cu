@@ -114,10 +114,12 @@ __global__ void __launch_bounds__(32 * kWarps) attention(const __grid_constant__
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
       const int d = 32 * kWarps * i + threadIdx.x;
-      if (d < hd_v) out[d] = folds[i].value();
+      if (d < hd_v) out[d] = folds[i].value(a, head);
     }
     return;
   }
   if (!arrives_last(tickets + slot, splits.n)) return;
-  join(a, slot, splits.n, 1, 1, hd_v, [&](int, int d, float y) { out[d] = y; });
+  join(
+      a, slot, splits.n, 1, 1, hd_v, [&](int) { return head; },
+      [&](int, int d, float y) { out[d] = y; });
 }

@@ -11,13 +11,14 @@ struct AttentionArgs {
   float scale, max_bias, softcap;
   i32 window, n_single;
   i32 n_splits;
-  float* parts;   // [slot][split][row][width + 2]: a sum, the largest score and the total weight
-  FastDiv group;  // heads of q a KV head
-  i32 tile_rows;  // of a slot
-  FastDiv slots;  // of a token
-  i32 tiles;      // of attention_prefill_few
-  i32 beside;     // whether the launch after, or for single tokens the one before, needs no order
-  i32 early;      // whether attention_decode_listed has all single tokens of the run
+  float* parts;  // [slot][split][row][width + 2]: a sum, the largest score and the total weight
+  const float* sinks;  // of each head, or null
+  FastDiv group;       // heads of q a KV head
+  i32 tile_rows;       // of a slot
+  FastDiv slots;       // of a token
+  i32 tiles;           // of attention_prefill_few
+  i32 beside;  // whether the launch after, or for single tokens the one before, needs no order
+  i32 early;   // whether attention_decode_listed has all single tokens of the run
 };
 
 constexpr int kPage = 64;    // keys; PAGE of plan_key.py
@@ -40,6 +41,12 @@ __device__ __forceinline__ float score_log2(const AttentionArgs& a, float dot, f
     s = a.softcap - __fdividef(2.0f * a.softcap, 1.0f + e);
   }
   return fmaf(-slope2, (float)distance, s * kLog2E);
+}
+
+// The weight of a head's sink, which is one more score, of a key without a value. best: the largest
+// score of those that are seen, times log2(e).
+__device__ __forceinline__ float sink_weight(const AttentionArgs& a, int head, float best) {
+  return a.sinks ? exp2_normal(fmaf(a.sinks[head], kLog2E, -best)) : 0.0f;
 }
 
 // -- which keys ----------------------------------------------------------------------------------
@@ -135,14 +142,20 @@ struct Fold {
     sum = by.add(sum, y);
     add_weights(by, best, weights);
   }
-  __device__ __forceinline__ float inverse() const { return total > 0.0f ? 1.0f / total : 0.0f; }
-  __device__ __forceinline__ float value() const { return sum * inverse(); }
+  // Nothing where no key was seen. head: whose sink takes its share.
+  __device__ __forceinline__ float inverse(const AttentionArgs& a, int head) const {
+    return total > 0.0f ? 1.0f / (total + sink_weight(a, head, top)) : 0.0f;
+  }
+  __device__ __forceinline__ float value(const AttentionArgs& a, int head) const {
+    return sum * inverse(a, head);
+  }
 };
 
-// Called by every thread once all parts are written: adds them up. store(row, i, value).
-template <class Store>
+// Called by every thread once all parts are written: adds them up. head_of(row); store(row, i,
+// value).
+template <class HeadOf, class Store>
 __device__ __forceinline__ void join(const AttentionArgs& a, int slot, int n_active, int rows,
-                                     int rows_used, int width, Store store) {
+                                     int rows_used, int width, HeadOf head_of, Store store) {
   const i64 step = (i64)rows * (width + 2);
   for (int i = threadIdx.x; i < rows_used * width; i += blockDim.x) {
     const int row = i / width, d = i - row * width;
@@ -161,6 +174,6 @@ __device__ __forceinline__ void join(const AttentionArgs& a, int slot, int n_act
 #pragma unroll
       for (int s = 0; s < BATCH; ++s) fold.add(best[s], y[s], weights[s]);
     }
-    store(row, d, fold.value());
+    store(row, d, fold.value(a, head_of(row)));
   }
 }

@@ -1,6 +1,6 @@
 """Launches attention: attention_decode.cu for single tokens, attention_prefill.cu for those of
 prompts, attention_prefill_few.cu where they are few, attention.cu for the head sizes, types and
-layouts that these do not take, attention_plain.cu for heads with sinks and for wide ones.
+layouts that these do not take, attention_plain.cu for wide heads.
 
 A row below is a (token, head) of those that read one KV head. Grids depend on shapes alone; which
 part of the cache is visible, kernels read from the positions. A token's result depends on its kind,
@@ -41,7 +41,8 @@ KEYS = 16  # of a chunk, a warp
 SMALL = 9 << 10  # bytes of two groups up to which a warp has two on their way
 MAX_SPLITS, MAX_TICKETS = 128, 8192  # of a slot, and slots
 LISTED = 256  # single tokens of a launch
-HEAD_SIZES = (64, 128)  # of the tensor-core kernels
+HEAD_SIZES = (64, 128)  # of the tensor-core kernels for prompts
+SINGLE_SIZES = (64, 96, 128, 256)  # of the one for single tokens
 PREFILL_ROWS, PREFILL_KEYS, PREFILL_THREADS = 128, (128, 64), 256
 FEW, FEW_ROWS = 64, 64  # tokens of prompts in a run that are few, and rows of a block then
 STRETCH = 2048  # keys whose sums are folded one after the other
@@ -72,7 +73,8 @@ class Plan:
 
     def parts_bytes(self, width: int) -> int:
         """Scratch for what splits pass on: float sums, with two more floats a row."""
-        return 4 * self.slots * self.splits * self.rows * (width + 2) if self.splits > 1 else 0
+        n = self.slots * self.splits * self.rows if self.splits > 1 else 0
+        return ceil_div(4 * n * (width + 2), 256) * 256
 
 
 def _splits(device: DeviceInfo, slots: int, n_ctx: int) -> int:
@@ -80,16 +82,19 @@ def _splits(device: DeviceInfo, slots: int, n_ctx: int) -> int:
     return max(1, min(device.sm_count // slots, ceil_div(n_ctx, CHUNK), MAX_SPLITS))
 
 
-def _any(device: DeviceInfo, q: Operand, k: Operand, v: Operand, n_ctx: int) -> Plan:
+def _any(
+    device: DeviceInfo, q: Operand, k: Operand, v: Operand, n_ctx: int, begin: int = 0
+) -> Plan:
+    """The tokens from `begin` on."""
     per_lane = next(n for n in PER_LANE if 32 * n >= max(q.ne[0], v.ne[0]))
     entry = f"attention<{cpp_type(k.dtype)}, {cpp_type(v.dtype)}, {per_lane}>"
-    n_head, n_tok = q.ne[1:3]
+    n_head, n_tok = q.ne[1], q.ne[2] - begin
     splits = _splits(device, n_head, n_ctx)
     # A block goes through the splits where there are enough tokens for all multiprocessors.
     parallel = splits if n_head * n_tok <= device.sm_count else 1
     slots = n_head * n_tok if parallel > 1 else 0
     grid = (n_head, n_tok, parallel)
-    return Plan(0, n_tok, "attention", entry, grid, 32 * WARPS, 0, slots, splits)
+    return Plan(begin, n_tok, "attention", entry, grid, 32 * WARPS, 0, slots, splits)
 
 
 def _single(
@@ -112,7 +117,7 @@ def _single(
         return [Plan(0, 1, "attention_decode", f"attention_decode<{types}>",
                      (n_kv_head, splits, tiles), threads, shared, slots, splits, rows)]  # fmt: skip
     shared = WARPS * ring + 4 * rows * (WARPS * (hd + 2) + hd)
-    blocks = device.sm_count * (2 if tile == 8 else 1)
+    blocks = device.sm_count * (2 if tile == 8 and hd <= 128 else 1)
     most = max(1, min(LISTED, MAX_TICKETS // slots))
     return [
         Plan(i, m, "attention_decode", f"attention_decode_listed<{types}>",
@@ -151,28 +156,43 @@ def _prefill(
     return None
 
 
-def _tensor_cores(
-    device: DeviceInfo, q: Operand, k: Operand, v: Operand, table: Operand, n_single: int
-) -> list[Plan] | None:
-    """The plans for head sizes and types that the tensor-core kernels take."""
-    names = {k.dtype.name, v.dtype.name}
-    hd = k.ne[0]
+def _of_singles(
+    device: DeviceInfo, q: Operand, k: Operand, v: Operand, n_ctx: int, n: int
+) -> list[Plan]:
+    """The plans for n single tokens where attention_decode.cu takes them, one as well as many."""
+    names, hd, group = {k.dtype.name, v.dtype.name}, k.ne[0], q.ne[1] // k.ne[1]
+    halves = names <= {"f16"} or names == {"bf16"}
+    known = halves or (names <= {"f16", "q8_0"} and hd != 96)
+    if n == 0 or hd not in SINGLE_SIZES or v.ne[0] != hd or not known:
+        return []
+    fits = device.shared_per_block - DECODE_STATIC
+    plans = {m: _single(device, k, v, group, n_ctx, m) for m in (1, 2, n)}
+    return plans[n] if all(p.shared <= fits for some in plans.values() for p in some) else []
+
+
+def _of_prompts(
+    device: DeviceInfo, q: Operand, k: Operand, v: Operand, table: Operand, begin: int
+) -> Plan | None:
+    """The plan for the tokens from `begin` on where the tensor-core kernels take them."""
+    names, hd, n = {k.dtype.name, v.dtype.name}, k.ne[0], q.ne[2] - begin
     if hd not in HEAD_SIZES or v.ne[0] != hd or not (names <= {"f16", "q8_0"} or names == {"bf16"}):
         return None
-    group, n = q.ne[1] // k.ne[1], q.ne[2] - n_single
-    plans = []
-    if n:  # first, as its blocks take longest
-        many = _prefill(device, k, v, group, (table.ne[0], table.ne[1]), n_single, n)
-        if many is None:
-            return None
-        plans.append(many)
-    if n_single:
-        plans += _single(device, k, v, group, table.ne[0] * PAGE, n_single)
-    for p in plans:
-        static = DECODE_STATIC if p.name == "attention_decode" else STATIC
-        if p.shared > device.shared_per_block - static:
-            return None  # the rings of keys and values do not fit
-    return plans
+    entries = table.ne[0], table.ne[1]
+    plan = _prefill(device, k, v, q.ne[1] // k.ne[1], entries, begin, n)
+    return plan if plan is not None and plan.shared <= device.shared_per_block - STATIC else None
+
+
+def _plans(
+    device: DeviceInfo, q: Operand, k: Operand, v: Operand, table: Operand, n_single: int
+) -> list[Plan]:
+    """Those of prompts first, as their blocks take longest."""
+    n_ctx = table.ne[0] * PAGE
+    singles = _of_singles(device, q, k, v, n_ctx, n_single)
+    begin = n_single if singles else 0
+    if begin == q.ne[2]:
+        return singles
+    fast = _of_prompts(device, q, k, v, table, begin) if singles or n_single == 0 else None
+    return [fast or _any(device, q, k, v, n_ctx, begin), *singles]
 
 
 def _wide_loads(o: Operand) -> bool:
@@ -193,36 +213,40 @@ def supports(node: Tensor) -> bool:
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     if attention_plain.applies(node):
         return 0
-    q, k, v, _, _, table = (Operand.of(t, 0) for t in node.live_srcs())
-    n_ctx = table.ne[0] * PAGE
-    plans = _tensor_cores(device, q, k, v, table, node.params["n_single"]) or []
-    return max(p.parts_bytes(v.ne[0]) for p in (_any(device, q, k, v, n_ctx), *plans))
+    q, k, v, _, _, table = (Operand.of(t, 0) for t in node.live_srcs()[:6])
+    plans = _plans(device, q, k, v, table, node.params["n_single"])
+    # Launches that run beside each other have room of their own.
+    most = sum(p.parts_bytes(v.ne[0]) for p in plans)
+    return max(most, _any(device, q, k, v, table.ne[0] * PAGE).parts_bytes(v.ne[0]))
 
 
 def launches(call: Call) -> list[Launch]:
     if attention_plain.applies(call.node):
         return attention_plain.launches(call)
     q, k, v, pos, seq, table = (call.src(i) for i in range(6))
-    n_ctx = table.ne[0] * PAGE
-    plans = _tensor_cores(call.device, q, k, v, table, call.node.params["n_single"])
-    if plans is None or not all(_wide_loads(o) for o in (q, k, v, call.dst)):
-        plans = [_any(call.device, q, k, v, n_ctx)]
+    plans = [_any(call.device, q, k, v, table.ne[0] * PAGE)]
+    if all(_wide_loads(o) for o in (q, k, v, call.dst)):
+        plans = _plans(call.device, q, k, v, table, call.node.params["n_single"])
     params = op_spec("attention").pack_params(call.node.params)
+    sinks = call.optional(6)
 
     def tokens(o: Operand, plan: Plan, axis: int) -> Operand:
         """The plan's part of an operand."""
         ne = tuple(plan.n if i == axis else n for i, n in enumerate(o.ne))
         return o.shift(plan.begin * o.nb[axis], ne)
 
-    # The second of a launch for prompts and one for single tokens need not wait for the first.
-    both = len({p.name for p in plans}) == 2
+    # The second of a launch for prompts and one for single tokens need not wait for the first, if
+    # that lets it in after its own wait.
+    both = len({p.name for p in plans}) == 2 and plans[0].name.startswith("attention_prefill")
 
     def launch(i: int, plan: Plan) -> Launch:
         operands = (
             tokens(call.dst, plan, 2), tokens(q, plan, 2), k, v, tokens(pos, plan, 0),
             tokens(seq, plan, 0), table,
         )  # fmt: skip
-        numbers = params + struct.pack("@i", plan.splits) + struct.pack("@P", call.scratch)
+        parts = call.scratch + sum(p.parts_bytes(v.ne[0]) for p in plans[:i])
+        numbers = params + struct.pack("@i", plan.splits) + struct.pack("@P", parts)
+        numbers += struct.pack("@P", 0 if sinks is None else sinks.address)
         numbers += fast_div(q.ne[1] // k.ne[1]) + struct.pack("@i", plan.rows)
         numbers += fast_div(plan.slots // plan.n)  # of a token
         early = plan.n == call.node.params["n_single"]

@@ -31,9 +31,13 @@ struct WaitAtEnd {
   }
 };
 
+// Of a multiprocessor.
+template <int HD, int NT>
+constexpr int kBlocks = NT == 1 && HD <= 128 ? 2 : 1;
+
 // NT: tiles of 8 rows. HD: head size of keys and values. Of one token.
 template <class K, class V, int HD, int NT>
-__global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
     attention_decode(const __grid_constant__ AttentionArgs a) {
   typedef Rows<K, HD, NT> R;
   typedef Feed<K, V, HD> F;
@@ -90,14 +94,16 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
     const int row = i / HD, d = i % HD;
     const auto p = R::gather(sums, WARP_BYTES, tops, row, d);
     if (splits.n == 1) {
-      tile.output(a, row)[d] = p.weights > 0.0f ? p.sum / p.weights : 0.0f;
+      tile.output(a, row)[d] = p.value(a, tile.head_of(row));
     } else {
       R::write(a, tile.slot, split, row, d, p);
     }
   }
   if (splits.n == 1 || !arrives_last(tickets + tile.slot, splits.n)) return;
-  join(a, tile.slot, splits.n, a.tile_rows, tile.n_rows, HD,
-       [&](int row, int d, float y) { tile.output(a, row)[d] = y; });
+  join(
+      a, tile.slot, splits.n, a.tile_rows, tile.n_rows, HD,
+      [&](int row) { return tile.head_of(row); },
+      [&](int row, int d, float y) { tile.output(a, row)[d] = y; });
 }
 
 constexpr int kListed = 32 * kWarps;  // tokens; LISTED of attention.py
@@ -125,7 +131,7 @@ struct Listed {
 // The same for several tokens. A block goes from piece to piece, the keys of the next being on
 // their way.
 template <class K, class V, int HD, int NT>
-__global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
     attention_decode_listed(const __grid_constant__ AttentionArgs a) {
   typedef Rows<K, HD, NT> R;
   typedef Feed<K, V, HD> F;
@@ -283,7 +289,7 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
           continue;
         }
         if (p.splits.n == 1) {
-          p.tile.output(a, row)[d] = part.weights > 0.0f ? part.sum / part.weights : 0.0f;
+          p.tile.output(a, row)[d] = part.value(a, p.tile.head_of(row));
           continue;
         }
         Fold fold;
@@ -293,7 +299,7 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
         }
         fold.add(part.best, part.sum, part.weights);
         if (split + 1 == p.splits.n) {
-          p.tile.output(a, row)[d] = fold.value();
+          p.tile.output(a, row)[d] = fold.value(a, p.tile.head_of(row));
         } else {
           folded[i] = fold.sum;
           if (d == 0) stats[(split + 1) % 2][row] = make_float2(fold.top, fold.total);
@@ -301,7 +307,9 @@ __global__ void __launch_bounds__(32 * kWarps, NT == 1 ? 2 : 1)
       }
     }
     if (p.whole() || !arrives_last(tickets + p.tile.slot, p.n_pieces)) continue;
-    join(a, p.tile.slot, p.splits.n, a.tile_rows, p.tile.n_rows, HD,
-         [&](int row, int d, float y) { p.tile.output(a, row)[d] = y; });
+    join(
+        a, p.tile.slot, p.splits.n, a.tile_rows, p.tile.n_rows, HD,
+        [&](int row) { return p.tile.head_of(row); },
+        [&](int row, int d, float y) { p.tile.output(a, row)[d] = y; });
   }
 }

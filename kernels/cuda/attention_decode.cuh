@@ -25,6 +25,7 @@ template <class K, int HD, int NT>
 struct Rows {
   typedef typename CacheRow<K>::Half T;
   static constexpr int ROWS = 8 * NT, PITCH = HD + 2;  // floats; two more spread rows over banks
+  static constexpr int kWide = HD / 64 * 64;           // dims that are taken 64 at a time
   float slope2[NT][2], top[NT][2], total[NT][2], sum[NT][HD / 16][4];
 
   typedef uint4 Queries[ROWS][HD / 8 + 1];  // a row more than its elements: other banks
@@ -155,15 +156,36 @@ struct Rows {
           for (int r = 0; r < 4; ++r) {
             word[r] = i == 0 ? v[r].x : i == 1 ? v[r].y : i == 2 ? v[r].z : v[r].w;
           }
-          const u32 columns[4] = {
-              __byte_perm(word[0], word[1], 0x5410), __byte_perm(word[0], word[1], 0x7632),
-              __byte_perm(word[2], word[3], 0x5410), __byte_perm(word[2], word[3], 0x7632)};
+          add_values(4 * c + i, word, p);
+        }
+      }
+      if constexpr (HD % 64 != 0) {  // 32 dims are left: 4 g and the three after
+        uint2 v[4];
 #pragma unroll
-          for (int n = 0; n < NT; ++n) mma<T>(sum[n][4 * c + i], columns, p[n][0], p[n][1]);
+        for (int r = 0; r < 4; ++r) {
+          const uint4 eight =
+              F::Values::read8(values, 2 * t + r % 2 + r / 2 * 8, kWide + g / 2 * 8);
+          v[r] = g % 2 ? make_uint2(eight.z, eight.w) : make_uint2(eight.x, eight.y);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          u32 word[4];
+#pragma unroll
+          for (int r = 0; r < 4; ++r) word[r] = i == 0 ? v[r].x : v[r].y;
+          add_values(kWide / 16 + i, word, p);
         }
       }
       feed.release_values(a);
     }
+  }
+
+  // word: two dims of four keys. Adds them, times their weights, to sums m.
+  __device__ __forceinline__ void add_values(int m, const u32 (&word)[4], const u32 (&p)[NT][2]) {
+    const u32 columns[4] = {
+        __byte_perm(word[0], word[1], 0x5410), __byte_perm(word[0], word[1], 0x7632),
+        __byte_perm(word[2], word[3], 0x5410), __byte_perm(word[2], word[3], 0x7632)};
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma<T>(sum[n][m], columns, p[n][0], p[n][1]);
   }
 
   // The warp's sums, into rows of PITCH floats.
@@ -184,7 +206,9 @@ struct Rows {
         if (row < n_rows) {
 #pragma unroll
           for (int m = 0; m < HD / 16; ++m) {
-            *reinterpret_cast<float2*>(sums + row * PITCH + m / 4 * 64 + 8 * g + m % 4 * 2) =
+            const int d = m < kWide / 16 ? m / 4 * 64 + 8 * g + m % 4 * 2
+                                         : kWide + 4 * g + (m - kWide / 16) * 2;
+            *reinterpret_cast<float2*>(sums + row * PITCH + d) =
                 make_float2(sum[n][m][e], sum[n][m][2 + e]);
           }
         }
@@ -194,6 +218,10 @@ struct Rows {
 
   struct Part {
     float best, sum, weights;
+
+    __device__ __forceinline__ float value(const AttentionArgs& a, int head) const {
+      return weights > 0.0f ? sum / (weights + sink_weight(a, head, best)) : 0.0f;
+    }
   };
   // Element d of a row, of all warps. warp_bytes: between the sums of two of them.
   static __device__ __forceinline__ Part gather(const char* sums, int warp_bytes,

@@ -15,18 +15,20 @@ static_assert(kPage % kKeys == 0 && kChunk % kPage == 0, "a group has one page")
 __device__ __forceinline__ int warp_index() { return threadIdx.x / 32; }
 
 // The keys of a group, or its values, in shared memory. Rows of 16-bit floats lie such that lanes
-// of the products' layouts read from different banks; quantized ones as in the cache.
+// of the products' layouts read from different banks; quantized ones, and those of heads whose
+// units are no power of two, as in the cache.
 template <class C, int HD, bool VALUES>
 struct GroupRows {
   static constexpr bool kPlain = CacheRow<C>::kPlain;
   static constexpr int ROW = kPlain ? 2 * HD : HD / 32 * 34;
   static constexpr int BYTES = kKeys * ROW;
-  static constexpr int UNIT = kPlain ? 16 : HD == 128 ? 8 : 4;  // bytes of a copy
+  static constexpr int UNIT = kPlain ? 16 : HD == 64 ? 4 : 8;  // bytes of a copy
   static constexpr int UNITS = ROW / UNIT;
   static_assert(ROW % UNIT == 0, "rows are whole units");
+  static constexpr bool kMixed = kPlain && (UNITS & (UNITS - 1)) == 0;
 
   static __device__ __forceinline__ int place(int r, int unit) {
-    if (!kPlain) return r * ROW + unit * UNIT;
+    if (!kMixed) return r * ROW + unit * UNIT;
     return r * ROW + UNIT * (unit ^ (VALUES ? r & 6 : (r & 1) << 2));
   }
 
@@ -36,7 +38,7 @@ struct GroupRows {
     const int lane = threadIdx.x % 32;
     const char* const from = base + ((i64)max(page, 0) * kPage + j % kPage) * stride;
     const u32 below = j - seen.first, span = page < 0 ? 0 : seen.last - seen.first + 1;
-    if constexpr (kPlain) {
+    if constexpr (kMixed) {
       constexpr int STEP = 32 / UNITS;  // rows that the warp copies at a time
       const int r0 = lane / UNITS, unit = lane % UNITS;
       const char* row = from + r0 * stride + UNIT * unit;
@@ -50,7 +52,12 @@ struct GroupRows {
         const int n = 32 * i + lane, r = n / UNITS, unit = n % UNITS;
         if (kKeys * UNITS % 32 != 0 && r >= kKeys) continue;
         const u32 at = shared_address(to + place(r, unit));
-        copy_or_zeros<UNIT>(at, from + r * stride + UNIT * unit, below + r < span);
+        const char* const row = from + r * stride + UNIT * unit;
+        if constexpr (kPlain) {
+          copy16_or_zeros(at, row, below + r < span);
+        } else {
+          copy_or_zeros<UNIT>(at, row, below + r < span);
+        }
       }
     }
   }

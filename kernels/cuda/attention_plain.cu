@@ -1,4 +1,4 @@
-// attention for heads with sinks, and for heads wider than the other kernels take: in float, online
+// attention for heads wider than the other kernels take: in float, online
 // softmax, a block a (head, token) whose warps take every eighth key and are joined in a fixed
 // order. A token's result depends on nothing but its own keys.
 #include "cuda/dequant.cuh"

@@ -266,7 +266,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     weights += __shfl_xor_sync(kAllLanes, weights, 1);
     weights += __shfl_xor_sync(kAllLanes, weights, 2);
     if (row > last_row) continue;
-    const float inverse = weights > 0.0f ? 1.0f / weights : 0.0f;
+    const float sink = sink_weight(a, head_of(row), base);
+    const float inverse = weights > 0.0f ? 1.0f / (weights + sink) : 0.0f;
     const float x = keep * inverse, y = take * inverse;
     float* const out = reinterpret_cast<float*>(a.dst.row(head_of(row), token_of(row), 0)) + 2 * t;
 #pragma unroll

@@ -305,12 +305,13 @@ __global__ void __launch_bounds__(kThreads, 1)
           const Fold::Scales by = fold.scales(best2);
           fold.add_weights(by, best2, weights);
           if (n == 1) {  // as attention_prefill.cu does
-            const float inverse = weights > 0.0f ? 1.0f / weights : 0.0f;
+            const float sink = sink_weight(a, head_of(r), base);
+            const float inverse = weights > 0.0f ? 1.0f / (weights + sink) : 0.0f;
             keep *= inverse, take *= inverse;
           }
           float* to = reinterpret_cast<float*>(a.dst.row(head_of(r), token_of(r), 0));
           if (!whole) to = part_of(a, slot, stretch, r, kRows, HD);
-          const float scale = stretch + 1 == n ? fold.inverse() : 1.0f;
+          const float scale = stretch + 1 == n ? fold.inverse(a, head_of(r)) : 1.0f;
 #pragma unroll
           for (int d = 0; d < HD / 8; ++d) {
             const float* const rest = theirs + (4 * d + 2 * h) * OTHERS;
@@ -336,9 +337,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (!whole) {
       const int slot = blockIdx.y * gridDim.x + blockIdx.x;
       if (arrives_last(tickets + slot, min(n, (int)gridDim.z))) {
-        join(a, slot, n, kRows, n_rows, HD, [&](int r, int d, float y) {
-          reinterpret_cast<float*>(a.dst.row(head_of(r), token_of(r), 0))[d] = y;
-        });
+        join(
+            a, slot, n, kRows, n_rows, HD, [&](int r) { return head_of(r); },
+            [&](int r, int d, float y) {
+              reinterpret_cast<float*>(a.dst.row(head_of(r), token_of(r), 0))[d] = y;
+            });
       }
     }
     if (unit < a.tiles) return;

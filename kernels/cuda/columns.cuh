@@ -24,7 +24,7 @@ struct ColumnsArgs {
   const float* scales;       // of each column, or null
   const char* r;             // added to the result, or null
   const float2* turns;       // [m, head_dim / 2] cosine and sine
-  const i32* state_rows;     // rows of the states that the columns become
+  const i32* state_rows;     // rows of the states that the columns become; null: as they come
   char* state[2];            // keys and values
   float* dst;                // [m, n]
   float4* parts;             // sums of parts of k, if there are several
@@ -106,7 +106,7 @@ __device__ __forceinline__ BesideOne beside_one(int kind, const ColumnsArgs& a, 
   if (kind == QKV) {
     const int half = a.head_dim / 2;
     b.turn = __ldcg(a.turns + at * half + pair % half);
-    b.state_row = __ldcg(a.state_rows + at);
+    b.state_row = a.state_rows ? __ldcg(a.state_rows + at) : at;
   }
   return b;
 }

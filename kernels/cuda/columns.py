@@ -97,21 +97,20 @@ def products(
     """
     op, p = node.op or "", node.params
     dst = dst or Operand.of(node, 0)
+    if op == "norm_qkv_rope":
+        return _heads_products(node, srcs, dst, mixed)
     given = [s for s in srcs if s is not None]
     norm, eps = None, 0.0
     if op.startswith("norm_"):
         x, norm, *weights = given
         eps = p["eps"]
         value = node.srcs[0]
-        if norm.nb[0] != 4 or norm.address % 16:
+        if not _norm_ok(norm):
             return []
     else:
         n = 2 if op == "mul_mat_swiglu" else 1
         weights, x, value = given[:n], given[n], node.srcs[n]
-    if value is not None and value.owner.role is Role.STATE:
-        value = None  # it may change between two ops that read it
-    if op == "norm_qkv_rope":
-        return _heads_products(node, srcs, dst, value, mixed)
+    value = _kept(value)
     if len({(w.dtype, w.nb[1]) for w in weights[:2]}) > 1 and op.endswith("swiglu"):
         return []
     if op.endswith("swiglu"):
@@ -124,14 +123,22 @@ def products(
     return [Product(PLAIN, (weights[0],), x, dst, norm, eps, r, value=value)]
 
 
+def _norm_ok(norm: Operand) -> bool:
+    return norm.nb[0] == 4 and norm.address % 16 == 0
+
+
+def _kept(value: Tensor | None) -> Tensor | None:
+    """A value that does not change between two ops that read it."""
+    return None if value is not None and value.owner.role is Role.STATE else value
+
+
 def _heads_products(
-    node: Tensor,
-    srcs: Sequence[Operand | None],
-    dst: Operand,
-    value: Tensor | None,
-    mixed: bool,
+    node: Tensor, srcs: Sequence[Operand | None], dst: Operand, mixed: bool
 ) -> list[Product]:
-    x, norm, wq, wk, wv, pos, rows, k_state, v_state = (s for s in srcs[:9] if s is not None)
+    x, wq, wk, wv, pos, rows, k_state, v_state = (s for s in (srcs[0], *srcs[2:9]) if s is not None)
+    norm, value = srcs[1], _kept(node.srcs[0])
+    if norm is not None and not _norm_ok(norm):
+        return []
     factors = srcs[9] if len(srcs) > 9 else None
     p, head_dim = dict(node.params), node.shape[2]
     heads = Heads(pos, rows, (k_state, v_state), factors, rope_numbers(p, head_dim), head_dim,

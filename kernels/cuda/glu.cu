@@ -1,2 +1,2 @@
-// swiglu, geglu, reglu and swiglu_clamped.
+// swiglu, geglu, reglu, swiglu_clamped and sigmoid_mul.
 #include "cuda/gated.cuh"

@@ -7,12 +7,13 @@ from gguflow.engine.graph import op_spec
 from .elementwise import map_launch
 from .launch import Call, Launch, register
 
-OPS = ("swiglu", "geglu", "reglu", "swiglu_clamped")
+OPS = ("swiglu", "geglu", "reglu", "swiglu_clamped", "sigmoid_mul")
 FUNCTOR = {
     "swiglu": "gated<silu>",
     "geglu": "gated<gelu>",
     "reglu": "gated<relu>",
     "swiglu_clamped": "gated_clamped",
+    "sigmoid_mul": "gated<sigmoid>",
 }
 
 

@@ -1,5 +1,6 @@
 // Quantized weights times columns that are rounded to int8, in one order of sums for every number
-// of columns: mul_mat_one.cu and mul_mat_few.cu (2 to 16 columns) give the same bits.
+// of columns: mul_mat_one.cu, mul_mat_few.cu (2 to 16 columns) and mul_mat_integers.cu (more) give
+// the same bits.
 //
 // The order of a row's sum is a function of k alone:
 //   - A column's 32 elements v = x, or x times the norm's weight rounded once, become integers

@@ -68,8 +68,8 @@ class Launch:
 class DeviceInfo:
     """What launches may depend on.
 
-    shared_per_block: with the opt-in attribute. equal_bits: one column has the bits that it has
-    among several, where mul_mat_one.py can, which is slower than mul_mat_vec.cu.
+    shared_per_block: with the opt-in attribute. equal_bits: a column has the same bits alone and
+    among any number of others, where mul_mat_batch.py has kernels for that, which are slower.
     """
 
     arch: str = "sm_90"
@@ -122,14 +122,27 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """Rows that are there as dense rows of 16 bits: of f16 divided by scales, f32 [rows]."""
+
+    dtype: str
+    address: int
+    scales: int
+
+
+@dataclass(frozen=True)
 class Call:
-    """A node with addresses: what a launch file turns into launches."""
+    """A node with addresses: what a launch file turns into launches.
+
+    rounded: where the columns of a product are already, as `OpLaunches.rounds_to` wants them.
+    """
 
     node: Tensor
     dst: Operand
     srcs: tuple[Operand | None, ...]
     device: DeviceInfo
     scratch: int = 0  # address of `scratch_bytes` bytes
+    rounded: Rounded | None = None
 
     def src(self, i: int) -> Operand:
         """Source `i`, which must be there."""
@@ -139,6 +152,17 @@ class Call:
 
     def optional(self, i: int) -> Operand | None:
         return self.srcs[i] if i < len(self.srcs) else None
+
+
+def apart(a: Operand, b: Operand) -> bool:
+    """Whether no byte belongs to both, as far as the memory between first and last tells."""
+    begins = a.address, b.address
+    ends = [
+        o.address + sum((n - 1) * s for n, s in zip(o.ne[1:], o.nb[1:], strict=True))
+        + o.dtype.row_bytes(o.ne[0])
+        for o in (a, b)
+    ]  # fmt: skip
+    return ends[0] <= begins[1] or ends[1] <= begins[0]
 
 
 _TENSOR = struct.Struct(f"@P{2 * MAX_DIMS}q")
@@ -202,6 +226,10 @@ def _nothing(node: Tensor, device: DeviceInfo) -> int:
     return 0
 
 
+def _not(node: Tensor, device: DeviceInfo) -> str | None:
+    return None
+
+
 @dataclass
 class OpLaunches:
     """What a launch file says of its ops."""
@@ -210,6 +238,7 @@ class OpLaunches:
     supports: Callable[[Tensor], bool]
     supports_equal: Callable[[Tensor], bool]  # the same with equal_bits
     scratch_bytes: Callable[[Tensor, DeviceInfo], int]  # temporary device memory
+    rounds_to: Callable[[Tensor, DeviceInfo], str | None]  # of a product: what its columns become
     any_type: bool  # elements are moved, not read
 
 
@@ -223,14 +252,40 @@ def register(
     supports: Callable[[Tensor], bool] = _every,
     supports_equal: Callable[[Tensor], bool] | None = None,
     scratch_bytes: Callable[[Tensor, DeviceInfo], int] = _nothing,
+    rounds_to: Callable[[Tensor, DeviceInfo], str | None] = _not,
     any_type: bool = False,
 ) -> None:
     """Raises RuntimeError for an op that another file launches."""
-    made = OpLaunches(launches, supports, supports_equal or supports, scratch_bytes, any_type)
+    made = OpLaunches(
+        launches, supports, supports_equal or supports, scratch_bytes, rounds_to, any_type
+    )
     for op in ops:
         if op in _registered:
             raise RuntimeError(f"{op}: launched by two files, one is {launches.__module__}")
         _registered[op] = made
+
+
+# Of the calls that follow each other from one on: how many of them, and what computes them all.
+Joint = Callable[[Sequence[Call]], "tuple[int, list[Launch]] | None"]
+_joints: dict[str, list[Joint]] = {}
+MOST_JOINED = 4  # calls
+
+
+def register_joint(ops: Sequence[str], joint: Joint) -> None:
+    """Several ops in a row, of which the first is one of `ops`, as fewer launches than they have by
+    themselves: all of their results are written, so that graphs need not know."""
+    for op in ops:
+        _joints.setdefault(op, []).append(joint)
+
+
+def joined(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
+    """The launches of the first calls together, and of how many, where a launch file knows some."""
+    launch_files()
+    for joint in _joints.get(calls[0].node.op or "", ()):
+        found = joint(calls)
+        if found is not None:
+            return found
+    return None
 
 
 @cache
@@ -285,6 +340,12 @@ def is_legal(grid: Dim3) -> bool:
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     """Temporary device memory the node's launches want."""
     return launch_files()[node.op or ""].scratch_bytes(node, device)
+
+
+def rounds_to(node: Tensor, device: DeviceInfo) -> str | None:
+    """The 16-bit type that a node's launches first round all columns of a product to, as dense
+    rows; None where they do not. With such rows in `Call.rounded` they are taken from there."""
+    return launch_files()[node.op or ""].rounds_to(node, device)
 
 
 def launches(call: Call) -> Sequence[Launch | Gemm]:

@@ -85,6 +85,14 @@ def _ways(node: Tensor, device: DeviceInfo, most: int | None) -> tuple[ModuleTyp
     return (*first, mul_mat_mma if quantized else mul_mat_gemm)
 
 
+def rounds_to(node: Tensor, device: DeviceInfo) -> str | None:
+    """As `launch.rounds_to`."""
+    srcs = tuple(None if s is None else Operand.of(s, s.view_offset) for s in node.srcs)
+    ways = _ways(node, device, None)
+    way = next((w for w in ways if w.applies(node, srcs, device)), None)
+    return mul_mat_gemm.rounds_to(node, srcs) if way is mul_mat_gemm else None
+
+
 def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
     """most: up to so many columns mul_mat_vec.cu, which rounds no column of float weights; None:
     while it is fastest."""
@@ -107,4 +115,4 @@ def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
     ]
 
 
-register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)
+register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes, rounds_to=rounds_to)

@@ -1,5 +1,5 @@
 """Products by kernels of Hopper, of several columns, and with `DeviceInfo.equal_bits` of one and of
-any number of columns of 16-bit weights: which of them a node goes to."""
+any number: which of them a node goes to."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from . import (
     mul_mat_chain,
     mul_mat_columns,
     mul_mat_few,
+    mul_mat_integers,
     mul_mat_library,
     mul_mat_one,
     mul_mat_stream,
@@ -42,6 +43,8 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     t = p.weights[0].dtype
     if device.equal_bits and not t.is_quantized:
         return next((w for w in EQUAL_FLOATS if w.takes(p, device)), None)
+    if p.m > mul_mat_few.MOST and mul_mat_integers.takes(p, device):
+        return mul_mat_integers
     if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
         return None
     ways = [mul_mat_one, mul_mat_few, mul_mat_stream, mul_mat_columns]

@@ -107,6 +107,12 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     return _Layout(found[0], dequantized, len(found) == 2).end
 
 
+def rounds_to(node: Tensor, srcs: tuple[Operand | None, ...]) -> str | None:
+    """The type that x becomes; None where it stays as it is."""
+    dtype = _products(node, srcs)[0].dtype
+    return None if dtype == "f32" else dtype
+
+
 def launches(call: Call) -> list[Launch | Gemm]:
     """The launches of a node that `applies`."""
     found = _products(call.node, call.srcs)
@@ -118,6 +124,9 @@ def launches(call: Call) -> list[Launch | Gemm]:
     made: list[Launch | Gemm] = []
     if p.dtype == "f32":
         rows = Matrix(x.address, p.k, p.m * p.k)
+    elif call.rounded is not None:
+        scales = call.rounded.scales
+        rows = Matrix(call.rounded.address, p.k, p.m * p.k)
     else:
         made.append(round_launch(p.dtype, x, at.x, at.scales, call.node.srcs[len(found)]))
         rows = Matrix(at.x, p.k, p.m * p.k)

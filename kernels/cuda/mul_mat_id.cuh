@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/eight.cuh"
+#include "cuda/gated.cuh"
 
 struct IdArgs {
   gf_tensor dst, w, x, ids, bias;  // bias may be null
@@ -23,6 +24,25 @@ __device__ __forceinline__ float* result_of(const IdArgs& a, i64 pair) {
 }
 __device__ __forceinline__ float bias_of(const gf_tensor& bias, i32 expert, i64 row) {
   return bias.data ? reinterpret_cast<const float*>(bias.row(expert, 0, 0))[row] : 0.0f;
+}
+
+struct IdGluArgs {
+  IdArgs id;              // w and bias are the gate's
+  gf_tensor up, up_bias;  // of the shapes of the gate's
+  i32 act;                // an index of ACTS in engine/ops/mul_mat_id_glu.py
+  float alpha, limit;     // of gated_clamped
+};
+
+template <class Act>
+__device__ __forceinline__ Act act_of(const IdGluArgs&) {
+  return Act();
+}
+template <>
+__device__ __forceinline__ gated_clamped act_of<gated_clamped>(const IdGluArgs& a) {
+  gated_clamped act;
+  act.alpha = a.alpha;
+  act.limit = a.limit;
+  return act;
 }
 
 // Of rows whose blocks of eight plain elements lie at multiples of their size.

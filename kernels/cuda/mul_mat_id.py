@@ -7,11 +7,14 @@ from math import gcd
 
 from gguflow.engine.graph import Role, Tensor, op_spec
 
+from .expert_columns import Experts, takes
+from .expert_vec import FEW, glu_launch, takes_glu
 from .glu import FUNCTOR
 from .launch import (
     MAX_GRID_YZ,
     Call,
     DeviceInfo,
+    Dim3,
     Kernel,
     Launch,
     Operand,
@@ -23,7 +26,6 @@ from .launch import (
 from .mul_mat_rows import round_launch
 
 OPS = ("mul_mat_id",)
-FEW = 64  # pairs up to which weights are read once a pair
 ROWS_OF_WARP, WARPS = 4, 4
 TILE_ROWS = 64
 MOST_EXPERTS = 1024  # kSorters
@@ -80,27 +82,42 @@ def supports(node: Tensor) -> bool:
 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
-    w, x = (Operand.of(t, t.view_offset) for t in node.live_srcs()[:2])
-    n_pairs = node.shape[0] * node.shape[1]
-    return _layout(w, x, n_pairs)[-1] if _takes_tiles(w, x, n_pairs) else 0
+    w, x, ids = (Operand.of(t, t.view_offset) for t in node.live_srcs()[:3])
+    return product_bytes(w, x, ids, device)
 
 
-def vec_launch(call: Call, gate: Operand, x: Operand, ids: Operand, bias: Operand | None,
-               up: Operand | None = None, up_bias: Operand | None = None) -> Launch:  # fmt: skip
-    """Products of few pairs; up: with the gated activation over both."""
-    dst, n = call.dst, gate.ne[1]
-    matrices = [gate] if up is None else [gate, up]
-    rows = ROWS_OF_WARP // len(matrices)
-    eights = "true" if all(_eights(w, x) for w in matrices) else "false"
-    args, types = _arguments(dst, gate, x, ids, bias), f"{cpp_type(gate.dtype)}, {rows}, {eights}"
-    entry = f"mul_mat_id_vec<{types}>"
-    if up is not None:
-        p = call.node.params
-        entry = f"mul_mat_id_glu<{types}, {FUNCTOR[p['act']]}>"
-        args = pack(args, up, up_bias, op_spec("mul_mat_id_glu").pack_params(p))
-    grid = (ceil_div(n, rows * WARPS), dst.ne[1] * dst.ne[2], 1)
-    block = (32 * WARPS, 1, 1)
-    return Launch(Kernel("mul_mat_id_vec.cu", entry), grid, block, args, dependent=True)
+def product_bytes(w: Operand, x: Operand, ids: Operand, device: DeviceInfo) -> int:
+    """Scratch memory of `product_launches`, whichever way addresses decide for."""
+    tiles = _layout(w, x, ids.size)[-1] if _takes_tiles(w, x, ids.size) else 0
+    return max(tiles, Experts([w], x, ids).end) if takes(w, x, ids.size, device) else tiles
+
+
+def vec_launch(dst: Operand, w: Operand, x: Operand, ids: Operand, bias: Operand | None) -> Launch:
+    """Products of few pairs."""
+    grid, types = _vec(dst, w, x, ROWS_OF_WARP)
+    args = _arguments(dst, w, x, ids, bias)
+    kernel = Kernel("mul_mat_id_vec.cu", f"mul_mat_id_vec<{types}>")
+    return Launch(kernel, grid, (32 * WARPS, 1, 1), args, dependent=True)
+
+
+def _vec(dst: Operand, w: Operand, x: Operand, rows: int, *others: Operand) -> tuple[Dim3, str]:
+    """The grid of mul_mat_id_vec.cu with so many rows a warp, and its template arguments."""
+    eights = "true" if all(_eights(o, x) for o in (w, *others)) else "false"
+    grid = (ceil_div(w.ne[1], rows * WARPS), dst.ne[1] * dst.ne[2], 1)
+    return grid, f"{cpp_type(w.dtype)}, {rows}, {eights}"
+
+
+def glu_few_launch(call: Call) -> Launch:
+    """mul_mat_id_glu of few pairs."""
+    gate, up, x, ids = (call.src(i) for i in range(4))
+    dst, p = call.dst, call.node.params
+    args = pack(_arguments(dst, gate, x, ids, call.optional(4)), up, call.optional(5),
+                op_spec("mul_mat_id_glu").pack_params(p))  # fmt: skip
+    if takes_glu(gate, up, x, dst.ne[1] * dst.ne[2], call.device):
+        return glu_launch(call, args)
+    grid, types = _vec(dst, gate, x, ROWS_OF_WARP // 2, up)
+    kernel = Kernel("mul_mat_id_vec.cu", f"mul_mat_id_glu<{types}, {FUNCTOR[p['act']]}>")
+    return Launch(kernel, grid, (32 * WARPS, 1, 1), args, dependent=True)
 
 
 def _arguments(dst: Operand, w: Operand, x: Operand, ids: Operand, bias: Operand | None) -> bytes:
@@ -108,13 +125,23 @@ def _arguments(dst: Operand, w: Operand, x: Operand, ids: Operand, bias: Operand
     return pack(dst, w, x, ids, bias, struct.pack("@i", _own_rows(dst, x)))
 
 
-def launches(call: Call) -> list[Launch]:
-    dst, w, x, ids, bias = call.dst, call.src(0), call.src(1), call.src(2), call.optional(3)
-    n_pairs, n = dst.ne[1] * dst.ne[2], w.ne[1]
+def product_launches(
+    call: Call,
+    dst: Operand,
+    w: Operand,
+    x: Operand,
+    ids: Operand,
+    bias: Operand | None,
+    values: tuple[Tensor | None, ...],
+) -> list[Launch]:
+    """dst [m, u, n] = x's rows times the experts of their ids. values: what x and ids hold."""
+    n_pairs, n, scratch = dst.ne[1] * dst.ne[2], w.ne[1], call.scratch
+    if takes(w, x, n_pairs, call.device):
+        return Experts([w], x, ids, scratch).launches(dst, [bias], values[1], call.device)
     if not _takes_tiles(w, x, n_pairs):
-        return [vec_launch(call, w, x, ids, bias)]
+        return [vec_launch(dst, w, x, ids, bias)]
     args = _arguments(dst, w, x, ids, bias)
-    rounded, scales, pairs, tiles, count, _ = (call.scratch + at for at in _layout(w, x, n_pairs))
+    rounded, scales, pairs, tiles, count, _ = (scratch + at for at in _layout(w, x, n_pairs))
     kind, width = "bf16" if w.dtype.name == "bf16" else "f16", _width(w, n_pairs)
     sort = pack(args, struct.pack("@3Pi", pairs, tiles, count, width))
     if kind == "bf16":
@@ -122,13 +149,17 @@ def launches(call: Call) -> list[Launch]:
     many = pack(args, struct.pack("@5P", pairs, tiles, count, rounded, scales))
     entry = f"mul_mat_id_tile<{cpp_type(w.dtype)}, {kind}, {width // 8}>"
     grid = (ceil_div(n, TILE_ROWS), _tiles(w, n_pairs), 1)
-    value = call.node.srcs[1]
-    assert value is not None and value.owner.role is not Role.WEIGHT
+    assert values[0] is not None and values[0].owner.role is not Role.WEIGHT
     return [
-        round_launch(kind, x, rounded, scales, value),
+        round_launch(kind, x, rounded, scales, values[0]),
         Launch(Kernel(_SOURCE, "mul_mat_id_sort"), (1, 1, 1), (1024, 1, 1), sort),
         Launch(Kernel(_SOURCE, entry), grid, (128, 1, 1), many),
     ]
+
+
+def launches(call: Call) -> list[Launch]:
+    w, x, ids = (call.src(i) for i in range(3))
+    return product_launches(call, call.dst, w, x, ids, call.optional(3), call.node.srcs[1:3])
 
 
 register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes)

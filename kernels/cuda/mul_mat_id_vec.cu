@@ -1,7 +1,6 @@
 // mul_mat_id and mul_mat_id_glu of few pairs (row, id): a warp multiplies some weight rows with one
 // pair, so only the chosen experts' weights are read.
 #include "cuda/dependent.cuh"
-#include "cuda/gated.cuh"
 #include "cuda/mul_mat_id.cuh"
 
 // N weight rows of k elements, nb0 bytes a block, times x; every lane gets the sums.
@@ -61,25 +60,6 @@ __global__ void __launch_bounds__(128) mul_mat_id_vec(const __grid_constant__ Id
       if (lane == 0 && row < n) out[row] = sums[r] + bias_of(a.bias, expert, row);
     }
   });
-}
-
-struct IdGluArgs {
-  IdArgs id;              // w and bias are the gate's
-  gf_tensor up, up_bias;  // of the shapes of the gate's
-  i32 act;                // an index of ACTS in engine/ops/mul_mat_id_glu.py
-  float alpha, limit;     // of gated_clamped
-};
-
-template <class Act>
-__device__ __forceinline__ Act act_of(const IdGluArgs&) {
-  return Act();
-}
-template <>
-__device__ __forceinline__ gated_clamped act_of<gated_clamped>(const IdGluArgs& a) {
-  gated_clamped act;
-  act.alpha = a.alpha;
-  act.limit = a.limit;
-  return act;
 }
 
 // A warp R rows of either matrix, and the gated activation over them.

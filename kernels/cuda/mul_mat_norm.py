@@ -1,44 +1,73 @@
 """Launches the products that begin with a norm: by mul_mat_vec.cu for a few columns, by the kernels
-of Hopper for more, and elsewhere as the ops that they are made of."""
+of Hopper for more, and elsewhere as the ops that they are made of.
+
+Queries, keys and values that are turned as they are, whole, are finished by their products. Where
+there are biases, norms of heads or dimensions that pass through, or where these kernels do not take
+the products, these go to scratch memory and qkv_heads.cu does the rest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import ModuleType
 
-from gguflow.engine.graph import Graph, Role, Tensor
+from gguflow.engine.graph import F32, Graph, Role, Tensor, op_spec
 
-from . import launch, mul_mat_batch, mul_mat_vec
+from . import launch, mul_mat_batch, mul_mat_vec, qkv_heads
 from .gemm import Gemm
 from .launch import Call, DeviceInfo, Launch, Operand, ceil_div, register
 
 OPS = ("norm_mul_mat", "norm_mul_mat_swiglu", "norm_qkv_rope")
+_QKV = "norm_qkv_rope"
+MOST_EQUAL = 1 << 20  # columns of fused ops where bits may not depend on their number
 
 
 def supports(node: Tensor) -> bool:
     """Also many columns of types that the kernels for many columns know."""
-    return _supports(node, 2)
+    return _supports(node, 2, mul_mat_batch.MOST)
 
 
 def supports_equal(node: Tensor) -> bool:
-    """Also one column that mul_mat_vec.cu does not take, and any number of 16-bit weights."""
-    return _supports(node, 1, 1 << 20)
+    """Also one column that mul_mat_vec.cu does not take, and any number."""
+    return _supports(node, 1, MOST_EQUAL)
 
 
-def _supports(node: Tensor, least: int, most_floats: int = mul_mat_batch.MOST) -> bool:
-    """least: columns from which the kernels of Hopper may take them; most_floats: up to which, of
-    16-bit weights."""
+def _supports(node: Tensor, least: int, most: int = mul_mat_batch.MOST) -> bool:
+    """least, most: columns of which the kernels of Hopper may take them."""
+    if node.op == _QKV:
+        return _supports_heads(node)
     if mul_mat_vec.supports(node):
         return True
     if len(node.srcs[0].shape if node.srcs[0] else ()) != 2:
         return False
-    weights = node.live_srcs()[2:5] if node.op == "norm_qkv_rope" else node.live_srcs()[2:]
-    most = mul_mat_batch.MOST
-    if all(w.dtype.name in mul_mat_vec.FLOATS for w in weights):
-        most = most_floats
+    weights = node.live_srcs()[2:]
     many = least <= node.live_srcs()[0].shape[0] <= most
-    known = all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS for w in weights)
-    return many and known and (node.op != "norm_qkv_rope" or mul_mat_vec.supports_heads(node))
+    return many and all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS for w in weights)
+
+
+def _supports_heads(node: Tensor) -> bool:
+    """Whether qkv_heads.cu takes what the products leave."""
+    wq, wk, wv, pos, rows, *states = (s for s in node.srcs[2:9] if s is not None)
+    beside = [s.view_offset for s in node.srcs[10:] if s is not None]
+    aligned = not any(p % 16 for p in (*(4 * w.shape[0] for w in (wq, wk, wv)), *beside))
+    return qkv_heads.takes(node, pos, rows, states, aligned and node.shape[2] % 4 == 0)
+
+
+def _heads_launch(call: Call, places: Sequence[int], row: int = 0) -> Launch:
+    """places: of the products of queries, keys and values. row: bytes from token to token; 0: their
+    own."""
+    hd, m = call.node.shape[2], call.node.shape[0]
+    widths = [call.src(i).ne[1] for i in (2, 3, 4)]
+    values = []
+    for i, (n, at) in enumerate(zip(widths, places, strict=True)):
+        one = n if i == 2 else hd
+        strides = row or 4 * n, 4 * one, 4
+        t = Tensor("", F32, (m, n // one, one), Role.NODE, strides)
+        values.append(Operand.of(t, at))
+    rest = [call.optional(i) for i in range(5, 15)]
+    fixed = qkv_heads.constant(call.node.srcs[9:])
+    return qkv_heads.launch(call.dst, values, rest, call.node.params, fixed)
 
 
 def _by_vec(node: Tensor, device: DeviceInfo, most: int | None) -> bool:
@@ -47,9 +76,12 @@ def _by_vec(node: Tensor, device: DeviceInfo, most: int | None) -> bool:
     if m > mul_mat_vec.FEW or not mul_mat_vec.supports(node):
         return False
     if most is None:
-        srcs = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
-        most = mul_mat_batch.vec_most(node, srcs, device)
+        most = mul_mat_batch.vec_most(node, _operands(node), device)
     return m <= most
+
+
+def _operands(node: Tensor) -> list[Operand | None]:
+    return [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
 
 
 @dataclass
@@ -67,54 +99,94 @@ class _Parts:
         return t
 
 
-def _parts(node: Tensor) -> tuple[_Parts, Tensor]:
-    """And the one that makes the node's own result."""
+def _parts(node: Tensor) -> tuple[_Parts, list[Tensor]]:
+    """And those that make the node's own result, or its products of queries, keys and values."""
     g, made, p = Graph(), _Parts(), dict(node.params)
     x, norm, *rest = node.srcs
-    h = made.keep(g.op("rms_norm_mul", x, norm, eps=p["eps"]))
-    if node.op != "norm_qkv_rope":
-        assert node.op is not None
-        last = g.op(node.op.removeprefix("norm_"), *rest, h)
-        made.nodes.append(last)
-        return made, last
-    wq, wk, wv, pos, rows, k_state, v_state, *factors = rest
-    rope = {name: v for name, v in p.items() if name not in ("eps", "head_dim")}
+    h = x if norm is None else made.keep(g.op("rms_norm_mul", x, norm, eps=p["eps"]))
+    if node.op == _QKV:
+        return made, [made.keep(g.op("mul_mat", w, h)) for w in rest[:3]]
+    assert node.op is not None
+    last = g.op(node.op.removeprefix("norm_"), *rest, h)
+    made.nodes.append(last)
+    return made, [last]
 
-    def turned(w: Tensor | None) -> Tensor:
-        heads = made.keep(g.op("mul_mat", w, h))
-        shape = h.shape[0], heads.shape[1] // p["head_dim"], p["head_dim"]
-        return g.op("rope", g.reshape(heads, shape), pos, *factors, **rope)
 
-    q, k = turned(wq), made.keep(turned(wk))
-    made.nodes.append(q)
-    v = made.keep(g.op("mul_mat", wv, h))
-    flat = g.reshape(k, (k.shape[0], k.shape[1] * k.shape[2]))
-    made.nodes += [g.op("set_rows", k_state, flat, rows), g.op("set_rows", v_state, v, rows)]
-    return made, q
+def _products(node: Tensor) -> tuple[Tensor | None, _Parts]:
+    """The node whose launches make the products of `node`, None for the ops by themselves; and what
+    these leave for qkv_heads.cu: nothing where they finish it, which is then the node itself."""
+    kept = _Parts()
+    done = not any(node.srcs[10:]) and node.params.get("n_dims") == node.shape[-1]
+    if node.op != _QKV or (done and mul_mat_vec.supports_heads(node)):
+        return node, kept
+    x, _, *weights = node.srcs[:5]
+    rows = [w.shape[0] for w in weights if w is not None]
+    assert x is not None
+    m = x.shape[0]
+    q, k, v = (kept.keep(Tensor("", F32, (m, n), Role.STATE)) for n in rows)
+    if any(n % 2 for n in rows):
+        return None, kept
+    # Pairs of neighbours turned by no angle; states whose rows are the tokens.
+    params = {"eps": node.params["eps"], "head_dim": 2, "n_dims": 2, "mode": "norm"}
+    params = op_spec(_QKV).bind_params({**params, "freq_scale": 0.0})
+    srcs = (*node.srcs[:7], k, v)
+    made = replace(node, shape=(m, rows[0] // 2, 2), strides=(), srcs=srcs, params=params)
+    return made, kept
+
+
+def _way(
+    node: Tensor | None, srcs: Sequence[Operand | None], device: DeviceInfo, most: int | None
+) -> ModuleType | None:
+    """The launch file that makes a node, or None: the ops that it is made of."""
+    if node is None:
+        return None
+    if _by_vec(node, device, most):
+        return mul_mat_vec
+    if mul_mat_batch.applies(node, srcs, device):
+        return mul_mat_batch
+    return mul_mat_vec if _by_vec(node, device, mul_mat_vec.FEW) else None
 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo, most: int | None = None) -> int:
-    if _by_vec(node, device, most):
-        return 0
-    srcs = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
-    if mul_mat_batch.applies(node, srcs, device):
-        return mul_mat_batch.scratch_bytes(node, device)
-    if _by_vec(node, device, mul_mat_vec.FEW):
-        return 0
-    made, _ = _parts(node)
-    return made.end + max(launch.scratch_bytes(t, device) for t in made.nodes)
+    products, kept = _products(node)
+    way = _way(products, _operands(products) if products else [], device, most)
+    if way is None or products is None:
+        made, _ = _parts(node)
+        return made.end + max(launch.scratch_bytes(t, device) for t in made.nodes)
+    if way is mul_mat_vec:
+        return kept.end
+    return kept.end + mul_mat_batch.scratch_bytes(products, device)
 
 
 def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
     """most: up to so many columns mul_mat_vec.cu; None: while it is fastest."""
     node, device = call.node, call.device
-    if _by_vec(node, device, most):
-        return [*mul_mat_vec.launches(call)]
-    if mul_mat_batch.applies(node, call.srcs, device):
-        return [*mul_mat_batch.launches(call)]
-    if _by_vec(node, device, mul_mat_vec.FEW):
-        return [*mul_mat_vec.launches(call)]
-    return by_parts(call, launch.launches)
+    products, kept = _products(node)
+    places = [call.scratch + at for at in kept.places.values()]
+    mine = call
+    if products is not None and products is not node:
+        q, k, v = map(Operand.of, kept.nodes, places)
+        srcs = (*call.srcs[:6], replace(call.src(6), address=0), k, v)
+        dst = Operand.of(products, q.address)
+        mine = Call(products, dst, srcs, device, call.scratch + kept.end)
+    way = _way(products, mine.srcs, device, most)
+    if way is None:
+        return by_parts(call, launch.launches)
+    if way is mul_mat_vec and products is not node:
+        return [*_joined(call)]
+    made: list[Launch | Gemm] = list(way.launches(mine))
+    return made if products is node else [*made, _heads_launch(call, places)]
+
+
+def _joined(call: Call) -> list[Launch]:
+    """Products by mul_mat_vec.cu, those of a token after each other, and what follows."""
+    weights = [call.src(i) for i in (2, 3, 4)]
+    first = 0, weights[0].ne[1], weights[0].ne[1] + weights[1].ne[1]
+    m, row = call.node.shape[0], sum(w.ne[1] for w in weights)
+    dst = Operand.of(Tensor("", F32, (m, row), Role.NODE), call.scratch)
+    norm, eps = call.optional(1), call.node.params["eps"]
+    products = mul_mat_vec.joined_few(call.device, dst, weights, call.src(0), norm, eps)
+    return [products, _heads_launch(call, [call.scratch + 4 * n for n in first], 4 * row)]
 
 
 def by_parts(
@@ -128,18 +200,24 @@ def by_parts(
     def operand(t: Tensor | None) -> Operand | None:
         if t is None or t in given:
             return None if t is None else given[t]
-        if t is last:
-            return Operand.of(t, call.dst.address)
-        if t.op == "set_rows":
-            return Operand.of(t, call.src(node.srcs.index(t.srcs[0])).address)
-        return Operand.of(t, call.scratch + made.places[t.owner] + t.view_offset)
+        if t in made.places:
+            return Operand.of(t, call.scratch + made.places[t])
+        return Operand.of(t, call.dst.address)
 
     found: list[Launch | Gemm] = []
+    left: Launch | None = None  # what the scratch memory of the ops begins with
     for t in made.nodes:
         dst = operand(t)
-        assert dst is not None and t.role in (Role.NODE, Role.VIEW)
+        assert dst is not None and t.role is Role.NODE
         srcs = tuple(map(operand, t.srcs))
-        found += launches_of(Call(t, dst, srcs, device, call.scratch + made.end))
+        op = list(launches_of(Call(t, dst, srcs, device, call.scratch + made.end)))
+        first = op[0] if isinstance(op[0], Launch) and op[0].leaves is not None else None
+        if first is not None and first == left:
+            del op[0]
+        left = first
+        found += (replace(s, leaves=None) if isinstance(s, Launch) else s for s in op)
+    if node.op == _QKV:
+        found.append(_heads_launch(call, [call.scratch + made.places[t] for t in last]))
     return found
 
 

@@ -72,7 +72,7 @@ __device__ __forceinline__ BesideOne beside_pair(const ColumnsArgs& a, const Pai
     b.r[0] = __ldcg(reinterpret_cast<const float*>(a.r + rows.x * a.r_step));
     b.r[1] = __ldcg(reinterpret_cast<const float*>(a.r + rows.y * a.r_step));
   }
-  if (KIND == QKV) b.state_row = __ldcg(a.state_rows);
+  if (KIND == QKV) b.state_row = a.state_rows ? __ldcg(a.state_rows) : 0;
   return b;
 }
 

@@ -1,19 +1,9 @@
 // What surrounds a matrix product of a library: activations rounded to 16-bit rows before it, and
 // what is done to its result after it.
-//
-// float16 ends at 65504 and loses digits below 2^-14. A row whose largest element is beyond 2^15 or
-// below 2^-8 is divided by a power of two first, which loses nothing, and its results are
-// multiplied again. bfloat16 has float32's range and needs no scale.
 #include "cuda/functions.cuh"
+#include "cuda/row_scale.cuh"
 
 constexpr int kThreads = 256;
-
-// Power of two by which a row with this largest magnitude is divided; the quotient is below 2^15.
-// The largest scale is 2^114 and the smallest 2^-112: both have an inverse.
-__device__ __forceinline__ float scale_of(float largest) {
-  if (!(largest > 32768.0f || (largest < 0.00390625f && largest > 0.0f))) return 1.0f;
-  return gf_float_of((max(gf_bits_of(largest) >> 23, 29u) - 14) << 23);
-}
 
 struct RoundArgs {
   gf_tensor x;    // [c3, c2, m, k] f32, rows dense

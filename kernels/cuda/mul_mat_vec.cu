@@ -1,5 +1,5 @@
 // A few columns times weight rows, and what stands around such a product in a decode step: the norm
-// before it, the residual, SwiGLU, rotation and KV write after it.
+// before it, the residual, an activation, rotation and KV write after it.
 //
 // The grid is one block a multiprocessor. Every warp streams its rows, two at a time, through its
 // own stages in shared memory. The first stages are asked for before the kernel waits for the one
@@ -9,8 +9,8 @@
 // A result is summed in an order that depends on the weight's type and length alone.
 #include "cuda/vec_parts.cuh"
 
-// W: type of the weights; V: of the last matrix of QKV, which may differ. C: at least m columns.
-// Shared memory: barriers, rotations, columns, stages.
+// W: type of the weights; V: of the third matrix of QKV or JOINED, which may differ. C: at least m
+// columns. Shared memory: barriers, rotations, columns, stages.
 template <int KIND, class W, class V, int C>
 __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
     mul_mat_vec(const __grid_constant__ VecArgs a) {
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   char* const stages = xs + C * chunks * X_BYTES + warp * a.stages * STAGE;
 
   int pairs = a.pairs[0];
-  if (KIND == QKV) pairs += a.pairs[1] + a.pairs[2];
+  if (several_kind(KIND)) pairs += a.pairs[1] + a.pairs[2] + a.pairs[3];
   const int first = blockIdx.x + gridDim.x * warp, step = gridDim.x * warps;
   const int total = first < pairs ? ((pairs - first - 1) / step + 1) * chunks : 0;
 
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   Pair ask = {};
   const auto request = [&](int stage) {
     if (ask_chunk == 0) ask = pair_of(KIND, a, ask_index);
-    const bool v = KIND == QKV && ask.matrix == 2;
+    const bool v = several_kind(KIND) && ask.matrix == 2;
     const u32 bytes = v ? Chunk<V>::BYTES : Chunk<W>::BYTES, at = ask_chunk * bytes;
     const u32 row = (u32)(v ? a.row_bytes[2] : a.row_bytes[0]);
     char* const to = stages + stage * STAGE;
@@ -85,22 +85,26 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
 
   int stage = 0, chunk = 0, index = first;
   u32 parity = 0;
-  float r0 = 0.0f, r1 = 0.0f;
+  float r0 = 0.0f, r1 = 0.0f, b0 = 0.0f, b1 = 0.0f;
   float acc[kRows][C] = {};
   Pair p = {};
   for (int done = 0; done < total; ++done) {
     if (chunk == 0) {
       p = pair_of(KIND, a, index);
-      if (KIND == PLAIN && a.r != nullptr && lane < a.m) {  // asked for now, added at the end
+      if (added_kind(KIND) && a.r != nullptr && lane < a.m) {  // asked for now, added at the end
         r0 = __ldcg(a.r + lane * a.r_step + p.row0);
         r1 = __ldcg(a.r + lane * a.r_step + p.row1);
+      }
+      if (KIND == BIASED) {
+        b0 = __ldcg(a.bias + p.row0);
+        b1 = __ldcg(a.bias + p.row1);
       }
     }
     barrier_wait(bars + stage, parity);
     const char* const w = stages + stage * STAGE;
     const char* const x = xs + chunk * X_BYTES;
     const int n = min(a.k - chunk * N, N);
-    if (KIND == QKV && !is_same<W, V>::value && p.matrix == 2) {
+    if (several_kind(KIND) && !is_same<W, V>::value && p.matrix == 2) {
       Chunk<V>::multiply(w, x, chunks * X_BYTES, n, lane, acc);
     } else {
       Chunk<W>::multiply(w, x, chunks * X_BYTES, n, lane, acc);
@@ -116,7 +120,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
     index += step;
 #pragma unroll
     for (int c = 0; c < C; ++c) {
-      const float y0 = warp_reduce(acc[0][c], Add()), y1 = warp_reduce(acc[1][c], Add());
+      float y0 = warp_reduce(acc[0][c], Add()), y1 = warp_reduce(acc[1][c], Add());
+      if (KIND == BIASED) {
+        y0 += b0;
+        y1 += b1;
+      }
       if (lane == c && c < a.m) finish(KIND, a, p, turns, c, y0, y1, r0, r1);
       acc[0][c] = acc[1][c] = 0.0f;
     }

@@ -1,7 +1,7 @@
 """Launches mul_mat_vec.cu: products of few columns, with what stands around them in a decode step.
 
-mul_mat.py sends mul_mat, mul_mat_add and mul_mat_swiglu of few columns here, and mul_mat_norm.py
-the ops that begin with a norm.
+mul_mat.py sends mul_mat, mul_mat_add and mul_mat_swiglu of few columns here, mul_mat_norm.py the
+ops that begin with a norm, and mul_mat_ends.py those of one column that end in more.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def arguments(
     norm: Operand | None = None,
     eps: float = 0.0,
     r: Operand | None = None,
+    bias: Operand | None = None,
     pairs: Sequence[int],
     pos: Operand | None = None,
     rows: Operand | None = None,
@@ -125,22 +126,22 @@ def arguments(
     def address(o: Operand | None) -> int:
         return 0 if o is None else o.address
 
-    def three(values: Sequence[int]) -> list[int]:
-        return [*values, 0, 0, 0][:3]
+    def four(values: Sequence[int]) -> list[int]:
+        return [*values, 0, 0, 0, 0][:4]
 
     r_step = 0 if r is None or r.ne[1] == 1 else r.nb[1] // 4
     two = [*states, None, None][:2]
     body = struct.pack(
-        "@20q",
-        *three([o.address for o in w]), x.address, address(norm), dst.address, address(r),
-        address(pos), address(rows), address(factors), *(address(s) for s in two),
-        *three([o.nb[1] for o in w]), x.nb[1] // 4, dst.nb[1] // 4, r_step,
+        "@23q",
+        *four([o.address for o in w]), x.address, address(norm), dst.address, address(r),
+        address(bias), address(pos), address(rows), address(factors), *(address(s) for s in two),
+        *four([o.nb[1] for o in w]), x.nb[1] // 4, dst.nb[1] // 4, r_step,
         *(0 if s is None else s.nb[1] for s in two),
     )  # fmt: skip
     types = [0 if s is None else STATES.index(s.dtype.name) for s in two]
     n_ctx = states[0].ne[1] if states else 0
     numbers = struct.pack(
-        "@f14i", eps, *three(pairs), *three([o.ne[1] for o in w]), x.ne[0], x.ne[1], stages,
+        "@f16i", eps, *four(pairs), *four([o.ne[1] for o in w]), x.ne[0], x.ne[1], stages,
         head_dim, int(neox), *types, n_ctx,
     )  # fmt: skip
     body += rope + numbers
@@ -164,13 +165,15 @@ def multiply_few(
     r: Operand | None = None,
     norm: Operand | None = None,
     eps: float = 0.0,
-    relu: bool = False,
+    kind: str = "PLAIN",
+    bias: Operand | None = None,
 ) -> Launch:
-    """dst = norm(x) w^T + r, or relu of that without r, for operands that `takes` takes."""
+    """dst = norm(x) w^T + r for operands that `takes` takes. kind: RELU, of that without r; GELU or
+    GELU_ERF of it; BIASED, with a bias before r."""
     warps, stages, shared = plan([w], x.ne[0], x.ne[1], 0, device)
     pairs = ceil_div(w.ne[1], ROWS)
-    args = arguments([w], x, dst, stages, norm=norm, eps=eps, r=r, pairs=[pairs])
-    return _launch("RELU" if relu else "PLAIN", [w], x.ne[1], warps, shared, pairs, args, device)
+    args = arguments([w], x, dst, stages, norm=norm, eps=eps, r=r, bias=bias, pairs=[pairs])
+    return _launch(kind, [w], x.ne[1], warps, shared, pairs, args, device)
 
 
 def swiglu_few(
@@ -181,16 +184,33 @@ def swiglu_few(
     x: Operand,
     norm: Operand | None = None,
     eps: float = 0.0,
+    kind: str = "GLU",
 ) -> Launch:
-    """dst = swiglu(norm(x) gate^T, norm(x) up^T), for weights of one type."""
+    """dst = swiglu(norm(x) gate^T, norm(x) up^T), or with GEGLU geglu, for weights of one type."""
     warps, stages, shared = plan([gate, up], x.ne[0], x.ne[1], 0, device)
     args = arguments([gate, up], x, dst, stages, norm=norm, eps=eps, pairs=[gate.ne[1]])
-    return _launch("GLU", [gate, up], x.ne[1], warps, shared, gate.ne[1], args, device)
+    return _launch(kind, [gate, up], x.ne[1], warps, shared, gate.ne[1], args, device)
+
+
+def joined_few(
+    device: DeviceInfo,
+    dst: Operand,
+    weights: Sequence[Operand],
+    x: Operand,
+    norm: Operand | None,
+    eps: float,
+) -> Launch:
+    """dst = norm(x) w^T for up to four weights, the rows of one after the other's: of one type, or
+    three of which the last has its own."""
+    warps, stages, shared = plan(weights, x.ne[0], x.ne[1], 0, device)
+    pairs = [ceil_div(w.ne[1], ROWS) for w in weights]
+    args = arguments(weights, x, dst, stages, norm=norm, eps=eps, pairs=pairs)
+    return _launch("JOINED", weights, x.ne[1], warps, shared, sum(pairs), args, device)
 
 
 def supports_heads(node: Tensor) -> bool:
     """Whether queries, keys and values are made and go where the kernels can put them."""
-    _, _, wq, wk, wv, pos, rows, k_state, v_state = node.srcs[:9]
+    wq, wk, wv, pos, rows, k_state, v_state = node.srcs[2:9]
     assert wq and wk and wv and pos and rows and k_state and v_state
     return (
         wq.dtype is wk.dtype
@@ -199,7 +219,7 @@ def supports_heads(node: Tensor) -> bool:
         and k_state.shape[0] == v_state.shape[0]
         and node.params["n_dims"] == node.shape[2]
         and node.params["mode"] in ("norm", "neox")
-        and wv.shape[0] % 2 == 0
+        and not any(w.shape[0] % 2 for w in (wq, wk, wv))
         and all(s.dtype.name in STATES for s in (k_state, v_state))
     )
 
@@ -213,8 +233,8 @@ def supports(node: Tensor) -> bool:
         return w is not None and x is not None and takes(Operand.of(node, 0), [w], x, device)
     weights = [o for o in operands[2 : 2 + _WEIGHTS[node.op or ""]] if o is not None]
     x, norm = operands[:2]
-    assert x is not None and norm is not None
-    if norm.address % 16 or norm.nb[0] != 4:
+    assert x is not None
+    if norm is not None and (norm.address % 16 or norm.nb[0] != 4):
         return False
     head_dim = node.shape[2] if node.op == "norm_qkv_rope" else 0
     if node.op == "norm_qkv_rope" and not supports_heads(node):
@@ -229,8 +249,8 @@ def supports(node: Tensor) -> bool:
 def launches(call: Call) -> list[Launch]:
     op, p, d = call.node.op, dict(call.node.params), call.device
     if op == "mul_mat_relu":
-        return [multiply_few(d, call.dst, call.src(0), call.src(1), relu=True)]
-    x, norm, eps = call.src(0), call.src(1), p["eps"]
+        return [multiply_few(d, call.dst, call.src(0), call.src(1), kind="RELU")]
+    x, norm, eps = call.src(0), call.optional(1), p["eps"]
     if op == "norm_mul_mat":
         return [multiply_few(d, call.dst, call.src(2), x, norm=norm, eps=eps)]
     if op == "norm_mul_mat_swiglu":

@@ -33,7 +33,9 @@ __device__ __forceinline__ i64 clock_ns() {
 }
 
 // Waiting for another device: over once somebody gave the run up, or after timeout_ns, when `code`
-// goes to the word that says so. That word lies in the host's memory, so it is looked at seldom.
+// goes to the word that says so. That word lies in the host's memory, so it is looked at seldom,
+// and of the lanes that wait together by one: a device that all of whose threads looked would be
+// late itself, the other would then look as often, and every exchange of the run took milliseconds.
 struct Patience {
   u32* given_up;
   i64 timeout_ns;
@@ -46,14 +48,19 @@ struct Patience {
       : given_up(word), timeout_ns(ns), code(number), begin(0), turn(0), over(false) {}
 
   __device__ __forceinline__ bool is_over() {
-    if (over || ++turn % 1024 != 0) return over;
-    if (begin == 0) begin = clock_ns();
-    if (load_acquire(given_up) != 0) {
-      over = true;
-    } else if (clock_ns() - begin > timeout_ns) {
-      store_release(given_up, code);
-      over = true;
+    if (over || ++turn % 4096 != 0) return over;
+    const u32 lanes = __activemask();
+    const int first = __ffs(lanes) - 1;
+    if (threadIdx.x % 32 == first) {
+      if (begin == 0) begin = clock_ns();
+      if (load_acquire(given_up) != 0) {
+        over = true;
+      } else if (clock_ns() - begin > timeout_ns) {
+        store_release(given_up, code);
+        over = true;
+      }
     }
+    over = __shfl_sync(lanes, over, first);
     return over;
   }
 };

@@ -2,31 +2,43 @@
 // belong together, and what becomes of their sums. mul_mat_sparse.cu uses the columns alone.
 #pragma once
 
+#include "cuda/functions.cuh"
 #include "cuda/kv_state.cuh"
 #include "cuda/mul_mat_vec.cuh"
 #include "cuda/pipeline.cuh"
 #include "cuda/rope.cuh"
 
-enum { PLAIN, GLU, QKV, RELU };
+enum { PLAIN, GLU, QKV, RELU, GEGLU, GELU, GELU_ERF, BIASED, JOINED };
+
+// Of rows of two matrices, gate and up.
+constexpr bool gated_kind(int kind) { return kind == GLU || kind == GEGLU; }
+// Of rows of several matrices, one after the other.
+constexpr bool several_kind(int kind) { return kind == QKV || kind == JOINED; }
+// To which a residual, or a bias, may be added.
+constexpr bool added_kind(int kind) {
+  return kind == PLAIN || kind == GELU || kind == GELU_ERF || kind == BIASED;
+}
 
 // Mirrored by `arguments` in mul_mat_vec.py. Rows go by twos, called pairs: neighbours of one
-// matrix; for GLU the same row of gate and up; for QKV two dimensions that are rotated together.
+// matrix; for GLU and GEGLU the same row of gate and up; for QKV two dimensions that are rotated
+// together.
 struct VecArgs {
-  const char* w[3];
+  const char* w[4];
   const float* x;
   const float* norm;  // null: the columns as they are
   float* dst;
-  const float* r;  // added; null: nothing
+  const float* r;     // added; null: nothing
+  const float* bias;  // of BIASED, added before r
   const i32* pos;
   const i32* state_rows;  // rows of the states that the columns become
   const float* factors;   // of the frequencies; null: ones
   char* state[2];         // keys and values
-  i64 row_bytes[3];
+  i64 row_bytes[4];
   i64 x_step, dst_step, r_step;  // floats from column to column
   i64 state_step[2];             // bytes from row to row
   RopeNumbers rope;
   float eps;
-  i32 pairs[3], rows[3];
+  i32 pairs[4], rows[4];
   i32 k, m, stages;
   i32 head_dim, neox, state_type[2], n_ctx;
 };
@@ -151,7 +163,7 @@ __device__ __forceinline__ void load_normed(const VecArgs& a, char* xs, int x_st
 // -- which rows ----------------------------------------------------------------------------------
 
 struct Pair {
-  int matrix;      // of QKV; 0 otherwise
+  int matrix;      // of QKV and JOINED; 0 otherwise
   int index;       // among the matrix's pairs
   int row0, row1;  // row1 == row0 when there is no second one
   const char *w0, *w1;
@@ -159,7 +171,7 @@ struct Pair {
 
 __device__ __forceinline__ Pair pair_of(int kind, const VecArgs& a, int index) {
   Pair p = {0, index, 2 * index, 2 * index + 1, nullptr, nullptr};
-  if (kind == GLU) {
+  if (gated_kind(kind)) {
     p.row0 = p.row1 = index;
     p.w0 = a.w[0] + index * a.row_bytes[0];
     p.w1 = a.w[1] + index * a.row_bytes[1];
@@ -168,9 +180,9 @@ __device__ __forceinline__ Pair pair_of(int kind, const VecArgs& a, int index) {
   const char* w = a.w[0];
   i64 bytes = a.row_bytes[0];
   int rows = a.rows[0];
-  if (kind == QKV) {
+  if (several_kind(kind)) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < (kind == QKV ? 2 : 3); ++i) {
       if (p.matrix == i && p.index >= a.pairs[i]) {
         p.index -= a.pairs[i];
         p.matrix = i + 1;
@@ -181,7 +193,7 @@ __device__ __forceinline__ Pair pair_of(int kind, const VecArgs& a, int index) {
     }
     p.row0 = 2 * p.index;
     p.row1 = p.row0 + 1;
-    if (p.matrix < 2 && a.neox) {
+    if (kind == QKV && p.matrix < 2 && a.neox) {
       const int half = a.head_dim / 2, head = p.index / half;
       p.row0 = head * a.head_dim + p.index - head * half;
       p.row1 = p.row0 + half;
@@ -203,14 +215,33 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
     dst[p.row0] = y0 / (1.0f + expf(-y0)) * y1;
     return;
   }
+  if (kind == GEGLU) {
+    dst[p.row0] = gelu()(y0) * y1;
+    return;
+  }
+  if (kind == GELU || kind == GELU_ERF) {
+    y0 += r0;
+    y1 += r1;
+    dst[p.row0] = kind == GELU ? gelu()(y0) : gelu_erf()(y0);
+    dst[p.row1] = kind == GELU ? gelu()(y1) : gelu_erf()(y1);
+    return;
+  }
   if (kind == RELU) {
     dst[p.row0] = y0 <= 0.0f ? 0.0f : y0;
     dst[p.row1] = y1 <= 0.0f ? 0.0f : y1;
     return;
   }
-  if (kind == PLAIN) {
+  if (kind == PLAIN || kind == BIASED) {
     dst[p.row0] = y0 + r0;
     dst[p.row1] = y1 + r1;  // the same when there is no second row
+    return;
+  }
+  if (kind == JOINED) {
+    int before = 0;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) before += p.matrix > i ? a.rows[i] : 0;
+    dst[before + p.row0] = y0;
+    dst[before + p.row1] = y1;
     return;
   }
   if (p.matrix < 2) {

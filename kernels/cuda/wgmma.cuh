@@ -9,6 +9,10 @@
 __device__ __forceinline__ u64 columns_descriptor(u32 address) {
   return (u64)((address & 0x3FFFFu) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
+// Of its lower word, to which 16 bytes are one.
+__device__ __forceinline__ u64 descriptor_of(u32 low) {
+  return (u64)low | columns_descriptor(0) >> 32 << 32;
+}
 
 // Before a product reads registers that other instructions have written.
 __device__ __forceinline__ void products_fence() {
@@ -28,10 +32,12 @@ __device__ __forceinline__ void products_wait() {
 #define GF_16(i) GF_8(i), GF_8(i + 8)
 #define GF_32(i) GF_16(i), GF_16(i + 16)
 #define GF_64(i) GF_32(i), GF_32(i + 32)
-// Immediates: the sum goes on, neither operand is negated, the columns are not transposed.
-#define GF_PRODUCT(N, TYPE, D, A, B, REGISTERS)                                              \
-  asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" N \
-               "k16.f32." TYPE "." TYPE " {" D "}, {" A "}, " B ", p, 1, 1, 0;\n}\n"         \
+// GOES_ON: "eq" if d is added to, "ne" if it is written. Immediates: neither operand is negated,
+// the columns are not transposed.
+#define GF_PRODUCT(N, TYPE, D, A, B, GOES_ON, REGISTERS)                                     \
+  asm volatile("{\n.reg .pred p;\nsetp." GOES_ON                                             \
+               ".u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE \
+               " {" D "}, {" A "}, " B ", p, 1, 1, 0;\n}\n"                                  \
                : REGISTERS                                                                   \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
@@ -59,39 +65,58 @@ __device__ __forceinline__ void product(float (&d)[N / 2], const u32 (&a)[4], u6
   constexpr bool HALF = is_same<T, f16>::value;
   if constexpr (N == 8) {
     if constexpr (HALF) {
-      GF_PRODUCT("8", "f16", GF_D8, GF_A8, "%8", GF_4(0));
+      GF_PRODUCT("8", "f16", GF_D8, GF_A8, "%8", "eq", GF_4(0));
     } else {
-      GF_PRODUCT("8", "bf16", GF_D8, GF_A8, "%8", GF_4(0));
+      GF_PRODUCT("8", "bf16", GF_D8, GF_A8, "%8", "eq", GF_4(0));
     }
   } else if constexpr (N == 16) {
     if constexpr (HALF) {
-      GF_PRODUCT("16", "f16", GF_D16, GF_A16, "%12", GF_8(0));
+      GF_PRODUCT("16", "f16", GF_D16, GF_A16, "%12", "eq", GF_8(0));
     } else {
-      GF_PRODUCT("16", "bf16", GF_D16, GF_A16, "%12", GF_8(0));
+      GF_PRODUCT("16", "bf16", GF_D16, GF_A16, "%12", "eq", GF_8(0));
     }
   } else if constexpr (N == 32) {
     if constexpr (HALF) {
-      GF_PRODUCT("32", "f16", GF_D32, GF_A32, "%20", GF_16(0));
+      GF_PRODUCT("32", "f16", GF_D32, GF_A32, "%20", "eq", GF_16(0));
     } else {
-      GF_PRODUCT("32", "bf16", GF_D32, GF_A32, "%20", GF_16(0));
+      GF_PRODUCT("32", "bf16", GF_D32, GF_A32, "%20", "eq", GF_16(0));
     }
   } else if constexpr (N == 64) {
     if constexpr (HALF) {
-      GF_PRODUCT("64", "f16", GF_D64, GF_A64, "%36", GF_32(0));
+      GF_PRODUCT("64", "f16", GF_D64, GF_A64, "%36", "eq", GF_32(0));
     } else {
-      GF_PRODUCT("64", "bf16", GF_D64, GF_A64, "%36", GF_32(0));
+      GF_PRODUCT("64", "bf16", GF_D64, GF_A64, "%36", "eq", GF_32(0));
     }
   } else if constexpr (N == 128) {
     if constexpr (HALF) {
-      GF_PRODUCT("128", "f16", GF_D128, GF_A128, "%68", GF_64(0));
+      GF_PRODUCT("128", "f16", GF_D128, GF_A128, "%68", "eq", GF_64(0));
     } else {
-      GF_PRODUCT("128", "bf16", GF_D128, GF_A128, "%68", GF_64(0));
+      GF_PRODUCT("128", "bf16", GF_D128, GF_A128, "%68", "eq", GF_64(0));
     }
   } else {
     static_assert(N == 8, "no such number of columns");
   }
 }
 
+// d = a b, whatever d was: no register has to be cleared.
+#define GF_NEW_4(i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
+#define GF_NEW_8(i) GF_NEW_4(i), GF_NEW_4(i + 4)
+#define GF_NEW_16(i) GF_NEW_8(i), GF_NEW_8(i + 8)
+#define GF_NEW_32(i) GF_NEW_16(i), GF_NEW_16(i + 16)
+template <int N>
+__device__ __forceinline__ void new_product(float (&d)[N / 2], const u32 (&a)[4], u64 b) {
+  if constexpr (N == 32) {
+    GF_PRODUCT("32", "f16", GF_D32, GF_A32, "%20", "ne", GF_NEW_16(0));
+  } else {
+    static_assert(N == 64, "no such number of columns");
+    GF_PRODUCT("64", "f16", GF_D64, GF_A64, "%36", "ne", GF_NEW_32(0));
+  }
+}
+
+#undef GF_NEW_4
+#undef GF_NEW_8
+#undef GF_NEW_16
+#undef GF_NEW_32
 #undef GF_4
 #undef GF_8
 #undef GF_16

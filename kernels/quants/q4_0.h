@@ -30,6 +30,7 @@ GF_HD void quantize_block(const float* x, block_q4_0* b) {
   for (int j = 0; j < 16; ++j) {
     const int lo = (int)gf_add(gf_mul(x[j], inverse), 8.5f);
     const int hi = (int)gf_add(gf_mul(x[j + 16], inverse), 8.5f);
-    b->qs[j] = (gf_u8)((lo < 15 ? lo : 15) | ((hi < 15 ? hi : 15) << 4));
+    // What is not finite may become any number, and negative ones must not be shifted.
+    b->qs[j] = (gf_u8)((lo < 15 ? lo : 15) | (gf_u32)(hi < 15 ? hi : 15) << 4);
   }
 }

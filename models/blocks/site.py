@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Graph, Tensor
 
 from ..batch import Inputs

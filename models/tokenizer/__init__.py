@@ -1,4 +1,5 @@
-"""Tokenizers built from GGUF metadata: SPM through sentencepiece, BPE through tokenizers."""
+"""Tokenizers built from GGUF metadata: by merges in Python and the libraries
+sentencepiece and tokenizers."""
 
 from .stream import TextStream
 from .tokenizer import Tokenizer

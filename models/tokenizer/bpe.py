@@ -8,8 +8,8 @@ merges of a large vocabulary costs it half a second and 150 MB, so until then th
 
 from __future__ import annotations
 
-import logging
 import re
+from functools import cached_property
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -35,8 +35,6 @@ _LINE_END = re.compile(r"\S\n(?=[A-Za-z])")  # of words, in all rules but those 
 # Characters merged in Python, at ten microseconds or so, before the library is worth its start, and
 # of one text before it is cut into a list of words.
 _FEW, _SHORT = 40_000, 100_000
-
-_log = logging.getLogger(__name__)
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -65,10 +63,18 @@ class BpeModel:
         self._cutter = pre_tokenizers.Sequence(
             [rules.splitter(), *([] if rules.raw else [byte_level])]
         )
-        self._merges = Merges(metadata, vocab)
+        metadata.string_array(MERGES)  # is there
+        if not rules.ignore_merges:
+            _ = self._merges  # wrong ones are refused now
         self._library: tokenizers.Tokenizer | None = None
         self._words: dict[str, list[int]] = {}
         self._n_merged = 0  # characters
+
+    @cached_property
+    def _merges(self) -> Merges:
+        """Where words of the vocabulary stay whole, a prompt may have no other, and the tables of
+        the merges are half of what a large vocabulary takes. Raises GgufError."""
+        return Merges(self._metadata, self._vocab)
 
     @staticmethod
     def defaults(metadata: Metadata) -> Defaults:
@@ -162,7 +168,10 @@ def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     if model in PRE_TOKENIZERS:  # "gemma4" and "whitespace" say it all
         name = model
     if name is None:
-        _log.warning("%s is missing; using 'default', which may not be what the model needs", PRE)
+        import logging
+
+        log = logging.getLogger(__name__)
+        log.warning("%s is missing; using 'default', which may not be what the model needs", PRE)
         name = "default"
     if name not in PRE_TOKENIZERS:
         raise metadata.error(

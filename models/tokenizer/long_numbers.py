@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+
+from gguflow.engine.dataclass import dataclass
 
 PIECE = 300  # digits; a multiple of the groups' three
 _CANDIDATE = re.compile(rf"[^\W_]{{{PIECE},}}")

@@ -6,12 +6,11 @@ For a prompt that is soon done; for long texts the library is the faster one, se
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-
 import numpy as np
 
 from .metadata import Metadata
 from .packed_text import Hashes, PackedText, Table
+from .pairs import merged
 from .vocab import Vocab
 
 MERGES = "tokenizer.ggml.merges"
@@ -53,29 +52,7 @@ class Merges:
 
     def merge(self, ids: list[int]) -> list[int]:
         """Merge the pair of the lowest rank, the leftmost of equals, until there is none."""
-        n = len(ids)
-        before, after = list(range(-1, n - 1)), list(range(1, n + 1))
-        ids = [*ids, -1]
-        queue = []
-        for i in range(n - 1):
-            if (found := self.find(ids[i], ids[i + 1])) is not None:
-                queue.append((found[0], i, found[1], ids[i], ids[i + 1]))
-        heapify(queue)
-        while queue:
-            _, i, made, left, right = heappop(queue)
-            j = after[i]
-            if ids[i] != left or j >= n or ids[j] != right:
-                continue  # one of them is part of another by now
-            ids[i], ids[j] = made, -1
-            after[i] = k = after[j]
-            if k < n:
-                before[k] = i
-                if (found := self.find(made, ids[k])) is not None:
-                    heappush(queue, (found[0], i, found[1], made, ids[k]))
-            h = before[i]
-            if h >= 0 and (found := self.find(ids[h], made)) is not None:
-                heappush(queue, (found[0], h, found[1], ids[h], made))
-        return [i for i in ids if i >= 0]
+        return merged(ids, self.find)
 
 
 def _refuse(metadata: Metadata, vocab: Vocab, line: str) -> None:

@@ -7,9 +7,9 @@ alike. The patterns are those of the models' published `tokenizer.json` files, i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tokenizers import Regex, pre_tokenizers
+
+from gguflow.engine.dataclass import dataclass
 
 from .long_numbers import Grouping
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gguflow.engine.dataclass import dataclass
 
 from .metadata import Metadata
 from .vocab import VERBATIM, TokenType, Vocab
@@ -157,7 +157,7 @@ class SpecialSplitter:
     """Cuts text at the special tokens in it: longest first (in UTF-8 bytes), then by id."""
 
     def __init__(self, vocab: Vocab) -> None:
-        tokens = [token for token, kind in enumerate(vocab.types) if kind in VERBATIM]
+        tokens = vocab.of_types(VERBATIM)
         tokens.sort(key=lambda token: -len(vocab.texts[token].encode("utf-8", "surrogatepass")))
         self._all = [(vocab.texts[token], token) for token in tokens]
         # User-defined tokens are text that must stay whole; they are found in any input.

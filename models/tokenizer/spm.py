@@ -1,24 +1,37 @@
-"""SPM tokenizers (`tokenizer.ggml.model` = "llama"), through the sentencepiece library."""
+"""SPM tokenizers (`tokenizer.ggml.model` = "llama").
+
+A prompt is merged here. Where there is much text the sentencepiece library does it, to the same
+tokens: to import it and to hand it a vocabulary takes longer than a page of text.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import sentencepiece
+import numpy as np
 
 from gguflow.engine.room import check_room
 
 from . import model_proto
 from .metadata import Metadata
+from .pairs import merged
 from .pieces import PIECE, in_pieces
 from .special import Defaults
 from .vocab import SCORES, TOKENS, VERBATIM, TokenType, Vocab
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
 
 # What the library takes, measured with some room: of its own, and for a token.
 _LIBRARY, _EACH = 16 << 20, 512
 _TEXT = 64  # for a character of a text, while it is encoded
 _BEFORE_SPACE = re.compile("[^ \u2581](?= )")
+# Characters merged in Python, at 4 us each, before the library is worth its start: 6 ms and 1 us a
+# token.
+_FEW, _TOKENS = 2_000, 4
+_MARKUP = frozenset((TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE))  # no text becomes these
 
 
 class SpmModel:
@@ -36,14 +49,15 @@ class SpmModel:
         self.prefix_space = metadata.flag("tokenizer.ggml.add_space_prefix", True)
         self._unk = metadata.token_id("tokenizer.ggml.unknown_token_id", len(vocab)) or 0
         self._apart: bool | None = None  # whether no token has a space behind something else
-        byte_fallback = len(vocab.byte_values) == 256
-        check_room(_LIBRARY + _EACH * len(vocab), "the tokenizer")
-        pieces = spm_pieces(vocab, vocab.scores.tolist(), byte_fallback)
-        proto = model_proto.serialize(pieces, byte_fallback)
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
-        except (RuntimeError, OSError) as error:
-            raise metadata.error(TOKENS, str(error), "what sentencepiece takes") from error
+        self._metadata = metadata
+        self._scores = vocab.scores + np.float32(0)  # the library has -0 behind 0
+        self._byte_fallback = len(vocab.byte_values) == 256
+        for i, text in enumerate(vocab.texts):
+            if "\0" in text and not (text == "\0" and self._byte_fallback):
+                raise metadata.error(f"{TOKENS}[{i}]", repr(text), "what sentencepiece takes")
+        self._token_of_byte = {byte: token for token, byte in vocab.byte_values.items()}
+        self._n_merged = 0  # characters
+        self._library: SentencePieceProcessor | None = None
 
     @staticmethod
     def defaults(metadata: Metadata) -> Defaults:
@@ -56,12 +70,64 @@ class SpmModel:
         check_room(_TEXT * len(text), "the tokens of a text")
         if after_special and self.prefix_space:
             text = " " + text
-        unknown = len(self._vocab)
+        self._n_merged += len(text)
+        if self._n_merged <= _FEW + len(self._vocab) // _TOKENS:
+            return self._merged(text)
+        library, unknown = self._taken_in(), len(self._vocab)
         return [
             self._unk if token == unknown else token
             for piece in ([text] if len(text) <= PIECE else self._pieces(text))
-            for token in self._processor.EncodeAsIds(piece)
+            for token in library.EncodeAsIds(piece)
         ]
+
+    def _merged(self, text: str) -> list[int]:
+        """Ids of a short text. A character without a token is a symbol behind all tokens; where
+        it stays, it becomes its bytes, or with those beside it the unknown token."""
+        n, ids = len(self._vocab), list[int]()
+        symbols = [
+            n + ord(c) if (token := self._token(c)) is None else token
+            for c in text.replace(" ", "\u2581")
+        ]
+        unknown = False
+        for symbol in merged(symbols, self._pair):
+            if symbol < n:
+                ids.append(symbol)
+            elif self._byte_fallback:
+                ids += (self._token_of_byte[byte] for byte in chr(symbol - n).encode())
+            elif not unknown:
+                ids.append(self._unk)
+            unknown = symbol >= n
+        return ids
+
+    def _pair(self, left: int, right: int) -> tuple[float, int] | None:
+        """What two symbols become; the best score comes first."""
+        n, texts = len(self._vocab), self._vocab.texts
+        a, b = (texts[i] if i < n else chr(i - n) for i in (left, right))
+        made = self._token(a + b)
+        return None if made is None else (-self._scores.item(made), made)
+
+    def _token(self, text: str) -> int | None:
+        """The token that stands for a text. None for zero, which the library takes for a byte."""
+        token = self._vocab.ids.get(text)
+        if token is None or self._vocab.types[token] in _MARKUP or text == "\0":
+            return None
+        return token
+
+    def _taken_in(self) -> SentencePieceProcessor:
+        """The vocabulary in the library's form."""
+        if self._library is None:
+            import sentencepiece
+
+            check_room(_LIBRARY + _EACH * len(self._vocab), "the tokenizer")
+            pieces = spm_pieces(self._vocab, self._scores.tolist(), self._byte_fallback)
+            proto = model_proto.serialize(pieces, self._byte_fallback)
+            try:
+                self._library = sentencepiece.SentencePieceProcessor(model_proto=proto)
+            except (RuntimeError, OSError) as error:
+                raise self._metadata.error(
+                    TOKENS, str(error), "what sentencepiece takes"
+                ) from error
+        return self._library
 
     def _pieces(self, text: str) -> Iterable[str]:
         """A long text cut before spaces, where no token is of both sides."""

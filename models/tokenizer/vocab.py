@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
+from collections.abc import Iterable
 from enum import IntEnum
 
 import numpy as np
@@ -20,8 +20,6 @@ MOST_TOKENS = 1 << 20
 MOST_EMPTY = 1 << 16
 
 _BYTE_TEXT = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-_log = logging.getLogger(__name__)
 
 
 class TokenType(IntEnum):
@@ -67,9 +65,10 @@ class Vocab:
             raise metadata.error(
                 f"{TOKENS}[{self.ids[text]}]", f"{text!r}, as at {second}", "each token once"
             )
-        self.types = _read_types(metadata, texts)
+        kinds = _read_types(metadata, texts)
+        self.types: list[int] = kinds.tolist()
         self.scores = _read_scores(metadata, len(texts))
-        self.byte_values = self._read_bytes(metadata)
+        self.byte_values = self._read_bytes(metadata, np.flatnonzero(kinds == TokenType.BYTE))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -78,10 +77,15 @@ class Vocab:
         """True for control and unknown tokens: markup, not text."""
         return self.types[token] in SPECIAL
 
-    def _read_bytes(self, metadata: Metadata) -> dict[int, int]:
+    def of_types(self, types: Iterable[int]) -> list[int]:
+        """The tokens of some types."""
+        kinds = np.frombuffer(bytes(self.types), np.uint8)
+        return np.flatnonzero(np.isin(kinds, [*types])).tolist()
+
+    def _read_bytes(self, metadata: Metadata, tokens: np.ndarray) -> dict[int, int]:
         values: dict[int, int] = {}
         owner: dict[int, int] = {}
-        for token in (i for i, kind in enumerate(self.types) if kind == TokenType.BYTE):
+        for token in tokens.tolist():
             match = _BYTE_TEXT.fullmatch(self.texts[token])
             if match is None:
                 raise metadata.error(
@@ -106,7 +110,10 @@ def _name_empty_tokens(metadata: Metadata, texts: list[str]) -> list[str]:
     count = texts.count("")
     if count > MOST_EMPTY:
         raise metadata.error(TOKENS, f"{count} empty tokens", f"at most {MOST_EMPTY}")
-    _log.warning("%s: %d empty tokens, the first at index %d", TOKENS, count, texts.index(""))
+    import logging
+
+    log = logging.getLogger(__name__)
+    log.warning("%s: %d empty tokens, the first at index %d", TOKENS, count, texts.index(""))
     return [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
 
 
@@ -119,19 +126,18 @@ def _check_utf8(metadata: Metadata, texts: list[str]) -> None:
                 raise metadata.error(f"{TOKENS}[{i}]", repr(text), "UTF-8") from None
 
 
-def _read_types(metadata: Metadata, texts: list[str]) -> list[int]:
+def _read_types(metadata: Metadata, texts: list[str]) -> np.ndarray:
     raw = metadata.numbers(TOKEN_TYPE, len(texts), "iu")
     if raw is None:
-        types = [int(TokenType.NORMAL)] * len(texts)
+        types = np.full(len(texts), TokenType.NORMAL, np.int64)
         by_text = [i for i, text in enumerate(texts) if _BYTE_TEXT.fullmatch(text)]
         if len(by_text) == 256:  # a whole set of them is no coincidence
-            for i in by_text:
-                types[i] = int(TokenType.BYTE)
+            types[by_text] = TokenType.BYTE
         return types
     bad = np.flatnonzero((raw < min(TokenType)) | (raw > max(TokenType)))
     if bad.size:
         raise metadata.error(f"{TOKEN_TYPE}[{bad[0]}]", f"{raw[bad[0]]}", "0 to 6")
-    return raw.tolist()
+    return raw
 
 
 def _read_scores(metadata: Metadata, n_vocab: int) -> np.ndarray | None:

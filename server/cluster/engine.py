@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from gguflow.engine.cluster.errors import ClusterError
+from gguflow.engine.dataclass import replace
 from gguflow.engine.sampling import seed_of
 from gguflow.engine.serving.aio import EngineBusyError, EngineClosedError
 from gguflow.engine.serving.request import EmbedRequest, Request, Token

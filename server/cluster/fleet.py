@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-from gguflow.engine.cluster.actors import make_stages
 from gguflow.engine.cluster.errors import ClusterError
-from gguflow.engine.cluster.nodes import Places
-from gguflow.engine.cluster.work import Work
+from gguflow.engine.dataclass import dataclass
 
+from .actor import Hosts
 from .link import Link, ReplicaLostError
-from .replica import Parcel, Replica
+from .replica import Parcel
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before a replica is made again
 log = logging.getLogger("gguflow.server")
@@ -23,17 +19,12 @@ log = logging.getLogger("gguflow.server")
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """n_replicas: of the model. n_stages: processes of each, with layers in the proportions of
-    `shares`. needs: resources of one process, by Ray's names. wait: seconds for the cluster to have
-    them, and for a request while there is no replica. silence: seconds without an answer after
-    which a process is lost."""
+    """n_replicas: of the model. wait: seconds for a request while there is no replica. silence:
+    seconds without an answer after which a process is lost."""
 
     n_replicas: int
-    needs: Mapping[str, float]
     wait: float = 30.0
     silence: float = 30.0
-    n_stages: int = 1
-    shares: tuple[float, ...] = ()
 
 
 class Fleet:
@@ -43,26 +34,21 @@ class Fleet:
     that is lost, and of what each says.
     """
 
-    def __init__(self, ray: Any, work: Work, config: FleetConfig) -> None:
-        self._ray, self._work, self.config = ray, work, config
+    def __init__(self, hosts: Hosts, config: FleetConfig) -> None:
+        self._hosts, self.config = hosts, config
         self.links: list[Link] = []
         self.last: str | None = None
         self.came: Callable[[Link], None] = lambda _: None
         self.went: Callable[[Link], None] = lambda _: None
         self.told: Callable[[Link, Parcel], None] = lambda *_: None
-        self._places: Places | None = None
-        self._actors: dict[int, list[Any]] = {}
         self._pids: dict[int, list[tuple[str, int]]] = {}
         self._program = ""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """All of them, side by side. Raises ClusterError: what is wrong with one is wrong."""
-        c = self.config
-        self._places = await asyncio.to_thread(
-            Places, self._ray, c.n_replicas * self._work.n_stages, c.needs, c.wait
-        )  # fmt: skip
-        tasks = [asyncio.create_task(self._bring(i)) for i in range(c.n_replicas)]
+        await self._hosts.open()
+        tasks = [asyncio.create_task(self._bring(i)) for i in range(self.config.n_replicas)]
         try:
             links = await asyncio.gather(*tasks)
         except BaseException:
@@ -78,11 +64,9 @@ class Fleet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for i in list(self._actors):
+        for i in range(self.config.n_replicas):
             self._end(i)
-        if self._places is not None:
-            await asyncio.to_thread(self._places.close)
-            self._places = None
+        await self._hosts.close()
         self.links.clear()
 
     def processes(self) -> list[tuple[str, int]]:
@@ -91,11 +75,7 @@ class Fleet:
 
     async def _bring(self, i: int) -> Link:
         """Replica i with its model. Raises ClusterError."""
-        assert self._places is not None
-        at = i * self._work.n_stages
-        stages = self._actors[i] = make_stages(self._places, at + 1, self._work)
-        actor = self._places.actor(Replica, at, self._work, tuple(stages))
-        self._actors[i] = [*stages, actor]
+        actor, stages = self._hosts.make(i)
         link = Link(actor, self.config.silence, lambda link, parcel: self.told(link, parcel))
         for k, started in enumerate(await link.start(stages)):
             self._program = self._program or started.program
@@ -137,6 +117,4 @@ class Fleet:
 
     def _end(self, i: int) -> None:
         self._pids.pop(i, None)
-        for actor in self._actors.pop(i, ()):
-            with suppress(Exception):  # it may be gone already
-                self._ray.kill(actor)
+        self._hosts.end(i)

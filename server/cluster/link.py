@@ -15,6 +15,7 @@ from gguflow.engine.cluster.errors import ClusterError
 from gguflow.engine.cluster.work import Started
 from gguflow.engine.serving.aio import Mailbox
 
+from .actor import Actor, ActorLostError
 from .replica import Parcel
 from .travel import Parted, token_of
 
@@ -26,39 +27,33 @@ class ReplicaLostError(Exception):
 
 
 class Link:
-    """actor: the replica's handle. silence: seconds without an answer after which it is lost.
+    """actor: the replica. silence: seconds without an answer after which it is lost.
     told: gets every parcel. started: known once `start` has returned."""
 
-    def __init__(self, actor: Any, silence: float, told: Callable[[Link, Parcel], None]) -> None:
+    def __init__(self, actor: Actor, silence: float, told: Callable[[Link, Parcel], None]) -> None:
         self._actor, self._silence, self._told = actor, silence, told
         self._boxes: dict[int, Mailbox] = {}
         self.started: Started | None = None
         self.lost: ReplicaLostError | None = None
 
-    async def start(self, stages: Sequence[Any] = ()) -> list[Started]:
-        """Let it load the model, and the actors of its stages theirs. Raises what `Replica.start`
-        does, and ClusterError where a process is gone."""
-        from ray.exceptions import RayError, RayTaskError
-
+    async def start(self, stages: Sequence[Actor] = ()) -> list[Started]:
+        """Let it load the model, and the processes of its stages theirs. Raises what
+        `Replica.start` does, and ClusterError where a process is gone."""
         try:
-            all = [a.start.remote() for a in (self._actor, *stages)]
-            found: list[Started] = [*await asyncio.gather(*all)]
-            self.started = found[0]
-        except RayTaskError as e:
-            raise e.cause if isinstance(e.cause, Exception) else ClusterError(str(e)) from None
-        except RayError as e:
-            raise ClusterError(f"a replica did not start: {_line(e)}") from None
+            calls = (actor.call("start") for actor in (self._actor, *stages))
+            found: list[Started] = [*await asyncio.gather(*calls)]
+        except ActorLostError as e:
+            raise ClusterError(f"a replica did not start: {e}") from None
+        self.started = found[0]
         return found
 
     async def run(self) -> None:
         """Bring what comes to those who wait for it, until the replica is lost: raises
         ReplicaLostError with the reason."""
-        from ray.exceptions import RayError
-
         why = "it was told to end"
         try:
             while True:
-                parcel: Parcel = await asyncio.wait_for(self._actor.take.remote(), self._silence)
+                parcel: Parcel = await asyncio.wait_for(self._actor.call("take"), self._silence)
                 for r in parcel.rows:
                     box = self._boxes.get(r[0])
                     if box is not None:
@@ -68,8 +63,8 @@ class Link:
                 if parcel.lost is not None:
                     why = parcel.lost
                     break
-        except RayError as e:
-            why = _line(e)
+        except ActorLostError as e:
+            why = str(e)
         except TimeoutError:
             why = f"no answer for {self._silence:g} s"
         finally:
@@ -86,26 +81,24 @@ class Link:
             raise self.lost
         key = next(_KEYS)
         box = self._boxes[key] = Mailbox()
-        self._actor.submit.remote(key, data)
+        self._actor.tell("submit", key, data)
         return key, box
 
     def close(self, key: int, finished: bool) -> None:
         """Nobody reads a request's tokens any more."""
         self._boxes.pop(key, None)
         if not finished and self.lost is None:
-            self._actor.cancel.remote(key)
+            self._actor.tell("cancel", key)
 
     @property
     def n_active(self) -> int:
         """Requests on their way."""
         return len(self._boxes)
 
+    async def memory(self) -> Any:
+        """See `Replica.memory`."""
+        return await self._actor.call("memory")
+
     async def profile(self) -> Any:
         """See `Replica.profile`."""
-        return await self._actor.profile.remote()
-
-
-def _line(error: BaseException) -> str:
-    """The first of Ray's."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+        return await self._actor.call("profile")

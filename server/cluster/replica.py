@@ -1,4 +1,4 @@
-"""A replica: an engine in a process of its own, asked for by calls of Ray.
+"""A replica: an engine in a process of its own, asked for by calls from another one.
 
 Requests come one by one; what has come of them all since the last look goes back in one answer, so
 that a step costs one call, however many sequences it was of.
@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
-from gguflow.engine.cluster.actors import calls_to
-from gguflow.engine.cluster.connect import use_ray
-from gguflow.engine.cluster.holder import stage_model
-from gguflow.engine.cluster.work import Started, Work, named_errors
+from gguflow.engine.cluster.work import Started
 from gguflow.engine.constraints.vocabulary import Vocabulary
+from gguflow.engine.dataclass import dataclass, field, replace
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.serving.aio import AsyncEngine
 from gguflow.engine.serving.engine import EngineStats
 from gguflow.engine.serving.request import RequestId, Token
+from gguflow.server.memory import memory_of
 from gguflow.server.monitor import Step, WatchedEngine
 
 from .travel import Parted, Row, row
@@ -95,34 +93,33 @@ class _Pump(AsyncEngine):
         self._notify()
 
 
+class Loading(Protocol):
+    """How a replica comes to its model."""
+
+    def load(self) -> tuple[Model, Started]:
+        """The model with its weights, and where it is."""
+
+
 class Replica:
     """The process. `start` first; then `submit`, `cancel` and `take` from one place alone."""
 
-    def __init__(self, work: Work, stages: Sequence[Any] = ()) -> None:
-        """stages: the actors that hold the other stages of the model, in order."""
-        self._work, self._stages = work, [*stages]
+    def __init__(self, loading: Loading) -> None:
+        self._loading = loading
         self._ids: dict[int, RequestId | None] = {}  # by key; None while its processor is made
         self._told = 0.0
         self._n_told = 0  # steps
 
     async def start(self) -> Started:
-        """Compare the file, load the model, begin. Raises ClusterError, which names the node."""
-        self._model = model = await asyncio.to_thread(self._load)
-        self._pump = _Pump(WatchedEngine(model))
+        """Load the model, begin. Raises what `Loading.load` does."""
+        self._model, started = await asyncio.to_thread(self._loading.load)
+        self._pump = _Pump(WatchedEngine(self._model))
         await self._pump.__aenter__()
-        return Started.of(model)
+        return started
 
-    def _load(self) -> Model:
-        w = self._work
-        with named_errors():
-            source = w.source()
-            if w.n_stages == 1:
-                model = Model(source, w.options)
-            else:
-                calls = calls_to(use_ray(), self._stages, w.patience)
-                model = stage_model(source, w.options, 0, calls, w.n_stages, w.shares)
-            model.load_weights()
-        return model
+    async def close(self) -> None:
+        """End the engine, if it began."""
+        if hasattr(self, "_pump"):
+            await self._pump.close()
 
     @property
     def tokenizer(self) -> Any:
@@ -176,6 +173,10 @@ class Replica:
         parcel.steps = [*steps[len(steps) - min(len(steps), n - self._n_told) :]]
         self._n_told = n
         parcel.sequences = engine.sequences()
+
+    async def memory(self) -> dict[str, Any]:
+        """See `memory_of`."""
+        return memory_of(self._model)
 
     async def profile(self) -> Profile:
         """The next few steps, op by op."""

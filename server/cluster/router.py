@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 
+from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.plan_key import PAGE
 from gguflow.engine.serving.pages import page_hashes
 

@@ -4,12 +4,12 @@ goes as what it was made from, and is made again with the replica's own, of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gguflow.engine.constraints.constraint import Constraint
 from gguflow.engine.constraints.masker import Masker
 from gguflow.engine.constraints.thinking import Budget, Here, Thinking
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.serving.request import EmbedRequest, Request, Token
 from gguflow.server.answer import MinTokens
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from gguflow.engine.dataclass import fields
 from gguflow.engine.profile import Profile
 from gguflow.engine.serving.speculation import Drafting
 from gguflow.engine.serving.stats import EngineStats
+from gguflow.server.errors import unavailable
 from gguflow.server.monitor import KEPT_STEPS, Step
+
+from .actor import ActorLostError
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -60,6 +63,15 @@ class ClusterWatch:
     def sequences(self) -> list[list[int]]:
         """Of all replicas, see `WatchedEngine.sequences`."""
         return [row for rows in self._sequences.values() for row in rows]
+
+    async def memory(self) -> dict[str, Any]:
+        """Of one of the replicas, which all have the same forecast. Raises ApiError where all are
+        lost."""
+        try:
+            found: dict[str, Any] = await self._fleet.links[0].memory()
+        except (ActorLostError, IndexError):
+            raise unavailable("all replicas are lost") from None
+        return found
 
     def watch_ops(self, done: Callable[[Profile], None]) -> None:
         """Record the next steps of the replica with most to do, op by op."""

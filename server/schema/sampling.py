@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.sampling import SamplerError, SamplerSettings
 from gguflow.server.errors import refused
 

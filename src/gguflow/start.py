@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import threading
@@ -57,6 +58,7 @@ def rest_idle_threads() -> None:
 def main() -> int:
     """Run the command line; returns the exit code."""
     rest_idle_threads()
+    gc.disable()  # what imports make stays
     # A shell's background jobs ignore Ctrl-C, and go on doing so.
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds:
@@ -64,10 +66,17 @@ def main() -> int:
         # The interpreter's last act gives handlers back, and a Ctrl-C then would end the process by
         # the signal, whatever its exit code was to be. What is registered first runs last.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+    def begin() -> None:
+        gc.freeze()  # see import_engine in cli/load.py
+        gc.enable()
+        if heeds:
+            signal.signal(signal.SIGINT, _interrupt)
+
     try:
         from gguflow.cli.main import main as run
 
-        return run(begin=lambda: heeds and signal.signal(signal.SIGINT, _interrupt))
+        return run(begin=begin)
     except KeyboardInterrupt:
         return 130
     finally:

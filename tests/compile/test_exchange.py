@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchanges import check, exchanging, exchanging_plan, fill
+from exchanges import (
+    bound_to,
+    check,
+    check_sharing,
+    exchanging,
+    exchanging_plan,
+    fill,
+    sharing_plan,
+)
 
 from gguflow.engine.backends.null.backend import NullBackend
 from gguflow.engine.backends.simulated import SimulatedBackend
+from gguflow.engine.graph import F32
 from gguflow.engine.runtime import LinkError, exchange
 from gguflow.engine.runtime.exchange import SideBySide
-from gguflow.kernels.cuda import all_reduce
+from gguflow.kernels.cuda import all_reduce, all_reduce_norm
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
@@ -23,6 +32,16 @@ def test_all_have_the_sum_of_all_parts(n: int) -> None:
     assert isinstance(bound.runner, SideBySide) and len(bound.runner.programs) == n
     for _ in range(4):
         check(bound, rng)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_rows_shared_out_have_the_bits_of_whole_sums(n: int) -> None:
+    cases = [(9, 64, None), (8, 32, None), (20, 64, F32)]
+    devices = [SimulatedBackend(k) for k in range(n)]
+    bound = bound_to(devices, sharing_plan(devices, cases))
+    rng = np.random.default_rng(n)
+    for _ in range(3):
+        check_sharing(bound, rng, cases, n)
 
 
 @pytest.mark.parametrize("first_adds", [False, True])
@@ -106,17 +125,33 @@ def test_a_profile_has_all_devices_rows_on_one_clock() -> None:
 def test_rooms_of_a_channel_lie_apart(n: int, sizes: list[int]) -> None:
     """What the kernels of an exchange write, by the numbers that they are given."""
     end = all_reduce.channel_bytes(n, sizes)
-    small, large, flags, last = all_reduce._layout(n, sizes)
+    small, large, last = all_reduce._layout(n, sizes)
     spans = [(0, all_reduce.HEAD)]
     for at, rooms, is_small in ((small, n, True), (large, n + 1, False)):
-        stride, of_flags = all_reduce._strides(sizes, n, is_small)
+        stride = all_reduce._stride(sizes, n, is_small)
         spans += [(at + i * stride, at + (i + 1) * stride) for i in range(2 * rooms) if stride]
-        spans += [(flags + i * of_flags, flags + (i + 1) * of_flags)
-                  for i in range(2 * rooms) if of_flags]  # fmt: skip
         for s in sizes:
             if all_reduce._is_small(n, s) == is_small:
                 assert stride >= (2 * s if is_small else s)
-                assert is_small or of_flags >= 4 * -(-s // all_reduce.PIECE)
+    _apart(spans, last)
+    assert end == last
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_rooms_for_shared_rows_lie_behind_those_for_sums(n: int) -> None:
+    sizes, shares = [16384, 4 << 20], [(300, 4096), (100, 32768)]
+    at = all_reduce_norm._layout(n, sizes, shares)
+    assert at.end == all_reduce_norm.channel_bytes(n, sizes, shares)
+    spans = [(0, all_reduce.channel_bytes(n, sizes))]
+    for begin, stride in ((at.sums, at.sums_stride), (at.norms, at.norms_stride)):
+        spans += [(begin + i * stride, begin + (i + 1) * stride) for i in range(2 * n)]
+    for rows, nbytes in shares:
+        assert at.sums_stride >= rows * nbytes
+        assert at.norms_stride >= rows * (nbytes + 16)
+    _apart(spans, at.end)
+
+
+def _apart(spans: list[tuple[int, int]], end: int) -> None:
     spans.sort()
     assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
-    assert spans[-1][1] <= end == last
+    assert spans[-1][1] <= end

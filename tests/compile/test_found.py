@@ -17,7 +17,7 @@ PACKAGES = ("engine.ops", "engine.quants", "engine.variants", "engine.backends",
 @pytest.mark.parametrize("name", PACKAGES)
 def test_all_are_found(name: str) -> None:
     paths = import_module(f"gguflow.{name}").__path__
-    found = [tuple(module) for module in modules_in(paths)]
+    found = [(m.name, m.ispkg) for m in modules_in(paths)]
     assert found == [(m.name, m.ispkg) for m in pkgutil.iter_modules(paths)] and found
 
 

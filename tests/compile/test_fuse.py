@@ -87,6 +87,17 @@ def test_a_sum_takes_its_residual_along(turned: bool) -> None:
     np.testing.assert_array_equal(evaluate(fused, feed(fused))["out"], want["out"])
 
 
+def test_a_residual_that_was_a_sum_before_is_taken_along() -> None:
+    g = Graph()
+    r, a, b, c, d = (g.input(x, F32, (2, 8)) for x in "rabcd")
+    attn = g.add(g.op("all_reduce", a, b), r)
+    g.output(g.add(g.op("all_reduce", c, d), attn, name="out"))
+    want = evaluate(g, feed(g))
+    fused = fuse_graph(g, everything)
+    assert ops(fused) == ["all_reduce_add", "all_reduce_add"]
+    np.testing.assert_array_equal(evaluate(fused, feed(fused))["out"], want["out"])
+
+
 def test_sums_that_are_added_to_each_other_stay() -> None:
     g = Graph()
     a, b = (g.input(x, F32, (2, 8)) for x in "ab")
@@ -147,22 +158,60 @@ def test_bias_and_residual_join_the_product(shape: tuple[int, ...]) -> None:
     assert ops(fuse_graph(g, everything)) == ["mul_mat_add"]
 
 
-def attention(last: bool = False, other_pos: bool = False) -> Graph:
-    """A block up to its attention: two tokens, two heads of four; `last` looks at the last only."""
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_bias_and_a_residual_join_the_product_together(turned: bool) -> None:
+    def layer() -> Graph:
+        g = Graph()
+        x, r = g.input("x", F32, (3, 16)), g.input("r", F32, (3, 8))
+        y = g.mul_mat(g.weight("w", F32, (8, 16)), x, name="y_mm")
+        y = g.add(y, g.weight("b", F32, (8,)), name="y")
+        g.output(g.add(*((r, y) if turned else (y, r)), name="out"))
+        return g
+
+    fused = fuse_graph(layer(), everything)
+    assert ops(fused) == ["mul_mat_bias_add"]
+    assert_same_values(fused, layer())
+    assert ops(fuse_graph(layer(), always)) == ["mul_mat_add", "add"]
+
+
+def attention(
+    last: bool = False,
+    other_pos: bool = False,
+    biases: bool = False,
+    norms: str = "",
+    read_twice: bool = False,
+    normed: bool = True,
+) -> Graph:
+    """A block up to its attention: two tokens, two heads of four; `last` looks at the last only.
+
+    norms: of which heads there are. read_twice: the norm of x has another reader too. normed: it is
+    an RMS norm.
+    """
     g = Graph()
     x, pos = g.input("x", F32, (2, 16)), g.input("pos", I32, (2,))
     where, seq = g.input("rows", I32, (2,)), g.input("seq", I32, (2,))
     states = [g.state(n, F32, (PAGE, 8)) for n in ("keys", "values")]
-    h = g.mul(g.rms_norm(x, eps=1e-5), g.weight("norm", F32, (16,)), name="h")
-    k, v = (g.mul_mat(g.weight(f"w{n}", F32, (8, 16)), h, name=n) for n in "kv")
+    norm = g.weight("norm", F32, (16,))
+    h = g.mul(g.rms_norm(x, eps=1e-5), norm, name="h") if normed else g.layer_norm(x, norm, eps=0.1)
+
+    def product(n: str, h: Tensor) -> Tensor:
+        y = g.mul_mat(g.weight(f"w{n}", F32, (8, 16)), h, name=n)
+        return g.add(y, g.weight(f"b{n}", F32, (8,)), name=f"{n}_biased") if biases else y
+
+    def turned(n: str, y: Tensor, pos: Tensor) -> Tensor:
+        y = g.reshape(y, (y.shape[0], 2, 4))
+        if n in norms:
+            y = g.mul(g.rms_norm(y, eps=1e-3), g.weight(f"{n}_norm", F32, (4,)), name=f"{n}_norm")
+        return g.rope(y, pos, name=f"{n}_rope", n_dims=4, mode="neox")
+
+    k, v = (product(n, h) for n in "kv")
+    if read_twice:
+        g.output(g.relu(h, name="other"))
     q_pos = g.input("other", I32, (2,)) if other_pos else pos
     if last:
         h, q_pos, seq = (g.slice(t, 0, 1, 2) for t in (h, pos, seq))
-    n = h.shape[0]
-    q = g.mul_mat(g.weight("wq", F32, (8, 16)), h, name="q")
-    turn = {"n_dims": 4, "mode": "neox"}
-    q = g.rope(g.reshape(q, (n, 2, 4)), q_pos, name="q_rope", **turn)
-    k = g.rope(g.reshape(k, (2, 2, 4)), pos, name="k_rope", **turn)
+    q = turned("q", product("q", h), q_pos)
+    k = turned("k", k, pos)
     rows = [
         g.reshape(g.set_rows(s, y, where), (PAGE, 2, 4))
         for s, y in zip(states, (g.reshape(k, (2, 8)), v), strict=True)
@@ -176,6 +225,66 @@ def test_everything_before_attention_becomes_one_op() -> None:
     plain, fused = attention(), fuse_graph(attention(), everything)
     assert ops(fused) == ["norm_qkv_rope", "attention"]
     assert [n.name for n in fused.nodes] == ["q_rope", "kqv"]
+    assert_same_attention(fused, plain)
+
+
+@pytest.mark.parametrize("norms", ["", "q", "qk"])
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("other", ["none", "reader", "layer_norm"])
+def test_biases_and_norms_of_heads_come_along(norms: str, biases: bool, other: str) -> None:
+    given = {"norms": norms, "biases": biases}
+    given |= {"reader": {"read_twice": True}, "layer_norm": {"normed": False}}.get(other, {})
+    plain, fused = attention(**given), fuse_graph(attention(**given), everything)
+    before = {"none": [], "reader": ["rms_norm_mul", "relu"], "layer_norm": ["layer_norm"]}[other]
+    assert ops(fused) == [*before, "norm_qkv_rope", "attention"]
+    (made,) = (n for n in fused.nodes if n.op == "norm_qkv_rope")
+    names = [s.name if s else "" for s in made.srcs]
+    assert names[1] == ("norm" if other == "none" else "")
+    assert names[10:] == [
+        *([f"b{n}" if biases else "" for n in "qkv"] if biases or norms else []),
+        *(f"{n}_norm" for n in norms),
+    ]
+    assert_same_attention(fused, plain)
+
+
+def gated_attention(rows: int = 2) -> Graph:
+    """As `attention`, of queries that lie beside a gate, which the result is multiplied by."""
+    g = Graph()
+    x, pos = g.input("x", F32, (rows, 16)), g.input("pos", I32, (rows,))
+    where, seq = g.input("rows", I32, (rows,)), g.input("seq", I32, (rows,))
+    states = [g.state(n, F32, (PAGE, 8)) for n in ("keys", "values")]
+    k, v = (g.mul_mat(g.weight(f"w{n}", F32, (8, 16)), x, name=n) for n in "kv")
+    both = g.reshape(g.mul_mat(g.weight("wq", F32, (16, 16)), x, name="q"), (rows, 2, 8))
+    q, gate = (g.cont(g.slice(both, 2, i, i + 4)) for i in (0, 4))
+
+    def turned(n: str, y: Tensor) -> Tensor:
+        y = g.reshape(y, (rows, 2, 4))
+        y = g.mul(g.rms_norm(y, eps=1e-3), g.weight(f"{n}_norm", F32, (4,)), name=f"{n}_norm")
+        return g.rope(y, pos, name=f"{n}_rope", n_dims=2, mode="neox")
+
+    q, k = turned("q", g.reshape(q, (rows, 8))), turned("k", k)
+    kv = [
+        g.reshape(g.set_rows(s, y, where), (PAGE, 2, 4))
+        for s, y in zip(states, (g.reshape(k, (rows, 8)), v), strict=True)
+    ]
+    out = g.attention(q, *kv, pos, seq, g.input("table", I32, (1, 1)), scale=0.5, name="heads")
+    act = g.sigmoid(g.reshape(gate, (rows, 8)))
+    g.output(g.mul(g.reshape(out, (rows, 8)), act, name="kqv"))
+    return g
+
+
+def test_heads_that_lie_apart_and_the_gate_beside_them() -> None:
+    plain, fused = gated_attention(), fuse_graph(gated_attention(), everything)
+    products = ["mul_mat"] * 3
+    assert ops(fused) == [*products, "cont", "qkv_heads", "attention", "sigmoid_mul"]
+    q, k, v, *_ = next(n for n in fused.nodes if n.op == "qkv_heads").srcs
+    assert q and k and v and (q.owner.name, k.owner.name, v.owner.name) == ("q", "k", "v")
+    assert q.strides == (64, 32, 4) and q.view_offset == 0
+    assert_same_attention(fused, plain)
+    assert "qkv_heads" not in ops(fuse_graph(gated_attention(), always))
+
+
+def assert_same_attention(fused: Graph, plain: Graph) -> None:
     values = {n: x for n, x in feed(plain).items() if n not in ("keys", "values")}
     results = []
     for g in (plain, fused):

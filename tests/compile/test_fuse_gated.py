@@ -44,6 +44,39 @@ def test_gelu_gate_and_up_are_one() -> None:
     assert ops(fuse_graph(geglu(), always)) == ["mul_mat", "mul_mat", "geglu"]
 
 
+def test_a_norm_before_them_joins() -> None:
+    def normed() -> Graph:
+        g = Graph()
+        x = g.input("x", F32, (3, 8))
+        h = g.mul(g.rms_norm(x, eps=1e-5), g.weight("norm", F32, (8,)), name="norm")
+        gate, up = (g.mul_mat(g.weight(n, F32, (16, 8)), h, name=f"{n}_mm") for n in ("gate", "up"))
+        g.output(g.mul(g.gelu(gate), up, name="out"))
+        return g
+
+    fused = fuse_graph(normed(), everything)
+    assert ops(fused) == ["norm_mul_mat_geglu"]
+    assert_same_values(fused, normed())
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_erf"])
+@pytest.mark.parametrize("added", ["", "bias", "residual"])
+def test_gelu_joins_the_product_before_it(act: str, added: str) -> None:
+    def layer() -> Graph:
+        g = Graph()
+        x = g.input("x", F32, (3, 8))
+        y = g.mul_mat(g.weight("up", F32, (16, 8)), x, name="up_mm")
+        if added:
+            r = g.weight("b", F32, (16,)) if added == "bias" else g.input("r", F32, (3, 16))
+            y = g.add(y, r, name="added")
+        g.output(g.op(act, y, name="out"))
+        return g
+
+    fused = fuse_graph(layer(), everything)
+    assert ops(fused) == (["mul_mat_add", act] if added == "residual" else ["mul_mat_gelu"])
+    assert_same_values(fused, layer())
+    assert "mul_mat_gelu" not in ops(fuse_graph(layer(), always))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("act", ["swiglu", "geglu", "swiglu_clamped"])
 def test_experts_gate_and_up_are_one(act: str, bias: bool) -> None:

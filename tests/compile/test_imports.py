@@ -33,7 +33,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.harmless",
         "engine.mapped",
     ),
-    "engine/mapped.py": (),
+    "engine/dataclass.py": (),
+    "engine/mapped.py": ("engine.found",),
     "engine/room.py": (),
     "engine/harmless.py": (),
     "engine/env.py": (),
@@ -157,6 +158,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "src/gguflow": ("engine", "models", "cli"),
 }
 NUMPY_ONLY = {"engine/graph"}
+EVERYWHERE = ("gguflow", "gguflow.engine", "gguflow.engine.dataclass")
 
 
 def package(path: Path) -> list[str]:
@@ -228,7 +230,7 @@ def test_layer_imports_only_below_itself(layer: str) -> None:
     assert files, f"{layer} has no sources"
     for path in files:
         for name in imports(path, typing_only=False):
-            if name.split(".")[0] == "gguflow" and name not in ("gguflow", "gguflow.engine"):
+            if name.split(".")[0] == "gguflow" and name not in EVERYWHERE:
                 ok = any(name == a or name.startswith(a + ".") for a in allowed)
                 assert ok, f"{path.relative_to(ROOT)} imports {name}"
 

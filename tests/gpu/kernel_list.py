@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 from harness import declare_case
 
-from gguflow.engine.graph import OpSpec, Tensor, all_ops
-from gguflow.kernels.cuda import all_reduce, link
+from gguflow.engine.graph import F32, Graph, OpSpec, Tensor, all_ops, dtype_by_name
+from gguflow.kernels.cuda import all_reduce, all_reduce_norm, link
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
@@ -16,6 +17,7 @@ from gguflow.kernels.cuda.launch import (
     Kernel,
     Launch,
     Operand,
+    joined,
     launches,
     supports,
 )
@@ -38,6 +40,26 @@ def launches_of(
     return list(launches(Call(node, Operand.of(node, address), srcs, device, scratch=1 << 30)))
 
 
+def routers() -> Iterator[Launch]:
+    """What several ops are together."""
+    for dtype in ("f32", "f16", "bf16"):
+        g = Graph()
+        x = g.rms_norm_mul(g.input("x", F32, (1, 256)), g.weight("norm", F32, (256,)), eps=1e-5)
+        logits = g.mul_mat(g.weight("w", dtype_by_name(dtype), (32, 256)), x)
+        ids = g.route(logits, n_used=4, score="softmax")
+        g.route_weights(logits, ids, score="softmax")
+        places = {t: (i + 1) << 20 for i, t in enumerate((*g.leaves.values(), *g.nodes))}
+        calls = [
+            Call(n, Operand.of(n, places[n]),
+                 tuple(None if s is None else Operand.of(s, places[s]) for s in n.srcs), DEVICE)
+            for n in g.nodes
+        ]  # fmt: skip
+        for first in (0, 2):
+            found = joined(calls[first:])
+            assert found is not None
+            yield from found[1]
+
+
 @cache
 def launches_of_cases(spec: OpSpec, device: DeviceInfo = DEVICE) -> tuple[Launch, ...]:
     nodes = [declare_case(spec, case) for case in spec.cases()]
@@ -58,8 +80,13 @@ def all_launches() -> tuple[Launch, ...]:
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
     sizes = 4096, 8 << 20
     reduced = (all_reduce.exchange(0, 0, 0, n, 0, (0, 0), sizes, False, 0, 1, 1) for n in sizes)
+    sides = all_reduce_norm.Sides((0, 0), (), ((150, 1 << 15),), False, 0, 1, 1)
+    reduced = *reduced, *(
+        all_reduce_norm.exchange(0, 0, 0, 0, 1e-5, d, (150, 150), 0, dtype, sides)
+        for d in (1024, 2048, 4096, 8192) for dtype in ("f32", "f16", "bf16")
+    )  # fmt: skip
     step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
-    others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked, *reduced
+    others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     return (*of_cases, *others, *peaks)
 

@@ -24,7 +24,7 @@ Seqs = Sequence[tuple[int, int]]  # of each sequence, new tokens and those befor
 def case(
     seqs: Seqs, heads: tuple[int, int] = (32, 8), hd: int = 128, dtype: str = "f16", *,
     pos: Any = None, dirty: bool = False, v_dtype: str = "", told: bool = True, entries: int = 0,
-    shared: int = 0, **params: Any,
+    shared: int = 0, sinks: float = 0.0, **params: Any,
 ) -> Case:  # fmt: skip
     """New tokens of sequences, whose pages lie in a mixed order among some that nobody has.
 
@@ -58,10 +58,11 @@ def case(
             for t in (dtype, v_dtype or dtype))  # fmt: skip
     q = Operand((n_tok, heads[0], hd), data=lambda rng, shape: rng.standard_normal(shape))
     single = next((i for i, (n, _) in enumerate(seqs) if n > 1), len(seqs))
+    sink = Operand(heads[:1], data=lambda rng, n: sinks * rng.standard_normal(n), role="weight")
     return Case(
         (q, k, v, Operand((n_tok,), "i32", where if pos is None else pos),
          Operand((n_tok,), "i32", np.repeat(np.arange(len(seqs)), [n for n, _ in seqs])),
-         Operand(table.shape, "i32", table)),
+         Operand(table.shape, "i32", table), *([sink] if sinks else [])),
         {"scale": hd**-0.5, "n_single": single if told else 0, **params},
     )  # fmt: skip
 
@@ -77,9 +78,12 @@ def check(gpu: Any, c: Case) -> None:
 
 
 SHAPES = [((8, 2), 128), ((8, 2), 64), ((6, 2), 128), ((7, 7), 64), ((32, 1), 64), ((20, 2), 64)]
+# What attention_decode.cu takes beside these.
+SINGLE = [((8, 4), 256), ((16, 2), 256), ((5, 5), 96), ((8, 2), 96)]
 OPTIONS: list[dict[str, Any]] = [
     {}, {"window": 100}, {"softcap": 3.0}, {"max_bias": 8.0},
-    {"window": 333, "softcap": 5.0, "max_bias": 4.0},
+    {"window": 333, "softcap": 5.0, "max_bias": 4.0}, {"sinks": 4.0},
+    {"window": 128, "softcap": 5.0, "sinks": 4.0},
 ]  # fmt: skip
 RNG = np.random.default_rng(11)
 MANY: dict[str, Seqs] = {
@@ -123,6 +127,21 @@ def test_many_sequences(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("heads, hd", [*SINGLE, ((64, 8), 64), ((10, 1), 64), ((20, 1), 128)])
+def test_single_tokens_of_other_heads(gpu: Any, heads: tuple[int, int], hd: int, name: str) -> None:
+    for options in OPTIONS if name != "singles" else [{}]:  # the oracle takes seconds for these
+        check(gpu, case(MANY[name], heads, hd, dirty=True, **options))
+    for past in (0, 126, 600, 3000):
+        check(gpu, case([(1, past)], heads, hd, dirty=True, sinks=2.0))
+
+
+@pytest.mark.gpu
+def test_launches_beside_each_other_have_room_of_their_own(gpu: Any) -> None:
+    check(gpu, case([(1, 5000), (1, 7000), (9, 6000), (3, 8000)], (4, 2), 64))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("n", [4, 64, 128, 300])
 def test_many_sequences_of_an_8b_model(gpu: Any, n: int) -> None:
     check(gpu, case([(1, 200 + i % 90) for i in range(n)]))
@@ -138,6 +157,7 @@ def test_many_sequences_of_an_8b_model(gpu: Any, n: int) -> None:
 def test_other_types(gpu: Any, dtype: str, n_tok: int, past: int, hd: int) -> None:
     check(gpu, case([(n_tok, past)], (8, 2), hd, dtype))
     check(gpu, case([(1, 90), (1, 300), (n_tok, past)], (8, 2), hd, dtype, window=250))
+    check(gpu, case([(1, 90), (1, 300), (1, past)], (8, 2), 2 * hd, dtype, sinks=2.0))
 
 
 @pytest.mark.gpu
@@ -220,11 +240,12 @@ def test_rows_that_nobody_sees_may_hold_anything(gpu: Any, dtype: str, seqs: Seq
 
 def part(c: Case, tokens: slice, **params: Any) -> Case:
     """Only these tokens of a case."""
-    q, k, v, pos, seq, table = c.srcs
+    q, k, v, pos, seq, table, *sinks = c.srcs
     assert q and pos and seq
     values = np.random.default_rng(2).standard_normal(q.shape).astype(np.float32)[tokens]
     some = [Operand((len(values),), "i32", np.asarray(o.data)[tokens]) for o in (pos, seq)]
-    return Case((Operand(values.shape, data=values), k, v, *some, table), {**c.params, **params})
+    srcs = (Operand(values.shape, data=values), k, v, *some, table, *sinks)
+    return Case(srcs, {**c.params, **params})
 
 
 def run_part(gpu: Any, c: Case, tokens: slice, **params: Any) -> np.ndarray:
@@ -233,12 +254,12 @@ def run_part(gpu: Any, c: Case, tokens: slice, **params: Any) -> np.ndarray:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads, hd", [((32, 8), 128), ((8, 2), 64), ((20, 2), 64)])
-@pytest.mark.parametrize("window", [0, 200])
+@pytest.mark.parametrize("heads, hd", [((32, 8), 128), ((8, 2), 64), ((20, 2), 64), *SINGLE])
+@pytest.mark.parametrize("options", [{}, {"window": 200, "sinks": 2.0}], ids=str)
 def test_a_single_token_has_the_same_bits_in_every_batch(
-    gpu: Any, heads: tuple[int, int], hd: int, window: int
+    gpu: Any, heads: tuple[int, int], hd: int, options: dict[str, Any]
 ) -> None:
-    c = case([(1, int(n)) for n in RNG.integers(0, 3000, 24)], heads, hd, window=window)
+    c = case([(1, int(n)) for n in RNG.integers(0, 3000, 24)], heads, hd, **options)
     whole = run_part(gpu, c, slice(None), n_single=24)
     for begin, end in [(0, 1), (3, 4), (4, 9), (9, 24), (23, 24)]:
         found = run_part(gpu, c, slice(begin, end), n_single=end - begin)
@@ -270,7 +291,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads, hd", [((32, 8), 128), ((8, 2), 64), ((4, 2), 96)])
+@pytest.mark.parametrize("heads, hd", [((32, 8), 128), ((8, 2), 64), ((4, 2), 96), ((8, 4), 256)])
 def test_single_tokens_and_prompts_beside_each_other_keep_their_bits(
     gpu: Any, heads: tuple[int, int], hd: int
 ) -> None:
@@ -350,6 +371,32 @@ def test_a_decoding_block_fits_beside_another_kernels() -> None:
         for single in (1, 64):
             (launch,) = planned(single, 8192, (32, 8), 128, t, single)
             assert launch.shared <= (72 if single == 1 else 100) << 10
+
+
+@pytest.mark.parametrize("hd, t", [(96, "f16"), (96, "bf16"), (256, "f16"), (256, "q8_0")])
+def test_single_tokens_of_heads_that_prompts_have_no_tiles_for(hd: int, t: str) -> None:
+    name = {"q8_0": "block_q8_0"}.get(t, t)
+    (one,) = planned(1, 8192, (8, 4), hd, t, 1)
+    assert one.kernel.entry == f"attention_decode<{name}, {name}, {hd}, 1>"
+    chunks, listed = planned(70, 2048, (8, 4), hd, t, 4)
+    assert listed.kernel.entry == f"attention_decode_listed<{name}, {name}, {hd}, 1>"
+    assert chunks.kernel.source == "attention.cu"
+    # attention.cu lets the next launch in before its own wait.
+    assert not beside(chunks) and not beside(listed)
+    assert all(map(beside, planned(70, 2048, (8, 4), 128, t, 4)))
+
+
+def beside(launch: Launch) -> bool:
+    """Whether it runs beside another, as kernels are told."""
+    at = 7 * TENSOR + 72
+    return bool(np.frombuffer(launch.args[at : at + 4], np.int32)[0])
+
+
+def test_heads_of_96_in_q8_0_and_groups_too_large_run_in_float() -> None:
+    for heads, hd, t in (((8, 4), 96, "q8_0"), ((32, 2), 256, "f16")):
+        for n in (1, 5):
+            (launch,) = planned(n, 2048, heads, hd, t, n)
+            assert launch.kernel.source == "attention.cu"
 
 
 def test_prompts_are_tiles_of_rows() -> None:

@@ -52,6 +52,21 @@ def test_what_falls_back(gpu: Any, tmp_path: Path, arch: str) -> None:
         assert model.plan(step_key(n, "last", True)).placement.fallbacks == []
 
 
+DENSE = ["falcon", "gemma3", "gptneox", "phi3", "qwen2", "qwen3", "qwen35", "starcoder2"]
+
+
+@pytest.mark.parametrize(
+    "arch, dtype", [*((a, "f16") for a in sorted(architectures())), *((a, "q8_0") for a in DENSE)]
+)
+def test_single_tokens(gpu: Any, tmp_path: Path, arch: str, dtype: str) -> None:
+    """Of weights for which a product takes along what stands around it."""
+    path = write_tiny(tmp_path / "m.gguf", arch, seed=3, dtype=dtype)
+    types = {"k_type": F32, "v_type": F32}
+    expected = Model.load(path, backends=("numpy",), **types).logits(IDS[:12])
+    model = Model.load(path, backends=CUDA, n_ubatch=1, **types)
+    assert nmse(model.logits(IDS[:12]), expected) < (1e-4 if dtype == "f16" else 1e-2)
+
+
 @pytest.mark.parametrize("dtype", ["q4_0", "q8_0"])
 @pytest.mark.parametrize("arch", ["qwen3moe", "deepseek2"])
 def test_quantized_experts(gpu: Any, tmp_path: Path, arch: str, dtype: str) -> None:

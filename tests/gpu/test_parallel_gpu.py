@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchanges import check, exchanging, fill
+from exchanges import bound_to, check, check_sharing, exchanging, fill, sharing_plan
 from tiny_model import write_tiny
 
 from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, DeviceId, find_backend
-from gguflow.engine.graph import F32
+from gguflow.engine.graph import BF16, F16, F32
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, exchange
@@ -23,7 +23,7 @@ from gguflow.engine.runtime.loops import LoopTogether
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
-from gguflow.kernels.cuda import all_reduce
+from gguflow.kernels.cuda import all_reduce, all_reduce_norm
 
 pytestmark = pytest.mark.gpu
 
@@ -86,6 +86,34 @@ def test_exchanges_of_all_sizes(cards: Callable[[int], Backend], n: int) -> None
     rng = np.random.default_rng(n)
     for _ in range(7):
         check(bound, rng)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_rows_shared_out_have_the_bits_of_whole_sums(
+    cards: Callable[[int], Backend], n: int
+) -> None:
+    """In every form that norms may cross in, of fewer and of more rows than blocks; exchanges of
+    other kinds are between them."""
+    cases = [(9, 64, None), (300, 4096, F16), (257, 5376, None), (600, 256, BF16)]
+    devices = [cards(k) for k in range(n)]
+    bound = bound_to(devices, sharing_plan(devices, cases))
+    assert isinstance(bound.runner, SideBySide)
+    rng = np.random.default_rng(n)
+    for _ in range(3):
+        check_sharing(bound, rng, cases, n)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q4_0"])
+def test_prompts_have_the_bits_of_whole_sums(
+    patched: None, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", dtype=dtype, gain=2.0, n_layer=4, n_embd=256,
+                      n_head=4, n_head_kv=4, head_dim=64, head_dim_v=64, n_ff=512)  # fmt: skip
+    ids = [3 + i * 7 % 90 for i in range(700)]
+    found = on(path, 2, n_ctx=1024).logits(ids)
+    monkeypatch.setattr(all_reduce_norm, "ROWS", 1 << 30)
+    expected = on(path, 2, n_ctx=1024).logits(ids)
+    assert np.array_equal(found, expected)
 
 
 def test_exchanges_through_the_hosts_memory(

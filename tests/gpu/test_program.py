@@ -234,3 +234,19 @@ def test_an_op_that_fails_while_captured_is_told_and_captured_again(
     program.run()
     graph, wait = taken(backend)
     assert graph.startswith("graph of") and wait == "wait"
+
+
+def test_several_ops_are_one_launch_and_have_rows_of_their_own(backend: Any) -> None:
+    g = Graph()
+    x = g.rms_norm_mul(g.input("x", F32, (2, 64)), g.weight("norm", F32, (64,)), eps=1e-5)
+    logits = g.mul_mat(g.weight("w", F16, (8, 64)), x)
+    ids = g.route(logits, n_used=2, score="softmax")
+    shares = g.route_weights(logits, ids, score="softmax")
+    y = g.silu(shares)
+    program = CudaProgram(backend, [x, logits, ids, shares, y], Places(backend), Meets())
+    assert program.kernels[:4] == ["router<f16>", "", "", ""] and len(program.kernels) == 5
+    program.start()
+    assert [name for name in taken(backend) if name != "mirror"][:2] == ["router", "map_dense"]
+
+    program = CudaProgram(backend, [x, logits, ids, y], Places(backend), Meets())  # without shares
+    assert program.kernels[0] != "router<f16>" and "" not in program.kernels

@@ -190,3 +190,29 @@ def test_long_steps_need_fewer_on_their_way(
         assert ahead.running == loop.launched - loop.waited
     assert ahead.is_over
     assert (loop.launched, loop.starts, loop.most) == (50, 1, depth)
+
+
+class Busy(Clock):
+    """A device whose steps take 10 ms, and a host that is busy for 55 ms after the sixth."""
+
+    def wait(self, step: int) -> np.ndarray:
+        tokens = super().wait(step)
+        self.now = max(self.now, step * 10e-3)
+        return tokens
+
+
+def test_a_host_that_looks_late_does_not_think_steps_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was done meanwhile comes at once, but not all of it sooner than the device makes it."""
+    loop = Busy(0.0)
+    monkeypatch.setattr("time.perf_counter", lambda: loop.now)
+    ahead = Ahead(loop, 12)
+    waited = []
+    for step in range(1, 13):
+        began = loop.now
+        ahead.next()
+        waited.append(loop.now - began)
+        if step == 6:
+            loop.now += 55e-3
+    assert min(waited) == 0.0
+    assert ahead.is_over and ahead.taken == 12
+    assert ahead.seconds / ahead.taken == pytest.approx(10e-3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizer_vocabs import bpe_metadata
 
-from gguflow.engine.gguf import GgufFile
+from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.models.tokenizer import Tokenizer
 from gguflow.models.tokenizer import bpe as bpe_module
 from gguflow.models.tokenizer.packed_text import Hashes, PackedText, Table
@@ -48,6 +48,25 @@ def test_real_vocabularies(name: str, shared_data: Path, monkeypatch: pytest.Mon
     path = shared_data / f"ggml-vocab-{name}.gguf"
     cases = Path(f"{path}.inp").read_text("utf-8").split("\n__ggml_vocab_test__\n")
     both(Tokenizer.load(path), ["-" * 3000, *cases], monkeypatch)
+
+
+def test_whole_words_need_no_merges() -> None:
+    metadata = bpe_metadata(pre="llama-bpe")
+    tokenizer = Tokenizer.from_metadata(metadata)
+    known = [tokenizer.id_of(word) for word in ("hello", "Ġhello")]
+    assert tokenizer.encode("hello hello") == known
+    assert "_merges" not in vars(tokenizer._model)
+    assert tokenizer.encode("hehe") == [tokenizer.id_of("he")] * 2
+    assert "_merges" in vars(tokenizer._model)
+
+    metadata["tokenizer.ggml.merges"] = ["h e", "nonsense"]
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.encode("hello hello") == known
+    with pytest.raises(GgufError, match=r"merges\[1\]: found 'nonsense'"):
+        tokenizer.encode("hehe")
+    del metadata["tokenizer.ggml.merges"]
+    with pytest.raises(GgufError, match="merges: found no such key"):
+        Tokenizer.from_metadata(metadata)
 
 
 def test_much_text_is_for_the_library() -> None:

@@ -1,12 +1,16 @@
-"""A million draws of the native `sample` op follow the distribution that its settings state."""
+"""A million draws of the `sample` op follow the distribution that its settings state, on hosts and
+devices."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 from harness import GuardedMemory, build_case
 from scipy.stats import chi2
 
+from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
 from gguflow.engine.graph import Case, Operand, op_spec
 
@@ -40,13 +44,16 @@ def stated(logits: np.ndarray, temp: float, k: float, top_p: float, min_p: float
     return out / out.sum()
 
 
-def draw(logits: np.ndarray, settings: tuple[float, ...], numbers: np.ndarray) -> np.ndarray:
-    """How often each token is drawn. numbers: i64 [DRAWS, 2], seeds and steps."""
-    spec, backend = op_spec("sample"), CpuBackend(2)
+def draw(
+    backend: Backend, logits: np.ndarray, settings: tuple[float, ...], numbers: np.ndarray,
+    rows: int = ROWS,
+) -> np.ndarray:  # fmt: skip
+    """How often each token is drawn, `rows` at a time. numbers: i64 [DRAWS, 2], seeds and steps."""
+    spec = op_spec("sample")
     full = (*settings, 1.0, 0, 0, 0)
     operands = (
-        Operand((ROWS, N_VOCAB), data=logits), Operand((ROWS, 8), data=full),
-        Operand((ROWS, 2), "i64", numbers[:ROWS]), Operand((ROWS, 1), "i32", -1),
+        Operand((rows, N_VOCAB), data=logits), Operand((rows, 8), data=full),
+        Operand((rows, 2), "i64", numbers[:rows]), Operand((rows, 1), "i32", -1),
     )  # fmt: skip
     spec_case = Case(operands)
     built = build_case(spec, spec_case, np.random.default_rng(0))
@@ -54,8 +61,8 @@ def draw(logits: np.ndarray, settings: tuple[float, ...], numbers: np.ndarray) -
     program = backend.lower([built.node], memory)
     buffer, offset = memory.locate(built.graph.leaves["src2"])
     counts = np.zeros(N_VOCAB, np.int64)
-    for i in range(0, DRAWS, ROWS):
-        buffer.write(offset, numbers[i : i + ROWS])
+    for i in range(0, len(numbers), rows):
+        buffer.write(offset, numbers[i : i + rows])
         program.run()
         counts += np.bincount(memory.bytes_of(built.node).view(np.int32), minlength=N_VOCAB)
     return counts
@@ -75,12 +82,7 @@ def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(chi2.sf(statistic, len(found) - 1))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [pytest.param(s, id=n, marks=[] if n == "all" else [pytest.mark.slow])
-     for n, s in SETTINGS.items()],
-)  # fmt: skip
-def test_draws_follow_what_is_stated(settings: tuple[float, ...]) -> None:
+def check_draws(backend: Backend, settings: tuple[float, ...], rows: int = ROWS) -> None:
     """The steps of one seed, as a generation takes them, and for plain settings also the first step
     of every seed, as requests do."""
     logits = (np.random.default_rng(3).standard_normal(N_VOCAB) * 1.2).astype(np.float32)
@@ -90,9 +92,30 @@ def test_draws_follow_what_is_stated(settings: tuple[float, ...]) -> None:
     if settings == SETTINGS["plain"]:
         ways.append(np.stack([np.arange(DRAWS), zero], axis=1))
     for numbers in ways:
-        counts = draw(logits, settings, numbers.astype(np.int64))
+        counts = draw(backend, logits, settings, numbers.astype(np.int64), rows)
         assert counts.sum() == DRAWS
         assert p_value(counts, expected) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(s, id=n, marks=[] if n == "all" else [pytest.mark.slow])
+     for n, s in SETTINGS.items()],
+)  # fmt: skip
+def test_draws_follow_what_is_stated(settings: tuple[float, ...]) -> None:
+    check_draws(CpuBackend(2), settings)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [8, ROWS])  # few and many have kernels of their own
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_draws_of_a_gpu_follow_what_is_stated(settings: tuple[float, ...], rows: int) -> None:
+    gpu: Any = pytest.importorskip("gguflow.engine.backends.cuda")
+    try:
+        backend = find_backend("cuda")
+    except gpu.CudaError as e:
+        pytest.skip(str(e))
+    check_draws(backend, settings, rows)
 
 
 def test_the_statistic_sees_a_small_bias() -> None:

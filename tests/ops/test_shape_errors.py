@@ -32,6 +32,11 @@ STATE: list[str | None] = ["f32 5x8", "i32 2", "i32 2"]
 DELTA = {"n_head_k": 1, "dk": 2}
 GATES: list[str | None] = ["f32 2x1", "f32 2x1", "f32 1", "f32 1"]
 SCAN: list[str | None] = ["f32 2x1", "f32 1", "f32 1", "f32 1"]
+HEADS: list[str | None] = ["f32 2x2x4", "f32 2x1x4", "f32 2x2x2", "i32 2", "i32 2", "f32 9x4",
+                          "f32 9x4"]  # fmt: skip
+HEAD_PARAMS = {**NORM}
+RANK = {"rank": 0}
+HALVES: list[str | None] = ["f32 1x8", "f32 2x8", "f32 1x8", "f32 2x8"]
 QKV_PARAMS = {**EPS, **NORM, "head_dim": 4}
 WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("get_rows", ["f32 3x4x5", "i32 2"], {}, "the table must be [n, d]"),
@@ -66,6 +71,19 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("norm_qkv_rope", [*QKV[:5], "i32 3", *QKV[6:]], QKV_PARAMS, "pos must be i32 [m]"),
     ("norm_qkv_rope", [*QKV[:6], "i32 3", *QKV[7:]], QKV_PARAMS, "rows must be i32 [m]"),
     ("norm_qkv_rope", [*QKV[:7], "f32 9x3", *QKV[8:]], QKV_PARAMS, "a state must be"),
+    ("norm_qkv_rope", [*QKV, None, "f32 4"], QKV_PARAMS, "q_bias must be f32 [8]"),
+    ("norm_qkv_rope", [*QKV, "f32 1"], QKV_PARAMS, "freq_factors must be f32 [2]"),
+    ("norm_qkv_rope", [*QKV, *[None] * 4, "f32 8"], QKV_PARAMS, "q_norm must be f32 [4]"),
+    ("norm_qkv_rope", QKV, {**QKV_PARAMS, "n_dims": 6}, "n_dims=6"),
+    ("qkv_heads", ["f32 2x2x4", "f32 2x1x6", *HEADS[2:]], HEAD_PARAMS, "of one length"),
+    ("qkv_heads", [*HEADS[:3], "i32 3", *HEADS[4:]], HEAD_PARAMS, "pos and rows must be i32 [m]"),
+    ("qkv_heads", [*HEADS[:6], "f32 9x3"], HEAD_PARAMS, "a state must be"),
+    ("qkv_heads", ["f32 2x2x4", "f32 3x1x4", *HEADS[2:]], HEAD_PARAMS, "a row a token"),
+    ("qkv_heads", [*HEADS, None, None, "f32 8"], HEAD_PARAMS, "k_bias must be f32 [4]"),
+    ("sigmoid_mul", ["f32 2x8", "f32 2x4"], {}, "of one shape"),
+    ("mul_mat_joined", ["f32 2x4", "f32 3", "f32 3x4", "f32 5x4"], EPS, "norm must be f32 [k]"),
+    ("mul_mat_joined", ["f32 2x4", None, "f32 3x4", "f32 5x6"], {}, "differ"),
+    ("norm_mul_mat_geglu", ["f32 3x4", "f32 4", "f32 2x4", "f32 3x4"], EPS, "one shape"),
     ("layer_norm", ["f32 3x4", "f32 3"], EPS, "w and b must be f32 [d]"),
     ("layer_norm", ["f32 3x4", None, "f32 1x4"], EPS, "w and b must be f32 [d]"),
     ("soft_max", ["f32 2x3x4", "f32 2x4"], {}, "must cover x's rows"),
@@ -94,6 +112,9 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("mul_mat_swiglu", ["f32 5x4", "f32 5x4", "f32 3x5"], {}, "inner lengths 4 and 5 differ"),
     ("mul_mat_geglu", ["f32 5x4", "f32 6x4", "f32 3x4"], {}, "one shape [n, k]"),
     ("mul_mat_relu", ["f32 5x4", "f32 3x6"], {}, "inner lengths 4 and 6 differ"),
+    ("mul_mat_bias_add", ["f32 5x4", "f32 3x4", "f32 3", "f32 3x5"], {}, "b must be [5]"),
+    ("mul_mat_bias_add", ["f32 5x4", "f32 3x4", "f32 5", "f32 5"], {}, "and r [3, 5]"),
+    ("mul_mat_gelu", ["f32 5x4", "f32 3x4", "f32 3x5"], {}, "b must be f32 [n]"),
     ("mul_mat_sparse", ["i32 5x4", "f32 3x4"], {}, "w must be [n_rows >= 1, ..]"),
     ("mul_mat_sparse", ["f32 5x4", "f16 3x4"], {}, "x must be f32 [m, ..]"),
     ("mul_mat_sparse", ["f32 5x4", "f32 3x5"], {}, "inner lengths 4 and 5 differ"),
@@ -211,6 +232,24 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
         {"act": "geglu"},
         "both have a bias",
     ),
+    (
+        "mul_mat_id_sum",
+        ["f32 3x4x8", "f32 2x8", "i32 2x2", "f32 2x2"],
+        {},
+        "x must have a row for each id",
+    ),
+    (
+        "mul_mat_id_sum",
+        ["f32 3x4x8", "f32 2x2x8", "i32 2x2", "f32 2x3"],
+        {},
+        "shares must be f32 [m, u]",
+    ),
+    (
+        "mul_mat_id_sum",
+        ["f32 3x4x8", "f32 2x2x8", "i32 2x2", "f32 2x2", "f32 3x4", "f32 2x3"],
+        {},
+        "r must be f32 [m, n]",
+    ),
     ("map_ids", ["i32 2x3", "f32 5"], {}, "must be i32"),
     ("map_ids", ["i32 6", "i32 5"], {}, "ids must be [m, u]"),
     ("route", ["f16 2x8"], ROUTE, "logits must be f32"),
@@ -223,6 +262,11 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("all_reduce", ["f32 2x8", "f32 8x2"], {}, "operands must be dense f32 of one shape"),
     ("all_reduce", ["f16 2x8"], {}, "operands must be dense f32 of one shape"),
     ("all_reduce_add", ["f32 8", "f32 2x8"], {}, "operands must be dense f32"),
+    ("all_reduce_norm", [None, "f32 1x8", "f32 2x8"], RANK, "whose rows the r_k share"),
+    ("all_reduce_norm", [None, *HALVES, "f32 1x8"], RANK, "whose rows the r_k share"),
+    ("all_reduce_norm", [None, "f32 2x4T", *HALVES[1:]], RANK, "must be dense"),
+    ("all_reduce_norm", ["f32 4", *HALVES], RANK, "w must be dense f32 [d]"),
+    ("all_reduce_norm", ["f32 8", *HALVES], {"rank": 2}, "rank must be one of 2"),
     ("moe_sum", ["f32 2x8", "f32 2x3"], {}, "x must be f32 [m, u, n]"),
     ("moe_sum", ["f32 2x3x8", "f32 2x2"], {}, "weights must be f32"),
     ("swiglu_clamped", ["f32 3x4", "f32 3x5"], {}, "one shape"),

@@ -46,13 +46,15 @@ def three_nodes() -> Iterator[Any]:
 
 
 @contextmanager
-def serving(ray: Any = None, options: Options = OPTIONS, **config: Any) -> Iterator[Running]:
-    """A server over replicas, or over an engine of its own without `ray`. config: of the fleet."""
+def serving(
+    ray: Any = None, options: Options = OPTIONS, n_replicas: int = 2, n_stages: int = 1
+) -> Iterator[Running]:  # fmt: skip
+    """A server over replicas, or over an engine of its own without `ray`."""
     spec = ModelSpec("tales-8m", Path(bundled_model()), options)
     cluster = None
     if ray is not None:
-        given = {"n_replicas": 2, "needs": {"CPU": 1.0}, "wait": 60.0, "silence": 60.0}
-        cluster = RayCluster(ray, FleetConfig(**(given | config)))
+        fleet = FleetConfig(n_replicas, wait=60.0, silence=60.0)
+        cluster = RayCluster(ray, fleet, {"CPU": 1.0}, n_stages)
     running = Running([spec], options, cluster=cluster)
     try:
         yield running

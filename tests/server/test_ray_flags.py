@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from dataclasses import replace
@@ -105,3 +106,22 @@ def test_what_a_process_needs() -> None:
     assert needs_of(Options(n_gpu_layers=5)) == {"CPU": 1.0, "GPU": 1.0}
     two = Options(devices=("cuda:0", "cuda:1"))
     assert needs_of(two) == {"CPU": 1.0, "GPU": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "seen"),
+    [(None, (0, 2), "1"), (None, (1, 3), "0,2"), ("4,5,7", (1, 3), "4,7"), (None, (0, 1), "")],
+)
+def test_what_is_started_here_leaves_the_own_gpu(
+    before: str | None, own: tuple[int, int], seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gguflow.engine.cluster import connect
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if before is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+    with connect._leaving(own):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+    with connect._leaving(None):
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == before

@@ -94,11 +94,12 @@ class CpuBackend(Backend):
             return False
         if len(node.srcs) > MAX_SRC:
             return False
-        layout = ((t.dtype, t.shape, t.strides) if t else None for t in (node, *node.srcs))
-        key = (node.op, *node.params.items(), *layout)
-        if key not in self._supported:
-            self._supported[key] = self.lib.accepts(node.op, self.record(node, None))
-        return self._supported[key]
+        layout = [(t.dtype, t.shape, t.strides) if t else None for t in node.srcs]
+        key = (node.op, *node.params.items(), node.dtype, node.shape, node.strides, *layout)
+        known = self._supported.get(key)
+        if known is None:
+            known = self._supported[key] = self.lib.accepts(node.op, self.record(node, None))
+        return known
 
     def packed_bytes(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         stack = len(weight.shape) == 3

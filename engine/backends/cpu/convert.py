@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -44,6 +43,8 @@ class NativeConverter:
             pointers = ctypes.c_void_p(a.ctypes.data), ctypes.c_void_p(b.ctypes.data)
             return int(fn(ctypes.c_int32(dtype.ggml_id), *pointers, ctypes.c_int64(len(a)),
                           ctypes.c_int64(n)))  # fmt: skip
+
+        from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(self.n_threads) as threads:
             failed = [s for s in threads.map(part, range(0, rows, step)) if s]

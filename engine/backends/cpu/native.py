@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import platform
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from gguflow.engine import env, interrupt
+from gguflow.engine.found import file_of
 from gguflow.engine.graph import DType
 
 from .abi import ABI_VERSION, GfOp, GfTensor
@@ -112,7 +112,7 @@ class CpuLibrary:
 
 def _library_path(isa: str) -> Path:
     suffix = ".dll" if platform.system() == "Windows" else ".so"
-    return Path(str(files("gguflow.kernels.cpu") / "lib" / f"libgguflow_cpu_{isa}{suffix}"))
+    return file_of("gguflow.kernels.cpu", "lib", f"libgguflow_cpu_{isa}{suffix}")
 
 
 def runnable_isas() -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from math import prod
 
 import numpy as np
@@ -17,7 +15,7 @@ from .abi import ABI_VERSION
 from .native import CpuLibrary, CpuLibraryError
 
 PACKED_ROWS = 16  # rows of a group
-ALONE = 1 << 20  # bytes that one thread packs before others are there to help
+ALONE = 4 << 20  # bytes that one thread packs before others are there to help
 AT_ONCE = 8 << 20  # bytes of one call: Ctrl-C waits for those that have begun
 
 
@@ -30,6 +28,8 @@ class NativePacker:
     def layout(self, dtypes: Iterable[DType]) -> str:
         """Instruction set, kernel interface, and a digest of what packing makes of known rows: a
         whole group and part of one, of each type. No version has to be kept by hand."""
+        from hashlib import sha256
+
         digest = sha256()
         for dtype in sorted(set(dtypes), key=lambda d: d.ggml_id):
             n_rows, n_cols = PACKED_ROWS + 1, 2 * max(dtype.block, 32)
@@ -73,6 +73,8 @@ class NativePacker:
         if len(parts) == 1:
             failed = part(0)
         else:
+            from concurrent.futures import ThreadPoolExecutor
+
             with ThreadPoolExecutor(n) as threads:
                 failed = any(threads.map(part, parts))
         if failed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -41,6 +40,8 @@ def measure(lib: CpuLibrary, n_threads: int) -> Measured:
     def read_part(i: int) -> int:
         read(data[i].ctypes.data, data.shape[1])
         return data[i].nbytes
+
+    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(n_threads) as pool:
 

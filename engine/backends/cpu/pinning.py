@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,7 +22,8 @@ def _taken_by() -> int:
         import fcntl
     except ImportError:  # Windows, where threads are not pinned
         return 0
-    path = Path(tempfile.gettempdir()) / NAME.format(os.getuid())
+    # Where `tempfile` would have it, which takes longer to import than all this.
+    path = Path(os.environ.get("TMPDIR") or "/tmp") / NAME.format(os.getuid())
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +51,7 @@ class CpuProgram(Program):
         self._n_forks = backend.n_forks
         self._keep = memory
         self._ticks: np.ndarray | None = None
-        self._rows = LiveRows(backend.lib, self._ops, steps, memory.rows, n_threads)
+        self._steps = steps
         self._live: Live | None = None
         cdll = backend.lib.cdll
         self._before: tuple[object, ...] = (
@@ -101,7 +102,7 @@ class CpuProgram(Program):
             pool = ctypes.c_void_p(self._backend.pool(self._n_threads))
             self._before = (pool, *self._before[1:])
         if live != self._live:
-            scratch = self._rows.set(live)
+            scratch = self._live_rows.set(live)
             if scratch > self._scratch.nbytes:
                 self._take_scratch(scratch)
             self._live = None if live is None else dict(live)
@@ -112,6 +113,12 @@ class CpuProgram(Program):
         ended = self._run(*self._before, ends, *self._after)
         if ended:  # in the middle, see `engine.interrupt`
             raise KeyboardInterrupt if ended == INTERRUPTED else Cancelled
+
+    @cached_property
+    def _live_rows(self) -> LiveRows:
+        """Made when a run leaves rows out: a plan of single tokens has none."""
+        ops, rows = self._ops, self._keep.rows
+        return LiveRows(self._backend.lib, ops, self._steps, rows, self._n_threads)
 
     def finish(self) -> Ticks | None:
         ticks, self._ticks = self._ticks, None

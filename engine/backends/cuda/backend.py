@@ -14,7 +14,7 @@ from gguflow.engine.backends.descriptors import check_step
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step, row_gap
 from gguflow.engine.graph import Tensor
-from gguflow.kernels.cuda import all_reduce, launch
+from gguflow.kernels.cuda import all_reduce_norm, launch
 
 from . import peaks, rivals, timing
 from .device import CudaDevice
@@ -27,6 +27,8 @@ class CudaBackend(Backend):
     """One GPU and its kernels. equal_bits: as in `DeviceInfo`. Raises CudaError when there is none
     that can be used."""
 
+    repeats_rows = True
+
     def __init__(self, device: int = 0, equal_bits: bool = False) -> None:
         self.device = CudaDevice(device, equal_bits)
         self.id = DeviceId("cuda", device)
@@ -35,7 +37,10 @@ class CudaBackend(Backend):
         self.modules = Modules(self.device)
         self.memory: CudaMemory = CudaMemory(self.device)
         self.links = Links(
-            partial(_alloc_pinned, self.device), self._reaches, all_reduce.channel_bytes
+            partial(_alloc_pinned, self.device),
+            self._reaches,
+            all_reduce_norm.channel_bytes,
+            partial(all_reduce_norm.shares_rows, equal_bits=equal_bits),
         )
         self.clock = CudaClock(self.device, self.modules)
         self.n_alike = self.device.count
@@ -72,7 +77,10 @@ class CudaBackend(Backend):
 
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> CudaBuffer:
         buffer = CudaBuffer(self.device, weight.stored_bytes, zero=False)
-        self._uploader.upload(raw.reshape(-1).view(np.uint8), buffer, row_gap(weight))
+        gap = row_gap(weight)
+        self._uploader.upload(raw.reshape(-1).view(np.uint8), buffer, gap)
+        row, zeros = gap or (1, 0)
+        buffer.repeat(raw.nbytes // row * (row + zeros))
         return buffer
 
     def lower(

@@ -67,6 +67,14 @@ class CudaBuffer:
             )  # fmt: skip
         d.synchronize()
 
+    def repeat(self, nbytes: int) -> None:
+        """Fill the buffer with its first bytes, again and again."""
+        self.device.use()
+        while 0 < nbytes < self.nbytes:
+            more = min(nbytes, self.nbytes - nbytes)
+            self.device.copy(self.address + nbytes, self.address, more)
+            nbytes += more
+
     def move(self, to: int, source: int, nbytes: int) -> None:
         """Copy bytes within the buffer, in the order of the device's stream."""
         self.device.use()

@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Live, Meets, Memory, Program, Reduce, Ticks, refuse
+from gguflow.engine.backends.base import Live, Meets, Memory, Program, Ticks, refuse
 from gguflow.engine.compile import Recv, Send, Step
-from gguflow.engine.graph import Role, Tensor, exchanged
-from gguflow.kernels.cuda import all_reduce, link
+from gguflow.engine.graph import Role, Tensor
+from gguflow.kernels.cuda import link
 from gguflow.kernels.cuda.gemm import Gemm
-from gguflow.kernels.cuda.launch import Call, Launch, Operand, launches, scratch_bytes
+from gguflow.kernels.cuda.launch import (
+    MOST_JOINED,
+    Call,
+    Launch,
+    Operand,
+    joined,
+    launches,
+    scratch_bytes,
+)
 from gguflow.kernels.cuda.mirror import mirror
 from gguflow.kernels.cuda.timestamp import timestamp
 
 from .cublas import BoundGemm
+from .exchange import Exchanges
 from .memory import CudaBuffer, MirroredBuffer
 from .modules import BoundLaunch
 from .token_loop import CudaTokenLoop
@@ -56,19 +66,30 @@ class CudaProgram(Program):
         waits = bool(meets.reduces) or any(not isinstance(s, Tensor) for s in steps)
         self._ticket = CudaBuffer(self._device, link.WORD) if waits else None
 
+        exchanges = Exchanges(self._device, steps, meets.reduces)
+        calls = [
+            self._call(s, memory, exchanges)
+            if isinstance(s, Tensor) and s not in meets.reduces
+            else None
+            for s in steps
+        ]
         made: list[list[Launch | Gemm]] = []
         left: Launch | Gemm | None = None  # what the start of the scratch memory holds
-        for s, nbytes in zip(steps, wanted, strict=True):
+        for i, (s, nbytes) in enumerate(zip(steps, wanted, strict=True)):
+            if i < len(made):  # computed with one before
+                continue
             if not isinstance(s, Tensor):
                 made.append(list(self._meeting(s, meets)))
                 continue
-            if s in meets.reduces:
-                made.append([self._reduce(s, meets.reduces[s], memory)])
+            call = calls[i]
+            if call is None:
+                made.append([exchanges.launch(s, partial(self._operand, memory=memory))])
                 continue
-            dst = self._operand(s, memory)
-            assert dst is not None
-            srcs = tuple(self._operand(x, memory) for x in s.srcs)
-            op = list(launches(Call(s, dst, srcs, info, self._scratch.address)))
+            together = joined([c for c in takewhile(bool, calls[i : i + MOST_JOINED]) if c])
+            if together is not None:
+                made += [list(together[1]), *([] for _ in range(together[0] - 1))]
+                continue
+            op = list(launches(call))
             if nbytes:
                 first = op[0] if isinstance(op[0], Launch) and op[0].leaves is not None else None
                 if first is not None and first == left:
@@ -94,6 +115,13 @@ class CudaProgram(Program):
         self._timed: tuple[Any, CudaBuffer] | None = None
         self._is_timed = False
 
+    def _call(self, node: Tensor, memory: Memory, exchanges: Exchanges) -> Call:
+        dst = self._operand(node, memory)
+        assert dst is not None
+        srcs = tuple(self._operand(x, memory) for x in node.srcs)
+        rounded = exchanges.rounded(node, partial(self._operand, memory=memory))
+        return Call(node, dst, srcs, self._device.info, self._scratch.address, rounded)
+
     def _operand(self, t: Tensor | None, memory: Memory) -> Operand | None:
         if t is None:
             return None
@@ -113,18 +141,6 @@ class CudaProgram(Program):
         if isinstance(step, Send):
             return link.signal(flag.address, spans, ticket)
         return link.wait(flag.address, spans, ticket, flag.given_up, flag.code, flag.timeout_ns)
-
-    def _reduce(self, node: Tensor, reduce: Reduce, memory: Memory) -> Launch:
-        parts = exchanged(node)
-        residual = node.live_srcs()[: -len(parts)]
-        operands = [self._operand(t, memory) for t in (node, parts[reduce.rank], *residual)]
-        to, part, *r = (o.address for o in operands if o is not None)
-        others = [c for k, c in enumerate(reduce.channels) if k != reduce.rank]
-        return all_reduce.exchange(
-            to, part, r[0] if r else 0, node.nbytes, reduce.rank, reduce.channels, reduce.sizes,
-            not all(map(self._device.is_elsewhere, others)), reduce.given_up, reduce.code,
-            reduce.timeout_ns,
-        )  # fmt: skip
 
     def _load(self) -> None:
         """Have everything loaded that the first run would load, once. No op but products is run for

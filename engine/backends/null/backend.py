@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,8 +19,9 @@ from gguflow.engine.backends.base import (
 )
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Tensor, op_spec
-from gguflow.kernels.cuda.all_reduce import channel_bytes
+from gguflow.kernels.cuda.all_reduce_norm import channel_bytes, shares_rows
 
 UNIT = 512  # bytes that allocations are multiples of
 MEMORY = 1 << 40
@@ -46,7 +46,11 @@ class NullBackend(Backend):
         self.memory: NullMemory = NullMemory(memory)
         self._peaks = peaks
         # Plans over several are those of GPUs: sums are exchanged, with the same room for them.
-        self.links = Links(channel_bytes=channel_bytes)
+        self.links = Links(
+            reaches=lambda other: isinstance(other, NullBackend),
+            channel_bytes=channel_bytes,
+            shares_rows=shares_rows,
+        )
 
     def describe(self) -> str:
         return "no device: plans and expected times, nothing runs"

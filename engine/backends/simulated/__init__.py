@@ -12,6 +12,7 @@ from gguflow.engine.backends.base import Backend, DeviceId, Links, Meets, Memory
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.compile import Step
+from gguflow.engine.ops.all_reduce import DEVICES
 
 from .channel import channel_bytes
 from .program import SimulatedProgram
@@ -25,7 +26,7 @@ class SimulatedBackend(NumpyBackend):
         self.id = DeviceId("simulated", index)
         self.name = self.space = str(self.id)
         self.stream = Stream()
-        self.links = Links(HostBuffer.zeros, _reaches, channel_bytes)
+        self.links = Links(HostBuffer.zeros, _reaches, channel_bytes, _shares_rows)
 
     def describe(self) -> str:
         return "reference implementations of every op as any number of devices, slow"
@@ -44,6 +45,11 @@ class SimulatedBackend(NumpyBackend):
 
 def _reaches(other: Backend) -> bool:
     return isinstance(other, SimulatedBackend)
+
+
+def _shares_rows(m: int, d: int) -> bool:
+    """Of few rows too, so that small prompts show it."""
+    return m >= DEVICES
 
 
 def create(options: dict[str, Any]) -> SimulatedBackend:

@@ -14,9 +14,9 @@ from gguflow.engine.backends.host import read, write
 from gguflow.engine.backends.numpy import buffers_of, run_node
 from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.compile.batch_rows import fewer_rows
-from gguflow.engine.graph import Tensor, exchanged
+from gguflow.engine.graph import Tensor, exchanged, exchanged_by_rank, op_spec
 
-from .channel import all_reduce
+from .channel import all_reduce, exchange
 from .loop import SimulatedLoop
 from .stream import Done, Stream
 from .waiting import wait_until
@@ -72,12 +72,7 @@ class SimulatedProgram(Program):
             node = step if live is None else fewer_rows(step, self._memory.rows, live)
             if step not in self._meets.reduces:
                 return run_node(node, self._buffers)
-            reduce = self._meets.reduces[step]
-            parts = exchanged(node)
-            total = all_reduce(read(parts[reduce.rank], self._buffers), reduce)
-            for residual in node.live_srcs()[: -len(parts)]:
-                total = total + read(residual, self._buffers)
-            return write(node, self._buffers, total, None)
+            return write(node, self._buffers, self._exchanged(node, step), None)
         flag = self._meets.flags[step.meeting]
         word = ctypes.c_uint32.from_address(flag.address)
         if isinstance(step, Recv):
@@ -88,3 +83,20 @@ class SimulatedProgram(Program):
         if isinstance(step, Send):
             word.value = 1
         return None
+
+    def _exchanged(self, node: Tensor, step: Tensor) -> np.ndarray:
+        """The result of a node that exchanges; rubbish once the run was given up."""
+        reduce, by_rank = self._meets.reduces[step], exchanged_by_rank(node)
+        own = [read(t, self._buffers) for t in by_rank[reduce.rank]]
+        beside = node.srcs[: -len(exchanged(node))]
+        values = [None if t is None else read(t, self._buffers) for t in beside]
+        if len(own) == 1:
+            total = all_reduce(own[0], reduce)
+            return sum((v for v in values if v is not None), start=total)
+        shapes = [(sum(t.shape[0] for t in made), *made[0].shape[1:]) for made in by_rank]
+        found = exchange(np.concatenate(own), shapes, reduce)
+        if found is None:
+            return np.zeros(node.shape, np.float32)
+        parts = (x for made, both in zip(by_rank, found, strict=True)
+                 for x in np.split(both, [made[0].shape[0]]))  # fmt: skip
+        return op_spec(node.op or "").reference(*values, *parts, **node.params)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gguflow.engine.dataclass import dataclass, field, replace
 from gguflow.engine.graph import Role, Tensor, op_spec
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gguflow.engine.compile.rules.base import Rewrite, Rule, made_by
-from gguflow.engine.graph import Tensor, exchanged
+from gguflow.engine.graph import Tensor
 
 
 def norm_then_weight(node: Tensor) -> Rewrite | None:
@@ -53,6 +53,17 @@ def project_then_add(node: Tensor) -> Rewrite | None:
     return None
 
 
+def bias_then_add(node: Tensor) -> Rewrite | None:
+    """add(mul_mat_add(w, x, b), r) or add(r, ..) -> mul_mat_bias_add(w, x, b, r)"""
+    if node.op != "add":
+        return None
+    a, b = node.srcs
+    for product, other in ((made_by(a, "mul_mat_add"), b), (made_by(b, "mul_mat_add"), a)):
+        if product is not None and other is not None and other is not product:
+            return Rewrite("mul_mat_bias_add", (*product.srcs, other), (product,))
+    return None
+
+
 def sum_then_add(node: Tensor) -> Rewrite | None:
     """add(all_reduce(parts), r) or add(r, all_reduce(parts)) -> all_reduce_add(r, parts)"""
     if node.op != "add":
@@ -61,10 +72,22 @@ def sum_then_add(node: Tensor) -> Rewrite | None:
     for total, other in ((a, b), (b, a)):
         if total is None or total.op != "all_reduce" or other is None:
             continue
-        # Kernels read a residual in whole words, from where its memory begins. Sums that are added
-        # to each other stay where they are, so that all devices make them in one order.
-        if not other.view_offset and not exchanged(other.owner):
+        # Kernels read a residual in whole words, from where its memory begins. Two sums that are
+        # added to each other stay where they are, so that all devices make them in one order; one
+        # that has its residual already, as the block before leaves it, stays anyway.
+        if not other.view_offset and other.owner.op != "all_reduce":
             return Rewrite("all_reduce_add", (other, *total.srcs), (total,))
+    return None
+
+
+def gate_by_sigmoid(node: Tensor) -> Rewrite | None:
+    """mul(x, sigmoid(gate)) or mul(sigmoid(gate), x) -> sigmoid_mul(gate, x)"""
+    if node.op != "mul":
+        return None
+    a, b = node.srcs
+    for act, x in ((made_by(a, "sigmoid"), b), (made_by(b, "sigmoid"), a)):
+        if act is not None and x is not None and x is not act and x.shape == act.shape:
+            return Rewrite("sigmoid_mul", (act.srcs[0], x), (act,))
     return None
 
 
@@ -102,7 +125,9 @@ RULES: tuple[Rule, ...] = (
     norm_then_weight,
     norm_then_add,
     activation_then_gate,
+    gate_by_sigmoid,
     project_then_add,
+    bias_then_add,
     sum_then_add,
     gate_and_up,
     norm_then_project,

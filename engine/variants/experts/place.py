@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import human_bytes, padded_bytes, round_up
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.load.offload import RESERVE, Overrides, needed
 from gguflow.engine.planning import Planner, Setup, record, token_key
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from gguflow.engine.compile import replace_values, sum_before
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.graph import I32, Graph, Role, Tensor
 from gguflow.engine.load import ModelSource, WeightSource
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gguflow.engine import env
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.graph import I64, Graph, Tensor
 from gguflow.engine.imatrix import read_imatrix

@@ -3,8 +3,7 @@ some layers, or but the most used ones."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from gguflow.engine.dataclass import replace
 from gguflow.engine.limits import AUTO_LAYERS
 from gguflow.engine.options import OptionError
 from gguflow.engine.planning import Setup

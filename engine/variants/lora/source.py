@@ -8,8 +8,8 @@ token_embd.weight [n_vocab, k] lora_a is [n_vocab, rank] and lora_b [k, rank].
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.gguf import GgufFile
 from gguflow.engine.load import ModelSource, WeightSource, file_weight
 from gguflow.models.base import ModelError

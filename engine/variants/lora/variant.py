@@ -7,10 +7,10 @@ share a batch (Chen et al. 2023, "Punica"; one model's products are computed onc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from gguflow.engine.adapters import input_name
 from gguflow.engine.compile import replace_values
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.graph import F32, Graph, Tensor
 from gguflow.engine.options import OptionError
 from gguflow.engine.planning import Setup

@@ -10,9 +10,9 @@ of its operands (Xu et al. 2021, arXiv 2105.04663, propagate annotations in the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import gcd
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Graph, Role, Tensor
 
 Axis = tuple[Tensor, int]  # a tensor and one of its dimensions

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from gguflow.engine.compile.shares import shares
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Graph, Role, Tensor
 
 from .axes import Axes

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile.shares import shares
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 from gguflow.engine.load.offload import fits, most_layers
 from gguflow.engine.options import OptionError

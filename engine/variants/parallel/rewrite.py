@@ -9,14 +9,15 @@ op needs whole. What no device reads in the end is pruned by compiling. (Shoeybi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import F32, Graph, Role, Tensor
 
 from .axes import RULES, Labels, permutation, view_kind, view_labels
 from .cuts import Bounds, Cut, Cuts, part_name
+from .rows import Takes, share_rows
 
 # Linear in their first operand: what they make of parts of a sum are parts of a sum.
 _LINEAR = ("moe_sum", "cont")
@@ -27,13 +28,17 @@ class TensorSplit:
     """A rewrite of a model's graphs. Weights and states are called `<name>@<device>`.
 
     reduces: whether the devices have an all_reduce, instead of values that cross and are added.
+    shares: of sums of how many rows of how many elements they do so each for its share of the rows.
     """
 
     cuts: Cuts
     reduces: bool = False
+    shares: Takes | None = None
 
     def rewrite(self, g: Graph) -> None:
         _Recorder(g, self.cuts, self.reduces).record()
+        if self.reduces and self.shares is not None:
+            share_rows(g, self.cuts.n, self.shares)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from math import prod
 
 import numpy as np
 
-from gguflow.engine.load import ModelSource, WeightSource
+from gguflow.engine.dataclass import replace
+from gguflow.engine.load import ModelSource, RepeatedRows, WeightSource
 
 from .cuts import Cut, Cuts, part_name
 
@@ -35,7 +35,28 @@ def with_own_head(source: ModelSource) -> ModelSource:
 
 def _part(w: WeightSource, cut: Cut, k: int) -> WeightSource:
     shape = cut.shape(w.shape, k)
-    return replace(w, name=part_name(w.name, k), shape=shape, read=partial(_read, w, cut, k))
+    read = _repeated(w, cut, k) or partial(_read, w, cut, k)
+    return replace(w, name=part_name(w.name, k), shape=shape, read=read)
+
+
+def _repeated(w: WeightSource, cut: Cut, k: int) -> RepeatedRows | None:
+    """A part of rows that repeat the first ones, where its own do."""
+    if not isinstance(w.read, RepeatedRows) or len(w.shape) < 2:
+        return None
+    last, (start, stop) = len(w.shape) - 1, cut.bounds[k : k + 2]
+    n_first, n_rows = w.read.n_first, prod(cut.shape(w.shape, k)[:-1])
+    if cut.axis == last:
+        return RepeatedRows(partial(_columns, w, start, stop), n_first, n_rows)
+    inner = prod(w.shape[cut.axis + 1 : last])  # rows of one step along the axis
+    whole = all(b * inner % n_first == 0 for b in (start, stop, w.shape[cut.axis]))
+    return RepeatedRows(w.read.first, n_first, n_rows) if whole else None
+
+
+def _columns(w: WeightSource, start: int, stop: int) -> np.ndarray:
+    assert isinstance(w.read, RepeatedRows)
+    first, block = w.read.first(), w.dtype.block
+    blocks = first.reshape(len(first), w.shape[-1] // block, -1)
+    return np.ascontiguousarray(blocks[:, start // block : stop // block]).reshape(len(first), -1)
 
 
 def _read(w: WeightSource, cut: Cut, k: int) -> np.ndarray:

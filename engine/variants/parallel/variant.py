@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations
 
 from gguflow.engine import env
 from gguflow.engine.backends.base import Backend
+from gguflow.engine.dataclass import replace
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
 from gguflow.engine.load.offload import check_fits
 from gguflow.engine.ops.all_reduce import DEVICES
@@ -20,6 +20,7 @@ from gguflow.engine.variants.base import Decision, Tools
 from .cuts import Cuts, decide, sizes
 from .layers import Layers, Overrides
 from .rewrite import TensorSplit
+from .rows import Takes
 from .source import with_parts
 
 WORTH_SAYING = 0.01  # of the weights
@@ -61,7 +62,7 @@ class ParallelVariant:
                 setup,
                 source=with_parts(setup.source, cuts),
                 options=replace(options, overrides=overrides),
-                rewrites=(*setup.rewrites, TensorSplit(cuts, _reduce(devices))),
+                rewrites=(*setup.rewrites, TensorSplit(cuts, _reduce(devices), _shares(devices))),
             )
         else:
             layers = Layers(setup, names, ratios, tools)
@@ -88,6 +89,15 @@ def _reduce(devices: Sequence[Backend]) -> bool:
         and len(devices) <= DEVICES
         and all(x is not None and x.channel_bytes is not None for x in links)
     )
+
+
+def _shares(devices: Sequence[Backend]) -> Takes | None:
+    """Of which sums they share the rows out; of none where some do not reach each other's memory,
+    for then all of it passes through the host's."""
+    links = [d.links for d in devices if d.links is not None]
+    if len(links) < len(devices) or any(True for _ in _apart_notes(devices)):
+        return None
+    return lambda m, d: all(x.shares_rows(m, d) for x in links)
 
 
 def _check(setup: Setup, tools: Tools, devices: Sequence[Backend]) -> None:

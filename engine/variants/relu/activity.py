@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Graph
 from gguflow.engine.planning import Setup
 from gguflow.engine.profile import ActivityRow

@@ -6,11 +6,10 @@ takes more work off the host, so a layer's choice is a single number, the groups
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gguflow.engine.compile import round_up
+from gguflow.engine.dataclass import dataclass
 
 
 @dataclass(frozen=True)

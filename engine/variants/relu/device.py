@@ -9,12 +9,12 @@ stay on the host, where a token reads one row of them, unless the output head is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gguflow.engine.backends.base import Backend, DeviceMemory
 from gguflow.engine.compile import Plan, human_bytes, padded_bytes, round_up
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.graph import Role
 from gguflow.engine.load.offload import Overrides
 from gguflow.engine.options import OptionError

@@ -11,7 +11,7 @@ import gc
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import cast
@@ -19,6 +19,7 @@ from typing import cast
 import numpy as np
 
 from gguflow.engine.backends.base import Backend
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.files import private_folder, whole_file
 from gguflow.engine.gguf import GgufError
 from gguflow.engine.load import ModelSource

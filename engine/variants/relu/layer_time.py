@@ -7,7 +7,6 @@ are wanted, and other ones from run to run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, PlanOptions, compile_graph
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import F32, DType, Graph, Role, Tensor
 from gguflow.engine.load import WeightSource, WeightStore, weight_users
 from gguflow.engine.planning import Setup, record, token_key

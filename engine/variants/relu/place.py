@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import SpaceBytes
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.files import private_folder
 from gguflow.engine.load import ModelSource
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.gguf.keys import KeyReader, described
 from gguflow.engine.graph import F16, DType

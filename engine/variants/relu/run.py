@@ -10,11 +10,11 @@ out by computing the gate, or up where there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from gguflow.engine.compile import recorded_before, replace_values, sum_before
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.graph import LEAST_POSITIVE, Graph, Tensor, least_above
 from gguflow.engine.planning import Setup
 

@@ -13,10 +13,11 @@ The idea of placing neurons by an integer program is PowerInfer's (Song et al. 2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import fsum
 
 import numpy as np
+
+from gguflow.engine.dataclass import dataclass
 
 from .costs import LayerCosts, NeuronBytes, Speeds, layer_costs
 from .greedy import solve_greedy

@@ -4,11 +4,11 @@ with one row a neuron, the rows that a device keeps."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 
+from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import F16, I32, DType, dtype_by_name
 from gguflow.engine.load import ModelSource, WeightSource, rows_of
 from gguflow.engine.requantize import Converter, native_converter

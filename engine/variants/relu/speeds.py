@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from time import perf_counter
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, PlanOptions, compile_graph
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import F32, DType, Graph, Role, Tensor
 from gguflow.engine.quants import encode
 from gguflow.engine.runtime import BoundPlan, bind

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.gguf import GgufError, GgufFile, Typed
 from gguflow.engine.gguf.keys import INT64_MAX
 from gguflow.engine.graph import I32

@@ -9,13 +9,13 @@ one i64 tensor `blk.N.activations` [n_ff] a layer, and keys `activations.model_h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass
 from gguflow.engine.gguf import GgufError, GgufFile
 from gguflow.engine.gguf.keys import INT64_MAX
 from gguflow.engine.graph import I64

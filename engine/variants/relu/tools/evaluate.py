@@ -7,11 +7,11 @@ perplexity` does, against the dense run of the same weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.evaluate import Score, evaluate
 from gguflow.engine.graph import Graph, Tensor
 from gguflow.engine.load import ModelSource

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from gguflow.engine.dataclass import dataclass
 
 STEER_EVERY = 20  # steps between two looks at the held-out recall
 STEER_GAIN = 4.0  # e-folds of the positives' weight for each unit of recall that is missing

@@ -1,0 +1,63 @@
+"""Which norms cross between GPUs in 16 bits: those that only a library's products read."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gguflow.engine.compile import Plan
+from gguflow.engine.graph import Tensor, exchanged_by_rank
+from gguflow.engine.load.random import random_model
+from gguflow.engine.plan_key import step_key
+from gguflow.engine.scaling.plans import Plans
+
+pytest.importorskip("cuda.bindings")
+
+
+def rounded_types(plan: Plan, device: str) -> dict[Tensor, str | None]:
+    """Of the sums with norms of one device's program."""
+    from gguflow.engine.backends.cuda.exchange import Exchanges
+    from gguflow.kernels.cuda.launch import DeviceInfo
+
+    steps: list[Any] = [s for s in plan.program(device) if isinstance(s, Tensor)]
+    sums = [s for s in steps if exchanged_by_rank(s) and len(exchanged_by_rank(s)[0]) > 1]
+    found = Exchanges(
+        SimpleNamespace(info=DeviceInfo()),  # type: ignore[arg-type]
+        steps,
+        dict.fromkeys(sums),  # type: ignore[arg-type]
+    )
+    return {s: found._dtypes.get(s) for s in sums}
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [("llama3-8b:F16", "f16"), ("llama3-8b:Q4_0", "bf16"), ("llama3-8b:Q4_K_M", "bf16"),
+     ("llama3-8b:BF16", "bf16"), ("tinyllama-1.1b:F32", None)],
+)  # fmt: skip
+def test_norms_that_products_read_are_rounded(model: str, wanted: str | None) -> None:
+    plans = Plans(random_model(model), 2, 640, 1)
+    plan = plans._model.plan(step_key(512, "last", False))
+    for device in plans.names:
+        found = rounded_types(plan, device)
+        *normed, last = found
+        assert [t.srcs[0] is not None for t in found] == [True] * len(normed) + [False]
+        assert len(normed) == 2 * (plans.n_layer - 1) - 1
+        assert {found[t] for t in normed} == {wanted}
+        assert found[last] is None  # the last layer picks rows of it
+
+
+def test_which_rows_are_shared_out() -> None:
+    from gguflow.kernels.cuda.all_reduce_norm import shares_rows
+
+    assert shares_rows(257, 4096) and shares_rows(512, 8192)
+    assert not shares_rows(256, 4096)  # of which products of quantized weights norm themselves
+    assert not shares_rows(512, 4096, equal_bits=True)
+    assert not shares_rows(512, 4100) and not shares_rows(512, 16384)
+
+
+def test_few_rows_are_not_shared_out() -> None:
+    plans = Plans(random_model("llama3-8b:F16"), 2, 640, 1)
+    plan = plans._model.plan(step_key(256, "last", False))
+    assert all(len(exchanged_by_rank(n)[0]) == 1 for n in plan.nodes if exchanged_by_rank(n))

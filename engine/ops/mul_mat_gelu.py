@@ -44,7 +44,7 @@ class MulMatGelu(OpSpec):
 
     def cases(self) -> Iterator[Case]:
         for t in FLOATS + QUANTS:
-            k = 10 * block_of(t) if block_of(t) > 1 else 192
+            k = {1: 192, 256: 2560}.get(block_of(t), 512)
             for erf in (0, 1):
                 for n, m in ((1, 1), (31, 1), (33, 3)):
                     data = positive if n == 1 else None

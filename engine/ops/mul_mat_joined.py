@@ -59,7 +59,7 @@ class MulMatJoined(OpSpec):
 
     def cases(self) -> Iterator[Case]:
         for t in FLOATS + QUANTS:
-            k = 10 * block_of(t) if block_of(t) > 1 else 192
+            k = {1: 192, 256: 2560}.get(block_of(t), 512)
             for rows, m in (((31, 1), 1), ((64, 2, 7), 1), ((33, 3, 5, 18), 1), ((33, 5), 3)):
                 weights = [Operand((n, k), t, role="weight") for n in rows]
                 for norm in (None, Operand((k,), data=positive, role="weight")):

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from gguflow.engine.backends.null.backend import NullBackend
 from gguflow.engine.compile import Plan
 from gguflow.engine.graph import Tensor, exchanged_by_rank
 from gguflow.engine.load.random import random_model
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.scaling.plans import Plans
+from gguflow.kernels.cuda import launch
 
 pytest.importorskip("cuda.bindings")
 
@@ -36,7 +38,11 @@ def rounded_types(plan: Plan, device: str) -> dict[Tensor, str | None]:
     [("llama3-8b:F16", "f16"), ("llama3-8b:Q4_0", "bf16"), ("llama3-8b:Q4_K_M", "bf16"),
      ("llama3-8b:BF16", "bf16"), ("tinyllama-1.1b:F32", None)],
 )  # fmt: skip
-def test_norms_that_products_read_are_rounded(model: str, wanted: str | None) -> None:
+def test_norms_that_products_read_are_rounded(
+    model: str, wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Devices that are not there, which take what GPUs do.
+    monkeypatch.setattr(NullBackend, "supports", lambda self, node: launch.supports(node))
     plans = Plans(random_model(model), 2, 640, 1)
     plan = plans._model.plan(step_key(512, "last", False))
     for device in plans.names:
@@ -44,7 +50,9 @@ def test_norms_that_products_read_are_rounded(model: str, wanted: str | None) ->
         *normed, last = found
         assert [t.srcs[0] is not None for t in found] == [True] * len(normed) + [False]
         assert len(normed) == 2 * (plans.n_layer - 1) - 1
-        assert {found[t] for t in normed} == {wanted}
+        # Queries, keys and values are one op with what follows, whose columns are as they are.
+        assert {found[t] for t in normed if ".ffn." in t.name} == {None}
+        assert {found[t] for t in normed if ".attn." in t.name} == {wanted}
         assert found[last] is None  # the last layer picks rows of it
 
 

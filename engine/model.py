@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gguflow.engine.backends.base import Backend, DeviceMemory, find_backend
-from gguflow.engine.compile import Plan, human_bytes, summary
+from gguflow.engine.backends.base import Backend, find_backend
+from gguflow.engine.compile import Plan, summary
 from gguflow.engine.dataclass import replace
 from gguflow.engine.described import Described
 from gguflow.engine.devices import Devices
@@ -35,7 +35,7 @@ from gguflow.engine.generate import (
 from gguflow.engine.graph import Graph, Role
 from gguflow.engine.load import ModelSource, WeightStore, keeper_of, open_model, weight_users
 from gguflow.engine.load.bundled import bundled_model, draft_path
-from gguflow.engine.load.offload import check_limit, needed
+from gguflow.engine.load.offload import check_limit, device_lines, needed_by_device, reserve
 from gguflow.engine.options import OptionFields, Options, draft_options, options_with
 from gguflow.engine.piece import Piece
 from gguflow.engine.plan_key import PlanKey
@@ -213,24 +213,22 @@ class Model(Described):
     def memory_needed(self) -> dict[str, int]:
         """Bytes of each device's memory, by memory space, that loading and running will take beside
         what is taken there already: by other programs, and by the driver for this one."""
-        if not (devices := self._devices_with_memory()):
-            return {}
-        plans = self.largest_plans()
-        if (guesses := self.speculation) is not None:
-            n = rows_to_check(self.options.n_seqs, guesses.most)
-            plans.append(self.plan(replace(self.buckets, n_verify=n).verifying))
-        return {device.space: needed(plans, device).total for device, _ in devices}
 
-    def _devices_with_memory(self) -> list[tuple[Backend, DeviceMemory]]:
-        return [(b, b.memory) for b in self.backends.values() if b.memory is not None]
+        def plans() -> list[Plan]:
+            found = self.largest_plans()
+            if (guesses := self.speculation) is not None:
+                n = rows_to_check(self.options.n_seqs, guesses.most)
+                found.append(self.plan(replace(self.buckets, n_verify=n).verifying))
+            return found
+
+        return needed_by_device(plans, self.backends.values())
 
     def load_weights(self, progress: Progress | None = None, keep: bool = True) -> None:
         """Bring the weights to their backends. Done once, by `load`. keep: repacked ones are looked
         for, and kept, on the disk, unless `Options.weight_cache` says otherwise."""
         check_limit(self.largest_plans, self.repacked_bytes)
-        for device, memory in [] if self.weights.buffers else self._devices_with_memory():
-            b = needed(self.largest_plans(), device)
-            memory.reserve(b.total, b.scratch)
+        if not self.weights.buffers:
+            reserve(self.largest_plans, self.backends.values())
         plan = self.plan(token_key())
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None
         self.weights.load(self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
@@ -262,13 +260,7 @@ class Model(Described):
     def forecast(self) -> list[str]:
         """Lines that say, before loading, what runs where and the bytes each device will need."""
         lines = summary(self.plan(self.buckets.largest), self.repacked_bytes())
-        for device, memory in self._devices_with_memory():
-            free, total = memory.room()
-            lines.append(
-                f"{device.space}: {human_bytes(self.memory_needed()[device.space])} beside "
-                f"{human_bytes(total - free)} that the driver and other programs have, of "
-                f"{human_bytes(total)}"
-            )
+        lines += device_lines(self.backends.values(), self.memory_needed())
         return [*lines, *self.notes]
 
     @property

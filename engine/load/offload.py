@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gguflow.engine.backends.base import Backend
+from gguflow.engine.backends.base import Backend, DeviceMemory
 from gguflow.engine.compile import Plan, SpaceBytes, human_bytes, layer_overrides
 from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.limits import ALL_LAYERS, AUTO_LAYERS
@@ -56,6 +56,38 @@ def most_layers(most: int, fit: Callable[[int], bool]) -> int:
 def needed(plans: Sequence[Plan], device: Backend) -> SpaceBytes:
     """What plans of one session take on the device."""
     return SpaceBytes.together([p.bytes_by_space()[device.space] for p in plans])
+
+
+def _with_memory(devices: Iterable[Backend]) -> list[tuple[Backend, DeviceMemory]]:
+    return [(d, d.memory) for d in devices if d.memory is not None]
+
+
+def needed_by_device(
+    plans: Callable[[], Sequence[Plan]], devices: Iterable[Backend]
+) -> dict[str, int]:
+    """Bytes that plans of one session take, by memory space, of the devices that have memory."""
+    found = _with_memory(devices)
+    of = plans() if found else []
+    return {device.space: needed(of, device).total for device, _ in found}
+
+
+def reserve(plans: Callable[[], Sequence[Plan]], devices: Iterable[Backend]) -> None:
+    """Tell the devices that have memory what plans of one session will take there."""
+    for device, memory in _with_memory(devices):
+        b = needed(plans(), device)
+        memory.reserve(b.total, b.scratch)
+
+
+def device_lines(devices: Iterable[Backend], needs: Mapping[str, int]) -> list[str]:
+    """What a session needs of each device beside what is taken there. needs: bytes by space."""
+    lines = []
+    for device, memory in _with_memory(devices):
+        free, total = memory.room()
+        lines.append(
+            f"{device.space}: {human_bytes(needs[device.space])} beside {human_bytes(total - free)}"
+            f" that the driver and other programs have, of {human_bytes(total)}"
+        )
+    return lines
 
 
 def _room(device: Backend) -> tuple[int, int]:

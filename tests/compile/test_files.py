@@ -75,12 +75,15 @@ def test_a_device_is_known_by_its_directory() -> None:
 
 
 def test_nothing_unpickles() -> None:
-    """Files come from strangers, and a pickle is a program."""
+    """Files come from strangers, and a pickle is a program. Processes of one engine may send each
+    other some, over what nobody else can write to."""
+    between_processes = {ROOT / "engine/cluster/line.py"}
     for package in (*PARTS, "src"):
         for path in (ROOT / package).rglob("*.py"):
             names = {n for node in ast.walk(ast.parse(path.read_text("utf-8")))
                      for n in _named(node)}  # fmt: skip
-            assert not names & {"pickle", "marshal", "shelve", "dill", "joblib"}, path
+            found = names & {"pickle", "marshal", "shelve", "dill", "joblib"}
+            assert not found or path in between_processes, path
             assert "allow_pickle=" + "True" not in path.read_text("utf-8"), path
 
 

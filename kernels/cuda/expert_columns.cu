@@ -1,9 +1,9 @@
 // Many pairs (row, id) times the experts that they go to, quantized or of 16-bit floats, on Hopper:
-// 256 weight rows of an expert, as they are in memory, become 16-bit fragments in registers and are
+// 128 weight rows of an expert, as they are in memory, become 16-bit fragments in registers and are
 // multiplied with a tile of its pairs by the products of warpgroups. expert_rows.cu has sorted the
 // pairs and made the tiles.
 //
-// Blocks stay and take one piece of work after the other: four warpgroups multiply, a fifth brings
+// Blocks stay and take one piece of work after the other: two warpgroups multiply, a third brings
 // weights and columns through rings in shared memory and is a few stages ahead, into the next piece
 // too. A result's sum is one chain along k, whatever the tile's other columns are.
 #include "cuda/columns.cuh"
@@ -32,8 +32,8 @@ struct ExpertColumnsArgs {
   Masks masks;
 };
 
-constexpr int kConsumers = 512, kBringers = 96, kThreads = kConsumers + kBringers + 32;
-constexpr int kRowsOfBlock = 256;
+constexpr int kConsumers = 256, kBringers = 96, kThreads = kConsumers + kBringers + 32;
+constexpr int kRowsOfBlock = 128;
 constexpr int kColumnStage = kMostColumns * 128;  // bytes: 64 elements of each
 
 // No activation: rows r and r + 8 of sixteen are rows of one matrix.
@@ -368,7 +368,7 @@ __device__ __forceinline__ void run(const ExpertColumnsArgs& a) {
     }
     return;
   }
-  registers_more<104>();
+  registers_more<96>();
   Place w, x;
   each_piece(a, [&](const ExpertTile& tile, int block) {
     if (tile.expert < 0) {
@@ -390,7 +390,7 @@ __device__ __forceinline__ void run(const ExpertColumnsArgs& a) {
 #endif
 
 template <class W, class Act, bool WHOLE>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 2)
     expert_columns(const __grid_constant__ ExpertColumnsArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   run<W, Act, WHOLE>(a);

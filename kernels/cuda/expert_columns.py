@@ -19,9 +19,10 @@ _OPTIONS = ("-arch=sm_90a",)
 _SOURCE, _ROWS_SOURCE = "expert_columns.cu", "expert_rows.cu"
 MOST_EXPERTS = 1023  # of kSorters threads one has what is no expert
 _MOST_COLUMNS, _MOST_PADDED = 64, 31  # of a tile; columns that its last one has too many
-_THREADS, _ROWS = 640, 256  # of a block
+_THREADS, _ROWS = 384, 128  # of a block
 _ROW_THREADS, _MOST_EIGHTS = 256, 4  # of expert_rows, and eights of elements that a thread has
 _COLUMN_STAGE = 128 * _MOST_COLUMNS
+_PER_BLOCK = 233472 // 2 - 1024  # bytes of shared memory where two blocks share a multiprocessor
 _MOST_STAGES = 12
 _NIBBLES = ("q4_0", "mxfp4")  # lanes hold elements 4 t and following of both halves of 32
 _FLOATS = ("f16", "bf16")
@@ -33,14 +34,14 @@ def _chunk(t: DType) -> int:
     return 256 if t.is_quantized else 128
 
 
-def _stages(t: DType, device: DeviceInfo) -> tuple[int, int, int]:
+def _stages(t: DType) -> tuple[int, int, int]:
     """(stages of weights, stages of columns, bytes of shared memory)."""
     nbytes = _chunk(t) // t.block * t.nbytes
     pieces = nbytes // 16 if nbytes % 16 == 0 else ceil_div(nbytes + 15, 16)
     stride = 16 * (pieces | 1 if t.is_quantized else pieces)
     weights, columns = _ROWS * stride + 16, _COLUMN_STAGE + 16  # with their barriers
     beside = 1024 + 8 * _ROWS
-    fits = [(min(_MOST_STAGES, (device.shared_per_block - beside - x * columns) // weights), x)
+    fits = [(min(_MOST_STAGES, (_PER_BLOCK - beside - x * columns) // weights), x)
             for x in (3, 4, 6)]  # fmt: skip
     w, x = max(fits, key=lambda f: (min(f[0], 4), f[1]))
     return w, x, beside + x * columns + w * weights
@@ -56,7 +57,7 @@ def takes(w: Operand, x: Operand, n_pairs: int, device: DeviceInfo) -> bool:
         and w.ne[0] <= 8 * _ROW_THREADS * _MOST_EIGHTS
         and (w.dtype.is_quantized or w.dtype.name in _FLOATS)
         and rows_of_16(w, x)
-        and _stages(w.dtype, device)[0] >= 2
+        and _stages(w.dtype)[0] >= 2
     )
 
 
@@ -123,10 +124,10 @@ class Experts:
         if k % _chunk(w.dtype) == 0:
             types = (*types[:2], "true")
         blocks = ceil_div(n, _ROWS // len(self.weights))
-        w_stages, x_stages, shared = _stages(w.dtype, device)
+        w_stages, x_stages, shared = _stages(w.dtype)
         many = self._arguments(dst, biases, blocks, (w_stages, x_stages), params or {})
         kernel = Kernel(_SOURCE, f"expert_columns<{', '.join(types)}>", _OPTIONS)
-        grid = min(device.sm_count, self._tiles * blocks)
+        grid = min(2 * device.sm_count, self._tiles * blocks)
         return [
             Launch(Kernel(_ROWS_SOURCE, "expert_sort"), (1, 1, 1), (1024, 1, 1), sort,
                    dependent=True, leaves=value),

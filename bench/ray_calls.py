@@ -2,9 +2,10 @@
 
 python bench/ray_calls.py [--kib 16] [--n 400]
 
-A call to an actor and its answer; the same through a compiled graph; a value on its way to the
-second of two actors; a token of a stream that is an object each, and one of eight streams that come
-together, as replicas send them. Medians and 90th percentiles in microseconds.
+A call to an actor and its answer; the same over a line, as stages on one node are asked, and
+through a compiled graph; a value on its way to the second of two actors; a token of a stream that
+is an object each, and one of eight streams that come together, as replicas send them. Medians and
+90th percentiles in microseconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.cluster.connect import LOCAL, connect, disconnect
+from gguflow.engine.cluster.line import Address, Line, listen
 
 N_STREAMS = 8
 
@@ -26,6 +28,9 @@ class Echo:
 
     def back(self, x: Any) -> Any:
         return x
+
+    def listen(self) -> Address | None:
+        return listen(lambda name, args: args[0])
 
     def stream(self, n: int) -> Iterator[tuple[int, int]]:
         for i in range(n):
@@ -59,6 +64,10 @@ def main() -> None:
         report(f"a call with {args.kib} KiB", lambda: ray.get(a.back.remote(x)), args.n)
         report("the same by way of another actor",
                lambda: ray.get(b.back.remote(a.back.remote(x))), args.n)  # fmt: skip
+        line = Line.to(ray.get(b.listen.remote()), "an actor")
+        if line is not None:
+            report("a call over a line", lambda: line.ask(10.0, "back", 0), args.n)
+            report(f"the same with {args.kib} KiB", lambda: line.ask(10.0, "back", x), args.n)
         rows = [(i, 5, 9, None, 0) for i in range(N_STREAMS)]
         report("a token of eight streams, one call for all",
                lambda: ray.get(a.back.remote(rows)), args.n, N_STREAMS)  # fmt: skip

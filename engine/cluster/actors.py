@@ -144,10 +144,10 @@ class RayCalls:
         return full(found), None if ns is None else np.frombuffer(ns, np.int64)
 
     def fetch(self, cache: int, plan: PlanId, name: str, at: int, nbytes: int) -> np.ndarray:
-        return np.asarray(self._ask("call", "fetch", cache, plan, name, at, nbytes))
+        return np.array(self._ask("call", "fetch", cache, plan, name, at, nbytes))
 
     def read(self, cache: int, name: str, at: int, nbytes: int) -> np.ndarray:
-        return np.asarray(self._ask("call", "read", cache, name, at, nbytes))
+        return np.array(self._ask("call", "read", cache, name, at, nbytes))
 
     def write(self, cache: int, name: str, at: int, data: np.ndarray) -> None:
         self._ask("call", "write", cache, name, at, data)

@@ -1,26 +1,34 @@
 """Calls to a process of the same machine over a socket of its own: they take a tenth of what calls
 of actors do, which go by way of Ray's own processes.
 
-Both ends prove that they know a key, which came by way of Ray.
+Both ends prove that they know a key, which came by way of Ray. What is small goes through the
+socket; arrays lie in memory that both see, a file each end has for what it sends. An end writes
+there again with its next message, for then the other has answered the last one.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .errors import ClusterError
 
 Answer = Callable[[str, tuple[Any, ...]], Any]
+LEAST = 64 << 10  # bytes of an array that is worth the second file
 _GONE = (EOFError, OSError)
+_MEMORY = "/dev/shm"
+_ALIGN = 64
 
 
 class Address(NamedTuple):
@@ -32,7 +40,8 @@ class Address(NamedTuple):
 
 def listen(answer: Answer) -> Address | None:
     """Have one caller's calls answered in a thread, one after the other, until the caller is gone.
-    None where there are no such sockets."""
+    What `answer` is given of arrays is there until it returns. None where there are no such
+    sockets."""
     folder = tempfile.mkdtemp(prefix="gguflow-")  # which nobody else may enter
     address = Address(os.path.join(folder, "stage"), secrets.token_bytes(32))
     try:
@@ -43,9 +52,10 @@ def listen(answer: Answer) -> Address | None:
 
     def serve() -> None:
         with suppress(Exception), listener, listener.accept() as caller:
+            end = _End(caller)
             while True:
-                name, args = _receive(caller)
-                _send(caller, _answered(answer, name, args))
+                name, args = end.receive()
+                end.send(_answered(answer, name, args))
 
     def serve_and_forget() -> None:
         try:
@@ -70,7 +80,7 @@ class Line:
     """The caller's end. who: is asked, for messages."""
 
     def __init__(self, connection: Connection, who: str) -> None:
-        self._connection, self._who = connection, who
+        self._connection, self._end, self._who = connection, _End(connection), who
         self._lock = threading.Lock()
 
     @classmethod
@@ -84,14 +94,15 @@ class Line:
             return None
 
     def ask(self, patience: float, name: str, *args: Any) -> Any:
-        """The answer to a call. Raises ClusterError for one that has none within so many seconds,
-        for a process that is gone, and for what went wrong there."""
+        """The answer to a call; arrays in it are there until the next one. Raises ClusterError for
+        one that has none within so many seconds, for a process that is gone, and for what went
+        wrong there."""
         with self._lock:
             try:
-                _send(self._connection, (name, args))
+                self._end.send((name, args))
                 if not self._connection.poll(patience):
                     raise ClusterError(f"{self._who} gave no answer for {patience:g} s")
-                error, value = _receive(self._connection)
+                error, value = self._end.receive()
             except _GONE as e:
                 raise ClusterError(f"{self._who} is lost: {e or 'its process has ended'}") from None
         if error:
@@ -99,21 +110,82 @@ class Line:
         return value
 
 
-def _send(connection: Connection, value: Any) -> None:
-    """Arrays go as they lie in memory, behind the rest."""
-    buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    raws = [b.raw() for b in buffers]
-    connection.send_bytes(pickle.dumps((head, [r.nbytes for r in raws])))
-    for r in raws:
-        if r.nbytes:
-            connection.send_bytes(r)
+class _End:
+    """Sends and receives messages: pickled, with what arrays hold beside."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sent: mmap.mmap | None = None
+        self._seen: mmap.mmap | None = None
+
+    def send(self, value: Any) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+
+        def beside(b: pickle.PickleBuffer) -> bool:
+            """Whether it stays within the pickled bytes."""
+            if b.raw().nbytes < LEAST:
+                return True
+            buffers.append(b)
+            return False
+
+        head = pickle.dumps(value, protocol=5, buffer_callback=beside)
+        raws = [b.raw() for b in buffers]
+        starts, end = _starts([r.nbytes for r in raws])
+        new = self._grow(end)
+        if end and self._sent is None:  # there is no such memory
+            self._connection.send_bytes(pickle.dumps((pickle.dumps(value, protocol=5), [], None)))
+            return
+        for start, raw in zip(starts, raws, strict=True):
+            assert self._sent is not None
+            into = np.frombuffer(self._sent, np.uint8, raw.nbytes, start)
+            into[:] = np.frombuffer(raw, np.uint8)
+        self._connection.send_bytes(pickle.dumps((head, [r.nbytes for r in raws], new)))
+
+    def receive(self) -> Any:
+        head, sizes, new = pickle.loads(self._connection.recv_bytes())
+        if new is not None:
+            with open(new, "r+b") as f:
+                self._seen = mmap.mmap(f.fileno(), 0)
+            os.unlink(new)
+        if not sizes:
+            return pickle.loads(head)
+        assert self._seen is not None
+        here = memoryview(self._seen)
+        starts, _ = _starts(sizes)
+        found = [here[at : at + n] for at, n in zip(starts, sizes, strict=True)]
+        return pickle.loads(head, buffers=found)
+
+    def _grow(self, nbytes: int) -> str | None:
+        """Have room for so many bytes; the file it is in if that is another one now."""
+        if nbytes == 0 or (self._sent is not None and len(self._sent) >= nbytes):
+            return None
+        room = 1 << (nbytes - 1).bit_length()
+        self._sent = None
+        with suppress(OSError):
+            file, path = tempfile.mkstemp(dir=_MEMORY if os.path.isdir(_MEMORY) else None)
+            try:
+                _reserve(file, room)
+                self._sent = mmap.mmap(file, room)
+                return path
+            except OSError:
+                os.unlink(path)
+            finally:
+                os.close(file)
+        return None
 
 
-def _receive(connection: Connection) -> Any:
-    head, sizes = pickle.loads(connection.recv_bytes())
-    buffers = [bytearray(n) for n in sizes]
-    for b in buffers:
-        if b:
-            connection.recv_bytes_into(b)
-    return pickle.loads(head, buffers=buffers)
+def _reserve(file: int, nbytes: int) -> None:
+    """So many bytes of a file; where the system can say so, an OSError now if there are none."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, nbytes)
+    else:
+        os.ftruncate(file, nbytes)
+
+
+def _starts(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where so many bytes each begin one after the other, and their end."""
+    starts, at = [], 0
+    for n in sizes:
+        starts.append(at)
+        at += -(-n // _ALIGN) * _ALIGN
+    return starts, at

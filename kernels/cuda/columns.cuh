@@ -1,6 +1,5 @@
-// Weight rows times several columns: what mul_mat_chain.cu, mul_mat_wide.cu and mul_mat_columns.cu
-// share. Which
-// rows belong together, and what becomes of their sums.
+// Weight rows times several columns: what mul_mat_stream.cu, mul_mat_columns.cu, mul_mat_chain.cu
+// and mul_mat_wide.cu share. Which rows belong together, and what becomes of their sums.
 //
 // Rows go by twos, called pairs, as in vec_parts.cuh: neighbours of one matrix; for GLU the same
 // row of gate and up; for QKV two dimensions that are rotated together. The two are rows r and r +

@@ -20,15 +20,12 @@ from .elementwise import cpp_bool
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 MOST = 16  # columns
-_BLOCKS = 2  # of a multiprocessor: the next kernel's weights come while this one ends
 _ROWS, _PAIRS, _CHUNK = 16, 8, 256  # of a tile; elements of a stage, as in mul_mat_chain.cu
 _STAGE = _ROWS * (2 * _CHUNK + 32)  # bytes
 _COLUMN_WARPS, _BRINGERS = 16, 2  # that make a single column, that bring weights
 _MOST_WARPS = 4  # tiles that a block has at once: their chains keep up with memory
 _X_STAGES = 4
-_LEAST_STAGES = 2  # of a tile
-_MAX_STAGES = 28  # of all; a warp makes their barriers
-_RESERVED = 1 << 10  # bytes of shared memory that every block takes beside its own
+_MAX_STAGES = 28  # of all tiles; a warp makes their barriers
 _NO_ROPE = bytes(40)
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 
@@ -66,12 +63,8 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan:
     places = [0]
     for size in sizes:
         places.append(places[-1] + ceil_div(size, 128) * 128)
-    whole = device.shared_per_block + _RESERVED
-    for blocks in (_BLOCKS, 1):
-        room = whole // blocks - _RESERVED - places[-1]
-        stages = max(0, min(_MAX_STAGES, room // _STAGE)) // warps
-        if stages >= _LEAST_STAGES:
-            break
+    # All there is, so that no multiprocessor has two blocks and another none.
+    stages = min(_MAX_STAGES, max(0, device.shared_per_block - places[-1]) // _STAGE) // warps
     return _Plan(grid, warps, rounds, x_stages, stages, tuple(places[1:]),
                  places[-1] + stages * warps * _STAGE)  # fmt: skip
 

@@ -108,7 +108,7 @@ def test_a_fused_op_of_many_columns_is_its_parts_elsewhere(arch: str) -> None:
     node = heads(("q4_0",) * 3, 20, "f16", "norm").node
     assert supports(node)
     sources = [s.kernel.source for s in made_by(node, DeviceInfo(arch))]
-    apart = {"norm.cu", "rope.cu", "set_rows.cu"}
+    apart = {"norm.cu", "qkv_heads.cu"}
     assert apart <= set(sources) if arch == "sm_80" else not apart & set(sources)
 
 

@@ -68,7 +68,7 @@ def test_parts_make_the_whole(arch: str, n: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("n", (2, 3, 4, 8))
 @pytest.mark.parametrize("arch", sorted(architectures()))
 def test_every_family(arch: str, n: int, tmp_path: Path) -> None:
-    relu = arch in ("bamboo", "relullama")
+    relu = arch in ("bamboo", "relufalcon", "relullama")
     check(write_tiny(tmp_path / "m.gguf", arch, gain=2.0), n, **({"sparse": "off"} if relu else {}))
 
 

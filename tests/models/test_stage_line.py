@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguflow.engine.cluster import line as line_module
 from gguflow.engine.cluster.errors import ClusterError
 from gguflow.engine.cluster.line import Address, Line, listen
 
@@ -46,11 +47,33 @@ def line_to(address: Address | None) -> Line:
 def test_answers_have_all_that_was_sent(address: Address) -> None:
     line = line_to(address)
     rng = np.random.default_rng(1)
-    for n in (0, 1, 300, 3_000_000):
+    for n in (0, 1, 300, 3_000_000, 40_000, 5, 4_000_000):
         x = rng.standard_normal((n, 2)).astype(np.float32)
         name, (found, text) = line.ask(10.0, "run", x, {"a": [1, None]})
         assert name == "run" and text == {"a": [1, None]}
         assert found.shape == x.shape and found.tobytes() == x.tobytes()
+
+
+def test_without_memory_that_both_see(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*args: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(line_module, "_reserve", no_room)
+    x = np.arange(100_000)
+    assert np.array_equal(line_to(address).ask(10.0, "run", x)[1][0], x)
+
+
+def test_no_file_is_left(address: Address) -> None:
+    def files() -> set[str]:
+        return {f for f in os.listdir("/dev/shm") if f.startswith("tmp")}
+
+    if not os.path.isdir("/dev/shm"):
+        pytest.skip("there is no memory as files")
+    before = files()
+    line = line_to(address)
+    for n in (100_000, 200_000, 400_000):
+        line.ask(10.0, "run", np.zeros(n))
+    assert not files() - before
 
 
 def test_what_goes_wrong_there_is_told(address: Address) -> None:

@@ -26,7 +26,18 @@ __device__ __forceinline__ u32 address_at(u32 address, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
+__device__ __forceinline__ void put_at(u32 there, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(v.x), "f"(v.y),
+               "f"(v.z), "f"(v.w)
+               : "memory");
+}
 
+// What this thread, and those that it has met at a barrier, have written and read before is seen by
+// who waits.
+__device__ __forceinline__ void arrive_at(u32 there) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there)
+               : "memory");
+}
 // For who only waits until what was read may be overwritten; without what orders other memory.
 __device__ __forceinline__ void reads_done_at(u32 there) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
@@ -36,7 +47,8 @@ __device__ __forceinline__ void cluster_barrier_wait(u64* bar, u32 parity) {
   do {
     asm volatile(
         "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
+        "[%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(shared_address(bar)), "r"(parity)

@@ -10,28 +10,98 @@
 // and columns through rings of stages in shared memory. Weights are asked for before the kernels
 // before this one are done (programmatic dependent launch).
 //
-// The quarters of all tiles are a row of which every multiprocessor has a piece. Where a tile's
-// quarters are several blocks', sum_integers adds them. Where there are tiles enough, a block has
-// all quarters of each of its tiles, and neighbouring blocks get columns together (TOGETHER).
-#include "cuda/integers_products.cuh"
-#include "cuda/integers_sums.cuh"
+// Four blocks are a cluster. Of a few columns they have the four quarters of a tile, and give each
+// other their sums: each adds those of a fourth of the columns, in order, when it has begun the
+// next tile. Of many columns each has a tile of its own, a quarter after the other, and columns
+// come to all four at once.
+#include "cuda/cluster.cuh"
+#include "cuda/columns.cuh"
+#include "cuda/columns_weights.cuh"
+#include "cuda/integers_weights.cuh"
+#include "cuda/wgmma.cuh"
+
+// Mirrored by `launches` in mul_mat_integers.py.
+struct IntegersArgs {
+  ColumnsArgs c;         // x: as integer_columns leaves it
+  const float* numbers;  // of the columns
+  ByteMasks bytes;
+  int groups;  // of N columns
+};
+
+constexpr int kBlocks = 4, kQuarters = 4;  // of a cluster, and of k
+constexpr int kConsumers = 256, kBringers = 96, kThreads = kConsumers + kBringers + 32;
+constexpr int kConsumerWarps = kConsumers / 32;
+constexpr int kRows = 128, kPairs = kRows / 2;
+constexpr int kChunkTiles = kChunkK / kTileK;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// -- bringing ------------------------------------------------------------------------------------
+template <class W>
+constexpr int kNumbers = 1 + kSumsOf<W>;  // of a block of a column that the weights need
 
-// Eight lanes bring a row, 16 bytes at a time.
-template <class W, bool TOGETHER>
+__device__ __forceinline__ int block_rank() { return (int)blockIdx.x % kBlocks; }
+
+struct AllMasks {
+  Masks nibbles;
+  ByteMasks bytes;
+};
+
+// What lies in shared memory. Of both rings each stage has a barrier that tells that it is full and
+// one that tells that it is free; and so has each warp's place for sums.
+struct Memory {
+  char *x, *w;     // stages of columns and of weights
+  float4* sums;    // what this block adds: see Joiner and Adder
+  float* numbers;  // of the columns' stages
+  u64 *x_full, *x_free, *w_full, *w_free, *sums_full, *sums_free;
+  AllMasks* masks;    // twice
+  const char** rows;  // [2][kRows] where they start: of every sixteen, r and r + 8 are a pair
+};
+
+// The work of a block: so many columns of so many rows, the groups of columns of a tile of rows
+// after each other. APART: a quarter of it, the other blocks of the cluster have the others; else
+// they have other tiles and the same columns.
+struct Unit {
+  int tile, group;
+  bool own;  // or another block has it too, and finishes it: the last tiles may be no four
+};
+template <bool APART, class F>
+__device__ __forceinline__ void for_each_unit(const IntegersArgs& a, F work) {
+  constexpr int TILES = APART ? 1 : kBlocks;  // of a cluster
+  const int units = (a.c.tiles + TILES - 1) / TILES * a.groups;
+  const int mine = APART ? 0 : block_rank();
+  for (int u = blockIdx.x / kBlocks; u < units; u += gridDim.x / kBlocks) {
+    const int tile = u / a.groups * TILES + mine;
+    work(Unit{min(tile, a.c.tiles - 1), u % a.groups, tile < a.c.tiles});
+  }
+}
+
+// Chunks of a quarter of k.
+struct Range {
+  int begin, end;
+};
+__device__ __forceinline__ Range quarter_of(int k, int quarter) {
+  const int chunks = k / kChunkK, each = (chunks + kQuarters - 1) / kQuarters;
+  const int begin = min(chunks, quarter * each);
+  return {begin, min(chunks, begin + each)};
+}
+// Those that this block multiplies.
+template <bool APART>
+__device__ __forceinline__ Range chunks_of(int k) {
+  return APART ? quarter_of(k, block_rank()) : Range{0, k / kChunkK};
+}
+
+// -- bringing -------------------------------------------------------------------------------------
+
+template <class W, bool APART>
 __device__ __forceinline__ void bring_weights(const IntegersArgs& args, const Memory& m,
                                               int thread) {
   using L = Weights<W>;
   constexpr int STAGE = kRows * L::STRIDE;
-  constexpr int AT_ONCE = kBringers / 8, EACH = (kRows + AT_ONCE - 1) / AT_ONCE;  // rows
   const ColumnsArgs& a = args.c;
-  const int row = thread / 8, first = thread % 8;  // first: piece of 16 bytes
+  const Range q = chunks_of<APART>(a.k);
   Place at;
   int table = 0;
-  for_each_unit<TOGETHER>(args, [&](const Unit& u) {
+  for_each_unit<APART>(args, [&](Unit u) {
     const char** const rows = m.rows + table * kRows;
     const Tile tile = tile_of<kPairs>(a, u.tile);
     for (int r = thread; r < kRows; r += kBringers) {
@@ -39,26 +109,15 @@ __device__ __forceinline__ void bring_weights(const IntegersArgs& args, const Me
     }
     asm volatile("bar.sync 1, %0;" ::"n"(kBringers) : "memory");
     table ^= 1;
-    const char* starts[EACH];  // in registers, or every copy would wait for one of them
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) starts[i] = rows[min(row + i * AT_ONCE, kRows - 1)];
-    const Range q = chunks_of(a.k, u.begin, u.end);
     for (int chunk = q.begin; chunk < q.end; ++chunk) {
       barrier_wait(m.w_free + at.stage, at.parity ^ 1);
-      const u32 to = shared_address(m.w + at.stage * STAGE) + row * L::STRIDE + first * 16;
-      const int skipped = chunk * L::BYTES;
-#pragma unroll
-      for (int i = 0; i < EACH; ++i) {
-        if ((i + 1) * AT_ONCE > kRows && row + i * AT_ONCE >= kRows) continue;
-        const char* const start = starts[i] + skipped;
-        const char* const from = start - L::offset(start) + first * 16;
-#pragma unroll
-        for (int p = 0; p < L::PIECES; p += 8) {
-          const bool is_piece = p + 8 <= L::PIECES || first + p < L::PIECES;
-          if (is_piece && (L::ALIGNED || from + p * 16 < start + L::BYTES)) {
-            copy16_async(to + i * AT_ONCE * L::STRIDE + p * 16, from + p * 16);
-          }
-        }
+      const u32 to = shared_address(m.w + at.stage * STAGE);
+#pragma unroll 4
+      for (int i = thread; i < kRows * L::PIECES; i += kBringers) {
+        const int r = i / L::PIECES, piece = i % L::PIECES;
+        const char* const start = rows[r] + chunk * L::BYTES;
+        const char* const from = start - L::offset(start) + 16 * piece;
+        if (L::ALIGNED || from < start + L::BYTES) copy16_async(to + L::place(r, piece), from);
       }
       asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
                        shared_address(m.w_full + at.stage))
@@ -68,96 +127,381 @@ __device__ __forceinline__ void bring_weights(const IntegersArgs& args, const Me
   });
 }
 
-// TOGETHER: to all blocks of the cluster, into the same place and for the same barrier there.
-template <bool TOGETHER>
+// Also to the other blocks of the cluster, into the same place and for the same barrier there.
+template <bool ALL>
 __device__ __forceinline__ void bulk_copy(u32 to, const char* from, u32 n, u64* bar) {
-  if constexpr (TOGETHER) {
+  if constexpr (ALL) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
+        "bytes.multicast::cluster "
         "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(n), "r"(shared_address(bar)), "h"((unsigned short)((1 << kCluster) - 1))
+        "l"(from), "r"(n), "r"(shared_address(bar)), "h"((unsigned short)((1 << kBlocks) - 1))
         : "memory");
   } else {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
+        "bytes [%0], [%1], %2, "
         "[%3];" ::"r"(to),
         "l"(from), "r"(n), "r"(shared_address(bar))
         : "memory");
   }
 }
 
-// Columns that blocks have in common are brought by each of them, its share to all.
-template <class W, int N, bool TOGETHER>
+// Columns that blocks have in common are brought by each of them, a fourth to all.
+template <class W, int N, bool APART>
 __device__ __forceinline__ void bring_columns(const IntegersArgs& args, const Memory& m) {
   constexpr u32 STAGE = N * kTileK * 2, ALL = 2 * N * sizeof(float) * kColumnNumbers;
   constexpr u32 NUMBERS = 2 * N * sizeof(float) * kNumbers<W>;
-  constexpr u32 SHARES = TOGETHER ? kCluster : 1, X_SHARE = STAGE / SHARES;
-  constexpr u32 SHARE = NUMBERS / SHARES;
+  constexpr u32 SHARES = APART ? 1 : kBlocks, X_SHARE = STAGE / SHARES, SHARE = NUMBERS / SHARES;
   static_assert(SHARE % 16 == 0, "as bulk copies want it");
   const ColumnsArgs& a = args.c;
-  const u32 share = TOGETHER ? blockIdx.x % kCluster : 0;
-  const auto wait = [&](const Place& at) {
-    u64* const bar = m.x_free + at.stage;
-    if (TOGETHER) {
-      cluster_barrier_wait(bar, at.parity ^ 1);
-    } else {
-      barrier_wait(bar, at.parity ^ 1);
-    }
-  };
+  const Range q = chunks_of<APART>(a.k);
+  const u32 share = APART ? 0 : block_rank();
   asm volatile("fence.proxy.async;" ::: "memory");
   Place at;
-  for_each_unit<TOGETHER>(args, [&](const Unit& u) {
+  for_each_unit<APART>(args, [&](Unit u) {
     const i64 first = (i64)u.group * (a.k / kTileK);
     const char* const x = a.x + first * STAGE + share * X_SHARE;
     const char* const numbers =
         reinterpret_cast<const char*>(args.numbers) + first * ALL + share * SHARE;
-    const Range q = chunks_of(a.k, u.begin, u.end);
     for (int tile = q.begin * kChunkTiles; tile < q.end * kChunkTiles; ++tile) {
-      wait(at);
+      cluster_barrier_wait(m.x_free + at.stage, at.parity ^ 1);
       u64* const bar = m.x_full + at.stage;
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
                    "r"(STAGE + NUMBERS)
                    : "memory");
-      bulk_copy<TOGETHER>(shared_address(m.x) + at.stage * STAGE + share * X_SHARE,
-                          x + (i64)tile * STAGE, X_SHARE, bar);
-      bulk_copy<TOGETHER>(shared_address(m.numbers) + at.stage * NUMBERS + share * SHARE,
-                          numbers + (i64)tile * ALL, SHARE, bar);
+      bulk_copy<!APART>(shared_address(m.x) + at.stage * STAGE + share * X_SHARE,
+                        x + (i64)tile * STAGE, X_SHARE, bar);
+      bulk_copy<!APART>(shared_address(m.numbers) + at.stage * NUMBERS + share * SHARE,
+                        numbers + (i64)tile * ALL, SHARE, bar);
       at.next(a.x_stages);
     }
   });
-  for (int s = 0; TOGETHER && s < a.x_stages; ++s) {  // until no other block writes here any more
-    wait(at);
+  if (APART) return;
+  for (int s = 0; s < a.x_stages; ++s) {  // until no other block tells this one anything
+    cluster_barrier_wait(m.x_free + at.stage, at.parity ^ 1);
     at.next(a.x_stages);
   }
 }
 
-// -- all of it -----------------------------------------------------------------------------------
+// -- products -------------------------------------------------------------------------------------
 
-template <class W, int N, bool TOGETHER>
+// A block of 32 elements onto the chunk's sums, in the order of int8_columns.cuh. dots: the exact
+// sums of both halves of 16, or of the whole; numbers: of the columns' block.
+template <class W, int N, int S>
+__device__ __forceinline__ void add_block(float (&acc)[N / 2], const float (&dots)[S][N / 2],
+                                          const IntegerBlock& q, const float* numbers, int t) {
+  using T = Int8<W>;
+#pragma unroll
+  for (int two = 0; two < N / 16; ++two) {  // tiles of eight columns
+    float4 c[3];
+#pragma unroll
+    for (int i = 0; i < kNumbers<W>; ++i) {
+      c[i] = *reinterpret_cast<const float4*>(numbers + i * 2 * N + two * 16 + t * 4);
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int i = two * 8 + e, row = e / 2 % 2, column = e / 4 * 2 + e % 2;
+      const auto of = [column](const float4& v) {
+        return column == 0 ? v.x : column == 1 ? v.y : column == 2 ? v.z : v.w;
+      };
+      float y = __fmul_rn(q.s[row][S - 1], dots[S - 1][i]);
+      if (T::SPLIT) y = fmaf(q.s[row][0], dots[0][i], y);
+      if (T::MIN && T::SPLIT) {
+        const float sum = of(c[1]), sum0 = of(c[2]);
+        y = fmaf(q.b[row][1], sum - sum0, fmaf(q.b[row][0], sum0, y));
+      } else if (T::MIN) {
+        y = fmaf(q.b[row][0], of(c[1]), y);
+      }
+      acc[i] = fmaf(of(c[0]), y, acc[i]);
+    }
+  }
+}
+
+// Where a thread is among those that multiply.
+struct Consumer {
+  int warp, lane, g, t, row;  // row: the upper of its two rows in the tile
+};
+
+template <class W, int N, bool APART>
+struct Multiplier {
+  using L = Weights<W>;
+  // Dot products of a block, and blocks that have theirs at once, as registers allow.
+  static constexpr int DOTS = Int8<W>::SPLIT ? 2 : 1, AT_ONCE = DOTS * N > 64 ? 1 : 2;
+  static constexpr int STAGE = kRows * L::STRIDE, X_STAGE = N * kTileK * 2;
+
+  const IntegersArgs& args;
+  const Memory& m;
+  const Consumer& me;
+  // One of two copies in shared memory: what the compiler takes for the same in a warp it keeps in
+  // uniform registers, and moves from there at every use.
+  const AllMasks masks;
+  const u32 x_low;  // of the descriptor of the first stage of columns
+  Place w, x;
+  IntegerRows<W> rows;
+  u32 starts[2];  // the last bits of where rows start
+  IntegerBlock blocks[2];
+  float dots[AT_ONCE][DOTS][N / 2];
+
+  __device__ __forceinline__ Multiplier(const IntegersArgs& args, const Memory& m,
+                                        const Consumer& me)
+      : args(args),
+        m(m),
+        me(me),
+        masks(m.masks[me.lane % 2]),
+        x_low((u32)columns_descriptor(shared_address(m.x))) {}
+
+  __device__ __forceinline__ void enter(int chunk) {
+    barrier_wait(m.w_full + w.stage, w.parity);
+    const char* const stage = m.w + w.stage * STAGE + me.row * L::STRIDE;
+    const auto offset = [&](int i) {
+      return L::ALIGNED ? 0 : (int)((starts[i] + (u32)(chunk * L::BYTES)) & 15);
+    };
+    rows.enter(stage + offset(0), stage + 8 * L::STRIDE + offset(1), me.t);
+    load(0);
+  }
+  __device__ __forceinline__ void load(int b) {
+    rows.block(blocks[b % 2], b, me.t, masks.bytes, masks.nibbles);
+  }
+  // Products of block b of a chunk, with the stage of columns `at`.
+  __device__ __forceinline__ void issue(int b, const Place& at) {
+    if (b % 2 == 0) barrier_wait(m.x_full + at.stage, at.parity);
+    const u64 columns =
+        columns_descriptor(shared_address(m.x + at.stage * X_STAGE)) + (b % 2) * 4;  // of 16 bytes
+    float (&to)[DOTS][N / 2] = dots[b % AT_ONCE];
+    products_fence();
+    new_product<N>(to[0], blocks[b % 2].a[0], descriptor_of(columns));
+    if constexpr (DOTS == 2) {
+      new_product<N>(to[1], blocks[b % 2].a[1], descriptor_of(columns + 2));
+    } else {
+      product<f16, N>(to[0], blocks[b % 2].a[1], descriptor_of(columns + 2));
+    }
+    products_end();
+  }
+  // By all whose columns may be overwritten.
+  __device__ __forceinline__ void free_columns() {
+    __syncwarp();
+    u64* const bar = m.x_free + x.stage;
+    if (APART) {
+      if (me.lane == 0) barrier_arrive(bar);
+    } else if (me.lane < kBlocks) {
+      reads_done_at(address_at(shared_address(bar), me.lane));
+    }
+  }
+
+  // No use of a sum moves before the wait, and no other use of its register.
+  static __device__ __forceinline__ void pin(float (&sums)[DOTS][N / 2]) {
+#pragma unroll
+    for (int i = 0; i < DOTS * N / 2; ++i) {
+      asm volatile("" : "+f"(sums[i / (N / 2)][i % (N / 2)])::"memory");
+    }
+  }
+
+  // A quarter's chunks together; between() after the first of them.
+  template <class F>
+  __device__ __forceinline__ void run(const Range& q, float (&sums)[N / 2], F between) {
+    enter(q.begin);
+    for (int chunk = q.begin; chunk < q.end; ++chunk) {
+      float acc[N / 2] = {};
+      issue(0, x);
+#pragma unroll
+      for (int b = 0; b < kChunkBlocks; ++b) {
+        const bool last = b == kChunkBlocks - 1;  // with products on their way into the next chunk
+        // the compiler would wait after each of them
+        if (!last) {
+          load(b + 1);
+        } else {
+          __syncwarp();
+          if (me.lane == 0) barrier_arrive(m.w_free + w.stage);
+          w.next(args.c.w_stages);
+          if (chunk + 1 < q.end) enter(chunk + 1);
+        }
+        Place next = x;
+        if (b % 2 == 1) next.next(args.c.x_stages);
+        if (AT_ONCE == 2 && !last) {
+          issue(b + 1, next);
+          products_wait<1>();
+        } else {
+          products_wait<0>();
+        }
+        pin(dots[b % AT_ONCE]);
+        const float* const numbers = m.numbers + x.stage * (2 * N * kNumbers<W>)+b % 2 * N;
+        add_block<W, N>(acc, dots[b % AT_ONCE], blocks[b % 2], numbers, me.t);
+        if (b % 2 == 1) {
+          free_columns();
+          x = next;
+        }
+        if (AT_ONCE == 1 && !last) issue(b + 1, x);
+      }
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) sums[i] += acc[i];
+      if (chunk == q.begin) between();
+    }
+  }
+};
+
+// -- sums -----------------------------------------------------------------------------------------
+
+// The four quarters of a unit. Each thread meets the same one of the other blocks.
+template <int N>
+struct Joiner {
+  static constexpr int F = N / 8, MINE = F / kQuarters;  // float4s of a thread, and that it adds
+  const IntegersArgs& args;
+  const Memory& m;
+  const Consumer& me;
+  const int rank;
+  u32 parity = 0;  // of the join that comes next
+  bool first = true, pending = false;
+  Unit unit;
+
+  __device__ __forceinline__ Joiner(const IntegersArgs& args, const Memory& m, const Consumer& me)
+      : args(args), m(m), me(me), rank(block_rank()) {}
+
+  // Where a quarter's i-th float4 of this thread lies.
+  __device__ __forceinline__ float4* place(int quarter, int i) const {
+    return m.sums + (quarter * MINE + i) * kConsumers + threadIdx.x;
+  }
+  __device__ __forceinline__ void wait_free() {
+    cluster_barrier_wait(m.sums_free + me.warp, parity ^ 1);
+  }
+
+  // A thread's float4s from the first-th on, to block number `to`.
+  __device__ __forceinline__ void give_to(int to, const float* sums) {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const float* const v = sums + i * 4;
+      put_at(address_at(shared_address(place(rank, i)), to), {v[0], v[1], v[2], v[3]});
+    }
+  }
+
+  // This block's quarter to who adds it.
+  __device__ __forceinline__ void give(const Unit& u, const float (&sums)[N / 2]) {
+    if (!first) wait_free();
+    first = false;
+#pragma unroll
+    for (int to = 0; to < kQuarters; ++to) give_to(to, sums + to * MINE * 4);
+    __syncwarp();
+    if (me.lane < kQuarters) {
+      arrive_at(address_at(shared_address(m.sums_full + me.warp), me.lane));
+    }
+    unit = u;
+    pending = true;
+    parity ^= 1;
+  }
+
+  // What is to be added, if there is something.
+  __device__ __forceinline__ void finish_pending() {
+    if (!pending) return;
+    pending = false;
+    const ColumnsArgs& a = args.c;
+    const Tile tile = tile_of<kPairs>(a, unit.tile);
+    const int pair = tile.pair + me.row / 16 * 8 + me.g;
+    const int column = unit.group * N + rank * MINE * 8 + 2 * me.t;
+    Beside besides[MINE];
+    float4 y[MINE];
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) besides[i] = beside_of(a, tile.matrix, pair, column + 8 * i);
+    cluster_barrier_wait(m.sums_full + me.warp, parity ^ 1);
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      y[i] = {};
+#pragma unroll
+      for (int q = 0; q < kQuarters; ++q) {
+        const float4 v = *place(q, i);
+        y[i] = {y[i].x + v.x, y[i].y + v.y, y[i].z + v.z, y[i].w + v.w};
+      }
+    }
+    __syncwarp();
+    if (me.lane < kBlocks) {
+      arrive_at(address_at(shared_address(m.sums_free + me.warp), me.lane));
+    }
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      finish(a, tile.matrix, pair, column + 8 * i, y[i], besides[i]);
+    }
+  }
+};
+
+// Quarters that one block has after each other. Each thread has its own place for sums.
+template <int N>
+struct Adder {
+  static constexpr int F = N / 8,
+                       AT_ONCE = 2;  // float4s of a thread, and whose latencies overlap
+  const IntegersArgs& args;
+  const Memory& m;
+  const Consumer& me;
+
+  // Onto the quarters before it, if there are any.
+  __device__ __forceinline__ void add(bool first, const float (&sums)[N / 2]) const {
+#pragma unroll
+    for (int f = 0; f < F; ++f) {
+      float4* const at = m.sums + f * kConsumers + threadIdx.x;
+      const float4 y = first ? float4{} : *at;
+      const float* const v = sums + f * 4;
+      *at = {y.x + v[0], y.y + v[1], y.z + v[2], y.w + v[3]};
+    }
+  }
+  __device__ __forceinline__ void finish_unit(const Unit& u) const {
+    const ColumnsArgs& a = args.c;
+    const Tile tile = tile_of<kPairs>(a, u.tile);
+    const int pair = tile.pair + me.row / 16 * 8 + me.g, column = u.group * N + 2 * me.t;
+#pragma unroll 1
+    for (int f = 0; f < F; f += AT_ONCE) {
+      Beside besides[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        besides[i] = beside_of(a, tile.matrix, pair, column + (f + i) * 8);
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const float4 y = m.sums[(f + i) * kConsumers + threadIdx.x];
+        finish(a, tile.matrix, pair, column + (f + i) * 8, y, besides[i]);
+      }
+    }
+  }
+};
+
+template <class W, int N, bool APART>
 __device__ __forceinline__ void multiply(const IntegersArgs& args, const Memory& m) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Consumer me = {warp, lane, lane / 4, lane % 4, warp * 16 + lane / 4};
-  Multiplier<W, N, TOGETHER> multiplier(args, m, me);
-  const Adder<N> adder = {args, m};
-  wait_for_previous();
-  for_each_unit<TOGETHER>(args, [&](const Unit& u) {
-    if (!Weights<W>::ALIGNED) {
-      const Tile tile = tile_of<kPairs>(args.c, u.tile);
-      const int pair = tile.pair + me.row / 16 * 8 + me.g;
+  Multiplier<W, N, APART> multiplier(args, m, me);
+  const auto enter = [&](Unit u) {
+    if (Weights<W>::ALIGNED) return;
+    const Tile tile = tile_of<kPairs>(args.c, u.tile);
+    const int pair = tile.pair + me.row / 16 * 8 + me.g;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        multiplier.starts[i] =
-            (u32) reinterpret_cast<u64>(row_start(args.c, tile.matrix, pair, i == 1));
-      }
+    for (int i = 0; i < 2; ++i) {
+      multiplier.starts[i] =
+          (u32) reinterpret_cast<u64>(row_start(args.c, tile.matrix, pair, i == 1));
     }
-#pragma unroll 1
-    for (int quarter = u.begin; quarter < u.end; ++quarter) {
+  };
+  wait_for_previous();
+  if constexpr (APART) {
+    const Range q = chunks_of<true>(args.c.k);
+    Joiner<N> joiner(args, m, me);
+    for_each_unit<true>(args, [&](Unit u) {
+      enter(u);
       float sums[N / 2] = {};
-      multiplier.run(chunks_of(args.c.k, quarter, quarter + 1), sums);
-      adder.add(u, quarter, sums);
-    }
-    adder.end(u);
-  });
+      if (q.begin < q.end) multiplier.run(q, sums, [&] { joiner.finish_pending(); });
+      joiner.finish_pending();
+      joiner.give(u, sums);
+    });
+    joiner.finish_pending();
+    joiner.wait_free();  // others still write here
+  } else {
+    const Adder<N> adder = {args, m, me};
+    for_each_unit<false>(args, [&](Unit u) {
+      enter(u);
+      for (int quarter = 0; quarter < kQuarters; ++quarter) {
+        const Range q = quarter_of(args.c.k, quarter);
+        float sums[N / 2] = {};
+        if (q.begin < q.end) multiplier.run(q, sums, [] {});
+        adder.add(quarter == 0, sums);
+      }
+      if (u.own) adder.finish_unit(u);
+    });
+  }
 }
 
 // Registers go from the warpgroup that brings to those that multiply. Rows that begin between two
@@ -171,7 +515,7 @@ __device__ __forceinline__ void registers_more() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ALIGNED ? 232 : 224));
 }
 
-template <class W, int N, bool TOGETHER>
+template <class W, int N, bool APART>
 __device__ __forceinline__ void run(const IntegersArgs& args) {
   using L = Weights<W>;
   const ColumnsArgs& a = args.c;
@@ -185,88 +529,53 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
   m.x_free = m.x_full + a.x_stages;
   m.w_full = m.x_free + a.x_stages;
   m.w_free = m.w_full + a.w_stages;
-  m.masks = reinterpret_cast<AllMasks*>(m.w_free + a.w_stages);
+  m.sums_full = m.w_free + a.w_stages;
+  m.sums_free = m.sums_full + kConsumerWarps;
+  m.masks = reinterpret_cast<AllMasks*>(m.sums_free + kConsumerWarps);
   m.rows = reinterpret_cast<const char**>(m.masks + 2);
   if (threadIdx.x == 0) {
     m.masks[0] = m.masks[1] = {a.masks, args.bytes};
     for (int s = 0; s < a.x_stages; ++s) {
       barrier_make(m.x_full + s, 1);
-      barrier_make(m.x_free + s, kConsumerWarps * (TOGETHER ? kCluster : 1));
+      barrier_make(m.x_free + s, kConsumerWarps * (APART ? 1 : kBlocks));
     }
     for (int s = 0; s < a.w_stages; ++s) {
       barrier_make(m.w_full + s, kBringers);
       barrier_make(m.w_free + s, kConsumerWarps);
     }
+    for (int w = 0; w < kConsumerWarps; ++w) {
+      barrier_make(m.sums_full + w, kQuarters);
+      barrier_make(m.sums_free + w, kQuarters);
+    }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async;" ::: "memory");
   }
-  if (TOGETHER) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
+  cluster_sync();
 
   if (threadIdx.x >= kConsumers) {
     const int thread = threadIdx.x - kConsumers;
     registers_less<L::ALIGNED>();
     if (thread < kBringers) {
       launch_dependents();
-      bring_weights<W, TOGETHER>(args, m, thread);
+      bring_weights<W, APART>(args, m, thread);
       copies_end();
       copies_wait<0>();
     } else if (thread == kBringers) {
       wait_for_previous();
-      bring_columns<W, N, TOGETHER>(args, m);
+      bring_columns<W, N, APART>(args, m);
     }
     return;
   }
   registers_more<L::ALIGNED>();
-  multiply<W, N, TOGETHER>(args, m);
+  multiply<W, N, APART>(args, m);
 }
 #endif
 
 // N: 32 or 64.
-template <class W, int N>
-__global__ void __launch_bounds__(kThreads, 1)
+template <class W, int N, bool APART>
+__global__ void GF_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
     mul_mat_integers(const __grid_constant__ IntegersArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  run<W, N, false>(a);
+  run<W, N, APART>(a);
 #endif
-}
-
-// The grid is of whole clusters.
-template <class W, int N>
-__global__ void GF_CLUSTER(kCluster) __launch_bounds__(kThreads, 1)
-    mul_mat_integers_together(const __grid_constant__ IntegersArgs a) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  run<W, N, true>(a);
-#endif
-}
-
-// Quarters that are several blocks'. blockIdx.y: the block of mul_mat_integers that has a tile's
-// first ones, and not all; blockIdx.x counts a thread's float4s.
-template <int N>
-__global__ void __launch_bounds__(kConsumers)
-    sum_integers(const __grid_constant__ IntegersArgs args) {
-  const ColumnsArgs& a = args.c;
-  launch_dependents();
-  const Shares shares = shares_of(args);
-  const int block = blockIdx.y, end = shares.begin(block + 1), which = end / kQuarters;
-  if (end % kQuarters == 0 || shares.begin(block) > which * kQuarters) return;
-  const int f = blockIdx.x, thread = threadIdx.x, at = f * kConsumers + thread;
-  const Spot spot = spot_of<N>(a, which / args.groups, which % args.groups, thread, f);
-  if (which % args.groups * N + f * 8 >= a.m) return;
-  wait_for_previous();
-  const Beside beside = beside_of(a, spot.matrix, spot.pair, spot.column);
-  float4 sum = __ldcg(part_of<N>(a, block, 0) + at);
-  int other = block + 1;
-#pragma unroll
-  for (int quarter = 1; quarter < kQuarters; ++quarter) {
-    const int u = which * kQuarters + quarter;
-    if (u < end) continue;
-    while (shares.begin(other + 1) <= u) ++other;
-    const float4 v = __ldcg(part_of<N>(a, other, quarter) + at);
-    sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
-  }
-  finish(a, spot.matrix, spot.pair, spot.column, sum, beside);
 }

@@ -20,8 +20,8 @@ from gguflow.models.shapes import random_rows
 
 OPS = ("mul_mat", "mul_mat_add", "norm_mul_mat", "mul_mat_swiglu", "norm_mul_mat_swiglu")
 MIXED = [("q4_0",) * 3, ("q8_0",) * 3, ("q4_K", "q4_K", "q6_K")]
-COUNTS = (1, 9, 16, 17, 33, 64, 65, 200)  # of columns beside which those of 257 are compared
-MOST = 257
+COUNTS = (1, 2, 8, 9, 16, 17, 33, 64, 65, 128, 200)  # of columns beside which those of 257 are
+MOST = 257  # compared
 SHAPES_8B = [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)]
 FILES = {"columns_integers.cu", "mul_mat_integers.cu"}
 
@@ -95,9 +95,9 @@ def test_any_length_has_room(dtype: str, k: int) -> None:
 
 def test_values_of_another_type_read_the_same_columns() -> None:
     made = made_by(heads(("q4_K", "q4_K", "q6_K"), 40, "f16", "norm", 512).node, EQUAL)
-    sources = [s.kernel.source for s in made]
-    assert sources[0] == "columns_integers.cu" and set(sources[1:]) == {"mul_mat_integers.cu"}
-    assert sum(s.kernel.entry.startswith("mul_mat_integers<") for s in made) == 2
+    assert [s.kernel.source for s in made] == [
+        "columns_integers.cu", "mul_mat_integers.cu", "mul_mat_integers.cu"
+    ]  # fmt: skip
 
 
 @pytest.mark.gpu

@@ -211,16 +211,9 @@ class Model(Described):
         return self._planner.largest(self.setup)
 
     def memory_needed(self) -> dict[str, int]:
-        """Bytes of each device's memory, by memory space, that loading and running will take beside
-        what is taken there already: by other programs, and by the driver for this one."""
-
-        def plans() -> list[Plan]:
-            found = self.largest_plans()
-            if (guesses := self.speculation) is not None:
-                n = rows_to_check(self.options.n_seqs, guesses.most)
-                found.append(self.plan(replace(self.buckets, n_verify=n).verifying))
-            return found
-
+        """Bytes of devices, by memory space, beside what the driver and other programs have there."""
+        n = 0 if (s := self.speculation) is None else rows_to_check(self.options.n_seqs, s.most)
+        plans = partial(self._planner.largest, self.setup, n)
         return needed_by_device(plans, self.backends.values())
 
     def load_weights(self, progress: Progress | None = None, keep: bool = True) -> None:
@@ -260,15 +253,13 @@ class Model(Described):
     def forecast(self) -> list[str]:
         """Lines that say, before loading, what runs where and the bytes each device will need."""
         lines = summary(self.plan(self.buckets.largest), self.repacked_bytes())
-        lines += device_lines(self.backends.values(), self.memory_needed())
-        return [*lines, *self.notes]
+        return [*lines, *device_lines(self.backends.values(), self.memory_needed()), *self.notes]
 
     @property
     def n_threads(self) -> int:
         """Threads that generation uses."""
-        if self.options.n_threads:
-            return self.options.n_threads
-        return next((n for b in self.backends.values() if (n := b.n_threads)), 1)
+        of_backends = (n for b in self.backends.values() if (n := b.n_threads))
+        return self.options.n_threads or next(of_backends, 1)
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Raises ContextError for more tokens than the context holds, or than a run where a prompt

@@ -145,14 +145,16 @@ class Planner:
         live = all(b.space == HOST_SPACE or b.on_host for b in self.backends.values())
         return buckets(setup.options, live)
 
-    def largest(self, setup: Setup) -> list[Plan]:
+    def largest(self, setup: Setup, n_verify: int = 0) -> list[Plan]:
         """What generations run: full pieces of prompts, then single tokens; and pieces as often as
-        there are some on their way."""
-        o, sizes = setup.options, self.buckets(setup)
+        there are some on their way. n_verify: rows that check guesses, where there are any."""
+        o, sizes = setup.options, replace(self.buckets(setup), n_verify=n_verify)
         n = o.n_seqs
         keys = [*dict.fromkeys((sizes.largest, sizes.key(n, 0, n, n, False, True)))]
         if o.n_pieces > 1:
             keys += [sizes.piece(o.n_ubatch)] * (o.n_stages + SPARE)
+        if n_verify:
+            keys.append(sizes.verifying)
         return [self.plan(setup, key) for key in keys]
 
     def plans_of(self, setup: Setup) -> dict[PlanKey, Plan]:

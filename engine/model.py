@@ -211,7 +211,7 @@ class Model(Described):
         return self._planner.largest(self.setup)
 
     def memory_needed(self) -> dict[str, int]:
-        """Bytes of devices, by memory space, beside what the driver and other programs have there."""
+        """Bytes of devices, by memory space, beside what the driver and other programs have."""
         n = 0 if (s := self.speculation) is None else rows_to_check(self.options.n_seqs, s.most)
         plans = partial(self._planner.largest, self.setup, n)
         return needed_by_device(plans, self.backends.values())

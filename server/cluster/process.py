@@ -21,6 +21,7 @@ from typing import Any
 from .actor import Actor, ActorLostError
 
 END_S = 10.0  # for a process to end by itself before it is made to
+END = None  # the message that tells it to
 Make = Callable[[], Any]
 
 
@@ -43,7 +44,6 @@ class Process:
         self._numbers = count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._lost = ""
-        self._writing = threading.Lock()
         self._reader = threading.Thread(target=self._read, name="gguflow-pipe", daemon=True)
         self._reader.start()
 
@@ -61,9 +61,11 @@ class Process:
             self._send(-1, name, args)
 
     def end(self) -> None:
-        """Let it end, which it does once the pipe is closed; the longest it may take is END_S."""
+        """Tell it to end; the longest it may take is END_S."""
+        # A pipe that another thread reads is not closed by closing it.
+        with suppress(OSError, ActorLostError):
+            self._send(END)
         self._lose("it was told to end")
-        self._pipe.close()
         threading.Thread(target=self._bury, name="gguflow-end", daemon=True).start()
 
     def join(self) -> None:
@@ -76,8 +78,7 @@ class Process:
         if self._lost:
             raise ActorLostError(self._lost)
         try:
-            with self._writing:
-                self._pipe.send(message)
+            self._pipe.send(message)
         except OSError:
             raise ActorLostError(self._why()) from None
 
@@ -158,7 +159,7 @@ class ProcessHosts:
 
 
 def _main(pipe: Connection, make: Make, switch: float) -> None:
-    """The process: answers calls until the pipe is closed."""
+    """The process: answers calls until it is told to end, or the other side is gone."""
     # Ctrl-C in a terminal reaches all processes there; the one that answers HTTP says when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(switch)
@@ -172,11 +173,10 @@ async def _answer_calls(pipe: Connection, what: Any) -> None:
     tasks: set[asyncio.Task[None]] = set()
 
     def read() -> None:
-        try:
-            while True:
-                loop.call_soon_threadsafe(calls.put_nowait, pipe.recv())
-        except (EOFError, OSError):
-            loop.call_soon_threadsafe(calls.put_nowait, None)
+        with suppress(EOFError, OSError):
+            while (call := pipe.recv()) != (END,):
+                loop.call_soon_threadsafe(calls.put_nowait, call)
+        loop.call_soon_threadsafe(calls.put_nowait, None)
 
     async def answer(number: int, name: str, args: tuple[Any, ...]) -> None:
         value, error = None, None
@@ -185,7 +185,8 @@ async def _answer_calls(pipe: Connection, what: Any) -> None:
         except Exception as e:
             error = e
         if number >= 0:
-            pipe.send_bytes(_dumped(number, value, error))
+            with suppress(OSError):  # nobody is there who would hear it
+                pipe.send_bytes(_dumped(number, value, error))
 
     threading.Thread(target=read, name="gguflow-pipe", daemon=True).start()
     while (call := await calls.get()) is not None:

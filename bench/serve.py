@@ -39,9 +39,9 @@ from gguflow.engine.serving.aio import AsyncEngine
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
 from gguflow.server.cluster.serve import OwnProcess, here
-from gguflow.server.config import ModelSpec, ServerConfig
+from gguflow.server.config import SWITCH, ModelSpec, ServerConfig
 from gguflow.server.manager import ModelManager
-from gguflow.server.run import SWITCH, listen, make_server
+from gguflow.server.run import listen, make_server
 from gguflow.server.service import Service
 
 

@@ -29,9 +29,9 @@ from gguflow.engine.options import Options
 from gguflow.engine.serving import aio
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
-from gguflow.server.config import ModelSpec, ServerConfig
+from gguflow.server.config import SWITCH, ModelSpec, ServerConfig
 from gguflow.server.manager import ModelManager
-from gguflow.server.run import SWITCH, listen, make_server
+from gguflow.server.run import listen, make_server
 from gguflow.server.service import Service
 
 PROMPT = "Once upon a time there was a king who had three sons, and"

@@ -10,6 +10,10 @@ from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.options import Options
 from gguflow.engine.sampling import SamplerSettings
 
+# The thread that steps waits at most so long for one that writes answers; Python's own 5 ms are as
+# long as a step.
+SWITCH = 5e-4  # seconds
+
 # llama-server's names: thoughts in `reasoning_content`, or left in the text with their marks.
 ReasoningFormat = Literal["auto", "deepseek", "none"]
 

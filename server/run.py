@@ -15,11 +15,9 @@ from typing import Any
 import uvicorn
 
 from .app import build_app
-from .config import ServerConfig
+from .config import SWITCH, ServerConfig
 from .http import protocol
 from .service import Service
-
-SWITCH = 5e-4  # seconds
 
 log = logging.getLogger("gguflow.server")
 
@@ -104,8 +102,6 @@ def serve(service: Service, sock: socket.socket, ready: Callable[[], None]) -> b
     """Serve until SIGTERM or SIGINT, then answer what is in work. False if it did not start; raises
     what kept the default model from being loaded."""
     _more_files()
-    # The thread that steps waits at most so long for one that writes answers; Python's own 5 ms are
-    # as long as a step.
     sys.setswitchinterval(SWITCH)
     # uvicorn raises the signal again when it is through: that is the end, not an error.
     quiet: Callable[..., None] = lambda *_: None  # noqa: E731

@@ -38,6 +38,20 @@ def infer_mul_mat_id(spec: OpSpec, srcs: Any, w: Any, x: Any, ids: Any, bias: An
     return (*ids.shape, w.shape[1])
 
 
+def bytes_named(w: Tensor, ids: Tensor) -> int:
+    """Bytes of the matrices of w that ids may name: each is read once."""
+    return w.nbytes // w.shape[0] * min(w.shape[0], ids.size)
+
+
+def ids_operand(e: int, m: int, u: int, data: Any = None) -> Operand:
+    """ids [m, u] of a case: `data`, or else u different ones of e experts in each row."""
+
+    def pick(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+        return np.array([rng.permutation(e)[:u] for _ in range(m)])
+
+    return Operand((m, u), "i32", pick if data is None else data)
+
+
 class MulMatId(OpSpec):
     name = "mul_mat_id"
     doc = (
@@ -75,8 +89,7 @@ class MulMatId(OpSpec):
 
     def bytes(self, out: Tensor) -> int:
         w, *others = out.live_srcs()
-        read = min(w.shape[0], out.shape[0] * out.shape[1])
-        return out.nbytes + w.nbytes // w.shape[0] * read + sum(t.nbytes for t in others)
+        return out.nbytes + bytes_named(w, others[1]) + sum(t.nbytes for t in others)
 
     def cases(self) -> Iterator[Case]:
         def case(
@@ -92,16 +105,10 @@ class MulMatId(OpSpec):
         ) -> Case:
             """sizes: E, n, m, u. own: a row of x for each id."""
             e, n, m, u = sizes
-            pick = data
-            if pick is None:
-
-                def pick(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-                    return np.array([rng.permutation(e)[:u] for _ in range(m)])
-
             srcs = [
                 Operand((e, n, k), t, role="weight"),
                 Operand((m, u, k) if own else (m, k)),
-                Operand((m, u), "i32", pick),
+                ids_operand(e, m, u, data),
             ]
             if bias:
                 srcs.append(Operand((e, n), role="weight"))

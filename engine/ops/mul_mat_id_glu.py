@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph import F32, Case, DType, Operand, OpSpec, Param, Shape, Tensor, op_spec
 from ._common import FLOATS, GRID_QUANTS, QUANTS, TABLE_QUANTS, aligned_length, block_of, scaled
-from .mul_mat_id import infer_mul_mat_id
+from .mul_mat_id import bytes_named, ids_operand, infer_mul_mat_id
 
 ACTS = ("swiglu", "geglu", "swiglu_clamped")
 
@@ -61,8 +61,7 @@ class MulMatIdGlu(OpSpec):
 
     def bytes(self, out: Tensor) -> int:
         gate, up, *others = out.live_srcs()
-        read = min(gate.shape[0], out.shape[0] * out.shape[1])
-        weights = (gate.nbytes + up.nbytes) // gate.shape[0] * read
+        weights = bytes_named(gate, others[1]) + bytes_named(up, others[1])
         return out.nbytes + weights + sum(t.nbytes for t in others)
 
     def cases(self) -> Iterator[Case]:
@@ -79,15 +78,9 @@ class MulMatIdGlu(OpSpec):
         ) -> Case:
             """sizes: E, n, m, u. own: a row of x for each id."""
             e, n, m, u = sizes
-            pick = data
-            if pick is None:
-
-                def pick(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-                    return np.array([rng.permutation(e)[:u] for _ in range(m)])
-
             srcs = [Operand((e, n, k), t, scaled, role="weight") for _ in range(2)]
             srcs.append(Operand((m, u, k) if own else (m, k)))
-            srcs.append(Operand((m, u), "i32", pick))
+            srcs.append(ids_operand(e, m, u, data))
             if bias:
                 srcs += [Operand((e, n), role="weight") for _ in range(2)]
             note = f"{t} {act} {e} experts {n}x{k}, {m} rows of {u}"

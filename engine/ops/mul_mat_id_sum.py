@@ -18,7 +18,7 @@ from ._common import (
     rows_dense,
     scaled,
 )
-from .mul_mat_id import infer_mul_mat_id
+from .mul_mat_id import bytes_named, ids_operand, infer_mul_mat_id
 
 
 class MulMatIdSum(OpSpec):
@@ -65,9 +65,8 @@ class MulMatIdSum(OpSpec):
         return 2 * out.shape[0] * ids.shape[1] * out.shape[1] * (w.shape[-1] + 1)
 
     def bytes(self, out: Tensor) -> int:
-        w, x, ids, *others = out.live_srcs()
-        read = min(w.shape[0], ids.size)
-        return out.nbytes + w.nbytes // w.shape[0] * read + sum(t.nbytes for t in (x, ids, *others))
+        w, *others = out.live_srcs()
+        return out.nbytes + bytes_named(w, others[1]) + sum(t.nbytes for t in others)
 
     def cases(self) -> Iterator[Case]:
         def case(
@@ -82,16 +81,10 @@ class MulMatIdSum(OpSpec):
         ) -> Case:
             """sizes: E, n, m, u."""
             e, n, m, u = sizes
-            pick = data
-            if pick is None:
-
-                def pick(rng: np.random.Generator, shape: Shape) -> np.ndarray:
-                    return np.array([rng.permutation(e)[:u] for _ in range(m)])
-
             srcs: list[Operand | None] = [
                 Operand((e, n, k), t, scaled, role="weight"),
                 Operand((m, u, k)),
-                Operand((m, u), "i32", pick),
+                ids_operand(e, m, u, data),
                 Operand((m, u), data=lambda rng, s: rng.uniform(0.1, 1, s)),
                 Operand((e, n), role="weight") if bias else None,
             ]

@@ -13,7 +13,7 @@ from gguflow.engine.cluster.work import Started, Work
 from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
-from gguflow.server.config import ModelSpec
+from gguflow.server.config import SWITCH, ModelSpec
 
 from .actor import Hosts
 from .engine import ClusterEngine
@@ -23,7 +23,6 @@ from .replica import Replica
 from .watch import ClusterWatch
 
 SILENCE = 120.0  # seconds; kernels may be compiled in the first run of a plan
-SWITCH = 5e-4  # seconds, see `run.SWITCH`
 
 
 def here(options: Options) -> Options:

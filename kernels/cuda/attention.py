@@ -41,9 +41,10 @@ KEYS = 16  # of a chunk, a warp
 SMALL = 9 << 10  # bytes of two groups up to which a warp has two on their way
 MAX_SPLITS, MAX_TICKETS = 128, 8192  # of a slot, and slots
 LISTED = 256  # single tokens of a launch
-HEAD_SIZES = (64, 128)  # of the tensor-core kernels for prompts
+HEAD_SIZES = (64, 80, 96, 128, 256)  # of the tensor-core kernels for prompts
 SINGLE_SIZES = (64, 96, 128, 256)  # of the one for single tokens
-PREFILL_ROWS, PREFILL_KEYS, PREFILL_THREADS = 128, (128, 64), 256
+PREFILL_ROWS = {hd: 128 if hd <= 128 else 64 for hd in HEAD_SIZES}  # of a block
+PREFILL_KEYS, PREFILL_THREADS = (128, 64), 256
 FEW, FEW_ROWS = 64, 64  # tokens of prompts in a run that are few, and rows of a block then
 STRETCH = 2048  # keys whose sums are folded one after the other
 ROOM = 64 << 20  # bytes of scratch up to which the stretches of few rows are shared among blocks
@@ -83,12 +84,13 @@ def _splits(device: DeviceInfo, slots: int, n_ctx: int) -> int:
 
 
 def _any(
-    device: DeviceInfo, q: Operand, k: Operand, v: Operand, n_ctx: int, begin: int = 0
-) -> Plan:
-    """The tokens from `begin` on."""
+    device: DeviceInfo, q: Operand, k: Operand, v: Operand, n_ctx: int, begin: int = 0,
+    n_tok: int | None = None,
+) -> Plan:  # fmt: skip
+    """n_tok tokens from `begin` on, or all of them."""
     per_lane = next(n for n in PER_LANE if 32 * n >= max(q.ne[0], v.ne[0]))
     entry = f"attention<{cpp_type(k.dtype)}, {cpp_type(v.dtype)}, {per_lane}>"
-    n_head, n_tok = q.ne[1], q.ne[2] - begin
+    n_head, n_tok = q.ne[1], q.ne[2] - begin if n_tok is None else n_tok
     splits = _splits(device, n_head, n_ctx)
     # A block goes through the splits where there are enough tokens for all multiprocessors.
     parallel = splits if n_head * n_tok <= device.sm_count else 1
@@ -133,7 +135,8 @@ def _prefill(
 ) -> Plan | None:  # fmt: skip
     """n tokens of prompts, from `begin` on. table: entries of a sequence, and sequences."""
     hd, n_kv_head = k.ne[0], k.ne[1]
-    rows = PREFILL_ROWS if n > FEW else FEW_ROWS
+    most_rows = PREFILL_ROWS[hd]
+    rows = most_rows if n > FEW else FEW_ROWS
     tiles = ceil_div(n * group, rows)
     types = f"{cpp_type(k.dtype)}, {cpp_type(v.dtype)}, {hd}"
     if n > FEW:
@@ -149,11 +152,13 @@ def _prefill(
             plan = replace(plan, slots=0)
         else:
             plan = replace(plan, grid=(n_kv_head, y, parallel))
-    for keys in PREFILL_KEYS:
-        shared = 2 * hd * (rows + 4 * keys)
-        if shared <= device.shared_per_block - STATIC and plan.grid[1] <= MAX_GRID_YZ:
-            return replace(plan, entry=f"{plan.name}<{types}, {keys}>", shared=shared)
-    return None
+    # Tiles are those of both kernels, as sums are in their order.
+    room = device.shared_per_block - STATIC - 2 * hd * max(most_rows, FEW_ROWS)
+    keys = next((n for n in PREFILL_KEYS if 8 * hd * n <= room), None)
+    if keys is None or plan.grid[1] > MAX_GRID_YZ:
+        return None
+    entry = f"{plan.name}<{types}, {keys}>"
+    return replace(plan, entry=entry, shared=2 * hd * (rows + 4 * keys))
 
 
 def _of_singles(
@@ -178,8 +183,7 @@ def _of_prompts(
     if hd not in HEAD_SIZES or v.ne[0] != hd or not (names <= {"f16", "q8_0"} or names == {"bf16"}):
         return None
     entries = table.ne[0], table.ne[1]
-    plan = _prefill(device, k, v, q.ne[1] // k.ne[1], entries, begin, n)
-    return plan if plan is not None and plan.shared <= device.shared_per_block - STATIC else None
+    return _prefill(device, k, v, q.ne[1] // k.ne[1], entries, begin, n)
 
 
 def _plans(
@@ -188,11 +192,13 @@ def _plans(
     """Those of prompts first, as their blocks take longest."""
     n_ctx = table.ne[0] * PAGE
     singles = _of_singles(device, q, k, v, n_ctx, n_single)
-    begin = n_single if singles else 0
-    if begin == q.ne[2]:
-        return singles
-    fast = _of_prompts(device, q, k, v, table, begin) if singles or n_single == 0 else None
-    return [fast or _any(device, q, k, v, n_ctx, begin), *singles]
+    fast = _of_prompts(device, q, k, v, table, n_single) if n_single < q.ne[2] else None
+    if fast is None:
+        begin = n_single if singles else 0
+        return [*([_any(device, q, k, v, n_ctx, begin)] if begin < q.ne[2] else []), *singles]
+    if n_single > 0 and not singles:
+        singles = [_any(device, q, k, v, n_ctx, 0, n_single)]
+    return [fast, *singles]
 
 
 def _wide_loads(o: Operand) -> bool:
@@ -237,7 +243,8 @@ def launches(call: Call) -> list[Launch]:
 
     # The second of a launch for prompts and one for single tokens need not wait for the first, if
     # that lets it in after its own wait.
-    both = len({p.name for p in plans}) == 2 and plans[0].name.startswith("attention_prefill")
+    first, second = (*(p.name for p in plans), "")[:2]
+    both = first.startswith("attention_prefill") and second == "attention_decode"
 
     def launch(i: int, plan: Plan) -> Launch:
         operands = (

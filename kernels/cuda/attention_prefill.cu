@@ -7,29 +7,33 @@
 // same to the bit as long as they see no keys on both sides of a multiple of 2048.
 #include "cuda/attention_tiles.cuh"
 
-constexpr int kRows = 128;
+constexpr int kRowWarps = 4;  // half of the warps have other keys of the same rows
 
 // KEYS: of a tile.
 template <class K, class V, int HD, int KEYS>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_prefill(const __grid_constant__ AttentionArgs a) {
   typedef typename CacheRow<K>::Half T;
+  // A thread's sums of 32 rows of 256 dims would not fit into its registers.
+  constexpr int M = HD <= 128 ? 2 : 1;  // 16 rows each, of a warp
+  constexpr int WARP_ROWS = 16 * M, ROWS = WARP_ROWS * kRowWarps;
+  constexpr int HALF = kThreads / 2;  // threads
   constexpr int PIECES = HD / 8, TILE = KEYS * PIECES;
   constexpr int MINE = KEYS / 2;     // keys of a tile that are the warp's
-  extern __shared__ uint4 shared[];  // Q [128, HD], then K and V [2][KEYS, HD]
-  __shared__ Token of_row[kRows];
-  __shared__ int row_pos[kRows];  // of the run
-  __shared__ Range ranges[kRows / 32];
-  __shared__ int first_left[kRows / 32];
+  extern __shared__ uint4 shared[];  // Q [ROWS, HD], then K and V [2][KEYS, HD]
+  __shared__ Token of_row[ROWS];
+  __shared__ int row_pos[ROWS];  // of the run
+  __shared__ Range ranges[kRowWarps];
+  __shared__ int first_left[kRowWarps];
   uint4* const q_tile = shared;
-  uint4* const k_tiles = q_tile + kRows * PIECES;
+  uint4* const k_tiles = q_tile + ROWS * PIECES;
   uint4* const v_tiles = k_tiles + 2 * TILE;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int warp = threadIdx.x / 32 % (kRows / 32), half = threadIdx.x / kRows;
+  const int warp = threadIdx.x / 32 % kRowWarps, half = threadIdx.x / HALF;
   const int kv_head = blockIdx.x, group = (int)a.group.divisor;
   const int n_head = (int)a.q.ne[1], last_row = (int)a.q.ne[2] * group - 1;
   // The last tokens see most: start with them.
-  const int row0 = (int)(gridDim.y - 1 - blockIdx.y) * kRows;
+  const int row0 = (int)(gridDim.y - 1 - blockIdx.y) * ROWS;
 
   const auto token_of = [&](int row) { return (int)a.group.div(row); };
   const auto head_of = [&](int row) { return kv_head * group + row - token_of(row) * group; };
@@ -37,8 +41,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (!a.beside) launch_dependents();
   wait_for_previous();
   if (a.beside) launch_dependents();
-  // Thread i has row i % 128. Rows past the end repeat the last one; their results are not stored.
-  const int my_row = threadIdx.x % kRows;
+  // Rows past the end repeat the last one; their results are not stored.
+  const int my_row = WARP_ROWS * warp + lane % WARP_ROWS;
   bool done;  // nothing is to be seen for it, or its run has been
   {
     const Token me = token_at(a, token_of(min(row0 + my_row, last_row)));
@@ -46,10 +50,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     done = me.pos < 0;
   }
 
-  // A thread's rows: 32 warp + 16 m + g + 8 h. What few tiles need of them is read again there.
-  float top[2][2], total[2][2];
+  // A thread's rows: WARP_ROWS warp + 16 m + g + 8 h. What few tiles need of them is read again
+  // there.
+  float top[M][2], total[M][2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 2 * M; ++i) {
     top[i / 2][i % 2] = -infinity();
     total[i / 2][i % 2] = 0.0f;
   }
@@ -60,10 +65,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const char* const k_base = a.k.row(kv_head, 0, 0);
   const char* const v_base = a.v.row(kv_head, 0, 0);
 
-  float sum[2][HD / 8][4] = {};
-  // The first row that is not done, or kRows.
+  float sum[M][HD / 8][4] = {};
+  // The first row that is not done, or ROWS.
   const auto first_row = [&]() {
-    const int r = __reduce_min_sync(kAllLanes, done ? kRows : my_row);
+    const int r = __reduce_min_sync(kAllLanes, done ? ROWS : my_row);
     if (lane == 0) first_left[warp] = r;
   };
   const auto least = [&]() {
@@ -72,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   first_row();
   __syncthreads();
   bool fresh = true;  // the queries are not there yet
-  for (int begin = least(); begin < kRows; begin = least()) {
+  for (int begin = least(); begin < ROWS; begin = least()) {
     // A run: the rows of one sequence. `seen`: keys that some of them see.
     const int seq = of_row[begin].seq;
     {
@@ -93,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     Span seen = {ranges[0].low, ranges[0].high};
 #pragma unroll
-    for (int w = 1; w < kRows / 32; ++w) {
+    for (int w = 1; w < kRowWarps; ++w) {
       seen = {min(seen.first, ranges[w].low), max(seen.last, ranges[w].high)};
     }
 
@@ -118,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     bool there_next = seen.last >= seen.first && load(j_first, 0);
     if (fresh) {  // while the first keys are on their way
 #pragma unroll 4
-      for (int i = threadIdx.x; i < kRows * PIECES; i += kThreads) {
+      for (int i = threadIdx.x; i < ROWS * PIECES; i += kThreads) {
         const int r = i / PIECES, c = i % PIECES, row = min(row0 + r, last_row);
         const char* const at = a.q.row(head_of(row), token_of(row), 0);
         q_tile[swizzle<PIECES>(r, c)] = round8<T>(reinterpret_cast<const float*>(at) + 8 * c);
@@ -138,14 +143,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (j_mine > range.high || j_mine + MINE <= range.low || !there) continue;
       const bool masked = j_mine < range.low_all || j_mine + MINE - 1 > range.high_all;
 
-      float s[2][MINE / 8][4] = {};
+      float s[M][MINE / 8][4] = {};
 #pragma unroll
       for (int c = 0; c < HD / 16; ++c) {
-        u32 q[2][4];
+        u32 q[M][4];
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          load_matrices(
-              q[m], q_tile + swizzle<PIECES>(32 * warp + 16 * m + lane % 16, 2 * c + lane / 16));
+        for (int m = 0; m < M; ++m) {
+          load_matrices(q[m], q_tile + swizzle<PIECES>(WARP_ROWS * warp + 16 * m + lane % 16,
+                                                       2 * c + lane / 16));
         }
 #pragma unroll
         for (int n = 0; n < MINE / 16; ++n) {
@@ -153,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           load_matrices(
               k, k_tile + swizzle<PIECES>(16 * n + lane % 8 + lane / 16 * 8, 2 * c + lane / 8 % 2));
 #pragma unroll
-          for (int m = 0; m < 2; ++m) {
+          for (int m = 0; m < M; ++m) {
             mma<T>(s[m][2 * n], q[m], k[0], k[1]);
             mma<T>(s[m][2 * n + 1], q[m], k[2], k[3]);
           }
@@ -162,10 +167,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
       if (masked || !plain) {
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        for (int m = 0; m < M; ++m) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const int r = 32 * warp + 16 * m + g + 8 * h, pos = row_pos[r];
+            const int r = WARP_ROWS * warp + 16 * m + g + 8 * h, pos = row_pos[r];
             const int head = head_of(min(row0 + r, last_row));
             const float slope2 = kLog2E * alibi_slope(head, n_head, a.max_bias);
 #pragma unroll
@@ -182,9 +187,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
       }
 
-      u32 p[2][MINE / 16][4];
+      u32 p[M][MINE / 16][4];
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+      for (int m = 0; m < M; ++m) {
         float keep[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -229,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           u32 v[4];
           load_transposed(v, v_tile + swizzle<PIECES>(16 * n + lane % 16, 2 * d + lane / 16));
 #pragma unroll
-          for (int m = 0; m < 2; ++m) {
+          for (int m = 0; m < M; ++m) {
             mma<T>(sum[m][2 * d], p[m][n], v[0], v[1]);
             mma<T>(sum[m][2 * d + 1], p[m][n], v[2], v[3]);
           }
@@ -239,30 +244,30 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 
   // The warps with the second halves hand theirs over, laid out by thread.
-  constexpr int STATS = HD;  // floats of sums, before those of the online softmax
-  static_assert(4 * kRows * (STATS + 8) <= 16 * (kRows * PIECES + 4 * TILE), "fits into shared");
-  float* const mine = reinterpret_cast<float*>(shared) + threadIdx.x % kRows;
+  constexpr int STATS = M * HD / 2;  // floats of sums, before those of the online softmax
+  static_assert(4 * HALF * (STATS + 4 * M) <= 16 * (ROWS * PIECES + 4 * TILE), "fits into shared");
+  float* const mine = reinterpret_cast<float*>(shared) + threadIdx.x % HALF;
   __syncthreads();  // the tiles are no longer read
   if (half == 1) {
 #pragma unroll
-    for (int i = 0; i < STATS; ++i) mine[i * kRows] = sum[i / (HD / 2)][i / 4 % (HD / 8)][i % 4];
+    for (int i = 0; i < STATS; ++i) mine[i * HALF] = sum[i / (HD / 2)][i / 4 % (HD / 8)][i % 4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      mine[(STATS + i) * kRows] = top[i / 2][i % 2];
-      mine[(STATS + 4 + i) * kRows] = total[i / 2][i % 2];
+    for (int i = 0; i < 2 * M; ++i) {
+      mine[(STATS + i) * HALF] = top[i / 2][i % 2];
+      mine[(STATS + 2 * M + i) * HALF] = total[i / 2][i % 2];
     }
   }
   __syncthreads();
   if (half == 1) return;
 
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int m = i / 2, h = i % 2, row = row0 + 32 * warp + 16 * m + g + 8 * h;
-    const float other = mine[(STATS + i) * kRows], best = fmaxf(top[m][h], other);
+  for (int i = 0; i < 2 * M; ++i) {
+    const int m = i / 2, h = i % 2, row = row0 + WARP_ROWS * warp + 16 * m + g + 8 * h;
+    const float other = mine[(STATS + i) * HALF], best = fmaxf(top[m][h], other);
     const float base = best == -infinity() ? 0.0f : best * factor;
     const float keep = exp2_normal(fmaf(top[m][h], factor, -base));
     const float take = exp2_normal(fmaf(other, factor, -base));
-    float weights = fmaf(keep, total[m][h], take * mine[(STATS + 4 + i) * kRows]);
+    float weights = fmaf(keep, total[m][h], take * mine[(STATS + 2 * M + i) * HALF]);
     weights += __shfl_xor_sync(kAllLanes, weights, 1);
     weights += __shfl_xor_sync(kAllLanes, weights, 2);
     if (row > last_row) continue;
@@ -272,9 +277,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     float* const out = reinterpret_cast<float*>(a.dst.row(head_of(row), token_of(row), 0)) + 2 * t;
 #pragma unroll
     for (int d = 0; d < HD / 8; ++d) {
-      const float* const rest = mine + (m * (HD / 2) + 4 * d + 2 * h) * kRows;
+      const float* const rest = mine + (m * (HD / 2) + 4 * d + 2 * h) * HALF;
       *reinterpret_cast<float2*>(out + 8 * d) = make_float2(
-          fmaf(sum[m][d][2 * h], x, rest[0] * y), fmaf(sum[m][d][2 * h + 1], x, rest[kRows] * y));
+          fmaf(sum[m][d][2 * h], x, rest[0] * y), fmaf(sum[m][d][2 * h + 1], x, rest[HALF] * y));
     }
   }
 }

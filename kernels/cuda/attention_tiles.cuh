@@ -22,10 +22,13 @@ __device__ __forceinline__ void load_transposed(u32 (&x)[4], const uint4* row) {
                : "r"(shared_address(row)));
 }
 
-// Where 16-byte piece c of row r lies: pieces of one column are spread over the banks.
+// Where 16-byte piece c of row r lies: pieces of one column are spread over the banks. Eight pieces
+// cover them all; rows of 10 or 12 are apart from each other by themselves in part.
 template <int PIECES>
 __device__ __forceinline__ int swizzle(int r, int c) {
-  return r * PIECES + (c ^ (r & 7));
+  constexpr int SWAPPED = PIECES % 8 == 0 ? 8 : PIECES % 4 == 0 ? 4 : 2;
+  static_assert(PIECES % SWAPPED == 0, "pieces stay in their row");
+  return r * PIECES + (c ^ (r / (8 / SWAPPED) & (SWAPPED - 1)));
 }
 
 // Keys [j0, j0 + KEYS) of a sequence, j0 % KEYS == 0; zeros where nobody sees any, as memory there
@@ -33,9 +36,11 @@ __device__ __forceinline__ int swizzle(int r, int c) {
 template <class C, int PIECES, int KEYS>
 __device__ __forceinline__ void load_tile(uint4* tile, const char* base, i64 stride,
                                           const int (&pages)[KEYS / kPage], int j0, Span seen) {
-  constexpr int ROWS = kThreads / PIECES;  // of the tile at a time
+  constexpr bool EVEN = (PIECES & (PIECES - 1)) == 0;
+  constexpr int ACROSS = EVEN ? PIECES : 4;  // pieces of a row at a time
+  constexpr int ROWS = kThreads / ACROSS;    // of the tile at a time
   static_assert(kPage % ROWS == 0, "they have one page");
-  const int c = threadIdx.x % PIECES, row0 = threadIdx.x / PIECES;
+  const int c0 = threadIdx.x % ACROSS, row0 = threadIdx.x / ACROSS;
 #pragma unroll
   for (int p = 0; p < KEYS / kPage; ++p) {
     const char* const page = base + ((i64)max(pages[p], 0) * kPage + row0) * stride;
@@ -45,11 +50,14 @@ __device__ __forceinline__ void load_tile(uint4* tile, const char* base, i64 str
       const bool there =
           pages[p] >= 0 && (u32)(j0 + r - seen.first) <= (u32)(seen.last - seen.first);
       const char* const row = page + i * ROWS * stride;
-      uint4* const to = tile + swizzle<PIECES>(r, c);
-      if constexpr (CacheRow<C>::kPlain) {
-        copy16_or_zeros(shared_address(to), row + 16 * c, there);
-      } else {
-        *to = there ? CacheRow<C>::read8(row, 8 * c) : uint4{};
+#pragma unroll
+      for (int c = c0; c < PIECES; c += ACROSS) {
+        uint4* const to = tile + swizzle<PIECES>(r, c);
+        if constexpr (CacheRow<C>::kPlain) {
+          copy16_or_zeros(shared_address(to), row + 16 * c, there);
+        } else {
+          *to = there ? CacheRow<C>::read8(row, 8 * c) : uint4{};
+        }
       }
     }
   }

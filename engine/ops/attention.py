@@ -226,7 +226,7 @@ class Attention(OpSpec):
             many = (*one[:3], (40, 40), (5, 133), (70, 300))
             yield case(118, (4, 2), 128, 300, t, seqs=many, n_single=3, note="singles and chunks")
             yield case(118, (8, 1), 64, 300, t, seqs=many, note="the same, not told")
-            for hd in (80, 96, 256) if t == "f16" else (96,):
+            for hd in (80, 96, 256, 512) if t == "f16" else (96,):
                 for n in (9, 70):
                     yield case(n, (4, 2), hd, 131, t, note="few and many of a prompt")
             yield case(118, (8, 2), 64, 300, t, seqs=many, n_single=3, sinks=2.0, note="sinks")

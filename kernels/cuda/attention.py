@@ -41,10 +41,10 @@ KEYS = 16  # of a chunk, a warp
 SMALL = 9 << 10  # bytes of two groups up to which a warp has two on their way
 MAX_SPLITS, MAX_TICKETS = 128, 8192  # of a slot, and slots
 LISTED = 256  # single tokens of a launch
-HEAD_SIZES = (64, 80, 96, 128, 256)  # of the tensor-core kernels for prompts
+HEAD_SIZES = (64, 80, 96, 128, 256, 512)  # of the tensor-core kernels for prompts
 SINGLE_SIZES = (64, 96, 128, 256)  # of the one for single tokens
 PREFILL_ROWS = {hd: 128 if hd <= 128 else 64 for hd in HEAD_SIZES}  # of a block
-PREFILL_KEYS, PREFILL_THREADS = (128, 64), 256
+PREFILL_KEYS, PREFILL_THREADS = (128, 64, 32), 256
 FEW, FEW_ROWS = 64, 64  # tokens of prompts in a run that are few, and rows of a block then
 STRETCH = 2048  # keys whose sums are folded one after the other
 ROOM = 64 << 20  # bytes of scratch up to which the stretches of few rows are shared among blocks

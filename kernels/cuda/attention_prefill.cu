@@ -2,12 +2,14 @@
 // head, a row being a (token, head of the group), and walks over the visible keys, which it keeps
 // double buffered in shared memory. A warp has 32 rows, so that each fragment of keys or values
 // read from shared memory serves two products, and half of the keys of each tile: two warps a
-// scheduler even when there are few rows. A block whose rows are of several sequences walks over
-// the keys of one after the other. attention_prefill_few.cu is for few rows, whose results are the
-// same to the bit as long as they see no keys on both sides of a multiple of 2048.
+// scheduler even when there are few rows. Of heads wider than 128 it has 16 rows and the block 64;
+// of those wider than 256 it has all keys and half of the values' dims (Share). A block whose rows
+// are of several sequences walks over the keys of one after the other. attention_prefill_few.cu is
+// for few rows, whose results are the same to the bit as long as they see no keys on both sides of
+// a multiple of 2048.
 #include "cuda/attention_tiles.cuh"
 
-constexpr int kRowWarps = 4;  // half of the warps have other keys of the same rows
+constexpr int kRowWarps = 4;  // the other warps have the same rows
 
 // KEYS: of a tile.
 template <class K, class V, int HD, int KEYS>
@@ -19,7 +21,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int WARP_ROWS = 16 * M, ROWS = WARP_ROWS * kRowWarps;
   constexpr int HALF = kThreads / 2;  // threads
   constexpr int PIECES = HD / 8, TILE = KEYS * PIECES;
-  constexpr int MINE = KEYS / 2;     // keys of a tile that are the warp's
+  typedef Share<HD, KEYS> Mine;
+  constexpr int MINE = Mine::kMine, DIMS = Mine::kDims, PAGES = Mine::kPages;
   extern __shared__ uint4 shared[];  // Q [ROWS, HD], then K and V [2][KEYS, HD]
   __shared__ Token of_row[ROWS];
   __shared__ int row_pos[ROWS];  // of the run
@@ -65,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const char* const k_base = a.k.row(kv_head, 0, 0);
   const char* const v_base = a.v.row(kv_head, 0, 0);
 
-  float sum[M][HD / 8][4] = {};
+  float sum[M][DIMS / 8][4] = {};
   // The first row that is not done, or ROWS.
   const auto first_row = [&]() {
     const int r = __reduce_min_sync(kAllLanes, done ? ROWS : my_row);
@@ -102,10 +105,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       seen = {min(seen.first, ranges[w].low), max(seen.last, ranges[w].high)};
     }
 
-    int pages[KEYS / kPage];  // of the tile to be loaded next, read while one is computed
+    int pages[PAGES];  // of the tile to be loaded next, read while one is computed
     const auto look_up = [&](int j0) {
 #pragma unroll
-      for (int i = 0; i < KEYS / kPage; ++i) {
+      for (int i = 0; i < PAGES; ++i) {
         const int j = j0 + i * kPage;
         pages[i] = j <= seen.last ? page_at<true>(a, seq, j / kPage) : -1;
       }
@@ -114,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const auto load = [&](int j0, int stage) {
       load_tile<K, PIECES, KEYS>(k_tiles + stage * TILE, k_base, a.k.nb[2], pages, j0, seen);
       load_tile<V, PIECES, KEYS>(v_tiles + stage * TILE, v_base, a.v.nb[2], pages, j0, seen);
-      const bool there = (half == 0 ? pages[0] : pages[MINE / kPage]) >= 0;
+      const bool there = (half == 0 ? pages[0] : pages[PAGES / 2]) >= 0;
       look_up(j0 + KEYS);
       return there;
     };
@@ -136,9 +139,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       const bool there = there_next;
       if (j0 + KEYS <= seen.last) there_next = load(j0 + KEYS, stage ^ 1);
       // Swizzling repeats every eight rows, so a tile's half is laid out as a tile.
-      const uint4* const k_tile = k_tiles + stage * TILE + half * (TILE / 2);
-      const uint4* const v_tile = v_tiles + stage * TILE + half * (TILE / 2);
-      const int j_mine = j0 + half * MINE;
+      const uint4* const k_tile = k_tiles + stage * TILE + Mine::first_key(half) * PIECES;
+      const int first_piece = Mine::first_dim(half) / 8;
+      const uint4* const v_tile = v_tiles + stage * TILE + Mine::first_key(half) * PIECES;
+      const int j_mine = j0 + Mine::first_key(half);
       const Range range = ranges[warp];
       if (j_mine > range.high || j_mine + MINE <= range.low || !there) continue;
       const bool masked = j_mine < range.low_all || j_mine + MINE - 1 > range.high_all;
@@ -218,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         // Later tiles seldom have a new maximum.
         if (__any_sync(kAllLanes, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
-          for (int d = 0; d < HD / 8; ++d) {
+          for (int d = 0; d < DIMS / 8; ++d) {
             sum[m][d][0] *= keep[0];
             sum[m][d][1] *= keep[0];
             sum[m][d][2] *= keep[1];
@@ -230,9 +234,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int n = 0; n < MINE / 16; ++n) {
 #pragma unroll
-        for (int d = 0; d < HD / 16; ++d) {
+        for (int d = 0; d < DIMS / 16; ++d) {
           u32 v[4];
-          load_transposed(v, v_tile + swizzle<PIECES>(16 * n + lane % 16, 2 * d + lane / 16));
+          load_transposed(
+              v, v_tile + swizzle<PIECES>(16 * n + lane % 16, first_piece + 2 * d + lane / 16));
 #pragma unroll
           for (int m = 0; m < M; ++m) {
             mma<T>(sum[m][2 * d], p[m][n], v[0], v[1]);
@@ -243,43 +248,50 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
 
-  // The warps with the second halves hand theirs over, laid out by thread.
-  constexpr int STATS = M * HD / 2;  // floats of sums, before those of the online softmax
-  static_assert(4 * HALF * (STATS + 4 * M) <= 16 * (ROWS * PIECES + 4 * TILE), "fits into shared");
+  // The warps with the second halves of the keys hand theirs over, laid out by thread.
+  constexpr int STATS = M * DIMS / 2;  // floats of sums, before those of the online softmax
   float* const mine = reinterpret_cast<float*>(shared) + threadIdx.x % HALF;
-  __syncthreads();  // the tiles are no longer read
-  if (half == 1) {
+  if constexpr (!Mine::kByDims) {
+    static_assert(4 * HALF * (STATS + 4 * M) <= 16 * (ROWS * PIECES + 4 * TILE), "it fits");
+    __syncthreads();  // the tiles are no longer read
+    if (half == 1) {
 #pragma unroll
-    for (int i = 0; i < STATS; ++i) mine[i * HALF] = sum[i / (HD / 2)][i / 4 % (HD / 8)][i % 4];
+      for (int i = 0; i < STATS; ++i) {
+        mine[i * HALF] = sum[i / (DIMS / 2)][i / 4 % (DIMS / 8)][i % 4];
+      }
 #pragma unroll
-    for (int i = 0; i < 2 * M; ++i) {
-      mine[(STATS + i) * HALF] = top[i / 2][i % 2];
-      mine[(STATS + 2 * M + i) * HALF] = total[i / 2][i % 2];
+      for (int i = 0; i < 2 * M; ++i) {
+        mine[(STATS + i) * HALF] = top[i / 2][i % 2];
+        mine[(STATS + 2 * M + i) * HALF] = total[i / 2][i % 2];
+      }
     }
+    __syncthreads();
+    if (half == 1) return;
   }
-  __syncthreads();
-  if (half == 1) return;
+  const auto theirs = [&](int i, float none) { return Mine::kByDims ? none : mine[i * HALF]; };
 
 #pragma unroll
   for (int i = 0; i < 2 * M; ++i) {
     const int m = i / 2, h = i % 2, row = row0 + WARP_ROWS * warp + 16 * m + g + 8 * h;
-    const float other = mine[(STATS + i) * HALF], best = fmaxf(top[m][h], other);
+    const float other = theirs(STATS + i, -infinity()), best = fmaxf(top[m][h], other);
     const float base = best == -infinity() ? 0.0f : best * factor;
     const float keep = exp2_normal(fmaf(top[m][h], factor, -base));
     const float take = exp2_normal(fmaf(other, factor, -base));
-    float weights = fmaf(keep, total[m][h], take * mine[(STATS + 2 * M + i) * HALF]);
+    float weights = fmaf(keep, total[m][h], take * theirs(STATS + 2 * M + i, 0.0f));
     weights += __shfl_xor_sync(kAllLanes, weights, 1);
     weights += __shfl_xor_sync(kAllLanes, weights, 2);
     if (row > last_row) continue;
     const float sink = sink_weight(a, head_of(row), base);
     const float inverse = weights > 0.0f ? 1.0f / (weights + sink) : 0.0f;
     const float x = keep * inverse, y = take * inverse;
-    float* const out = reinterpret_cast<float*>(a.dst.row(head_of(row), token_of(row), 0)) + 2 * t;
+    float* const out = reinterpret_cast<float*>(a.dst.row(head_of(row), token_of(row), 0)) +
+                       Mine::first_dim(half) + 2 * t;
 #pragma unroll
-    for (int d = 0; d < HD / 8; ++d) {
-      const float* const rest = mine + (m * (HD / 2) + 4 * d + 2 * h) * HALF;
-      *reinterpret_cast<float2*>(out + 8 * d) = make_float2(
-          fmaf(sum[m][d][2 * h], x, rest[0] * y), fmaf(sum[m][d][2 * h + 1], x, rest[HALF] * y));
+    for (int d = 0; d < DIMS / 8; ++d) {
+      const int at = m * (DIMS / 2) + 4 * d + 2 * h;
+      *reinterpret_cast<float2*>(out + 8 * d) =
+          make_float2(fmaf(sum[m][d][2 * h], x, theirs(at, 0.0f) * y),
+                      fmaf(sum[m][d][2 * h + 1], x, theirs(at + 1, 0.0f) * y));
     }
   }
 }

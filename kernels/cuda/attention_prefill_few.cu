@@ -4,7 +4,7 @@
 // arrive. With one stretch every sum is in the order of attention_prefill.cu.
 #include "cuda/attention_tiles.cuh"
 
-constexpr int kRowWarps = 4;    // half of the warps have other keys of the same rows
+constexpr int kRowWarps = 4;    // the other warps have the same rows
 constexpr int kRows = 64;       // of a block
 constexpr int kStretch = 2048;  // keys; STRETCH of attention.py
 
@@ -40,10 +40,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   typedef typename CacheRow<K>::Half T;
   constexpr int WARP_ROWS = kRows / kRowWarps;
   constexpr int PIECES = HD / 8, TILE = KEYS * PIECES;
-  constexpr int MINE = KEYS / 2;     // keys of a tile that are the warp's
+  typedef Share<HD, KEYS> Mine;
+  constexpr int MINE = Mine::kMine, DIMS = Mine::kDims, PAGES = Mine::kPages;
   extern __shared__ uint4 shared[];  // Q [kRows, HD], then K and V [2][KEYS, HD]
   __shared__ int row_pos[kRows];
-  __shared__ float2 stats[kRows];  // of the stretches before: the largest score, the total weight
+  // Of the stretches before: the largest score, the total weight.
+  __shared__ float2 stats[Mine::kByDims ? 2 : 1][kRows];
   __shared__ Range ranges[kRowWarps];
   __shared__ int others[kRowWarps];  // the first row of a warp that is of another sequence
   uint4* const q_tile = shared;
@@ -119,10 +121,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int low = max(seen.first, (first + stretch) * kStretch);
       const int high = min(seen.last, (first + stretch + 1) * kStretch - 1);
       const int j_first = low / KEYS * KEYS;
-      int pages[KEYS / kPage];  // of the tile to be loaded next, read while one is computed
-      const auto look_up = [&](int j0, int (&pages)[KEYS / kPage]) {
+      int pages[PAGES];  // of the tile to be loaded next, read while one is computed
+      const auto look_up = [&](int j0, int (&pages)[PAGES]) {
 #pragma unroll
-        for (int i = 0; i < KEYS / kPage; ++i) {
+        for (int i = 0; i < PAGES; ++i) {
           const int j = j0 + i * kPage;
           pages[i] = j <= high ? page_at(a, seq, j / kPage) : -1;
         }
@@ -130,24 +132,24 @@ __global__ void __launch_bounds__(kThreads, 1)
       look_up(j_first, pages);
       if (!checked) {
         wait_for_previous();
-        int now[KEYS / kPage];
+        int now[PAGES];
         look_up(j_first, now);
         stale = !(mine() == me);
 #pragma unroll
-        for (int i = 0; i < KEYS / kPage; ++i) stale |= now[i] != pages[i];
+        for (int i = 0; i < PAGES; ++i) stale |= now[i] != pages[i];
       }
       // Whether there is a page for the warp's half.
       const auto load = [&](int j0, int stage) {
         load_tile<K, PIECES, KEYS>(k_tiles + stage * TILE, k_base, a.k.nb[2], pages, j0, seen);
         load_tile<V, PIECES, KEYS>(v_tiles + stage * TILE, v_base, a.v.nb[2], pages, j0, seen);
-        const bool there = (half == 0 ? pages[0] : pages[MINE / kPage]) >= 0;
+        const bool there = (half == 0 ? pages[0] : pages[PAGES / 2]) >= 0;
         look_up(j0 + KEYS, pages);
         return there;
       };
       bool there_next = false;
       bool loaded = false;  // the first tile, and the queries while it is on its way
       // A thread's rows: WARP_ROWS warp + g + 8 h.
-      float top[2], total[2], sum[HD / 8][4] = {};
+      float top[2], total[2], sum[DIMS / 8][4] = {};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         top[h] = -infinity();
@@ -176,9 +178,10 @@ __global__ void __launch_bounds__(kThreads, 1)
           continue;
         }
         // Swizzling repeats every eight rows, so a tile's half is laid out as a tile.
-        const uint4* const k_tile = k_tiles + stage * TILE + half * (TILE / 2);
-        const uint4* const v_tile = v_tiles + stage * TILE + half * (TILE / 2);
-        const int j_mine = j0 + half * MINE;
+        const uint4* const k_tile = k_tiles + stage * TILE + Mine::first_key(half) * PIECES;
+        const int first_piece = Mine::first_dim(half) / 8;
+        const uint4* const v_tile = v_tiles + stage * TILE + Mine::first_key(half) * PIECES;
+        const int j_mine = j0 + Mine::first_key(half);
         const Range range = ranges[warp];
         if (j_mine > range.high || j_mine + MINE <= range.low || !there) continue;
         const bool masked = j_mine < range.low_all || j_mine + MINE - 1 > range.high_all;
@@ -245,7 +248,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           total[h] = fmaf(total[h], keep[h], weights);
         }
 #pragma unroll
-        for (int d = 0; d < HD / 8; ++d) {
+        for (int d = 0; d < DIMS / 8; ++d) {
           sum[d][0] *= keep[0];
           sum[d][1] *= keep[0];
           sum[d][2] *= keep[1];
@@ -255,9 +258,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int n = 0; n < MINE / 16; ++n) {
 #pragma unroll
-          for (int d = 0; d < HD / 16; ++d) {
+          for (int d = 0; d < DIMS / 16; ++d) {
             u32 v[4];
-            load_transposed(v, v_tile + swizzle<PIECES>(16 * n + lane % 16, 2 * d + lane / 16));
+            load_transposed(
+                v, v_tile + swizzle<PIECES>(16 * n + lane % 16, first_piece + 2 * d + lane / 16));
             mma<T>(sum[2 * d], p[n], v[0], v[1]);
             mma<T>(sum[2 * d + 1], p[n], v[2], v[3]);
           }
@@ -270,32 +274,37 @@ __global__ void __launch_bounds__(kThreads, 1)
           break;
         }
       }
-      // The warps with the second halves hand theirs over, laid out by thread.
-      constexpr int OTHERS = 32 * kRowWarps, SUMS = HD / 2;  // threads, and floats of one
-      static_assert(4 * OTHERS * (SUMS + 4) <= 16 * (kRows * PIECES + 4 * TILE), "it fits");
-      float* const theirs = reinterpret_cast<float*>(shared) + threadIdx.x % OTHERS;
-      __syncthreads();  // the tiles are no longer read
-      if (half == 1) {
+      // The warps with the second halves of the keys hand theirs over, laid out by thread.
+      constexpr int OTHERS = 32 * kRowWarps, SUMS = DIMS / 2;  // threads, and floats of one
+      float* const handed = reinterpret_cast<float*>(shared) + threadIdx.x % OTHERS;
+      if constexpr (!Mine::kByDims) {
+        static_assert(4 * OTHERS * (SUMS + 4) <= 16 * (kRows * PIECES + 4 * TILE), "it fits");
+        __syncthreads();  // the tiles are no longer read
+        if (half == 1) {
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) theirs[i * OTHERS] = sum[i / 4][i % 4];
+          for (int i = 0; i < SUMS; ++i) handed[i * OTHERS] = sum[i / 4][i % 4];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          theirs[(SUMS + h) * OTHERS] = top[h];
-          theirs[(SUMS + 2 + h) * OTHERS] = total[h];
+          for (int h = 0; h < 2; ++h) {
+            handed[(SUMS + h) * OTHERS] = top[h];
+            handed[(SUMS + 2 + h) * OTHERS] = total[h];
+          }
         }
+        __syncthreads();
       }
-      __syncthreads();
-      if (half == 0) {
+      const auto theirs = [&](int i, float none) {
+        return Mine::kByDims ? none : handed[i * OTHERS];
+      };
+      if (half == 0 || Mine::kByDims) {
         const int slot = blockIdx.y * gridDim.x + blockIdx.x;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int r = WARP_ROWS * warp + g + 8 * h;
-          const float2 before = stretch > 0 ? stats[r] : make_float2(-infinity(), 0.0f);
-          const float other = theirs[(SUMS + h) * OTHERS], best = fmaxf(top[h], other);
+          const float2 before = stretch > 0 ? stats[half][r] : make_float2(-infinity(), 0.0f);
+          const float other = theirs(SUMS + h, -infinity()), best = fmaxf(top[h], other);
           const float base = best == -infinity() ? 0.0f : best * factor;
           float keep = exp2_normal(fmaf(top[h], factor, -base));
           float take = exp2_normal(fmaf(other, factor, -base));
-          float weights = fmaf(keep, total[h], take * theirs[(SUMS + 2 + h) * OTHERS]);
+          float weights = fmaf(keep, total[h], take * theirs(SUMS + 2 + h, 0.0f));
           weights += __shfl_xor_sync(kAllLanes, weights, 1);
           weights += __shfl_xor_sync(kAllLanes, weights, 2);
           if (r >= n_rows) continue;
@@ -313,19 +322,20 @@ __global__ void __launch_bounds__(kThreads, 1)
           if (!whole) to = part_of(a, slot, stretch, r, kRows, HD);
           const float scale = stretch + 1 == n ? fold.inverse(a, head_of(r)) : 1.0f;
 #pragma unroll
-          for (int d = 0; d < HD / 8; ++d) {
-            const float* const rest = theirs + (4 * d + 2 * h) * OTHERS;
-            float2* const at = reinterpret_cast<float2*>(to + 8 * d + 2 * t);
-            float2 y = {fmaf(sum[d][2 * h], keep, rest[0] * take),
-                        fmaf(sum[d][2 * h + 1], keep, rest[OTHERS] * take)};
+          for (int d = 0; d < DIMS / 8; ++d) {
+            const int rest = 4 * d + 2 * h;
+            float2* const at =
+                reinterpret_cast<float2*>(to + Mine::first_dim(half) + 8 * d + 2 * t);
+            float2 y = {fmaf(sum[d][2 * h], keep, theirs(rest, 0.0f) * take),
+                        fmaf(sum[d][2 * h + 1], keep, theirs(rest + 1, 0.0f) * take)};
             if (whole && n > 1) {
               const float2 so_far = stretch > 0 ? *at : make_float2(0.0f, 0.0f);
               y = {by.add(so_far.x, y.x) * scale, by.add(so_far.y, y.y) * scale};
             }
             *at = y;
           }
-          if (t == 0 && whole) stats[r] = make_float2(fold.top, fold.total);
-          if (t == 0 && !whole) {
+          if (t == 0 && whole) stats[half][r] = make_float2(fold.top, fold.total);
+          if (t == 0 && !whole && half == 0) {
             to[HD] = best2;
             to[HD + 1] = weights;
           }

@@ -31,22 +31,40 @@ __device__ __forceinline__ int swizzle(int r, int c) {
   return r * PIECES + (c ^ (r / (8 / SWAPPED) & (SWAPPED - 1)));
 }
 
+// What a block's warps have of a tile of KEYS keys of HD dims: those of the first half have other
+// keys than those of the second with the same rows, or, where sums of all dims would not fit into a
+// thread's registers, all keys and other dims of the values.
+template <int HD, int KEYS>
+struct Share {
+  static constexpr bool kByDims = HD > 256;
+  static constexpr int kMine = kByDims ? KEYS : KEYS / 2;  // keys
+  static constexpr int kDims = kByDims ? HD / 2 : HD;      // of the values
+  static constexpr int kPages = (KEYS + kPage - 1) / kPage;
+  static_assert(!kByDims || kPages == 1, "a warp's keys have one page");
+
+  static __device__ __forceinline__ int first_key(int half) { return kByDims ? 0 : half * kMine; }
+  static __device__ __forceinline__ int first_dim(int half) { return kByDims ? half * kDims : 0; }
+};
+
 // Keys [j0, j0 + KEYS) of a sequence, j0 % KEYS == 0; zeros where nobody sees any, as memory there
 // may hold NaN. pages: of the tile, -1 where there is none.
 template <class C, int PIECES, int KEYS>
 __device__ __forceinline__ void load_tile(uint4* tile, const char* base, i64 stride,
-                                          const int (&pages)[KEYS / kPage], int j0, Span seen) {
+                                          const int (&pages)[(KEYS + kPage - 1) / kPage], int j0,
+                                          Span seen) {
+  constexpr int OF_PAGE = KEYS < kPage ? KEYS : kPage;
   constexpr bool EVEN = (PIECES & (PIECES - 1)) == 0;
   constexpr int ACROSS = EVEN ? PIECES : 4;  // pieces of a row at a time
   constexpr int ROWS = kThreads / ACROSS;    // of the tile at a time
-  static_assert(kPage % ROWS == 0, "they have one page");
+  static_assert(OF_PAGE % ROWS == 0, "they have one page");
   const int c0 = threadIdx.x % ACROSS, row0 = threadIdx.x / ACROSS;
 #pragma unroll
-  for (int p = 0; p < KEYS / kPage; ++p) {
-    const char* const page = base + ((i64)max(pages[p], 0) * kPage + row0) * stride;
+  for (int p = 0; p < KEYS / OF_PAGE; ++p) {
+    const int in_page = KEYS < kPage ? j0 % kPage + row0 : row0;
+    const char* const page = base + ((i64)max(pages[p], 0) * kPage + in_page) * stride;
 #pragma unroll
-    for (int i = 0; i < kPage / ROWS; ++i) {
-      const int r = p * kPage + i * ROWS + row0;
+    for (int i = 0; i < OF_PAGE / ROWS; ++i) {
+      const int r = p * OF_PAGE + i * ROWS + row0;
       const bool there =
           pages[p] >= 0 && (u32)(j0 + r - seen.first) <= (u32)(seen.last - seen.first);
       const char* const row = page + i * ROWS * stride;

@@ -23,6 +23,7 @@ from attention_cases import (
 from harness import build_case, nmse, results_of_runs
 
 from gguflow.engine.graph import Case, Operand, op_spec
+from gguflow.kernels.cuda import attention
 
 
 @pytest.mark.gpu
@@ -74,6 +75,19 @@ def test_single_tokens_of_other_heads(gpu: Any, heads: tuple[int, int], hd: int,
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("keys", [64, 32])
+@pytest.mark.parametrize("hd", [64, 96, 128, 256])
+def test_tiles_of_fewer_keys(gpu: Any, hd: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "PREFILL_KEYS", (keys,))
+    for options in ({}, {"window": 333, "softcap": 5.0, "max_bias": 4.0}):
+        for name in ("few others", "singles and chunks"):
+            check(gpu, case(MANY[name], (8, 2), hd, dirty=True, **options))
+    c = case([(300, 1700)], (4, 2), hd)
+    whole = run_part(gpu, c, slice(None))
+    assert run_part(gpu, c, slice(250, 300)).tobytes() == whole[250:].tobytes()
+
+
+@pytest.mark.gpu
 def test_launches_beside_each_other_have_room_of_their_own(gpu: Any) -> None:
     check(gpu, case([(1, 5000), (1, 7000), (9, 6000), (3, 8000)], (4, 2), 64))
 
@@ -98,8 +112,8 @@ def test_other_types(gpu: Any, dtype: str, n_tok: int, past: int, hd: int) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype, hd", [("bf16", 80), ("bf16", 96), ("bf16", 256), ("q8_0", 96),
-                                       ("q8_0", 256)])  # fmt: skip
+@pytest.mark.parametrize("dtype, hd", [("bf16", 80), ("bf16", 96), ("bf16", 256), ("bf16", 512),
+                                       ("q8_0", 96), ("q8_0", 256), ("q8_0", 512)])  # fmt: skip
 @pytest.mark.parametrize("n_tok, past", [(9, 300), (70, 200), (193, 0)])
 def test_other_types_of_other_heads(gpu: Any, dtype: str, hd: int, n_tok: int, past: int) -> None:
     check(gpu, case([(n_tok, past)], (8, 2), hd, dtype))
@@ -111,12 +125,12 @@ def test_other_types_of_other_heads(gpu: Any, dtype: str, hd: int, n_tok: int, p
 @pytest.mark.parametrize("types", [("f16", "q8_0"), ("q8_0", "f16"), ("f32", "q8_0")], ids=str)
 @pytest.mark.parametrize("name", MANY)
 def test_keys_of_another_type_than_values(gpu: Any, types: tuple[str, str], name: str) -> None:
-    for hd in (64, 96, 256):
+    for hd in (64, 96, 256, 512):
         check(gpu, case(MANY[name], (8, 2), hd, types[0], v_dtype=types[1]))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("hd", [80, 96, 112, 192, 256, 512])
+@pytest.mark.parametrize("hd", [72, 112, 192, 320])
 @pytest.mark.parametrize("n_tok", [1, 70])
 def test_other_head_sizes(gpu: Any, hd: int, n_tok: int) -> None:
     check(gpu, case([(n_tok, 500)], (4, 2), hd))
@@ -127,7 +141,7 @@ def test_other_head_sizes(gpu: Any, hd: int, n_tok: int) -> None:
 def test_a_long_context(gpu: Any) -> None:
     check(gpu, case([(1, 8191)], (8, 2)))
     check(gpu, case([(1, 20_000)], (4, 4), 64, "q8_0"))
-    for hd in (64, 80, 96, 256):
+    for hd in (64, 80, 96, 256, 512):
         check(gpu, case([(2, 40_000)], (2, 1), hd))
         check(gpu, case([(70, 4060)], (2, 1), hd))
     check(gpu, case([(1, 9000), (1, 3), (1, 20_000)], (4, 2), 64))
@@ -167,7 +181,7 @@ def test_shared_beginnings(gpu: Any, name: str) -> None:
 @pytest.mark.gpu
 def test_a_page_missing_in_the_middle_is_not_seen(gpu: Any) -> None:
     for seqs in ([(1, 400), (1, 70)], [(3, 400)], [(90, 320)]):
-        for hd in (64, 80, 96, 256):
+        for hd in (64, 80, 96, 256, 512):
             c = case(seqs, (8, 2), hd)
             table = np.array(c.srcs[5].data)  # type: ignore[union-attr]
             table[0, [1, 4]] = -1
@@ -180,7 +194,7 @@ def test_a_page_missing_in_the_middle_is_not_seen(gpu: Any) -> None:
     "seqs", [[(1, 0)], [(1, 400)], [(3, 97)], [(100, 230)], MANY["singles and chunks"]], ids=str
 )
 def test_rows_that_nobody_sees_may_hold_anything(gpu: Any, dtype: str, seqs: Seqs) -> None:
-    for window, hd in ((0, 64), (90, 64), (90, 96), (0, 256)):
+    for window, hd in ((0, 64), (90, 64), (90, 96), (0, 256), (90, 512)):
         clean, dirty = (
             run(gpu, case(seqs, (8, 2), hd, dtype, dirty=d, window=window)) for d in (False, True)
         )
@@ -203,7 +217,7 @@ def test_a_single_token_has_the_same_bits_in_every_batch(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [0, 200])
-@pytest.mark.parametrize("hd", [64, 80, 96, 256])
+@pytest.mark.parametrize("hd", [64, 80, 96, 256, 512])
 def test_a_prompts_token_has_the_same_bits_in_every_batch(gpu: Any, hd: int, window: int) -> None:
     c = case([(100, 0), (70, 333), (90, 60), (300, 1700)], (8, 2), hd, window=window)
     whole = run_part(gpu, c, slice(None))
@@ -215,7 +229,7 @@ def test_a_prompts_token_has_the_same_bits_in_every_batch(gpu: Any, hd: int, win
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "heads, hd", [((32, 8), 128), ((4, 2), 96), ((3, 3), 80), ((4, 2), 256), ((4, 2), 112)]
+    "heads, hd", [((32, 8), 128), ((4, 2), 96), ((3, 3), 80), ((4, 2), 256), ((4, 2), 512)]
 )
 def test_a_prompt_has_the_same_bits_however_it_is_cut(
     gpu: Any, heads: tuple[int, int], hd: int
@@ -232,7 +246,8 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
 @pytest.mark.parametrize(
     "heads, hd, dtype",
     [((32, 8), 128, "f16"), ((8, 2), 64, "f16"), ((4, 2), 96, "f16"), ((4, 2), 96, "q8_0"),
-     ((8, 4), 256, "f16"), ((4, 4), 80, "f16"), ((32, 1), 256, "f16")],
+     ((8, 4), 256, "f16"), ((4, 4), 80, "f16"), ((32, 1), 256, "f16"),
+     ((4, 2), 512, "bf16")],
 )  # fmt: skip
 def test_single_tokens_and_prompts_beside_each_other_keep_their_bits(
     gpu: Any, heads: tuple[int, int], hd: int, dtype: str
@@ -271,7 +286,7 @@ def test_how_many_are_single_changes_only_rounding(gpu: Any, name: str) -> None:
      ([(1, 100 * i) for i in range(30)], "f16"), (MANY["singles and chunks"], "f16")],
 )  # fmt: skip
 def test_every_run_gives_the_same_bits(gpu: Any, seqs: Seqs, dtype: str) -> None:
-    for hd in (64, 96, 256):
+    for hd in (64, 96, 256, 512):
         c = case(seqs, (8, 2), hd, dtype)
         built = build_case(op_spec("attention"), c, np.random.default_rng(1))
         assert len(results_of_runs(gpu, built, 20)) == 1

@@ -69,7 +69,12 @@ def beside(launch: Launch) -> bool:
     return bool(np.frombuffer(launch.args[at : at + 4], np.int32)[0])
 
 
-FLOAT_SINGLES = [((8, 4), 96, "q8_0"), ((32, 2), 256, "f16"), ((4, 4), 80, "f16")]
+FLOAT_SINGLES = [
+    ((8, 4), 96, "q8_0"),
+    ((32, 2), 256, "f16"),
+    ((4, 4), 80, "f16"),
+    ((4, 2), 512, "f16"),
+]
 
 
 @pytest.mark.parametrize("heads, hd, t", FLOAT_SINGLES)
@@ -87,19 +92,21 @@ def test_single_tokens_in_float_leave_prompts_to_tensor_cores(
         assert not beside(chunks) and not beside(singles)
 
 
-def test_tiles_are_those_of_many_and_of_few() -> None:
-    for shared in (99 << 10, 163 << 10, 227 << 10):
-        device = DeviceInfo(shared_per_block=shared)
-        for hd in attention.HEAD_SIZES:
-            entries = [planned(n, 2048, (8, 4), hd, device=device)[0].kernel.entry for n in (5, 70)]
-            tiles = {e.replace("_few", "") for e in entries}
-            assert len(tiles) == 1 and (hd == 256 or "prefill" in tiles.pop())
+@pytest.mark.parametrize("kib", [99, 163, 227])
+def test_tiles_are_those_of_many_and_of_few(kib: int) -> None:
+    device = DeviceInfo(shared_per_block=kib << 10)
+    for hd in attention.HEAD_SIZES:
+        few, many = (planned(n, 2048, (8, 4), hd, device=device)[0].kernel for n in (5, 70))
+        assert few.entry.replace("_few", "") == many.entry
+        assert many.source == ("attention_prefill.cu" if hd < 512 or kib > 200 else "attention.cu")
 
 
 def test_wide_heads_have_smaller_blocks() -> None:
     (many,) = planned(512, 512, (8, 4), 256)
     assert many.kernel.entry == "attention_prefill<f16, f16, 256, 64>"
     assert many.grid == (4, 16, 1)
+    (many,) = planned(512, 512, (8, 4), 512)
+    assert many.kernel.entry == "attention_prefill<f16, f16, 512, 32>"
 
 
 def test_prompts_are_tiles_of_rows() -> None:
@@ -117,7 +124,7 @@ def test_few_rows_of_prompts_are_shared_among_multiprocessors() -> None:
     assert deep.grid == (8, 4 + 1, 1)  # the parts would take too much room
 
 
-@pytest.mark.parametrize("hd, t", [(72, "f16"), (128, "f32"), (512, "bf16")])
+@pytest.mark.parametrize("hd, t", [(72, "f16"), (128, "f32"), (320, "bf16")])
 def test_what_tensor_cores_do_not_take_runs_in_float(hd: int, t: str) -> None:
     for n, grid in ((1, (16, 1, 8)), (512, (16, 512, 1))):
         (launch,) = planned(n, 4096, (16, 8), hd, t)

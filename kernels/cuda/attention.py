@@ -43,8 +43,9 @@ MAX_SPLITS, MAX_TICKETS = 128, 8192  # of a slot, and slots
 LISTED = 256  # single tokens of a launch
 HEAD_SIZES = (64, 80, 96, 128, 256, 512)  # of the tensor-core kernels for prompts
 SINGLE_SIZES = (64, 96, 128, 256)  # of the one for single tokens
-PREFILL_ROWS = {hd: 128 if hd <= 128 else 64 for hd in HEAD_SIZES}  # of a block
-PREFILL_KEYS, PREFILL_THREADS = (128, 64, 32), 256
+# Of attention_prefill.cu: rows of a block, and keys of a tile, the most for which there is room.
+TILES = {hd: (128, (128, 64)) if hd <= 128 else (64, (64, 32)) for hd in HEAD_SIZES}
+PREFILL_THREADS = 256
 FEW, FEW_ROWS = 64, 64  # tokens of prompts in a run that are few, and rows of a block then
 STRETCH = 2048  # keys whose sums are folded one after the other
 ROOM = 64 << 20  # bytes of scratch up to which the stretches of few rows are shared among blocks
@@ -135,7 +136,7 @@ def _prefill(
 ) -> Plan | None:  # fmt: skip
     """n tokens of prompts, from `begin` on. table: entries of a sequence, and sequences."""
     hd, n_kv_head = k.ne[0], k.ne[1]
-    most_rows = PREFILL_ROWS[hd]
+    most_rows, sizes = TILES[hd]
     rows = most_rows if n > FEW else FEW_ROWS
     tiles = ceil_div(n * group, rows)
     types = f"{cpp_type(k.dtype)}, {cpp_type(v.dtype)}, {hd}"
@@ -154,7 +155,7 @@ def _prefill(
             plan = replace(plan, grid=(n_kv_head, y, parallel))
     # Tiles are those of both kernels, as sums are in their order.
     room = device.shared_per_block - STATIC - 2 * hd * max(most_rows, FEW_ROWS)
-    keys = next((n for n in PREFILL_KEYS if 8 * hd * n <= room), None)
+    keys = next((n for n in sizes if 8 * hd * n <= room), None)
     if keys is None or plan.grid[1] > MAX_GRID_YZ:
         return None
     entry = f"{plan.name}<{types}, {keys}>"

@@ -220,7 +220,7 @@ class Attention(OpSpec):
             # Many sequences: single tokens, then pieces of prompts of any length.
             one = tuple((1, n) for n in (1, 63, 64, 65, 200, 17, 129))
             yield case(7, (4, 2), 64, 200, t, seqs=one, n_single=7, note="single tokens")
-            for hd in (96, 256):
+            for hd in (80, 96, 256) if t != "q8_0" else (96, 256):
                 yield case(3, (4, 2), hd, 200, t, seqs=one[3:6], n_single=3, note="single tokens")
             yield case(3, (4, 1), 128, 200, t, seqs=one[3:6], n_single=3, sinks=2.0, note="sinks")
             many = (*one[:3], (40, 40), (5, 133), (70, 300))

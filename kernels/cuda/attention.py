@@ -42,7 +42,7 @@ SMALL = 9 << 10  # bytes of two groups up to which a warp has two on their way
 MAX_SPLITS, MAX_TICKETS = 128, 8192  # of a slot, and slots
 LISTED = 256  # single tokens of a launch
 HEAD_SIZES = (64, 80, 96, 128, 256, 512)  # of the tensor-core kernels for prompts
-SINGLE_SIZES = (64, 96, 128, 256)  # of the one for single tokens
+SINGLE_SIZES = (64, 80, 96, 128, 256)  # of the one for single tokens
 # Of attention_prefill.cu: rows of a block, and keys of a tile, the most for which there is room.
 TILES = {hd: (128, (128, 64)) if hd <= 128 else (64, (64, 32)) for hd in HEAD_SIZES}
 PREFILL_THREADS = 256
@@ -168,7 +168,7 @@ def _of_singles(
     """The plans for n single tokens where attention_decode.cu takes them, one as well as many."""
     names, hd, group = {k.dtype.name, v.dtype.name}, k.ne[0], q.ne[1] // k.ne[1]
     halves = names <= {"f16"} or names == {"bf16"}
-    known = halves or (names <= {"f16", "q8_0"} and hd != 96)
+    known = halves or (names <= {"f16", "q8_0"} and hd % 64 == 0)
     if n == 0 or hd not in SINGLE_SIZES or v.ne[0] != hd or not known:
         return []
     fits = device.shared_per_block - DECODE_STATIC

@@ -26,6 +26,7 @@ struct Rows {
   typedef typename CacheRow<K>::Half T;
   static constexpr int ROWS = 8 * NT, PITCH = HD + 2;  // floats; two more spread rows over banks
   static constexpr int kWide = HD / 64 * 64;           // dims that are taken 64 at a time
+  static_assert(HD % 64 == 0 || HD % 64 == 16 || HD % 64 == 32, "what is left has a way below");
   float slope2[NT][2], top[NT][2], total[NT][2], sum[NT][HD / 16][4];
 
   typedef uint4 Queries[ROWS][HD / 8 + 1];  // a row more than its elements: other banks
@@ -87,6 +88,17 @@ struct Rows {
           const uint4 q = queries[8 * n + g][4 * c + t];
           mma<T>(s[n], low, q.x, q.y);
           mma<T>(s_high[n], high, q.z, q.w);
+        }
+      }
+      if constexpr (HD % 32 != 0) {  // 16 dims are left: 4 t and the three after
+        constexpr int LEFT = HD / 32 * 32;
+        const uint2 x = half_of(F::Keys::read8(keys, g, LEFT + t / 2 * 8), t % 2);
+        const uint2 y = half_of(F::Keys::read8(keys, g + 8, LEFT + t / 2 * 8), t % 2);
+        const u32 some[4] = {x.x, y.x, x.y, y.y};
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+          const uint2 q = half_of(queries[8 * n + g][LEFT / 8 + t / 2], t % 2);
+          mma<T>(s[n], some, q.x, q.y);
         }
       }
       feed.release_keys(a, next);
@@ -159,13 +171,13 @@ struct Rows {
           add_values(4 * c + i, word, p);
         }
       }
-      if constexpr (HD % 64 != 0) {  // 32 dims are left: 4 g and the three after
+      if constexpr (HD % 64 == 32) {  // 32 dims are left: 4 g and the three after
         uint2 v[4];
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           const uint4 eight =
               F::Values::read8(values, 2 * t + r % 2 + r / 2 * 8, kWide + g / 2 * 8);
-          v[r] = g % 2 ? make_uint2(eight.z, eight.w) : make_uint2(eight.x, eight.y);
+          v[r] = half_of(eight, g % 2);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -174,9 +186,23 @@ struct Rows {
           for (int r = 0; r < 4; ++r) word[r] = i == 0 ? v[r].x : v[r].y;
           add_values(kWide / 16 + i, word, p);
         }
+      } else if constexpr (HD % 64 == 16) {  // 16 dims are left: 2 g and the one after
+        u32 word[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const uint2 four = half_of(
+              F::Values::read8(values, 2 * t + r % 2 + r / 2 * 8, kWide + g / 4 * 8), g / 2 % 2);
+          word[r] = g % 2 ? four.y : four.x;
+        }
+        add_values(kWide / 16, word, p);
       }
       feed.release_values(a);
     }
+  }
+
+  // The first or the second four of eight elements.
+  static __device__ __forceinline__ uint2 half_of(uint4 eight, int second) {
+    return second ? make_uint2(eight.z, eight.w) : make_uint2(eight.x, eight.y);
   }
 
   // word: two dims of four keys. Adds them, times their weights, to sums m.
@@ -207,7 +233,7 @@ struct Rows {
 #pragma unroll
           for (int m = 0; m < HD / 16; ++m) {
             const int d = m < kWide / 16 ? m / 4 * 64 + 8 * g + m % 4 * 2
-                                         : kWide + 4 * g + (m - kWide / 16) * 2;
+                                         : kWide + HD % 64 / 8 * g + (m - kWide / 16) * 2;
             *reinterpret_cast<float2*>(sums + row * PITCH + d) =
                 make_float2(sum[n][m][e], sum[n][m][2 + e]);
           }

@@ -90,7 +90,8 @@ SHAPES = [((8, 2), 128), ((8, 2), 64), ((6, 2), 128), ((7, 7), 64), ((32, 1), 64
 # What the kernels for prompts take beside these, and what attention_decode.cu does.
 PROMPTS = [((8, 2), 96), ((5, 5), 96), ((5, 5), 80), ((8, 4), 256), ((16, 2), 256),
            ((4, 2), 512)]  # fmt: skip
-SINGLE = [((8, 4), 256), ((16, 2), 256), ((5, 5), 96), ((8, 2), 96)]
+SINGLE = [((8, 4), 256), ((16, 2), 256), ((5, 5), 96), ((8, 2), 96), ((5, 5), 80),
+          ((8, 2), 80)]  # fmt: skip
 OPTIONS: list[dict[str, Any]] = [
     {}, {"window": 100}, {"softcap": 3.0}, {"max_bias": 8.0},
     {"window": 333, "softcap": 5.0, "max_bias": 4.0}, {"sinks": 4.0},

@@ -51,7 +51,9 @@ def test_a_decoding_block_fits_beside_another_kernels() -> None:
             assert launch.shared <= (72 if single == 1 else 100) << 10
 
 
-@pytest.mark.parametrize("hd, t", [(96, "f16"), (96, "bf16"), (256, "f16"), (256, "q8_0")])
+@pytest.mark.parametrize(
+    "hd, t", [(80, "f16"), (80, "bf16"), (96, "f16"), (96, "bf16"), (256, "f16"), (256, "q8_0")]
+)
 def test_single_tokens_and_prompts_of_heads_of_other_sizes(hd: int, t: str) -> None:
     name = {"q8_0": "block_q8_0"}.get(t, t)
     (one,) = planned(1, 8192, (8, 4), hd, t, 1)
@@ -72,7 +74,6 @@ def beside(launch: Launch) -> bool:
 FLOAT_SINGLES = [
     ((8, 4), 96, "q8_0"),
     ((32, 2), 256, "f16"),
-    ((4, 4), 80, "f16"),
     ((4, 2), 512, "f16"),
 ]
 

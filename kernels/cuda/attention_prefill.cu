@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_previous();
   if (a.beside) launch_dependents();
   // Rows past the end repeat the last one; their results are not stored.
-  const int my_row = WARP_ROWS * warp + lane % WARP_ROWS;
+  const int my_row = M == 2 ? threadIdx.x % HALF : WARP_ROWS * warp + lane % WARP_ROWS;
   bool done;  // nothing is to be seen for it, or its run has been
   {
     const Token me = token_at(a, token_of(min(row0 + my_row, last_row)));

@@ -69,7 +69,9 @@ __device__ __forceinline__ void load_tile(uint4* tile, const char* base, i64 str
           pages[p] >= 0 && (u32)(j0 + r - seen.first) <= (u32)(seen.last - seen.first);
       const char* const row = page + i * ROWS * stride;
 #pragma unroll
-      for (int c = c0; c < PIECES; c += ACROSS) {
+      for (int k = 0; k < PIECES; k += ACROSS) {
+        const int c = c0 + k;
+        if (PIECES % ACROSS != 0 && c >= PIECES) continue;
         uint4* const to = tile + swizzle<PIECES>(r, c);
         if constexpr (CacheRow<C>::kPlain) {
           copy16_or_zeros(shared_address(to), row + 16 * c, there);

@@ -117,7 +117,8 @@ def test_other_types(gpu: Any, dtype: str, n_tok: int, past: int, hd: int) -> No
 def test_other_types_of_other_heads(gpu: Any, dtype: str, hd: int, n_tok: int, past: int) -> None:
     check(gpu, case([(n_tok, past)], (8, 2), hd, dtype))
     seqs: Seqs = [(1, 90), (1, 300), (n_tok, past)]
-    check(gpu, case(seqs, (6, 3), hd, dtype, dirty=True, window=70, sinks=2.0, softcap=4.0))
+    dirty = dtype != "q8_0"  # which holds no NaN
+    check(gpu, case(seqs, (6, 3), hd, dtype, dirty=dirty, window=70, sinks=2.0, softcap=4.0))
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@
         [--sequences 1,16,64,128] [-sm tensor] [-r 5]
     python bench/cards.py 2 --exchanges [--constants mine.json]
     python bench/cards.py 2 --equal llama3-8b:Q4_0
-    python bench/cards.py 2 --step llama3-8b:Q4_0
+    python bench/cards.py 2 --step llama3-8b:Q4_0 [--sequences 128]
     python bench/cards.py 4 --all [--base 2] [--within 540] [--pieces equal,llama3-70b:F16]
 
 For each shape, with random weights: tokens per second on one card and on all, in turns, each in a
@@ -14,7 +14,8 @@ is off. --exchanges: microseconds of an all_reduce by size of the parts, in the 
 and in both, and of NCCL's where torch is there, and of a prompt's sums with their norms, from
 chains of them; --constants writes those of two cards as a machine for `gguflow scale`, whose other
 figures are the h200 preset's. --equal: logits of a prompt and of steps on one card and on all.
---step: the time of a prompt and of a decode step by op, of each card.
+--step: the time of a prompt and of a decode step by op, of each card; with --sequences of a step of
+so many, after prompts of 128.
 
 --all: all of that for the shapes whose curves docs/scaling.md shows, at 1, 16, 64 and 128
 sequences, piece by piece, each with the seconds it took. --pieces: only these, in this order.
@@ -42,8 +43,11 @@ from gguflow.engine.load.random import random_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.profile import Profile
+from gguflow.engine.sampling import GREEDY
 from gguflow.engine.scaling import Question, find_machine, forecast
 from gguflow.engine.scaling.machine import H200
+from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.request import Request
 
 CURVES = ("llama3-8b:F16", "llama3-8b:Q4_0", "llama3-70b:F16", "llama3-70b:Q4_0", "llama3-70b:Q8_0")
 SEQUENCES = "1,16,64,128"
@@ -122,10 +126,12 @@ def compare(shape: str, names: list[str], args: argparse.Namespace) -> None:
 # -- results and steps -----------------------------------------------------------------------------
 
 
-def load(shape: str, names: list[str], split: str) -> Model:
+def load(shape: str, names: list[str], split: str, n_seqs: int = 1) -> Model:
     mode: Any = split if len(names) > 1 else "none"
     backends = ("cpu", "numpy") if names[0].startswith("cuda") else ("numpy",)
-    options = Options(devices=tuple(names), split_mode=mode, n_ctx=1024, backends=backends)
+    n_ctx = 1024 if n_seqs == 1 else 256
+    options = Options(devices=tuple(names), split_mode=mode, n_ctx=n_ctx, n_seqs=n_seqs,
+                      backends=backends)  # fmt: skip
     model = Model(random_model(shape), options)
     model.load_weights()
     return model
@@ -158,18 +164,37 @@ def step(shape: str, names: list[str], split: str) -> None:
         session.step(tuple(5 + i % 30000 for i in range(512)), "last")
     for i in range(6):
         session.step((10 + i,), "last")
-    found: dict[str, dict[str, Counter[str]]] = {}
-    for what, steps in (("prompt", [1]), ("decode", [5, 6, 7])):
-        us: dict[str, Counter[str]] = {}
-        for r in profile.rows(steps):
-            if r.op != "host":
-                us.setdefault(r.backend, Counter())[r.op] += r.us / len(steps)
-        for name, ops in us.items():
-            print(f"{what}, {name}: {sum(ops.values()):.0f} us")
-            for op, taken in ops.most_common(12):
-                print(f"  {op:24} {taken:9.1f}")
-        found[what] = us
+    found = {what: by_op(profile, what, steps)
+             for what, steps in (("prompt", [1]), ("decode", [5, 6, 7]))}  # fmt: skip
     print(json.dumps({"shape": shape, "us": found}), flush=True)
+
+
+def step_of_many(shape: str, names: list[str], split: str, n: int) -> None:
+    """The same of a decode step of n sequences."""
+    model, profile = load(shape, names, split, n), Profile()
+    engine = Engine(model, profile=profile, prompts_first=True)
+    rng = np.random.default_rng(2)
+    for _ in range(n):
+        ids = [int(i) for i in rng.integers(3, model.hp.n_vocab, 128)]
+        engine.add(Request(ids, 8, GREEDY))
+    while engine.has_work:
+        engine.step()
+    last = [i for i, s in enumerate(profile.steps) if s.n_tokens == n][-3:]
+    found = by_op(profile, f"decode of {n}", last)
+    print(json.dumps({"shape": shape, "sequences": n, "us": found}), flush=True)
+
+
+def by_op(profile: Profile, what: str, steps: list[int]) -> dict[str, Counter[str]]:
+    """Microseconds of some steps' ops, by card."""
+    us: dict[str, Counter[str]] = {}
+    for r in profile.rows(steps):
+        if r.op != "host":
+            us.setdefault(r.backend, Counter())[r.op] += r.us / len(steps)
+    for name, ops in us.items():
+        print(f"{what}, {name}: {sum(ops.values()):.0f} us")
+        for op, taken in ops.most_common(12):
+            print(f"  {op:24} {taken:9.1f}")
+    return us
 
 
 # -- pieces ----------------------------------------------------------------------------------------
@@ -241,6 +266,8 @@ def main() -> None:
         equal(args.equal, names, args.split)
     if args.step:
         step(args.step, names, args.split)
+        for n in filter(None, args.sequences.split(",")):
+            step_of_many(args.step, names, args.split, int(n))
     for shape in filter(None, args.shapes.split(",")):
         compare(shape, names, args)
     return None

@@ -4,12 +4,14 @@
         --random tinyllama-1.1b:Q4_0,tinyllama-1.1b:F16
     python bench/versus.py --peer /path/to/llama-bench --random llama3-8b:Q4_0,llama3.2-1b:Q4_0 \
         --tests pp512,tg128,tg32@d8192 --ngl 99
+    python bench/versus.py --peer /path/to/llama-bench --random llama3-70b-10l:F16 \
+        --tests pp512,tg128 --ngl 99 --cards 2
 
 Writes a model of each shape with random weights (speed does not depend on the values) to memory, or
 to a temporary directory where that is too small, runs `gguflow bench` and the peer on it one after
 the other, several rounds, so that a machine that drifts drifts for both, and deletes it. The table
 has the medians of tokens per second and their ratio; the last line is one JSON document. With --ngl
-the peer uses flash attention.
+the peer uses flash attention; with --cards both have `-sm tensor` over so many.
 """
 
 from __future__ import annotations
@@ -124,11 +126,18 @@ def test_name(result: dict[str, Any]) -> str:
 
 def compare(path: Path, args: argparse.Namespace) -> tuple[Speeds, Speeds]:
     """All rounds of all tests on one file: ours and the peer's. Raises RunError."""
-    common = ["-m", str(path), "-ngl", str(args.ngl), "-r", str(args.repetitions), "-o", "json"]
+    common = ["-m", str(path), "-r", str(args.repetitions), "-o", "json"]
+    layers = ["-ngl", str(args.ngl)]
     common += ["-t", str(args.threads)] if args.threads else []
     sample = ["--sample"] if args.sample else []
     flash = ["-fa", "1"] if args.ngl else []
     ours, theirs = (["--cpu-moe"], ["-ncmoe", "999"]) if args.cpu_moe else ([], [])
+    if args.cards > 1:  # parts of all layers are on all of ours
+        names = ",".join(f"cuda:{k}" for k in range(args.cards))
+        ours += ["--devices", names, "-sm", "tensor"]
+        theirs += [*layers, "-sm", "tensor"]
+    else:
+        ours, theirs = [*layers, *ours], [*layers, *theirs]
     sides: list[tuple[list[str], Speeds]] = [
         ([sys.executable, "-m", "gguflow", "bench", *common, *sample, *ours], {}),
         ([args.peer, *common, *flash, *theirs], {}),
@@ -148,6 +157,7 @@ def main() -> int:
     parser.add_argument("--tests", type=parse_tests, default="pp128,tg24", metavar="LIST",
                         help="ppN, tgN, ppN@dDEPTH, ... (default pp128,tg24)")  # fmt: skip
     parser.add_argument("--ngl", type=int, default=0, metavar="N", help="layers on the GPU")
+    parser.add_argument("--cards", type=int, default=1, metavar="N", help="split by tensors over N")
     parser.add_argument("--cpu-moe", action="store_true", help="all experts on the host")
     parser.add_argument("--sample", action="store_true", help="`gguflow bench --sample`")
     parser.add_argument("-t", "--threads", type=int, help="default: each program's own")
@@ -180,7 +190,7 @@ def main() -> int:
         took = time.perf_counter() - began
         print(f"{model}: written to {where} in {wrote:.1f} s, all in {took:.1f} s", file=sys.stderr)
     settings = {"ngl": args.ngl, "threads": args.threads, "sample": args.sample,
-                "cpu_moe": args.cpu_moe}  # fmt: skip
+                "cpu_moe": args.cpu_moe, "cards": args.cards}  # fmt: skip
     print(json.dumps({**settings, "results": results}))
     return 1 if failed else 0
 

@@ -242,7 +242,7 @@ def run(args: Namespace) -> int:
                 session = model.with_options(**settings(t)).new_session()
                 if layers < 0:
                     t = replace(t, n_gpu_layers=model.n_gpu_layers)
-                measure(session, t, args, profile, facts(model, args), out)
+                measure(session, t, args, profile, facts(model, source, args), out)
             del model, session  # before the next one comes into memory
     finally:
         out.end()

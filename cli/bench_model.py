@@ -80,11 +80,12 @@ def load(source: ModelSource, tests: Sequence[Settings], args: Namespace) -> Mod
     return model
 
 
-def facts(model: Model, args: Namespace) -> dict[str, Any]:
-    """llama-bench's fields that do not change from test to test."""
+def facts(model: Model, source: ModelSource, args: Namespace) -> dict[str, Any]:
+    """llama-bench's fields that do not change from test to test. source: the model as it was given,
+    without the parts that a split adds."""
     from gguflow.engine.profile.machine import machine_name
 
-    weights, device = model.source.weights.values(), gpu(model)
+    weights, device = source.weights.values(), gpu(model)
     overrides = ";".join(f"{name}={where}" for name, where in placement(args)["overrides"])
     return {
         "build_commit": f"gguflow {__version__}",
@@ -92,8 +93,8 @@ def facts(model: Model, args: Namespace) -> dict[str, Any]:
         "cpu_info": machine_name(),
         "gpu_info": device.processor if device else "",
         "backends": (device or next(iter(model.backends.values()))).id.kind.upper(),
-        "model_filename": model.source.path,
-        "model_type": model_type(model.source),
+        "model_filename": source.path,
+        "model_type": model_type(source),
         "model_size": sum(w.nbytes for w in weights),
         "model_n_params": sum(prod(w.shape) for w in weights),
         "tensor_buft_overrides": overrides or "none",

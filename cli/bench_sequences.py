@@ -74,7 +74,7 @@ def run_sequences(args: Namespace, sources: Sequence[ModelSource]) -> int:
                     note(f"bench: {source.path} {test}")
                 if layers < 0:
                     test = replace(test, n_gpu_layers=model.n_gpu_layers)
-                result = measure(model, test, args)
+                result = facts(model, source, args) | measure(model, test, args)
                 out.add(result | {"type_k": test.type_k, "type_v": test.type_v})
                 gc.collect()  # the test's cache, before the next one comes into memory
             del model  # before the next one comes into memory
@@ -98,7 +98,7 @@ def measure(model: Model, test: SequencesTest, args: Namespace) -> dict[str, Any
     t_pp, t_tg = (mean(t) for t in zip(*times, strict=True))
     pp, tg, pl = test.n_prompt, test.n_gen, test.n_seqs
     n_threads = engine.model.n_threads
-    return facts(model, args) | {
+    return {
         "n_kv_max": chosen["n_cache"], "n_batch": test.n_batch, "n_ubatch": test.n_ubatch,
         "is_pp_shared": 0, "n_gpu_layers": test.n_gpu_layers, "n_threads": n_threads,
         "n_threads_batch": n_threads, "pp": pp, "tg": tg, "pl": pl, "n_kv": pl * (pp + tg),

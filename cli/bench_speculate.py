@@ -72,7 +72,7 @@ def run_speculate(args: Namespace, sources: Sequence[ModelSource]) -> int:
             for test in placed:
                 if args.progress:
                     note(f"bench: {source.path} {test}")
-                for result in measure(model, draft, test, args):
+                for result in measure(model, source, draft, test, args):
                     same = same and result.pop("same")
                     out.add(result)
             del model, draft
@@ -93,7 +93,11 @@ def _draft(model: Model, args: Namespace) -> Model | None:
 
 
 def measure(
-    model: Model, draft: Model | None, test: SequencesTest, args: Namespace
+    model: Model,
+    source: ModelSource,
+    draft: Model | None,
+    test: SequencesTest,
+    args: Namespace,
 ) -> list[dict[str, Any]]:
     """A result for every acceptance: tokens a second of all sequences, means of the repetitions."""
     from gguflow.engine.serving.engine import Engine
@@ -133,7 +137,7 @@ def measure(
         rounds = drafting.rounds - before.rounds
         n_tokens = test.n_seqs * (test.n_gen - 1)
         t_plain, t_guessed = mean(seconds[0]), mean(seconds[1])
-        found.append(facts(model, args) | {
+        found.append(facts(model, source, args) | {
             "draft": "" if draft is None else draft.source.path, "draft_max": args.draft_max,
             "n_gpu_layers": test.n_gpu_layers, "n_threads": model.n_threads,
             "type_k": test.type_k, "type_v": test.type_v,

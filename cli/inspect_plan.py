@@ -85,6 +85,7 @@ def _spaces(plan: Plan) -> dict[str, dict[str, int]]:
             "inputs": b.inputs,
             "results": b.results,
             "copies": b.copies,
+            "exchange": b.exchange,
             "arena": b.arena,
             "scratch": b.scratch,
             "total": b.total,

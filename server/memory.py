@@ -19,7 +19,8 @@ def memory_of(model: Model) -> dict[str, Any]:
     for space, b in model.plan(model.buckets.largest).bytes_by_space().items():
         spaces[space] = {
             "weights": b.weights, "cache": b.states, "inputs": b.inputs, "results": b.results,
-            "copies": b.copies, "arena": b.arena, "scratch": b.scratch, "total": b.total,
+            "copies": b.copies, "exchange": b.exchange, "arena": b.arena, "scratch": b.scratch,
+            "total": b.total,
         }  # fmt: skip
     room = {b.space: [*b.memory.room()] for b in model.backends.values() if b.memory is not None}
     return {"forecast": spaces, "room": room, "rss": resident(),

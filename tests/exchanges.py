@@ -12,7 +12,7 @@ from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
 from gguflow.engine.graph import F32, DType, Graph, Tensor
 from gguflow.engine.quants import encode
-from gguflow.engine.runtime import BoundPlan, bind
+from gguflow.engine.runtime import BoundPlan, Workspace, bind
 
 
 def every_other(i: int) -> bool:
@@ -45,10 +45,12 @@ def exchanging(devices: Sequence[Backend], sizes: Sequence[int]) -> BoundPlan:
     return bound_to(devices, exchanging_plan(devices, sizes))
 
 
-def bound_to(devices: Sequence[Backend], plan: Plan) -> BoundPlan:
+def bound_to(
+    devices: Sequence[Backend], plan: Plan, workspace: Workspace | None = None
+) -> BoundPlan:
     by_space = {d.space: d for d in devices}
     arenas = {s: by_space[s].alloc(max(a.nbytes, 1)) for s, a in plan.arenas.items()}
-    return bind(plan, {d.name: d for d in devices}, {}, set(), {}, arenas, 1)
+    return bind(plan, {d.name: d for d in devices}, {}, set(), {}, arenas, 1, workspace)
 
 
 def fill(bound: BoundPlan, rng: np.random.Generator) -> list[np.ndarray]:
@@ -166,3 +168,28 @@ def check_sharing(
             if dtype is None:
                 error = ((by_shares - normed) ** 2).sum() / (normed**2).sum()
                 assert error < 1e-10, where
+
+
+# -- plans that exchange over the same memory ------------------------------------------------------
+
+
+def check_together(
+    devices: Sequence[Backend], kinds: Sequence[Sequence[int] | Sequence[Sharing]], runs: int
+) -> Workspace:
+    """Plans of sums of these sizes, or of these shared rows, the largest first, run in turns over
+    one workspace, of which none is larger than what the first asked for."""
+    n, workspace, rng = len(devices), Workspace(), np.random.default_rng(len(devices))
+    bounds = []
+    for kind in kinds:
+        is_shared = isinstance(kind[0], tuple)
+        plan = sharing_plan(devices, kind) if is_shared else exchanging_plan(devices, kind)  # type: ignore[arg-type]
+        is_larger = workspace.reserve(plan, {d.name: d for d in devices})
+        assert is_larger == (not bounds), "the first plan was to be the largest"
+        bounds.append(bound_to(devices, plan, workspace))
+    for _ in range(runs):
+        for i in rng.permutation(len(kinds)):
+            if isinstance(kinds[i][0], tuple):
+                check_sharing(bounds[i], rng, kinds[i], n)  # type: ignore[arg-type]
+            else:
+                check(bounds[i], rng)
+    return workspace

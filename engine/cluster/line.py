@@ -12,6 +12,7 @@ import mmap
 import os
 import pickle
 import secrets
+import select
 import shutil
 import tempfile
 import threading
@@ -82,6 +83,9 @@ class Line:
     def __init__(self, connection: Connection, who: str) -> None:
         self._connection, self._end, self._who = connection, _End(connection), who
         self._lock = threading.Lock()
+        # A connection's own `poll` makes a selector for every call, which takes as long as a call.
+        self._arrivals = select.poll()
+        self._arrivals.register(connection.fileno(), select.POLLIN)
 
     @classmethod
     def to(cls, address: Address | None, who: str) -> Line | None:
@@ -100,7 +104,7 @@ class Line:
         with self._lock:
             try:
                 self._end.send((name, args))
-                if not self._connection.poll(patience):
+                if not self._arrivals.poll(1000 * patience):
                     raise ClusterError(f"{self._who} gave no answer for {patience:g} s")
                 error, value = self._end.receive()
             except _GONE as e:

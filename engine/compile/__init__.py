@@ -1,7 +1,7 @@
 """From graph to plan: fuse, place, split, memory. Pure functions; no device needed."""
 
 from .describe import fallbacks, human_bytes, listing, summary
-from .exchanges import exchange_sizes
+from .exchanges import Exchanged, exchange_sizes
 from .fuse import RULES, fuse, fuse_graph
 from .memory import ALIGN, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementError, PlacementRules, layer_overrides, place
@@ -24,9 +24,9 @@ from .split import Copy, Segment, split
 from .types import BackendInfo, ChannelBytes
 
 __all__ = [
-    "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "ChannelBytes", "Copy", "Meeting", "Placement",
-    "PlacementError", "PlacementRules", "Plan", "PlanOptions", "Recv", "Segment", "Send",
-    "SpaceBytes", "Step", "UnlinkableError", "check_side_by_side", "compile_graph",
+    "ALIGN", "RULES", "ArenaPlan", "BackendInfo", "ChannelBytes", "Copy", "Exchanged", "Meeting",
+    "Placement", "PlacementError", "PlacementRules", "Plan", "PlanOptions", "Recv", "Segment",
+    "Send", "SpaceBytes", "Step", "UnlinkableError", "check_side_by_side", "compile_graph",
     "exchange_sizes", "fallbacks", "fuse", "fuse_graph", "human_bytes", "layer_overrides",
     "listing", "place", "pad_rows", "padded_bytes", "padded_strides", "plan_memory", "prune",
     "recorded_before", "reductions", "replace_values", "round_up", "row_gap", "schedule", "split",

@@ -33,6 +33,7 @@ def summary(plan: Plan, repacked: Mapping[str, int] | None = None) -> list[str]:
             f"{space}: weights {human_bytes(b.weights)} ({b.weights} B), "
             f"KV cache and state {human_bytes(b.states)} ({b.states} B), "
             f"inputs {b.inputs} B, results {b.results} B, copies {b.copies} B, "
+            f"exchange {b.exchange} B, "
             f"scratch {human_bytes(b.scratch)} ({b.scratch} B), "
             f"total {human_bytes(b.total)} ({b.total} B)"
         )

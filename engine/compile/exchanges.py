@@ -12,8 +12,14 @@ class Exchanged(NamedTuple):
     """parts: bytes of the parts of every sum that all devices add. shares: of every sum whose rows
     they share out, the rows of the largest share and the bytes of a row."""
 
-    parts: tuple[int, ...]
-    shares: tuple[tuple[int, int], ...]
+    parts: tuple[int, ...] = ()
+    shares: tuple[tuple[int, int], ...] = ()
+
+    def beside(self, other: Exchanged) -> Exchanged:
+        """Both, each size once."""
+        return Exchanged(
+            tuple(sorted({*self.parts, *other.parts})), tuple(sorted({*self.shares, *other.shares}))
+        )
 
 
 def exchange_sizes(nodes: Iterable[Tensor]) -> Exchanged:

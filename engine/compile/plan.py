@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from gguflow.engine.dataclass import dataclass, field
@@ -38,8 +39,8 @@ class SpaceBytes:
     """Exact bytes one memory space will need for a plan.
 
     results: outputs that have memory of their own, besides the arena's. copies: of values that live
-    in another space, and room for what devices exchange. scratch: temporary memory that a device's
-    kernels share.
+    in another space. exchange: what devices exchange over, and such copies where it is there: see
+    `runtime.workspace`. scratch: temporary memory that a device's kernels share.
     """
 
     weights: int = 0
@@ -47,6 +48,7 @@ class SpaceBytes:
     inputs: int = 0
     results: int = 0
     copies: int = 0
+    exchange: int = 0
     arena: int = 0
     scratch: int = 0
 
@@ -57,13 +59,15 @@ class SpaceBytes:
     @property
     def working(self) -> int:
         """All but weights and states."""
-        return self.inputs + self.results + self.copies + self.arena + self.scratch
+        own = self.inputs + self.results + self.copies
+        return own + self.exchange + self.arena + self.scratch
 
     @classmethod
     def together(cls, plans: Sequence[SpaceBytes]) -> SpaceBytes:
-        """Of plans over the same weights and states, which share the arena and the scratch."""
+        """Of plans over the same weights and states, which share the arena, the scratch and what
+        devices exchange over."""
         shared = {f: max(getattr(p, f) for p in plans)
-                  for f in ("weights", "states", "arena", "scratch")}  # fmt: skip
+                  for f in ("weights", "states", "exchange", "arena", "scratch")}  # fmt: skip
         own = {f: sum(getattr(p, f) for p in plans) for f in ("inputs", "results", "copies")}
         return cls(**shared, **own)
 
@@ -125,15 +129,34 @@ class Plan:
         for t, space in {(c.owner, c.target) for s in self.segments for c in s.copies}:
             if t.role is Role.INPUT:
                 given[space] += round_up(t.nbytes)
-            else:
+            elif not self.is_shared(t, space):
                 out[space].copies += round_up(t.stored_bytes)
         for space, b in out.items():
             b.arena, b.scratch = self.arenas[space].nbytes, self.scratch.get(space, 0)
-            for part in ("inputs", "results", "copies", "arena", "scratch"):  # one allocation each
-                setattr(b, part, round_up(getattr(b, part), unit[space]))
+            b.exchange = self.shared_bytes(space)
+            for part in ("inputs", "results", "copies", "exchange", "arena", "scratch"):
+                setattr(b, part, round_up(getattr(b, part), unit[space]))  # one allocation each
             b.copies += round_up(given[space], unit[space])
-            b.copies += round_up(self.channels.get(space, 0), unit[space])
+            b.exchange += round_up(self.channels.get(space, 0), unit[space])
         return out
+
+    @cached_property
+    def feeds_itself(self) -> bool:
+        """Whether it samples a token for each of its own, so that it can run again and again
+        without the host."""
+        inputs, sampled = self.graph.leaves, self.graph.outputs[-1:]
+        return "sampler.rng" in inputs and sampled[0].shape == inputs["tokens"].shape
+
+    def is_shared(self, owner: Tensor, space: str) -> bool:
+        """Whether the copy of a value in another space lies in memory that plans have in common.
+        Where devices exchange something, all of them end a run before one begins the next; except
+        for steps without the host, which the next run may find on their way."""
+        return owner.role is Role.NODE and space in self.channels and not self.feeds_itself
+
+    def shared_bytes(self, space: str) -> int:
+        """Of all such copies there."""
+        met = {c.owner for s in self.segments for c in s.copies if c.target == space}
+        return sum(round_up(t.stored_bytes) for t in met if self.is_shared(t, space))
 
     def flops(self) -> int:
         """Operations of one run."""

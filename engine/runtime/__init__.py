@@ -4,5 +4,6 @@ from .bind import BoundPlan, bind
 from .exchange import LinkError
 from .places import BoundMemory, host_array
 from .together import Together
+from .workspace import Workspace
 
-__all__ = ["BoundMemory", "BoundPlan", "LinkError", "Together", "bind", "host_array"]
+__all__ = ["BoundMemory", "BoundPlan", "LinkError", "Together", "Workspace", "bind", "host_array"]

@@ -33,6 +33,7 @@ from .places import (
 from .program import Runner
 from .sides import Sides, cut, pinned
 from .turns import Turns
+from .workspace import Workspace
 
 
 class Outputs(Arrays):
@@ -121,7 +122,7 @@ class BoundPlan:
         own; each must be alone in its sequence."""
         inputs = {t.name: t for t in self.plan.leaves(Role.INPUT)}
         sampled = self.plan.graph.outputs[-1]
-        if "sampler.rng" not in inputs or sampled.shape != inputs["tokens"].shape:
+        if not self.plan.feeds_itself:
             return None
         rows = [name.removeprefix("rows.") for name in inputs if name.startswith("rows.")]
         if any(f"table.{group}" not in inputs for group in rows if group != STATES):
@@ -137,16 +138,19 @@ def bind(
     states: Mapping[str, Buffer],
     arenas: Mapping[str, Buffer],
     n_threads: int | None = None,
+    workspace: Workspace | None = None,
 ) -> BoundPlan:
     """Give the plan addresses and lower it. Arenas must be at least as large as it asks. A plan
     over several devices, or the host and some, runs side by side where that is possible, unless
-    GGUFLOW_LINK=0.
+    GGUFLOW_LINK=0. workspace: what its devices exchange over, its own if it is None.
 
     Raises ValueError for a plan that would write a state from another memory space, and
     UnlinkableError for one that exchanges values but cannot run side by side.
     """
     memory = BoundMemory(plan, weights, packed, states, alloc_shared(plan, backends), arenas)
     sides, unlinked = _sides(plan, backends)
+    workspace = Workspace() if workspace is None else workspace
+    workspace.reserve(plan, backends)
     crossing: dict[str, Alloc] = {}
     if sides is not None and sides.host is not None:
         device = backends[sides.devices[0]]
@@ -156,7 +160,7 @@ def bind(
 
         crossing[plan.spaces[sides.host]] = alloc
         memory.sent = lay_out(sides.sent, alloc)
-    memory.copies = alloc_copies(plan, backends, crossing)
+    memory.copies = alloc_copies(plan, backends, crossing, workspace.room)
     brought = []
     held = {b.space for b in backends.values() if b.holds}
     for c in plan.brought:
@@ -170,7 +174,7 @@ def bind(
     views = {b: SpaceMemory(memory, space) for b, space in plan.spaces.items()}
     runner: Runner
     if sides is not None:
-        runner = SideBySide(plan, sides, backends, views, n_threads)
+        runner = SideBySide(plan, sides, backends, views, workspace, n_threads)
     else:
         runner = Turns(plan, backends, memory, views, n_threads)
     arrays = {t.name: host_array(memory, t) for t in plan.leaves(Role.INPUT)}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
@@ -28,7 +27,7 @@ from gguflow.engine.backends.base import (
     TokenLoop,
     Transfer,
 )
-from gguflow.engine.compile import Meeting, Plan, Recv, Send, exchange_sizes, round_up
+from gguflow.engine.compile import Meeting, Plan, Recv, Send, round_up
 from gguflow.engine.graph import Tensor, op_spec
 from gguflow.engine.profile import PlanRows
 
@@ -37,6 +36,7 @@ from .loops import LoopTogether
 from .places import BoundCopy, SpaceMemory
 from .program import Runner, spans_of, step_rows
 from .sides import Sides, pinned
+from .workspace import Workspace, clear
 
 LINE = 64  # bytes a flag has for itself
 GIVEN_UP = 0  # the line of the word that ends all waits; meeting i has line i + 1
@@ -64,6 +64,7 @@ class SideBySide(Runner):
         sides: Sides,
         backends: Mapping[str, Backend],
         views: Mapping[str, SpaceMemory],
+        workspace: Workspace,
         n_threads: int | None = None,
     ) -> None:
         self._plan, self.sides = plan, sides
@@ -77,7 +78,8 @@ class SideBySide(Runner):
         self._own_flags = {n: self._alloc_flags(n, backends[n]) for n in sides.devices}
         self._staging = {m: pinned(first, sum(round_up(o.nbytes) for o in m.owners))
                          for m in sides.meetings if self._is_staged(m)}  # fmt: skip
-        self._channels = self._alloc_channels(plan, backends)
+        self._workspace, self._exchanged = workspace, workspace.exchanged
+        self._channels = workspace.channels(sides, plan, backends)
         # Devices first: they may have to run something to have their kernels loaded.
         self._programs = {
             name: backends[name].lower(sides.steps[name], views[name], n_threads, self._meets(name))
@@ -114,23 +116,11 @@ class SideBySide(Runner):
         mine = [m for m in self.sides.meetings if m.target == name and self.sides.is_direct(m)]
         return device.alloc(LINE * (len(self.sides.meetings) + 1)) if mine else None
 
-    def _alloc_channels(self, plan: Plan, backends: Mapping[str, Backend]) -> dict[str, Buffer]:
-        """A device's, for all that it exchanges: in the host's memory where they are apart."""
-        if not self.sides.reductions:
-            return {}
-        found: dict[str, Buffer] = {}
-        for n in self.sides.reductions[0]:
-            name = plan.placement.of[n]
-            nbytes = plan.channels[plan.spaces[name]]
-            apart = any(name in pair for pair in self.sides.apart)
-            found[name] = pinned(backends[name], nbytes) if apart else backends[name].alloc(nbytes)
-        return found
-
     def _meets(self, name: str) -> Meets:
         mine = [m for m in self.sides.meetings if name in (m.source, m.target)]
         flags = {m: self._flag(m, name) for m in mine}
         reduces: dict[Tensor, Reduce] = {}
-        sizes, shares = exchange_sizes(group[0] for group in self.sides.reductions)
+        sizes, shares = self._exchanged
         for i, group in enumerate(self.sides.reductions):
             at = [self._placement.of[n] for n in group]
             if name in at:
@@ -231,6 +221,7 @@ class SideBySide(Runner):
     def _begin(self, timed: bool, live: Live | None) -> None:
         for lock in self._locks:  # in the order of names: no two plans take them crosswise
             lock.acquire()
+        self._workspace.begin()
         host, devices = self.sides.host, self.sides.devices
         self._ticks = {}
         started: list[str] = []
@@ -261,6 +252,7 @@ class SideBySide(Runner):
         return {name: t for name, t in self._ticks.items() if t is not None}
 
     def _release(self) -> None:
+        self._workspace.end()
         for lock in reversed(self._locks):
             lock.release()
 
@@ -284,10 +276,8 @@ class SideBySide(Runner):
     def _clear(self) -> None:
         """As before the first run: what was sent is not to be taken for the next run's."""
         self._words[:] = 0
-        for b in (*self._own_flags.values(), *self._channels.values()):
-            if b is not None:
-                with suppress(Exception):  # a device that failed for good says so in its next run
-                    b.write(0, np.zeros(b.nbytes, np.uint8))
+        clear([b for b in self._own_flags.values() if b is not None])
+        self._workspace.spoil()
 
     def _complaint(self, code: int) -> str:
         if code > len(self.sides.meetings):

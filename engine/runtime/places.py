@@ -144,9 +144,13 @@ def alloc_shared(plan: Plan, backends: Mapping[str, Backend]) -> dict[Tensor, Pl
 
 
 def alloc_copies(
-    plan: Plan, backends: Mapping[str, Backend], alloc: Mapping[str, Alloc]
+    plan: Plan,
+    backends: Mapping[str, Backend],
+    alloc: Mapping[str, Alloc],
+    shared: Callable[[Backend], Buffer],
 ) -> dict[tuple[Tensor, str], Place]:
     """Room in each space for what is copied into it; alloc: by space, instead of its backend's.
+    shared: a device's memory for those copies that lie where other plans' do.
 
     Raises ValueError for a node that would write into a copy.
     """
@@ -155,9 +159,11 @@ def alloc_copies(
     for space, backend in by_space.items():
         owners = {c.owner: None for c in _copies(plan) if c.target == space}
         inputs = [o for o in owners if o.role is Role.INPUT]
-        others = [o for o in owners if o.role is not Role.INPUT]
+        common = [o for o in owners if plan.is_shared(o, space)]
+        own = [o for o in owners if o.role is not Role.INPUT and not plan.is_shared(o, space)]
         laid_out = lay_out(inputs, backend.alloc_shared)
-        laid_out |= lay_out(others, alloc.get(space, backend.alloc))
+        laid_out |= lay_out(own, alloc.get(space, backend.alloc))
+        laid_out |= lay_out(common, lambda _, b=backend: shared(b))  # type: ignore[misc]
         placed |= {(owner, space): place for owner, place in laid_out.items()}
     for s in plan.segments:
         for n in s.nodes:

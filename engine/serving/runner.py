@@ -22,7 +22,7 @@ from gguflow.engine.graph import Role
 from gguflow.engine.mapped import n_lost
 from gguflow.engine.plan_key import PAGE, STATES, PlanKey
 from gguflow.engine.profile import Profile
-from gguflow.engine.runtime import BoundPlan, Together, bind
+from gguflow.engine.runtime import BoundPlan, Together, Workspace, bind
 from gguflow.engine.runtime.arrays import Arrays
 from gguflow.models.base import Architecture, ModelError
 from gguflow.models.batch import CacheLayer, StateLayer
@@ -137,6 +137,7 @@ class Runner:
         )
         self._lora = np.array([factor for _, factor in model.options.lora], np.float32)
         self._arenas: dict[str, Buffer] = {}
+        self._workspace = Workspace()
         self._plans: OrderedDict[tuple[PlanKey, int], BoundPlan] = OrderedDict()
         self._lowered = [self._plans]  # and those of other forms, over the same arenas
         self._reserve(model.plan(self.buckets.largest))
@@ -153,16 +154,19 @@ class Runner:
     # -- plans -----------------------------------------------------------------------------------
 
     def _reserve(self, plan: Plan) -> None:
-        """Allocate states, and an arena that fits; plans lowered for a smaller one are dropped."""
+        """Allocate states, and an arena and a workspace that fit; plans lowered for smaller ones
+        are dropped."""
         by_space: dict[str, Backend] = {b.space: b for b in self.model.backends.values()}
         for t in plan.leaves(Role.STATE):
             if t.name not in self.states:
                 self.states[t.name] = by_space[plan.space_of(t)].alloc(t.nbytes)
+        is_larger = self._workspace.reserve(plan, self.model.backends)
         for space, arena in plan.arenas.items():
             if space not in self._arenas or self._arenas[space].nbytes < arena.nbytes:
                 self._arenas[space] = by_space[space].alloc(max(arena.nbytes, 1))
-                for plans in self._lowered:
-                    plans.clear()
+                is_larger = True
+        for plans in self._lowered if is_larger else ():
+            plans.clear()
 
     def _n_pieces(self) -> int:
         """Runs that a prompt may be cut into at a time: see `Options.n_pieces`."""
@@ -196,8 +200,9 @@ class Runner:
         o, w = self.model.options, self.model.weights
         threads = (o.n_threads_batch if key.n_tokens > 1 else o.n_threads) or o.n_threads or None
         bound = bind(
-            plan, self.model.backends, w.buffers, w.packed, self.states, self._arenas, threads
-        )
+            plan, self.model.backends, w.buffers, w.packed, self.states, self._arenas, threads,
+            self._workspace,
+        )  # fmt: skip
         self._plans[at] = bound
         while len(self._plans) > PLAN_CACHE:
             self._plans.popitem(last=False)

@@ -4,7 +4,7 @@ A device has a channel, into which the others write: a count of exchanges for ev
 for small parts, where every 4 bytes have the exchange's number beside them as a flag; then for
 large ones, all zeros but between the sending and the taking of a piece (sent_words.cuh). There are
 two of all, used in turn: who comes to exchange e has what the others sent for e - 1, so they are
-done with e - 2.
+done with e - 2. All plans of a runner use it, laid out for the largest of them.
 """
 
 from __future__ import annotations
@@ -95,9 +95,11 @@ def _is_small(n_devices: int, nbytes: int) -> bool:
 
 
 def _most(n_devices: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes of the largest small part and of the largest other, in whole pieces."""
-    small = max((s for s in sizes if _is_small(n_devices, s)), default=0)
-    large = max((s for s in sizes if not _is_small(n_devices, s)), default=0)
+    """Bytes of the largest small part and of the largest other, in whole pieces. Who has a large
+    one has small ones too, in plans of fewer rows that use the same channel."""
+    most = max(sizes, default=0)
+    small = min(most, SMALL // max(n_devices - 1, 1))
+    large = 0 if _is_small(n_devices, most) else most
     return ceil_div(small, 64) * 64, ceil_div(large, PIECE) * PIECE
 
 

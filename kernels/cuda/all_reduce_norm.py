@@ -65,6 +65,11 @@ def channel_bytes(n_devices: int, sizes: Sequence[int], shares: Shares) -> int:
     return _layout(n_devices, sizes, shares).end
 
 
+def whole_sizes(sizes: Sequence[int], shares: Shares) -> list[int]:
+    """Of parts that are sent whole over such a channel: plans of fewer rows send theirs so."""
+    return [*sizes, *(ROWS * nbytes for _, nbytes in shares)]
+
+
 @dataclass(frozen=True)
 class Sides:
     """Of an exchange, what all its devices know alike.
@@ -161,7 +166,7 @@ def _layout(n_devices: int, sizes: Sequence[int], shares: Shares) -> _Layout:
     sums = max((rows * nbytes for rows, nbytes in shares), default=0)
     norms = max((rows * (nbytes + _SCALE) for rows, nbytes in shares), default=0)
     sums, norms = (ceil_div(x, 256) * 256 for x in (sums, norms))
-    at = all_reduce.channel_bytes(n_devices, sizes)
+    at = all_reduce.channel_bytes(n_devices, whole_sizes(sizes, shares))
     at_norms = at + 2 * n_devices * sums
     return _Layout(at, at_norms, sums, norms, at_norms + 2 * n_devices * norms)
 

@@ -137,7 +137,7 @@ def test_a_gpu_means_flash_attention(
     commands: list[list[str]] = []
     monkeypatch.setattr(versus, "measure", lambda command: commands.append(command) or {})
     args = argparse.Namespace(ngl=99, repetitions=1, threads=None, rounds=1, peer="lb", sample=True,
-                              cpu_moe=True, tests={0: [("tg", 2)]})  # fmt: skip
+                              cpu_moe=True, cards=1, tests={0: [("tg", 2)]})  # fmt: skip
     versus.compare(tmp_path / "m.gguf", args)
     ours, theirs = commands
     assert "--sample" in ours and "--sample" not in theirs
@@ -145,6 +145,13 @@ def test_a_gpu_means_flash_attention(
     assert [c[c.index("-ngl") + 1] for c in commands] == ["99", "99"]
     assert "-t" not in ours + theirs
     assert "--cpu-moe" in ours and theirs[theirs.index("-ncmoe") + 1] == "999"
+    commands.clear()
+    args.cards, args.cpu_moe = 2, False
+    versus.compare(tmp_path / "m.gguf", args)
+    ours, theirs = commands
+    assert [c[c.index("-sm") + 1] for c in commands] == ["tensor", "tensor"]
+    assert ours[ours.index("--devices") + 1] == "cuda:0,cuda:1" and "-ngl" not in ours
+    assert theirs[theirs.index("-ngl") + 1] == "99" and "--devices" not in theirs
 
 
 @pytest.mark.parametrize(

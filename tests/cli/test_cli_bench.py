@@ -80,6 +80,17 @@ def test_json_is_one_document_with_llama_bench_fields(run, tiny_model: str) -> N
     assert "bench: 6/6" in done.stderr
 
 
+@pytest.mark.parametrize("mode", ["none", "layer", "tensor"])
+def test_a_model_in_parts_is_no_larger(call, tiny_model: str, mode: str) -> None:
+    code, out, _ = call("bench", "-m", tiny_model, "-p", "4", "-n", "0", "-r", "1", "-o", "json",
+                        "--devices", "simulated:0,simulated:1", "-sm", mode)  # fmt: skip
+    assert code == 0
+    (r,) = json.loads(out)
+    weights = open_model(tiny_model).weights.values()
+    assert r["model_size"] == sum(w.nbytes for w in weights)
+    assert r["model_n_params"] == sum(w.read().size // 4 for w in weights)
+
+
 def test_markdown(call, tiny_model: str) -> None:
     code, out, err = call("bench", "-m", tiny_model, *SMALL)
     assert (code, err) == (0, "")

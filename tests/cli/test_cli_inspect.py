@@ -95,7 +95,7 @@ def test_plan(call, tiny_model: str) -> None:
     assert names == [n.name for n in plan.nodes]
     space = doc["spaces"]["host"]
     assert space["arena"] < space["arena_without_reuse"]
-    parts = "weights", "states", "inputs", "results", "copies", "arena", "scratch"
+    parts = "weights", "states", "inputs", "results", "copies", "exchange", "arena", "scratch"
     assert space["total"] == sum(space[k] for k in parts)
     unfused = json.loads(call("inspect", tiny_model, "--plan", "--json", "--no-fuse")[1])["plan"]
     assert doc["fused"] and not unfused["fused"]

@@ -142,7 +142,9 @@ def test_rooms_for_shared_rows_lie_behind_those_for_sums(n: int) -> None:
     sizes, shares = [16384, 4 << 20], [(300, 4096), (100, 32768)]
     at = all_reduce_norm._layout(n, sizes, shares)
     assert at.end == all_reduce_norm.channel_bytes(n, sizes, shares)
-    spans = [(0, all_reduce.channel_bytes(n, sizes))]
+    whole = all_reduce_norm.whole_sizes(sizes, shares)
+    assert max(whole) >= all_reduce_norm.ROWS * 32768  # of plans that have no more rows
+    spans = [(0, all_reduce.channel_bytes(n, whole))]
     for begin, stride in ((at.sums, at.sums_stride), (at.norms, at.norms_stride)):
         spans += [(begin + i * stride, begin + (i + 1) * stride) for i in range(2 * n)]
     for rows, nbytes in shares:

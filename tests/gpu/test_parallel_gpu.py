@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchanges import bound_to, check, check_sharing, exchanging, fill, sharing_plan
+from exchanges import bound_to, check, check_sharing, check_together, exchanging, fill, sharing_plan
 from tiny_model import write_tiny
 
 from gguflow.engine import model as model_module
@@ -101,6 +101,16 @@ def test_rows_shared_out_have_the_bits_of_whole_sums(
     rng = np.random.default_rng(n)
     for _ in range(3):
         check_sharing(bound, rng, cases, n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_plans_in_turns_over_one_workspace(cards: Callable[[int], Backend], n: int) -> None:
+    """Shared rows, large parts and small ones, each as another plan left the channels."""
+    kinds: list[Any] = [
+        [(600, 4096, F16)], [(300, 4096, None)], [256 * 4096, 5], [31 * 4096], [4096, 17],
+        [64 * 4096],
+    ]  # fmt: skip
+    check_together([cards(k) for k in range(n)], kinds, 4)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "q4_0"])

@@ -39,9 +39,10 @@ class Exchanges:
         )
         if len(own) == 1:
             *residual, part = addresses
+            sizes = all_reduce_norm.whole_sizes(reduce.sizes, reduce.shares)
             return all_reduce.exchange(
                 to, part, residual[0] if residual else 0, node.nbytes, reduce.rank, reduce.channels,
-                reduce.sizes, shared, reduce.given_up, reduce.code, reduce.timeout_ns,
+                sizes, shared, reduce.given_up, reduce.code, reduce.timeout_ns,
             )  # fmt: skip
         w, residual_rows, part = addresses
         sides = all_reduce_norm.Sides(

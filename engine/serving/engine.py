@@ -492,8 +492,8 @@ class Engine:
         self._advance([job for job in self._aboard if not job.is_over])
         self._accept(self._aboard, self._aboard_seqs, tokens, done)
         alive = [job for job in self._aboard if not job.is_over]
-        n, n_left = len(self._aboard), len(alive)
-        if 2 * n_left <= n or (n_left < n and self._kv.states is not None):
+        n_over = len(self._aboard) - len(alive)
+        if n_over >= len(alive) or (n_over and self._kv.states is not None):
             ahead.stop()
         if ahead.is_over or not alive:
             self._ran_plain(len(self._aboard), ahead.seconds, ahead.taken)

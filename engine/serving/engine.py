@@ -31,17 +31,7 @@ from .embed import Embedder
 from .flight import Flight
 from .host_sampling import Choice, HostSampler, check_extras, prompt_logprobs
 from .replay import replay
-from .request import (
-    POOLINGS,
-    EmbedRequest,
-    Finish,
-    Job,
-    LogitsError,
-    Request,
-    RequestId,
-    Token,
-    next_token,
-)
+from .request import POOLINGS, EmbedRequest, Finish, Job, LogitsError, Request, RequestId, Token
 from .runner import Results, Runner, Sampling
 from .runs import generated_rows, runs_of
 from .scheduler import Batch, Scheduler
@@ -409,7 +399,7 @@ class Engine:
             elif len(ids) >= job.n_most:
                 self._end(job, token, "length", done, choice)
             elif index and job.host is None:
-                done.append(next_token(job.id, token, index))
+                done.append(Token.plain(job.id, token, index))
             else:
                 done.append(self._token(job, token, index, None, choice))
 
@@ -476,8 +466,8 @@ class Engine:
         return min(MOST_AHEAD, room, max(left))
 
     def _step_ahead(self, done: list[Token]) -> None:
-        """Take the tokens of one step that was on its way. When another job is to begin, or half of
-        them have ended, no more steps are started, but those that are on their way are taken."""
+        """Take the tokens of one step that was on its way. Once half of the jobs have ended no more
+        are started, but those that are on their way are taken."""
         ahead, self._ahead = self._ahead, None  # should this be interrupted
         assert ahead is not None
         try:

@@ -108,13 +108,13 @@ class Token:
     embedding: NDArray[np.float32] | None = field(default=None, compare=False)
     n_cached: int = field(default=0, compare=False)
 
-
-def next_token(request: RequestId, id: int, index: int) -> Token:
-    """A token of which nothing else is known: most are, and a constructor that sets every field of
-    each takes longer than all else that a step does for it."""
-    token = object.__new__(Token)
-    token.__dict__.update(request=request, id=id, index=index)
-    return token
+    @classmethod
+    def plain(cls, request: RequestId, id: int, index: int) -> Token:
+        """One of which nothing else is known. Most are, and a constructor that sets every field
+        takes longer than all else that a step does for a token."""
+        token = object.__new__(cls)
+        token.__dict__.update(request=request, id=id, index=index)
+        return token
 
 
 class Job:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import math
 import random
 import sys
 import threading
@@ -91,12 +92,30 @@ def draw(tokenizer: Any, n: int, n_prompt: int, n_gen: int, spread: bool, seed: 
 # -- without the server ----------------------------------------------------------------------------
 
 
-def engine_alone(model: Model, n: int, warm: Sequence[Ask], asks: Sequence[Ask]) -> float:
-    """Tokens a second of the engine in a loop of n clients."""
+class Timed:
+    """Tokens a second from here on, and the share of the time that a paced device was at work."""
+
+    def __init__(self, model: Model) -> None:
+        self._clock = getattr(next(iter(model.backends.values())), "clock", None)
+        self._began, self._busy = time.perf_counter(), self._at_work()
+
+    def _at_work(self) -> float:
+        return getattr(self._clock, "busy", math.nan)
+
+    def of(self, n: int) -> tuple[float, float]:
+        """Of n tokens that were made."""
+        took = time.perf_counter() - self._began
+        return n / took, (self._at_work() - self._busy) / took
+
+
+def engine_alone(
+    model: Model, n: int, warm: Sequence[Ask], asks: Sequence[Ask]
+) -> tuple[float, float]:
+    """The engine in a loop of n clients."""
     engine = Engine(model)
 
-    def loop(asks: Sequence[Ask]) -> float:
-        left, began, n_made = iter(asks), time.perf_counter(), 0
+    def loop(asks: Sequence[Ask]) -> tuple[float, float]:
+        left, timed, n_made = iter(asks), Timed(model), 0
 
         def add() -> None:
             if (ask := next(left, None)) is not None:
@@ -110,17 +129,19 @@ def engine_alone(model: Model, n: int, warm: Sequence[Ask], asks: Sequence[Ask])
             for token in tokens:
                 if token.finish is not None:
                     add()
-        return n_made / (time.perf_counter() - began)
+        return timed.of(n_made)
 
     loop(warm)  # plans are made, graphs captured
     return loop(asks)
 
 
-def front_alone(model: Model, n: int, warm: Sequence[Ask], asks: Sequence[Ask]) -> float:
+def front_alone(
+    model: Model, n: int, warm: Sequence[Ask], asks: Sequence[Ask]
+) -> tuple[float, float]:
     """The same of n coroutines."""
 
-    async def loop(engine: AsyncEngine, asks: Sequence[Ask]) -> float:
-        left, began = iter(asks), time.perf_counter()
+    async def loop(engine: AsyncEngine, asks: Sequence[Ask]) -> tuple[float, float]:
+        left, timed = iter(asks), Timed(model)
 
         async def client() -> int:
             n_made = 0
@@ -129,10 +150,9 @@ def front_alone(model: Model, n: int, warm: Sequence[Ask], asks: Sequence[Ask]) 
                     n_made += len(tokens)
             return n_made
 
-        n_made = sum(await asyncio.gather(*(client() for _ in range(n))))
-        return n_made / (time.perf_counter() - began)
+        return timed.of(sum(await asyncio.gather(*(client() for _ in range(n)))))
 
-    async def run() -> float:
+    async def run() -> tuple[float, float]:
         async with AsyncEngine(Engine(model)) as engine:
             await loop(engine, warm)
             return await loop(engine, asks)
@@ -268,17 +288,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     def asks(n: int, rounds: int) -> list[Ask]:
         return draw(model.tokenizer, rounds * n, args.npp, args.ntg, not args.fixed, next(seeds))
 
-    alone, front = {}, {}
-    ways: list[tuple[dict[int, float], Callable[..., float]]] = [
-        (alone, engine_alone), (front, front_alone)
-    ]  # fmt: skip
+    ways: dict[str, Callable[..., tuple[float, float]]] = {
+        "the engine alone": engine_alone, "its front": front_alone,
+    }  # fmt: skip
+    speeds: dict[int, list[float]] = {n: [] for n in args.clients}
     measured = {n: asks(n, args.rounds) for n in args.clients}
-    for n in args.clients:
-        for found, way in ways:
-            found[n] = way(model, n, asks(n, 2), measured[n])
-            gc.collect()
     what = f"runs of {args.paced} ms" if args.paced else args.random
     print(f"{what}, about {args.npp} + {args.ntg} tokens, {args.rounds} requests a client")
+    for n in args.clients:
+        for name, way in ways.items():
+            speed, busy = way(model, n, asks(n, 2), measured[n])
+            speeds[n].append(speed)
+            if args.paced:
+                print(f"{n} clients, {name}: the device was at work {busy:.3f} of the time")
+            gc.collect()
     names = ["clients", "engine process", "engine t/s", "front t/s", "server t/s", "of engine",
              "of front", "first p50", "p95 ms", "between p50", "p95 ms", "stepping",
              "event loop us/token"]  # fmt: skip
@@ -289,8 +312,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             served.load(n, asks(n, 2))  # plans of this many
             r = served.load(n, measured[n])
             speed = r["tokens_per_s"]
-            cells = [n, own, *(f"{x:.1f}" for x in (alone[n], front[n], speed)),
-                     f"{speed / alone[n]:.3f}", f"{speed / front[n]:.3f}"]  # fmt: skip
+            cells = [n, own, *(f"{x:.1f}" for x in (*speeds[n], speed)),
+                     *(f"{speed / x:.3f}" for x in speeds[n])]  # fmt: skip
             times = "first_p50", "first_p95", "between_p50", "between_p95"
             cells += [*(f"{1e3 * r[name]:.2f}" for name in times), f"{r['stepping']:.3f}",
                       f"{r['loop']:.1f}"]  # fmt: skip

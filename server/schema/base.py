@@ -99,8 +99,9 @@ _FOREIGN = {
         "this path has no such field",
     ),
     **dict.fromkeys(
-        ("audio", "web_search_options", "documents", "images", "image_data", "t_max_predict_ms", "use_beam_search", "length_penalty", "prompt_logprobs",
-         "n_probs", "truncate_prompt_tokens", "include_stop_str_in_output", "logits_processors",
+        ("audio", "web_search_options", "documents", "images", "image_data", "t_max_predict_ms",
+         "use_beam_search", "length_penalty", "prompt_logprobs", "n_probs",
+         "truncate_prompt_tokens", "include_stop_str_in_output", "logits_processors",
          "negative_prompt", "return_token_ids", "return_tokens_as_token_ids"),
         "not supported",
     ),

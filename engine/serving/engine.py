@@ -443,8 +443,6 @@ class Engine:
         most = self._steps_ahead(jobs)
         if self._speculator is not None:
             most = min(most, max(LEAST_AHEAD, self._speculator.plain_steps(len(jobs))))
-        # A recurrent state is copied for later uses where it stands then.
-        most = min(self._kv.until_checkpoint(job.place, most) for job in jobs)
         seqs = np.array([job.seq for job in jobs], np.int64)
         rows = generated_rows(jobs)
         while most >= LEAST_AHEAD and not self._kv.grow_all(seqs.tolist(), most):
@@ -460,8 +458,9 @@ class Engine:
         """How many steps these may make. Who ends on the way keeps a row, which nobody sees; but a
         recurrent state would go on with it."""
         left = [job.n_most - len(job.tokens) for job in jobs]
-        if self._kv.states is not None:
-            return min(MOST_AHEAD, *left)
+        if self._kv.states is not None:  # which is copied for later uses where it stands then
+            most = min(MOST_AHEAD, *left)
+            return min(self._kv.until_checkpoint(job.place, most) for job in jobs)
         room = self.model.options.n_ctx - max(job.n_rows for job in jobs)
         return min(MOST_AHEAD, room, max(left))
 

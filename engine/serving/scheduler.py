@@ -59,7 +59,7 @@ class Scheduler:
         self.prompts_first = prompts_first
         self._gathers, self._now = gathers, now
         self.is_ample = kv.is_ample(n_chunk * n_runs)
-        self._last = 0.0  # when there was a run with prompts
+        self._has_run, self._last = False, 0.0  # one with prompts, and when it was over
         self.running: list[Job] = []
         self.waiting: list[Job] = []
         self.n_preempted = 0
@@ -82,11 +82,7 @@ class Scheduler:
         batch = Batch()
         prompts = [job for job in self.running if not job.generates]
         begins = self._begins(prompts)
-        if begins:
-            shares = self._shares(prompts)
-        else:
-            shares = dict.fromkeys((job.id for job in prompts), 0)
-            batch.n_gathered = len(prompts)
+        shares = self._shares(prompts) if begins else {job.id: 0 for job in prompts}
         for job in [*self.running]:
             if job.seq is None:  # gave its pages to an older one
                 continue
@@ -98,10 +94,12 @@ class Scheduler:
                 n = self.kv.until_checkpoint(job.seq, share)
                 if self._grow(job, n):
                     batch.chunks.append((job, n))
-        if begins and self.may_admit:
+        if not begins:
+            batch.n_gathered = sum(job.seq is not None for job in prompts)
+        elif self.may_admit:
             self._admit(batch, shares)
         if batch.chunks:
-            self._last = self._now()
+            self._has_run = True
             if self.prompts_first:
                 batch.singles.clear()
         return batch
@@ -126,6 +124,8 @@ class Scheduler:
 
     def _begins(self, prompts: list[Job]) -> bool:
         """Whether the next run has prompts, or they are gathered. prompts: of those who run."""
+        if self._has_run:
+            self._has_run, self._last = False, self._now()
         waiting = self.waiting[: self.kv.n_free_seqs]
         if not prompts and not waiting:
             return False

@@ -39,6 +39,7 @@ class Place:
             self.come(4)
         while any(not job.generates for job in self.scheduler.running) or not self.n_running:
             self.step()
+        self.step()  # the last run with prompts is over
 
     @property
     def n_running(self) -> int:

@@ -1,14 +1,22 @@
 """What the server costs beside the engine by itself: the same requests, with and without HTTP.
 
-A model of a named shape with random weights and the bundled model's tokenizer. So many clients ask
-for completions in a closed loop: of the engine itself, where a request takes the place of one that
-ended in the same step; of its front for asyncio, where it comes a moment later, as from a client;
-and of the server, by `gguflow bench --serve` in another process, with the engine in a process of
-its own or in the server's (--engine-process on, off). Printed are tokens a second of all three, the
-server's share of the front's, its times to the first token and between tokens, and how much of the
-time the engine stepped.
+So many clients ask for completions in a closed loop. The requests are the same everywhere, drawn
+from a seed: the tokens of their prompts, and answers of different lengths, so that they end one by
+one and the next ones come one by one. They are asked
 
-python bench/serve.py --random llama3-8b:Q4_0 -ngl all --clients 1,16,64,128 -npp 128 -ntg 128
+- of the engine itself, where a request takes its predecessor's place before the next step;
+- of its front for asyncio, where it comes a moment later, as from a client;
+- of the server, by clients in another process, with the engine in a process of its own or in the
+  server's (--engine-process on, off).
+
+Printed are tokens a second of all three, the server's share of the engine's and of the front's, its
+times to the first token and between tokens, and how much of the time the engine stepped.
+
+The model has a named shape with random weights and the bundled model's tokenizer. With --paced the
+device is none (`paced.py`), and the model the bundled one: its runs take the time they are said to.
+
+    python bench/serve.py --random llama3-8b:Q4_0 -ngl all --clients 1,16,64,128 -npp 128 -ntg 128
+    python bench/serve.py --paced 1.7,0.05,0.037 --clients 128 -npp 128 -ntg 128
 """
 
 from __future__ import annotations
@@ -16,21 +24,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
-import subprocess
+import math
+import random
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
-import numpy as np
+from paced import Pace, paced_device
 
 import gguflow
+from gguflow.cli.bench_http import Endpoint
+from gguflow.cli.bench_serve import WORDS, closed_loop, completion, summary
 from gguflow.cli.load import bundled_model
 from gguflow.cli.options import gpu_layers
+from gguflow.engine.dataclass import dataclass, replace
+from gguflow.engine.load import open_model
 from gguflow.engine.load.random import random_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
@@ -49,90 +61,152 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def engine_alone(model: Model, n: int, n_requests: int, n_prompt: int, n_gen: int) -> float:
-    """Tokens a second of a closed loop of n sequences without a server."""
+# -- the requests ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A text to continue, the tokens that it is, and how many are to follow."""
+
+    text: str
+    ids: list[int]
+    n_gen: int
+
+
+def draw(tokenizer: Any, n: int, n_prompt: int, n_gen: int, spread: bool, seed: int) -> list[Ask]:
+    """n of them. spread: lengths between half and one and a half times the mean; else the mean."""
+    rng = random.Random(seed)
+
+    def length(mean: int) -> int:
+        return rng.randint(max(1, mean // 2), mean + mean // 2) if spread else mean
+
+    asks = []
+    for _ in range(n):
+        wanted, words = length(n_prompt), list[str]()
+        while len(ids := tokenizer.encode(" ".join(words))) < wanted:
+            words += rng.choices(WORDS, k=max(1, (wanted - len(ids)) // 2))
+        asks.append(Ask(" ".join(words), ids, length(n_gen)))
+    return asks
+
+
+# -- without the server ----------------------------------------------------------------------------
+
+
+class Timed:
+    """Tokens a second from here on, and the share of the time that a paced device was at work."""
+
+    def __init__(self, model: Model) -> None:
+        self._clock = getattr(next(iter(model.backends.values())), "clock", None)
+        self._began, self._busy = time.perf_counter(), self._at_work()
+
+    def _at_work(self) -> float:
+        return getattr(self._clock, "busy", math.nan)
+
+    def of(self, n: int) -> tuple[float, float]:
+        """Of n tokens that were made."""
+        took = time.perf_counter() - self._began
+        return n / took, (self._at_work() - self._busy) / took
+
+
+def engine_alone(
+    model: Model, n: int, warm: Sequence[Ask], asks: Sequence[Ask]
+) -> tuple[float, float]:
+    """The engine in a loop of n clients."""
     engine = Engine(model)
-    rng = np.random.default_rng(0)
-    n_vocab = model.hp.n_vocab
 
-    def add() -> None:
-        engine.add(Request(rng.integers(0, n_vocab, n_prompt).tolist(), n_gen, GREEDY))
+    def loop(asks: Sequence[Ask]) -> tuple[float, float]:
+        left, timed, n_made = iter(asks), Timed(model), 0
 
-    def loop(requests: int, clients: int) -> float:
-        left, began = requests - clients, time.perf_counter()
-        for _ in range(clients):
+        def add() -> None:
+            if (ask := next(left, None)) is not None:
+                engine.add(Request(ask.ids, ask.n_gen, GREEDY))
+
+        for _ in range(n):
             add()
         while engine.has_work:
-            for token in engine.step():
-                if token.finish is not None and left > 0:
-                    left -= 1
+            tokens = engine.step()
+            n_made += len(tokens)
+            for token in tokens:
+                if token.finish is not None:
                     add()
-        return requests * n_gen / (time.perf_counter() - began)
+        return timed.of(n_made)
 
-    loop(2 * n, n)  # plans are made, graphs captured
-    return loop(n_requests, n)
+    loop(warm)  # plans are made, graphs captured
+    return loop(asks)
 
 
-def front_alone(model: Model, n: int, n_requests: int, n_prompt: int, n_gen: int) -> float:
-    """The same of n coroutines, each of which asks again when it has its answer."""
-    rng = np.random.default_rng(0)
+def front_alone(
+    model: Model, n: int, warm: Sequence[Ask], asks: Sequence[Ask]
+) -> tuple[float, float]:
+    """The same of n coroutines."""
 
-    async def loop(engine: AsyncEngine, requests: int) -> float:
-        left, began = requests, time.perf_counter()
+    async def loop(engine: AsyncEngine, asks: Sequence[Ask]) -> tuple[float, float]:
+        left, timed = iter(asks), Timed(model)
 
-        async def client() -> None:
-            nonlocal left
-            while left > 0:
-                left -= 1
-                ids = rng.integers(0, model.hp.n_vocab, n_prompt).tolist()
-                async for _ in engine.batches(Request(ids, n_gen, GREEDY)):
-                    pass
+        async def client() -> int:
+            n_made = 0
+            for ask in left:
+                async for tokens in engine.batches(Request(ask.ids, ask.n_gen, GREEDY)):
+                    n_made += len(tokens)
+            return n_made
 
-        await asyncio.gather(*(client() for _ in range(n)))
-        return requests * n_gen / (time.perf_counter() - began)
+        return timed.of(sum(await asyncio.gather(*(client() for _ in range(n)))))
 
-    async def run() -> float:
+    async def run() -> tuple[float, float]:
         async with AsyncEngine(Engine(model)) as engine:
-            await loop(engine, 2 * n)
-            return await loop(engine, n_requests)
+            await loop(engine, warm)
+            return await loop(engine, asks)
 
     return asyncio.run(run())
 
 
-def open_model(shape: str, options: Options) -> Model:
-    """A model of random weights, without them, with the bundled model's tokenizer: every token gets
-    the text of one that the bundled model has."""
-    tokenizer = gguflow.Tokenizer.load(bundled_model())
-    model = Model(random_model(shape), options)
-    tokenizer.n_rows = model.hp.n_vocab
-    piece, n_texts = tokenizer._shown_piece, tokenizer.n_vocab
-    tokenizer._shown_piece = lambda token: piece(token % n_texts)  # type: ignore[method-assign]
-    model.__dict__["tokenizer"] = tokenizer
-    return model
+# -- the model -------------------------------------------------------------------------------------
 
 
-def open_spec(shape: str, spec: ModelSpec) -> Model:
-    return open_model(shape, spec.options)
+@dataclass(frozen=True)
+class Opened:
+    """How the model is opened, in this process and in the engine's."""
 
+    shape: str
+    paced: str
 
-def open_here(shape: str, spec: ModelSpec) -> Model:
-    return open_model(shape, here(spec.options))
+    def model(self, options: Options) -> Model:
+        """Without its weights. One of random weights gets the bundled model's tokenizer, and every
+        token the text of one that it has."""
+        if self.paced:
+            options = replace(options, backends=("paced",), n_gpu_layers=0)
+            return Model(open_model(bundled_model()), options, paced_device(Pace.parse(self.paced)))
+        tokenizer = gguflow.Tokenizer.load(bundled_model())
+        model = Model(random_model(self.shape), options)
+        tokenizer.n_rows = model.hp.n_vocab
+        piece, n_texts = tokenizer._shown_piece, tokenizer.n_vocab
+        tokenizer._shown_piece = lambda token: piece(token % n_texts)  # type: ignore[method-assign]
+        model.__dict__["tokenizer"] = tokenizer
+        return model
+
+    def spec(self, spec: ModelSpec) -> Model:
+        return self.model(spec.options)
+
+    def here(self, spec: ModelSpec) -> Model:
+        return self.model(here(spec.options))
 
 
 def nothing(model: Model) -> None:
     """Nothing is to be done once a model is loaded."""
 
 
+# -- the server ------------------------------------------------------------------------------------
+
+
 class Served:
     """The server in a thread. model: in memory, served by the engine that is in this process."""
 
-    def __init__(self, model: Model, shape: str, own_process: bool) -> None:
+    def __init__(self, model: Model, opened: Opened, own_process: bool) -> None:
         spec = ModelSpec("random", bundled_model(), model.options)
         config = ServerConfig(port=0, access_log=False, timeout=3600.0, n_queue=4096)
-        opened = partial(open_spec, shape)
         if own_process:
-            cluster = OwnProcess(opened, nothing)
-            manager = ModelManager([spec], config, partial(open_here, shape), cluster=cluster)
+            cluster = OwnProcess(opened.spec, nothing)
+            manager = ModelManager([spec], config, opened.here, cluster=cluster)
         else:
             model.__dict__["load_weights"] = lambda progress=None: None
             manager = ModelManager([spec], config, lambda _: model)
@@ -143,20 +217,22 @@ class Served:
         self.thread = threading.Thread(target=self.server.run, args=([self.sock],), daemon=True)
         self.thread.start()
         assert ready.wait(600)
+        self.asking = ProcessPoolExecutor(1, get_context("spawn"))
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
 
-    def load(self, n: int, n_requests: int, n_prompt: int, n_gen: int) -> dict[str, Any]:
-        """One closed loop's row, and the share of it that the engine stepped."""
+    def load(self, n: int, asks: Sequence[Ask]) -> dict[str, Any]:
+        """What n clients in another process notice, the share of the time that the engine stepped,
+        and microseconds of the event loop's a token."""
         (loaded,) = self.service.manager.loaded()
         if hasattr(loaded.watched, "steps"):
             loaded.watched.steps.clear()
-        done = subprocess.run(
-            [sys.executable, "-m", "gguflow", "bench", "--serve", self.url, "--clients", str(n),
-             "--n-requests", str(n_requests), "-npp", str(n_prompt), "-ntg", str(n_gen),
-             "-o", "jsonl"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        row: dict[str, Any] = json.loads(done.stdout)
+        assert self.thread.ident is not None
+        clock = time.pthread_getcpuclockid(self.thread.ident)
+        bodies = [completion("random", ask.text, ask.n_gen) for ask in asks]
+        before = time.clock_gettime(clock)
+        row = self.asking.submit(clients, self.url, n, bodies).result()
+        assert row["n_prompt"] == sum(len(ask.ids) for ask in asks), "other prompts"
+        row["loop"] = 1e6 * (time.clock_gettime(clock) - before) / sum(a.n_gen for a in asks)
         steps = [*loaded.watched.steps]
         wall = steps[-1].at - steps[0].at + steps[-1].ms / 1e3
         row["stepping"] = sum(s.ms for s in steps) / 1e3 / wall
@@ -165,47 +241,82 @@ class Served:
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join(60)
+        self.asking.shutdown()
         self.sock.close()
+
+
+def clients(url: str, n: int, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """n clients for these bodies; the row of what came."""
+
+    async def run() -> dict[str, Any]:
+        endpoint = Endpoint(url)
+        began = time.perf_counter()
+        outcomes = await closed_loop(endpoint, bodies, n)
+        row = summary(outcomes, time.perf_counter() - began)
+        assert row["requests"] == len(bodies), row["errors"]
+        return row | {"n_prompt": sum(o.n_prompt for o in outcomes)}
+
+    return asyncio.run(run())
+
+
+# -- the table -------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--random", default="tinyllama-1.1b:Q4_0", help="shape and type")
+    p.add_argument("--paced", default="", metavar="BASE,SINGLE,CHUNK",
+                   help="ms of a run, of a single row of it, of one of a prompt")  # fmt: skip
     p.add_argument("-ngl", type=gpu_layers, default=0)
     p.add_argument("-t", type=int, default=0, help="threads")
     p.add_argument("--clients", type=numbers, default=[1, 8])
     p.add_argument("--engine-process", default="on,off")
-    p.add_argument("--rounds", type=int, default=3, help="requests of each client")
+    p.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    p.add_argument("--fixed", action="store_true", help="all lengths are the mean")
     p.add_argument("-npp", type=int, default=128)
     p.add_argument("-ntg", type=int, default=64)
     args = p.parse_args(argv)
     most = max(args.clients)
-    # A word of the generator's may be two tokens: prompts are a little longer than asked for.
-    n_ctx = -(-(args.npp + args.npp // 2 + args.ntg + 32) // 64) * 64
+    n_ctx = -(-(2 * args.npp + 3 * args.ntg // 2 + 32) // 64) * 64
     options = Options(n_ctx=n_ctx, n_seqs=most, n_threads=args.t, n_gpu_layers=args.ngl)
-    model = open_model(args.random, options)
+    opened = Opened(args.random, args.paced)
+    model = opened.model(options)
     model.load_weights()
     sys.setswitchinterval(SWITCH)
-    alone, front = {}, {}
+    seeds = iter(range(1_000_000))  # no prompt comes twice: the cache would know it
+
+    def asks(n: int, rounds: int) -> list[Ask]:
+        return draw(model.tokenizer, rounds * n, args.npp, args.ntg, not args.fixed, next(seeds))
+
+    ways: dict[str, Callable[..., tuple[float, float]]] = {
+        "the engine alone": engine_alone, "its front": front_alone,
+    }  # fmt: skip
+    speeds: dict[int, list[float]] = {n: [] for n in args.clients}
+    measured = {n: asks(n, args.rounds) for n in args.clients}
+    what = f"runs of {args.paced} ms" if args.paced else args.random
+    print(f"{what}, about {args.npp} + {args.ntg} tokens, {args.rounds} requests a client")
     for n in args.clients:
-        alone[n] = engine_alone(model, n, args.rounds * n, args.npp, args.ntg)
-        gc.collect()
-        front[n] = front_alone(model, n, args.rounds * n, args.npp, args.ntg)
-        gc.collect()
-    print(f"{args.random}, {args.npp} + {args.ntg} tokens, {Path(sys.executable).name}")
-    print("| clients | engine process | engine t/s | front t/s | server t/s | share | first p50 "
-          "| p95 ms | between p50 | p95 ms | stepping |")  # fmt: skip
-    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
-    for own in args.engine_process.split(","):
-        served = Served(model, args.random, own == "on")
+        for name, way in ways.items():
+            speed, busy = way(model, n, asks(n, 2), measured[n])
+            speeds[n].append(speed)
+            if args.paced:
+                print(f"{n} clients, {name}: the device was at work {busy:.3f} of the time")
+            gc.collect()
+    names = ["clients", "engine process", "engine t/s", "front t/s", "server t/s", "of engine",
+             "of front", "first p50", "p95 ms", "between p50", "p95 ms", "stepping",
+             "event loop us/token"]  # fmt: skip
+    print("| " + " | ".join(names) + " |\n|" + "--:|" * len(names))
+    for own in filter(None, args.engine_process.split(",")):
+        served = Served(model, opened, own == "on")
         for n in args.clients:
-            served.load(n, 2 * n, args.npp, args.ntg)  # plans of this many
-            r = served.load(n, args.rounds * n, args.npp, args.ntg)
-            share = r["tokens_per_s"] / front[n]
-            names = "first_p50", "first_p95", "between_p50", "between_p95"
-            cells = [n, own, f"{alone[n]:.1f}", f"{front[n]:.1f}", f"{r['tokens_per_s']:.1f}",
-                     f"{share:.3f}"]  # fmt: skip
-            cells += [*(f"{1e3 * r[name]:.2f}" for name in names), f"{r['stepping']:.3f}"]
+            served.load(n, asks(n, 2))  # plans of this many
+            r = served.load(n, measured[n])
+            speed = r["tokens_per_s"]
+            cells = [n, own, *(f"{x:.1f}" for x in (*speeds[n], speed)),
+                     *(f"{speed / x:.3f}" for x in speeds[n])]  # fmt: skip
+            times = "first_p50", "first_p95", "between_p50", "between_p95"
+            cells += [*(f"{1e3 * r[name]:.2f}" for name in times), f"{r['stepping']:.3f}",
+                      f"{r['loop']:.1f}"]  # fmt: skip
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
         served.stop()
     return 0

@@ -145,14 +145,15 @@ async def _begin(endpoint: Endpoint, args: Namespace) -> tuple[str, float]:
     # What a word costs of this server's tokens; the second request finds everything warm.
     sample, n_words = Prompts(1.0, 0, "fixed", 0), max(1, min(200, *args.n_prompts, 200) // 2)
     for _ in range(2):
-        tried = await endpoint.complete(_body(model, sample.text(n_words), 2))
+        tried = await endpoint.complete(completion(model, sample.text(n_words), 2))
         # Two tokens of a model may have no text.
         if tried.status != 200 or tried.error:
             raise HttpError(tried.error or f"status {tried.status}")
     return model, (tried.n_prompt or n_words) / n_words
 
 
-def _body(model: str, prompt: str, n_gen: int) -> dict[str, Any]:
+def completion(model: str, prompt: str, n_gen: int) -> dict[str, Any]:
+    """A completion of so many tokens."""
     return {"model": model, "prompt": prompt, "max_tokens": n_gen, "temperature": 0.0,
             "ignore_eos": True}  # fmt: skip
 
@@ -188,29 +189,40 @@ async def measure(
     """One test's row."""
     prompts = Prompts(per_word, test.shared_prefix, test.spread, seed)
     bodies = [
-        _body(model, prompts.text(prompts.length(test.n_prompt)), prompts.length(test.n_gen))
+        completion(model, prompts.text(prompts.length(test.n_prompt)), prompts.length(test.n_gen))
         for _ in range(test.n_requests)
     ]
+    outcomes = list[Outcome]()
+    began = time.perf_counter()
+    if test.clients:
+        outcomes = await closed_loop(endpoint, bodies, test.clients)
+    else:
+        rng = random.Random(seed)
+
+        async def once(each: dict[str, Any]) -> None:
+            outcomes.append(await endpoint.complete(each))
+
+        async with asyncio.TaskGroup() as group:
+            for each in bodies:
+                group.create_task(once(each))
+                await asyncio.sleep(rng.expovariate(test.rate))
+    return asdict(test) | summary(outcomes, time.perf_counter() - began)
+
+
+async def closed_loop(
+    endpoint: Endpoint, bodies: Sequence[dict[str, Any]], n_clients: int
+) -> list[Outcome]:
+    """So many clients, each of which asks for the next completion when it has its answer."""
     left, outcomes = iter(bodies), list[Outcome]()
 
     async def client() -> None:
-        for body in left:
-            outcomes.append(await endpoint.complete(body))
+        for each in left:
+            outcomes.append(await endpoint.complete(each))
 
-    async def once(body: dict[str, Any]) -> None:
-        outcomes.append(await endpoint.complete(body))
-
-    began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        if test.clients:
-            for _ in range(min(test.clients, test.n_requests)):
-                group.create_task(client())
-        else:
-            rng = random.Random(seed)
-            for body in left:
-                group.create_task(once(body))
-                await asyncio.sleep(rng.expovariate(test.rate))
-    return asdict(test) | summary(outcomes, time.perf_counter() - began)
+        for _ in range(min(n_clients, len(bodies))):
+            group.create_task(client())
+    return outcomes
 
 
 def summary(outcomes: Sequence[Outcome], took: float) -> dict[str, Any]:

@@ -122,6 +122,8 @@ def form_of(body: OutputFields) -> Constraint | None:
 def _format(body: OutputFields) -> Constraint | None:
     f = body.response_format
     if isinstance(f, JsonObjectFormat):
+        if f.schema_ is not None:
+            return forms.json_schema(f.schema_, "response_format.schema")
         return forms.json_object("response_format")
     if isinstance(f, JsonSchemaFormat):
         field = "response_format.json_schema.schema"

@@ -125,7 +125,7 @@ def to_chat(body: ResponsesBody) -> ChatBody:
         wrapped = {"name": form.name, "schema": form.schema_, "strict": form.strict}
         fields["response_format"] = {"type": "json_schema", "json_schema": wrapped}
     elif form is not None:
-        fields["response_format"] = form.model_dump()
+        fields["response_format"] = form.model_dump(by_alias=True, exclude_none=True)
     try:
         return ChatBody.model_validate(fields)
     except ValidationError as error:

@@ -65,6 +65,45 @@ class Mailbox:
             self._waiter.set_result(None)
 
 
+class Telling:
+    """When readers learn of tokens. Waking one costs more than a token's share of a step on a fast
+    device: with many of them, several tokens are told at a time. Used in one event loop."""
+
+    def __init__(self) -> None:
+        self._held: dict[Mailbox, None] = {}  # with tokens that nobody was told of,
+        self._timer: asyncio.TimerHandle | None = None  # until this
+        self._told = 0.0  # when that was done last
+
+    def put(self, box: Mailbox, token: Token) -> None:
+        """Keep a token for its reader, who is told at once of the first and the last."""
+        box.put(token)
+        if token.index == 0 or token.finish is not None:
+            box.notify()
+        else:
+            self._held[box] = None
+
+    def tell(self, n: int) -> None:
+        """Wake the others, or later. n: tokens of the step that these are of."""
+        if not self._held or self._timer is not None:
+            return
+        loop = asyncio.get_running_loop()
+        wait = self._told + min(HOLD_MOST, HOLD_EACH * n) - loop.time()
+        if wait <= 0 or n < HOLD_FROM:
+            self._tell()
+        else:
+            self._timer = loop.call_later(wait, self._tell)
+
+    def forget(self) -> None:
+        """Tell nobody: all are told something else."""
+        self._held.clear()
+
+    def _tell(self) -> None:
+        held, self._held, self._timer = self._held, {}, None
+        self._told = asyncio.get_running_loop().time()
+        for box in held:
+            box.notify()
+
+
 class AsyncEngine:
     """Steps an engine while it has work. Everything but the steps is called in the event loop.
 
@@ -82,9 +121,7 @@ class AsyncEngine:
         self._failed: Exception | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._held: dict[RequestId, Mailbox] = {}  # with tokens that nobody was told of,
-        self._timer: asyncio.TimerHandle | None = None  # until this
-        self._told = 0.0  # when that was done last
+        self._telling = Telling()
 
     async def __aenter__(self) -> AsyncEngine:
         self._loop = asyncio.get_running_loop()
@@ -169,31 +206,11 @@ class AsyncEngine:
             box = self._boxes.get(token.request)
             if box is None:  # its reader has left
                 continue
-            box.put(token)
-            if token.index == 0 or token.finish is not None:
-                box.notify()
-            else:
-                self._held[token.request] = box
-        # Waking a reader costs more than a token's share of a step on a fast device: with many of
-        # them, several tokens are told at a time.
-        if self._held and self._timer is None:
-            assert self._loop is not None
-            wait = self._told + min(HOLD_MOST, HOLD_EACH * len(tokens)) - self._loop.time()
-            if wait <= 0 or len(tokens) < HOLD_FROM:
-                self._tell()
-            else:
-                self._timer = self._loop.call_later(wait, self._tell)
-
-    def _tell(self) -> None:
-        """Wake those whose tokens were held."""
-        assert self._loop is not None
-        held, self._held, self._timer = self._held, {}, None
-        self._told = self._loop.time()
-        for box in held.values():
-            box.notify()
+            self._telling.put(box, token)
+        self._telling.tell(len(tokens))
 
     def _fail(self, error: Exception) -> None:
         self._failed = self._failed or error
-        self._held.clear()
+        self._telling.forget()
         for box in self._boxes.values():
             box.fail(error)

@@ -6,6 +6,7 @@ from gguflow.engine.dataclass import dataclass
 from gguflow.engine.plan_key import PlanKey
 
 LEAST_CHUNK = 16  # rows of the smallest plan for pieces of prompts
+LEAST_SPLIT = 192  # from where on there are plans between powers of two
 SPARE = 1  # pieces that are ready beside one for each stage, so that no device waits for the host
 
 
@@ -85,4 +86,6 @@ class Buckets:
         return self.n_seqs if self.live else bucket(n, 1, max(n, self.n_seqs))
 
     def _chunk(self, n: int) -> int:
-        return bucket(n, min(LEAST_CHUNK, self.n_chunk), self.n_chunk)
+        size = bucket(n, min(LEAST_CHUNK, self.n_chunk), self.n_chunk)
+        part = size // 4 * 3  # of many rows the padding would cost more than another plan
+        return part if part >= LEAST_SPLIT and n <= part else size

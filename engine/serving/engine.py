@@ -29,12 +29,11 @@ from gguflow.engine.sampling import GREEDY, SamplerRows, seed_of
 
 from .embed import Embedder
 from .flight import Flight
-from .host_sampling import Choice, HostSampler, check_extras, ranked
+from .host_sampling import Choice, HostSampler, check_extras, prompt_logprobs
 from .replay import replay
 from .request import POOLINGS, EmbedRequest, Finish, Job, LogitsError, Request, RequestId, Token
-from .rows import Rows, single_rows
 from .runner import Results, Runner, Sampling
-from .runs import runs_of
+from .runs import generated_rows, runs_of
 from .scheduler import Batch, Scheduler
 from .speculation import Drafting, Line, rows_to_check
 from .speculation_host import Picked
@@ -83,8 +82,9 @@ class Engine:
             self._speculator = Speculator(model, speculation, self._runner)
         self._kv = self._runner.kv
         self._scheduler = Scheduler(
-            self._kv, model.options.n_ubatch, prompts_first, self._runner.n_pieces
-        )
+            self._kv, model.options.n_ubatch, prompts_first, self._runner.n_pieces,
+            gathers=not self._runner.is_host,
+        )  # fmt: skip
         self._samplers = SamplerRows(model.options.n_seqs)
         self._jobs: dict[RequestId, Job] = {}
         self._ids = count()
@@ -235,7 +235,7 @@ class Engine:
                 self._end(cancelled, None, "cancel", done)
             elif id in self._embeds:
                 self._cancel_embed(id, done)
-        if self._ahead is not None and self._scheduler.may_admit:
+        if self._ahead is not None and self._scheduler.wants_prompts:
             self._ahead.stop()
 
     def _end(
@@ -248,8 +248,6 @@ class Engine:
         job.is_over = True
         if self._speculator is not None:
             self._speculator.forget({job.id})
-        if self._ahead is not None:
-            self._ahead.stop()
         with self._lock:
             del self._jobs[job.id]
 
@@ -307,13 +305,13 @@ class Engine:
         if chunks:
             runs = runs_of(self._kv, batch, self.model.options.n_ubatch)
         else:
-            runs = [self._single_rows(singles, seqs)]
+            runs = [generated_rows(singles)]
         sampling = self._sampling(seqs) if sampled and not every else None
         aboard = {job.id: 1 for job in singles} | {job.id: n for job, n in chunks}
         with self._flight.of(aboard, self._kv.states is None):
             results = self._runner.run_all(runs, sampling, every)
         if every:
-            at = self._take_prompt_logprobs(batch, results[-1])
+            at = prompt_logprobs(batch, results[-1])
         if sampled:
             # A processor may raise: nothing has been told of the run until here.
             tokens, choices = self._choose(sampled, at, results, every)
@@ -332,23 +330,6 @@ class Engine:
                 settings = job.request.settings if job.host is None else GREEDY
                 self._samplers.set(job.place, settings, job.seed, job.tokens, job.n_generated)
                 job.has_sampler = True
-
-    def _take_prompt_logprobs(self, batch: Batch, logits: np.ndarray) -> list[int]:
-        """What the rows of prompts say of the tokens after them, where that is asked for; returns
-        where the rows are that tokens are chosen from. logits: f32 [n, n_vocab]."""
-        at = [*range(len(batch.singles))]
-        n_before = len(at)
-        for job, n in batch.chunks:
-            wanted, is_last = job.wants_rows, n == job.n_new
-            if wanted:
-                for i in range(min(n, job.n_prompt - 1 - job.n_rows)):
-                    place = job.n_rows + i + 1
-                    k = job.request.logprobs or 0
-                    job.prompt_logprobs[place] = ranked(logits[n_before + i], job.tokens[place], k)
-            n_before += n if wanted else int(is_last)
-            if is_last:
-                at.append(n_before - 1)
-        return at
 
     def _choose(
         self, jobs: Sequence[Job], at: Sequence[int], results: Results, every: bool
@@ -381,15 +362,10 @@ class Engine:
                     found[job.id] = choice
         return tokens, found
 
-    def _single_rows(self, jobs: Sequence[Job], seqs: np.ndarray) -> Rows:
-        tokens, pos = ([job.tokens[-1] for job in jobs], [job.n_rows for job in jobs])
-        return single_rows(seqs, np.array(tokens), np.array(pos))
-
     def _advance(self, jobs: Sequence[Job]) -> None:
         """The row of a generated token was computed for each of these."""
-        advance = self._kv.advance
+        self._kv.advance_each([job.place for job in jobs], [job.tokens[-1] for job in jobs])
         for job in jobs:
-            advance(job.place, job.tokens[-1:], True)
             job.n_rows += 1
 
     def _sampling(self, seqs: np.ndarray) -> Sampling:
@@ -410,18 +386,22 @@ class Engine:
         for job, token in zip(jobs, tokens.tolist(), strict=True):
             if job.is_over:
                 continue
-            choice = found.get(job.id)
+            choice = found.get(job.id) if found else None
             if isinstance(choice, Exception):
                 self._end(job, None, "error", done, error=choice)
                 continue
-            job.tokens.append(token)
+            ids = job.tokens
+            ids.append(token)
             self._n_generated += 1
+            index = len(ids) - job.n_prompt - 1
             if token in job.request.stop:
                 self._end(job, token, "stop", done, choice)
-            elif len(job.tokens) >= job.n_most:
+            elif len(ids) >= job.n_most:
                 self._end(job, token, "length", done, choice)
+            elif index and job.host is None:
+                done.append(Token.plain(job.id, token, index))
             else:
-                done.append(self._token(job, token, job.n_generated - 1, None, choice))
+                done.append(self._token(job, token, index, None, choice))
 
     # -- guesses ---------------------------------------------------------------------------------
 
@@ -453,19 +433,18 @@ class Engine:
     def _runs_ahead(self, batch: Batch) -> bool:
         """Whether the device makes the next tokens by itself; it is started if it can."""
         jobs = batch.singles
-        if self._runner.profile is not None or len(jobs) < len(self._scheduler.running):
+        n_running = len(self._scheduler.running) - batch.n_gathered
+        if self._runner.profile is not None or len(jobs) < n_running:
             return False
         if self._embeds or any(job.host is not None for job in jobs):
             return False
         if not self._runner.has_loop(len(jobs)):
             return False
-        most = min(MOST_AHEAD, *(job.n_most - len(job.tokens) for job in jobs))
+        most = self._steps_ahead(jobs)
         if self._speculator is not None:
             most = min(most, max(LEAST_AHEAD, self._speculator.plain_steps(len(jobs))))
-        # A recurrent state is copied for later uses where it stands then.
-        most = min(self._kv.until_checkpoint(job.place, most) for job in jobs)
         seqs = np.array([job.seq for job in jobs], np.int64)
-        rows = self._single_rows(jobs, seqs)
+        rows = generated_rows(jobs)
         while most >= LEAST_AHEAD and not self._kv.grow_all(seqs.tolist(), most):
             most //= 2
         if most < LEAST_AHEAD:
@@ -475,9 +454,19 @@ class Engine:
         self._ahead, self._aboard, self._aboard_seqs = Ahead(loop, most), [*jobs], seqs
         return True
 
+    def _steps_ahead(self, jobs: Sequence[Job]) -> int:
+        """How many steps these may make. Who ends on the way keeps a row, which nobody sees; but a
+        recurrent state would go on with it."""
+        left = [job.n_most - len(job.tokens) for job in jobs]
+        if self._kv.states is not None:  # which is copied for later uses where it stands then
+            most = min(MOST_AHEAD, *left)
+            return min(self._kv.until_checkpoint(job.place, most) for job in jobs)
+        room = self.model.options.n_ctx - max(job.n_rows for job in jobs)
+        return min(MOST_AHEAD, room, max(left))
+
     def _step_ahead(self, done: list[Token]) -> None:
-        """Take the tokens of one step that was on its way. When a job ends or another may begin no
-        more steps are started, but those that are on their way are taken."""
+        """Take the tokens of one step that was on its way. Once half of the jobs have ended no more
+        are started, but those that are on their way are taken."""
         ahead, self._ahead = self._ahead, None  # should this be interrupted
         assert ahead is not None
         try:
@@ -492,8 +481,11 @@ class Engine:
         self._advance([job for job in self._aboard if not job.is_over])
         self._accept(self._aboard, self._aboard_seqs, tokens, done)
         alive = [job for job in self._aboard if not job.is_over]
+        n_over = len(self._aboard) - len(alive)
+        if n_over >= len(alive) or (n_over and self._kv.states is not None):
+            ahead.stop()
         if ahead.is_over or not alive:
             self._ran_plain(len(self._aboard), ahead.seconds, ahead.taken)
             self._ahead = None
-            for job in alive:
+            for job in alive if not self._scheduler.is_ample else ():
                 self._kv.shrink(job.place)

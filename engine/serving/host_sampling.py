@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from gguflow.engine.samplers.candidates import LARGEST
 from gguflow.engine.samplers.dry import Breakers, breakers
 
 from .request import LogitsError, LogitsProcessor, Ranked, Request
+
+if TYPE_CHECKING:
+    from .scheduler import Batch
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,24 @@ def ranked(logits: np.ndarray, token: int, k: int) -> tuple[float, Ranked]:
         float(finite[token] - total),
         tuple(zip(top.tolist(), (finite[top] - total).tolist(), strict=True)),
     )
+
+
+def prompt_logprobs(batch: Batch, logits: np.ndarray) -> list[int]:
+    """What the rows of prompts say of the tokens after them, where that is asked for; returns where
+    the rows are that tokens are chosen from. logits: f32 [n, n_vocab]."""
+    at = [*range(len(batch.singles))]
+    n_before = len(at)
+    for job, n in batch.chunks:
+        wanted, is_last = job.wants_rows, n == job.n_new
+        if wanted:
+            for i in range(min(n, job.n_prompt - 1 - job.n_rows)):
+                place = job.n_rows + i + 1
+                k = job.request.logprobs or 0
+                job.prompt_logprobs[place] = ranked(logits[n_before + i], job.tokens[place], k)
+        n_before += n if wanted else int(is_last)
+        if is_last:
+            at.append(n_before - 1)
+    return at
 
 
 @lru_cache(maxsize=8)

@@ -83,6 +83,7 @@ class KvCache:
         # Windows let pages go as they move on; a state is copied where it stands.
         self._seals_at_once = n_states > 0 or any(g.window for g in groups.values())
         self._seqs: dict[int, _Sequence] = {}
+        self._unsealed: set[int] = set()  # sequences with full pages that have no key yet
         self._free = list(range(n_seqs))[::-1]
 
     # -- sequences -------------------------------------------------------------------------------
@@ -95,6 +96,14 @@ class KvCache:
     def n_free_seqs(self) -> int:
         """Sequences that can still be created."""
         return len(self._free)
+
+    def is_ample(self, n_chunk: int) -> bool:
+        """Whether there are pages for all sequences with full contexts, computed n_chunk tokens at
+        a time."""
+        n_seqs = len(self._free) + len(self._seqs)
+        each = {name: min(self.n_entries, window_pages(g.window, n_chunk)) if g.window else
+                self.n_entries for name, g in self.groups.items()}  # fmt: skip
+        return all(g.n_pages >= n_seqs * each[name] for name, g in self.groups.items())
 
     def tokens(self, seq: int) -> list[int]:
         """The tokens whose rows are there: the cache's own list, to read."""
@@ -269,8 +278,20 @@ class KvCache:
         after = len(s.tokens)
         if s.n_chunked == before and not generated:
             s.n_chunked = after
-        if self._seals_at_once and (sealed or self.states is None):
-            self._seal(seq, s)
+        if after // PAGE > len(s.hashes):
+            self._unsealed.add(seq)
+            if self._seals_at_once and (sealed or self.states is None):
+                self._seal(seq, s)
+
+    def advance_each(self, seqs: Sequence[int], ids: Sequence[int]) -> None:
+        """The same for one generated token of each of some sequences."""
+        for seq, id in zip(seqs, ids, strict=True):
+            s = self._seqs[seq]
+            s.tokens.append(id)
+            if not len(s.tokens) % PAGE:
+                self._unsealed.add(seq)
+            if self._seals_at_once and seq in self._unsealed:
+                self._seal(seq, s)
 
     def until_checkpoint(self, seq: int, n: int) -> int:
         """How many of the next n tokens may be computed at once: a copy of a recurrent state can
@@ -329,13 +350,14 @@ class KvCache:
     # -- inside ----------------------------------------------------------------------------------
 
     def _seal_all(self) -> None:
-        for seq, s in self._seqs.items():
-            self._seal(seq, s)
+        for seq in [*self._unsealed]:
+            self._seal(seq, self._seqs[seq])
 
     def _seal(self, seq: int, s: _Sequence) -> None:
         """Give the pages that have become full their keys, before somebody looks for them or they
         are let go. Most are not given any sooner: hashing takes time that a first token waits for.
         """
+        self._unsealed.discard(seq)
         first, n_full = len(s.hashes), len(s.tokens) // PAGE
         for p in range(first, n_full):
             parent = s.hashes[-1] if s.hashes else s.salt

@@ -108,6 +108,14 @@ class Token:
     embedding: NDArray[np.float32] | None = field(default=None, compare=False)
     n_cached: int = field(default=0, compare=False)
 
+    @classmethod
+    def plain(cls, request: RequestId, id: int, index: int) -> Token:
+        """One of which nothing else is known. Most are, and a constructor that sets every field
+        takes longer than all else that a step does for a token."""
+        token = object.__new__(cls)
+        token.__dict__.update(request=request, id=id, index=index)
+        return token
+
 
 class Job:
     """A request in work.

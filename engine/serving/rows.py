@@ -55,6 +55,21 @@ def single_rows(seqs: np.ndarray, tokens: np.ndarray, pos: np.ndarray) -> Rows:
     return Rows(tokens, pos, each, seqs, len(seqs), each)
 
 
+def side_by_side(singles: Rows, chunks: Rows) -> Rows:
+    """The rows of one run: generated tokens, then pieces of other sequences' prompts."""
+    n = singles.n_tokens
+    sees = None if chunks.sees is None else np.concatenate([singles.pos, chunks.sees])
+    return Rows(
+        np.concatenate([singles.tokens, chunks.tokens]),
+        np.concatenate([singles.pos, chunks.pos]),
+        np.concatenate([singles.seq, chunks.seq + len(singles.seqs)]),
+        np.concatenate([singles.seqs, chunks.seqs]),
+        singles.n_single + chunks.n_single,
+        np.concatenate([singles.out, chunks.out + n]),
+        sees,
+    )
+
+
 def rows_of(kv: KvCache, pieces: Sequence[Piece]) -> Rows:
     """The rows of pieces, of which single ones come first and each sequence has one. Raises
     WholePromptError for a piece of a prompt that has to be computed at once."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from .kv import KvCache
-from .rows import Piece, Rows, rows_of
+from .request import Job
+from .rows import Piece, Rows, rows_of, side_by_side, single_rows
 from .scheduler import Batch
 
 
@@ -22,8 +25,19 @@ def runs_of(kv: KvCache, batch: Batch, most: int) -> list[Rows]:
             ids = job.tokens[job.n_rows + start : job.n_rows + end]
             n_out = len(ids) if job.wants_rows else int(end == job.n_new)
             pieces[-1].append(Piece(job.place, ids, n_out, ahead=start))
-    pieces[-1][:0] = [Piece(job.place, job.tokens[-1:], 1, True) for job in batch.singles]
-    return [rows_of(kv, run) for run in pieces]
+    *first, last = (rows_of(kv, run) for run in pieces)
+    if batch.singles:
+        last = side_by_side(generated_rows(batch.singles), last)
+    return [*first, last]
+
+
+def generated_rows(jobs: Sequence[Job]) -> Rows:
+    """The last token of each."""
+    return single_rows(
+        np.array([job.place for job in jobs]),
+        np.array([job.tokens[-1] for job in jobs]),
+        np.array([job.n_rows for job in jobs]),
+    )
 
 
 def in_runs(

@@ -13,7 +13,7 @@ from typing import Any
 
 from gguflow.engine.cluster.errors import ClusterError
 from gguflow.engine.cluster.work import Started
-from gguflow.engine.serving.aio import Mailbox
+from gguflow.engine.serving.aio import Mailbox, Telling
 
 from .actor import Actor, ActorLostError
 from .replica import Parcel
@@ -33,6 +33,7 @@ class Link:
     def __init__(self, actor: Actor, silence: float, told: Callable[[Link, Parcel], None]) -> None:
         self._actor, self._silence, self._told = actor, silence, told
         self._boxes: dict[int, Mailbox] = {}
+        self._telling = Telling()
         self.started: Started | None = None
         self.lost: ReplicaLostError | None = None
 
@@ -57,8 +58,8 @@ class Link:
                 for r in parcel.rows:
                     box = self._boxes.get(r[0])
                     if box is not None:
-                        box.put(token_of(r))
-                        box.notify()
+                        self._telling.put(box, token_of(r))
+                self._telling.tell(len(parcel.rows))
                 self._told(self, parcel)
                 if parcel.lost is not None:
                     why = parcel.lost
@@ -71,6 +72,7 @@ class Link:
             s = self.started
             where = f"node {s.node}, process {s.pid}: " if s is not None else ""
             self.lost = ReplicaLostError(f"{where}{why}")
+            self._telling.forget()
             for box in self._boxes.values():
                 box.fail(self.lost)
         raise self.lost

@@ -105,4 +105,6 @@ def token_of(r: Sequence[Any]) -> Token:
         found: Token = r[1]
         return found
     key, id, index, finish, n_cached = r
+    if finish is None and not n_cached:
+        return Token.plain(key, id, index)
     return Token(key, id, index, finish, n_cached=n_cached)

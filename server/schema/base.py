@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -27,9 +29,22 @@ B = TypeVar("B", bound=Body)
 def parse(cls: type[B], data: bytes) -> B:
     """A request's body. Raises ApiError 400 that names the first field at fault."""
     try:
-        return cls.model_validate_json(data)
+        body = cls.model_validate_json(data)
     except ValidationError as error:
         raise _refusal(error) from None
+    # Of two fields of one name the last one counts, and what the first one asked for is dropped.
+    # What JSON is too deep or too long for this reader the one before has refused or has no names.
+    with suppress(ValueError, RecursionError):
+        json.loads(data, object_pairs_hook=_names)
+    return body
+
+
+def _names(pairs: list[tuple[str, Any]]) -> None:
+    seen = set[str]()
+    for name, _ in pairs:
+        if name in seen:
+            raise refused(name[:64], "stands twice in one object")
+        seen.add(name)
 
 
 def _refusal(error: ValidationError) -> ApiError:
@@ -58,6 +73,8 @@ def _is_field(name: str) -> bool:
 _MEMBERS = {"str", "int", "float", "bool", "constrained", "dict", "none"}
 
 
+# Fields of forms: a format of another type that has one is not obeyed as if it had not.
+_OF_FORMS = {"schema", "json_schema", "grammar", "pattern", "regex", "choice", "syntax", "value"}
 # Fields that other servers, or other paths of this one, know and that say what an answer has to
 # be: a request that has one is not answered as if it had not. With what to use instead.
 _FORM = "structured_outputs or response_format does that"
@@ -65,12 +82,16 @@ _TEXT_FORM = "text.format does that"
 _FOREIGN = {
     "functions": "tools does that", "function_call": "tool_choice does that",
     "guided_json": _FORM, "guided_regex": _FORM, "guided_choice": _FORM, "guided_grammar": _FORM,
-    "regex": _FORM, "ebnf": _FORM, "structural_tag": _FORM, "choice": _FORM,
+    "regex": _FORM, "ebnf": _FORM, "structural_tag": _FORM, "choice": _FORM, "format": _FORM,
+    "schema": _FORM, "response_schema": _FORM, "output_schema": _FORM,
     "response_format": _TEXT_FORM, "structured_outputs": _TEXT_FORM, "grammar": _TEXT_FORM,
     "json_schema": _TEXT_FORM, "bad_words": "logit_bias does that",
     "allowed_token_ids": "structured_outputs does that", "max_new_tokens": "max_tokens does that",
     "lora": "the model's name does that here", "n_predict": "max_tokens does that",
-    "min_new_tokens": "min_tokens does that",
+    "min_new_tokens": "min_tokens does that", "num_predict": "max_tokens does that",
+    "stop_sequences": "stop does that", "stop_strings": "stop does that",
+    "options": "its fields stand by themselves here",
+    "chat_template": "the server's --chat-template-file does that",
     **dict.fromkeys(
         ("tools", "tool_choice", "stop", "n", "best_of", "echo", "suffix", "max_tokens",
          "max_completion_tokens", "logit_bias", "logprobs", "presence_penalty",
@@ -78,8 +99,9 @@ _FOREIGN = {
         "this path has no such field",
     ),
     **dict.fromkeys(
-        ("audio", "web_search_options", "use_beam_search", "length_penalty", "prompt_logprobs",
-         "n_probs", "truncate_prompt_tokens", "include_stop_str_in_output", "logits_processors",
+        ("audio", "web_search_options", "documents", "images", "image_data", "t_max_predict_ms",
+         "use_beam_search", "length_penalty", "prompt_logprobs", "n_probs",
+         "truncate_prompt_tokens", "include_stop_str_in_output", "logits_processors",
          "negative_prompt", "return_token_ids", "return_tokens_as_token_ids"),
         "not supported",
     ),
@@ -91,8 +113,10 @@ def unknown_fields(body: BaseModel, at: str = "") -> Iterator[str]:
     for name, value in (body.model_extra or {}).items():
         if not at and name in _FOREIGN and value not in (None, False, [], {}, ""):
             raise refused(name, _FOREIGN[name])
-        if not at and name == "skip_special_tokens" and value is False:
+        if not at and (name, value) in (("skip_special_tokens", False), ("web_search_options", {})):
             raise refused(name, "not supported")
+        if at.endswith("format.") and name in _OF_FORMS and value is not None:
+            raise refused(at + name, "a format of this type has no such field")
         yield at + name
     for name in type(body).model_fields:
         yield from _unknown_in(getattr(body, name), at + name)

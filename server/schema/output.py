@@ -18,9 +18,10 @@ class TextFormat(Body):
 
 
 class JsonObjectFormat(Body):
-    """Any JSON object."""
+    """Any JSON object. schema: llama-server's way to ask for one of a schema."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class NamedSchema(Body):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -99,6 +100,17 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"n_predict": 2}, "n_predict"),
     ({"echo": True}, "echo"),
     ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"format": "json"}, "format"),
+    ({"options": {"temperature": 0}}, "options"),
+    ({"documents": [{"text": "a"}]}, "documents"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
+    ({"web_search_options": {}}, "web_search_options"),
+    # A format that has another type's fields asks for something that it would not get.
+    ({"response_format": {"type": "text", "json_schema": {"schema": {"type": "array"}}}},
+     "response_format.json_schema"),
+    ({"response_format": {"type": "json_object", "pattern": "a"}}, "response_format.pattern"),
+    ({"response_format": {"type": "json_object", "schema": {"not": {}}}},
+     "response_format.schema"),
 ]  # fmt: skip
 
 REFUSED_TEXT: list[tuple[dict[str, Any], str]] = [
@@ -133,6 +145,7 @@ REFUSED_RESPONSE: list[tuple[dict[str, Any], str]] = [
         {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
         "text.format.schema",
     ),
+    ({"text": {"format": {"type": "text", "schema": {"type": "array"}}}}, "text.format.schema"),
     ({"min_tokens": 4}, "min_tokens"),
 ]
 
@@ -164,6 +177,34 @@ def test_a_response_that_cannot_be_obeyed_is_refused(
     status, _, answer = server.post("/v1/responses", body)
     assert status == 400, answer
     assert answer["error"]["param"] == field, answer
+
+
+def test_a_name_that_stands_twice(server: Running) -> None:
+    """The last one would count, and the form that the first one asks for be dropped."""
+    form = '{"type": "regex", "pattern": "a+"}'
+    for body, field in (
+        (f'{{"prompt": "a", "response_format": {form}, "response_format": null}}',
+         "response_format"),
+        ('{"prompt": "a", "logit_bias": {"5": -100, "5": 1}}', "5"),
+    ):  # fmt: skip
+        status, _, answer = server.post("/v1/completions", body.encode())
+        assert (status, answer["error"]["param"]) == (400, field), answer
+    deep = b'{"prompt": "a", "max_tokens": 1, "metadata": ' + b"[" * 150 + b"]" * 150 + b"}"
+    assert server.post("/v1/completions", deep)[0] in (200, 400)
+
+
+def test_a_schema_of_a_json_object(server: Running) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_object", "schema": schema}
+    body = CHAT | {"response_format": form, "max_tokens": 200, "temperature": 0}
+    status, headers, answer = server.post("/v1/chat/completions", body)
+    assert status == 200 and "warning" not in headers, answer
+    assert json.loads(answer["choices"][0]["message"]["content"]) == {"a": 7}
+    body = {"input": "hi", "text": {"format": form}, "temperature": 0}
+    status, _, answer = server.post("/v1/responses", body)
+    assert status == 200, answer
+    assert json.loads(answer["output"][-1]["content"][0]["text"]) == {"a": 7}
 
 
 def test_unknown_fields_are_named_in_a_warning(server: Running) -> None:

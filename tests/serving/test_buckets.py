@@ -44,5 +44,6 @@ def test_single_rows_have_a_plan_of_their_own() -> None:
 
 
 def test_logits_of_every_row() -> None:
-    assert Buckets(1, 512).key(0, 300, 1, 300, True, False) == PlanKey(0, 512, 1, 512)
+    assert Buckets(1, 512).key(0, 300, 1, 300, True, False) == PlanKey(0, 384, 1, 384)
+    assert Buckets(1, 512).key(0, 400, 1, 400, True, False) == PlanKey(0, 512, 1, 512)
     assert Buckets(1, 512, True).key(0, 20, 1, 20, True, False) == PlanKey(0, 32, 1, 32)

@@ -18,6 +18,7 @@ from gguflow.engine.planning import Planner, buckets
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import ContextError
 from gguflow.engine.sampling import GREEDY, SamplerSettings
+from gguflow.engine.serving import scheduler
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request, Token
 from gguflow.engine.serving.rows import Piece, rows_of
@@ -313,14 +314,14 @@ def test_a_first_token_compiles_nothing(model: Model, monkeypatch: pytest.Monkey
 # -- everything at once ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["live rows", "padded", "padded, with loops"])
+@pytest.mark.parametrize("kind", ["live rows", "padded", "with loops", "gathered, with loops"])
 @pytest.mark.parametrize("n_requests", [60, pytest.param(200, marks=pytest.mark.slow)])
 def test_mixed_lengths_arriving_at_random(
     model: Model, monkeypatch: pytest.MonkeyPatch, n_requests: int, kind: str
 ) -> None:
     if kind != "live rows":
         pad(monkeypatch)
-    if kind == "padded, with loops":
+    if "with loops" in kind:
         install(monkeypatch)
     rng = np.random.default_rng(n_requests)
     beginnings = [rng.integers(1, 90, 700).tolist() for _ in range(3)]
@@ -336,6 +337,10 @@ def test_mixed_lengths_arriving_at_random(
         requests.append(Request(ids, int(rng.integers(1, 250)), settings[i % 3], stop))
     # Pages for one long request and a little, so that sequences have to give theirs back.
     engine = Engine(model.with_options(n_ubatch=128), n_seqs=8, n_cache=40 * 64)
+    if kind == "gathered, with loops":
+        engine._scheduler._gathers = True
+        monkeypatch.setattr(scheduler, "GATHER_SHARE", 1)
+        monkeypatch.setattr(scheduler, "GATHER_EACH", 0.003)
     pool = engine._kv.pools["full"]
     arenas = {space: arena.nbytes for space, arena in engine._runner._arenas.items()}
     arrivals = np.sort(rng.integers(0, 8 * n_requests, n_requests))
@@ -357,7 +362,7 @@ def test_mixed_lengths_arriving_at_random(
     assert arenas == {space: arena.nbytes for space, arena in engine._runner._arenas.items()}
     stats = engine.stats
     assert stats.n_preempted > 0 and stats.n_found > 0
-    if kind == "padded, with loops":
+    if "with loops" in kind:
         assert any(loop.launched for loop in Loop.made)
     monkeypatch.undo()
     n_cancelled = 0

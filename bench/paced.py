@@ -1,0 +1,142 @@
+"""A device whose runs take the time they are said to and compute nothing: what the host does beside
+it, and what it makes the device wait for, shows without one.
+
+Everything but the kernels is the engine's own: plans, inputs, schedules, samplers, run-ahead. A run
+begins when the one before it has ended and ends so many seconds later; the host is not kept busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gguflow.engine.backends.base import DeviceId, Live, Meets, Memory, Program, Ticks
+from gguflow.engine.backends.numpy import NumpyBackend
+from gguflow.engine.compile import Step
+from gguflow.engine.dataclass import dataclass
+from gguflow.engine.devices import Devices
+from gguflow.engine.graph import Role, Tensor
+
+TEXTS = 300, 3000  # tokens that are drawn: text in the bundled model's vocabulary
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Milliseconds of a run: `base`, `single` for each of its first 128 rows, `chunk` for each of
+    the others. Rows are those of the plan, padding included."""
+
+    base: float
+    single: float
+    chunk: float
+
+    @classmethod
+    def parse(cls, text: str) -> Pace:
+        """Of three numbers with commas. Raises ValueError."""
+        return cls(*map(float, text.split(",")))
+
+    def seconds(self, n: int) -> float:
+        return 1e-3 * (self.base + self.single * min(n, 128) + self.chunk * max(0, n - 128))
+
+
+class Clock:
+    """When the device will be done with all that it was given. busy: seconds of runs, in all."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self.done, self.busy = 0.0, 0.0
+        self._rng = np.random.default_rng(0)
+
+    def run(self, n: int) -> float:
+        """Put a run of n rows behind the others; when it ends."""
+        took = self.pace.seconds(n)
+        self.done = max(self.done, time.perf_counter()) + took
+        self.busy += took
+        return self.done
+
+    def tokens(self, n: int) -> np.ndarray:
+        """What n rows are said to have made."""
+        return self._rng.integers(*TEXTS, n, np.int32)
+
+
+def _until(at: float) -> None:
+    while (left := at - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
+class PacedBackend(NumpyBackend):
+    """One device of this kind."""
+
+    id = DeviceId("paced")
+    name = space = "paced"
+    processor = "none"
+
+    def __init__(self, pace: Pace) -> None:
+        self.clock = Clock(pace)  # type: ignore[assignment]
+
+    def describe(self) -> str:
+        return "runs that take their time and compute nothing"
+
+    def lower(
+        self, steps: Sequence[Step], memory: Memory, n_threads: int | None = None,
+        meets: Meets | None = None,
+    ) -> Program:  # fmt: skip
+        return PacedProgram(self.clock, [s for s in steps if isinstance(s, Tensor)], memory)  # type: ignore[arg-type]
+
+
+class PacedProgram(Program):
+    """A run of so many rows."""
+
+    def __init__(self, clock: Clock, nodes: Sequence[Tensor], memory: Memory) -> None:
+        self._clock, self._memory = clock, memory
+        self.kernels = [n.op or "" for n in nodes]
+        leaves = {t.owner for n in nodes for t in n.live_srcs()}
+        (tokens,) = (t for t in leaves if t.role is Role.INPUT and t.name == "tokens")
+        self._n = tokens.size
+        self._made = [self._array(n) for n in nodes if n.op == "sample"]
+        self._ends = 0.0
+
+    def _array(self, t: Tensor) -> np.ndarray:
+        buffer, offset = self._memory.locate(t.owner)
+        raw = buffer.host()
+        assert raw is not None
+        return np.ndarray(t.shape, t.dtype.storage, raw.data, offset + t.view_offset, t.strides)
+
+    def start(self, timed: bool = False, live: Live | None = None) -> None:
+        self._ends = self._clock.run(self._n)
+
+    def finish(self) -> Ticks | None:
+        _until(self._ends)
+        for x in self._made:
+            x[:] = self._clock.tokens(len(x))
+        return None
+
+    def token_loop(self, tensors: Mapping[str, Tensor]) -> PacedLoop:
+        return PacedLoop(self._clock, self._array(tensors["pos"]))
+
+
+class PacedLoop:
+    """As `TokenLoop`. pos: of the rows, which the host has written."""
+
+    def __init__(self, clock: Clock, pos: np.ndarray) -> None:
+        self._clock, self._pos = clock, pos
+        self._live = pos >= 0
+        self._ends: list[float] = []
+
+    def start(self) -> None:
+        self._live = self._pos >= 0
+        self._ends.clear()
+
+    def launch(self) -> None:
+        self._ends.append(self._clock.run(len(self._pos)))
+
+    def wait(self, step: int) -> np.ndarray:
+        _until(self._ends[step - 1])
+        return np.where(self._live, self._clock.tokens(len(self._pos)), -1).astype(np.int32)
+
+
+def paced_device(pace: Pace) -> Devices:
+    """For a model with `Options(backends=("paced",))`."""
+    backend = PacedBackend(pace)
+    return Devices(lambda kind, index: backend)

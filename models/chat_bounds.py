@@ -8,6 +8,7 @@ that are counted before it runs.
 from __future__ import annotations
 
 import re
+import sys
 import types
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
@@ -17,13 +18,17 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import BlockReference, LoopContext, Macro, TemplateReference, Undefined
 from jinja2.utils import Cycler, Joiner, Namespace
 
+from .chat_searches import pieces, search_steps
+
 MAX_STEPS = 1_000_000  # a second or two; a conversation of a thousand messages takes a tenth
 MAX_SIZE = 2_000_000  # characters in one value, an item of a list counting as ITEM
 MAX_DEPTH = 100  # of lists in lists
 MAX_NUMBER = 100_000  # that says how often or how wide
+MAX_DIGITS = 400  # that a number is rounded to
 MAX_BITS = 4096  # of an integer
 ITEM = 16
-OUTPUT_PER_STEP = 64  # characters: what is written all stays in memory
+WRITTEN_PER_STEP = 16  # bytes: what is written all stays in memory
+_MADE_PER_STEP = 128  # bytes, which may stay there too
 _UNITS_PER_STEP = 1024
 _VISITS_PER_STEP = 4  # items that are looked at
 _CALL_STEPS = 5
@@ -133,18 +138,37 @@ def spend(steps: int) -> None:
         raise SecurityError(f"it takes more than {MAX_STEPS} steps")
 
 
+def looked_at(value: Any) -> Any:
+    """The value, whose size is taken from the budget."""
+    spend(1 + size(value) // _UNITS_PER_STEP)
+    return value
+
+
 def counted(value: Any) -> Any:
-    """The value, its size taken from the budget. Of an iterator, every item when its turn comes."""
+    """A value that was made, its memory taken from the budget. Of an iterator, every item when its
+    turn comes."""
     if isinstance(value, Iterator) and not isinstance(value, _PARTS):
         return _each_counted(value)
-    spend(1 + size(value) // _UNITS_PER_STEP)
+    spend(1 + memory(value) // _MADE_PER_STEP)
     return value
 
 
 def _each_counted(values: Iterator[Any]) -> Iterator[Any]:
     for value in values:
-        spend(1 + size(value) // _UNITS_PER_STEP)
+        spend(1 + memory(value) // _MADE_PER_STEP)
         yield value
+
+
+def written(value: Any) -> Any:
+    """A value that is written, taken from the budget."""
+    spend(1 + memory(value) // WRITTEN_PER_STEP)
+    return value
+
+
+def memory(value: Any) -> int:
+    """Bytes of a value, roughly; SecurityError as `size`."""
+    units = size(value)
+    return sys.getsizeof(value) if isinstance(value, str) else 2 * units
 
 
 def size(value: Any) -> int:
@@ -160,7 +184,7 @@ def size(value: Any) -> int:
         if isinstance(item, str):
             total += len(item)
         elif isinstance(item, _SCALARS):
-            pass
+            refuse_if(isinstance(item, int) and item.bit_length() > MAX_BITS, "a number")
         elif isinstance(item, Mapping):
             total += ITEM * len(item)
             pending += ((x, depth + 1) for pair in item.items() for x in pair)
@@ -198,11 +222,13 @@ def check_method(owner: Any, name: str) -> None:
 def check_call(name: str, operands: list[Any]) -> None:
     """Spends on the operands; refuses a multiplying call whose result could be too large."""
     sizes = [size(operand) for operand in operands]
-    spend(_CALL_STEPS + sum(sizes) // _UNITS_PER_STEP)
+    spend(_CALL_STEPS + sum(sizes) // _UNITS_PER_STEP + search_steps(name, operands, sizes))
+    refuse_if(ITEM * pieces(name, operands) > MAX_SIZE, f"the result of {name!r}")
     if name not in MULTIPLYING:
         return
+    most = MAX_DIGITS if name == "round" else MAX_NUMBER
     for operand in operands[1:]:
-        refuse_if(_number(operand) > MAX_NUMBER, f"a number for {name!r}")
+        refuse_if(_number(operand) > most, f"a number for {name!r}")
     if name == "format" and operands and isinstance(operands[0], str):
         check_format(operands[0])
     if name == "tojson":
@@ -211,7 +237,16 @@ def check_call(name: str, operands: list[Any]) -> None:
     product = 1
     for factor in sorted(factors)[-2:]:
         product *= max(factor, 1)
-    refuse_if(product > MAX_SIZE * ITEM, f"the result of {name!r}")
+    wide = any(isinstance(x, str) and not x.isascii() for x in operands)
+    refuse_if(product * (4 if wide else 1) > MAX_SIZE * ITEM, f"the result of {name!r}")
+
+
+def check_difference(left: Any, right: Any) -> None:
+    """Raises SecurityError for `-` and quotients of what are no numbers: sets have differences.
+    Undefined values say themselves what is wrong with them."""
+    for value in (left, right):
+        if not isinstance(value, (int, float, Undefined)):
+            raise SecurityError(f"arithmetic with a {type(value).__name__} is not allowed")
 
 
 def check_format(form: str) -> None:

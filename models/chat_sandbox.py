@@ -25,25 +25,24 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .chat_bounds import (
     MAX_BITS,
-    OUTPUT_PER_STEP,
     bits,
     check_call,
+    check_difference,
     check_indent,
     check_method,
     counted,
+    looked_at,
     refuse_if,
-    size,
     spend,
     with_budget,
+    written,
 )
+from .chat_tree import BODY, LOOKED, LOOP, MADE, SLICE, WRITTEN, add_bounds, check_source
 
 # Their time can grow with the square of the text, and no chat format needs them.
-_SLOW_FILTERS = ("wordwrap", "urlize", "striptags", "xmlattr", "pprint")
+_SLOW_FILTERS = ("wordwrap", "urlencode", "urlize", "striptags", "xmlattr", "pprint")
 _WIDTH = re.compile(r"%[^a-zA-Z%]")  # of strftime
 _MAX_DATE = 1000  # characters of a date's format
-
-# Filters that templates cannot name, put in by _add_bounds.
-_LOOP, _VALUE = "bounded loop", "bounded value"
 
 
 class _GenerationTag(Extension):
@@ -63,7 +62,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     tag, a tojson that escapes nothing, raise_exception and strftime_now.
     """
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -81,8 +80,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = {name: _bounded(name, call) for name, call in self.filters.items()}
         tests: Mapping[str, Any] = self.tests
         self.tests = {name: _bounded(name, call) for name, call in tests.items()}
-        self.filters[_LOOP] = _bounded_loop
-        self.filters[_VALUE] = counted
+        self.filters |= {LOOP: _bounded_loop, BODY: spend, MADE: counted, LOOKED: looked_at,
+                         SLICE: lambda ends: slice(*ends), WRITTEN: written}  # fmt: skip
 
     def build(self, source: str) -> Callable[..., str]:
         """The template as a function of its variables; every call has its own budget.
@@ -90,8 +89,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         Raises what jinja2 does: TemplateError, SecurityError among them, and whatever an
         expression raises, such as TypeError.
         """
+        check_source(source)
         tree = self.parse(source)
-        _add_bounds(tree)
+        add_bounds(tree)
         template = self.template_class.from_code(self, self.compile(tree), dict(self.globals))
 
         def render(**variables: Any) -> str:
@@ -114,15 +114,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             name = getattr(obj, "__name__", "")
             check_method(owner, name)
             check_call(name, [owner, *operands])
-        return counted(super().call(context, obj, *args, **kwargs))
+        return _made(super().call(context, obj, *args, **kwargs), [owner, *operands])
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """`obj[argument]`."""
-        return super().getitem(obj, counted(argument))
+        """`obj[argument]`, a slice among them."""
+        if isinstance(argument, slice):
+            return counted(obj[argument])
+        return super().getitem(obj, looked_at(argument))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Applies `+ * ** %` unless the result would be too large."""
-        if operator == "**":
+        """Applies an operator unless the result would be too large."""
+        if operator in ("-", "/", "//"):
+            check_difference(left, right)
+            check_call("", [left, right])
+        elif operator == "**":
             refuse_if(bits(left) * abs(int(right)) > MAX_BITS, "a power")
         elif operator == "*" and isinstance(left, int) and isinstance(right, int):
             refuse_if(bits(left) + bits(right) > MAX_BITS, "a product")
@@ -137,53 +142,32 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return counted(super().call_binop(context, operator, left, right))
 
 
-def _add_bounds(tree: nodes.Template) -> None:
-    """Makes loops, `~`, `{% set %}` blocks, comparisons and dict keys take from the budget."""
-    for loop in tree.find_all(nodes.For):
-        if loop.recursive:
-            raise SecurityError("recursive loops are not allowed")
-        text = sum(len(data.data) for data in loop.find_all(nodes.TemplateData))
-        loop.iter = _filtered(_LOOP, loop.iter, nodes.Const(text))
-    for block in tree.find_all(nodes.AssignBlock):
-        block.filter = _filtered(_VALUE, block.filter)
-    for concat in list(tree.find_all(nodes.Concat)):
-        # A copy inside a filter: the node itself cannot be replaced from here.
-        concat.nodes = [_filtered(_VALUE, nodes.Concat(concat.nodes))]
-    for compare in tree.find_all(nodes.Compare):
-        sides: list[nodes.Compare | nodes.Operand] = [compare, *compare.ops]
-        for side in sides:
-            if not isinstance(side.expr, nodes.Const):
-                side.expr = _filtered(_VALUE, side.expr)
-    for pair in tree.find_all(nodes.Pair):
-        if not isinstance(pair.key, nodes.Const):
-            pair.key = _filtered(_VALUE, pair.key)
-
-
-def _filtered(name: str, value: nodes.Node | None, *args: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(value, name, list(args), [], None, None)
-
-
-def _bounded_loop(values: Iterable[Any], text: int) -> Iterator[Any]:
-    """The values of a loop whose body holds `text` characters of plain text."""
+def _bounded_loop(values: Iterable[Any], steps: int) -> Iterator[Any]:
+    """The values of a loop whose body takes so many steps."""
     for value in values:
-        spend(1 + text // OUTPUT_PER_STEP)
+        spend(steps)
         yield value
+
+
+def _made(value: Any, operands: Iterable[Any]) -> Any:
+    """A result, counted as something new unless it is one of the operands."""
+    return looked_at(value) if any(value is x for x in operands) else counted(value)
 
 
 def _bounded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)  # keeps the attribute that says jinja2 passes the context first
     def bounded(*args: Any, **kwargs: Any) -> Any:
         operands = args[1:] if hasattr(call, "jinja_pass_arg") else args
-        check_call(name, [*operands, *kwargs.values()])
-        return counted(call(*args, **kwargs))
+        operands = [*operands, *kwargs.values()]
+        check_call(name, operands)
+        return _made(call(*args, **kwargs), operands)
 
     return bounded
 
 
 @pass_context  # which jinja2 cannot do before it renders
 def _spend_on_output(context: Context, value: Any) -> Any:
-    spend(1 + size(value) // OUTPUT_PER_STEP)
-    return value
+    return written(value)
 
 
 def _tojson(
@@ -206,4 +190,5 @@ def _raise_exception(message: str) -> None:
 def _strftime_now(form: str) -> str:
     if len(form) > _MAX_DATE or _WIDTH.search(form):
         raise SecurityError("the format of a date is too large")
+    spend(len(form))
     return datetime.now().strftime(form)

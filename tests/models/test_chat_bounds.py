@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 
 import pytest
@@ -48,6 +49,7 @@ def refusal(source: str) -> str:
         "{{ (1.5).as_integer_ratio() }}",
         "{{ {}.fromkeys([1]) }}",
         "{{ messages[0].items().isdisjoint([]) }}",
+        "{{ messages[0].keys() - ('ab' * 99999) }}",
     ],
 )
 def test_no_way_out(source: str) -> None:
@@ -81,8 +83,36 @@ def test_no_way_out(source: str) -> None:
                 "(range(99999) | list).index(99998)",
                 "range(99999) | map('string') | join | length",
                 "('ab' * 99999).find('c')",
+                "('a' * 29999).find('a' * 49 ~ 'b' ~ 'a' * 49)",
+                "('a' * 49 ~ 'b' ~ 'a' * 49) in 'a' * 29999",
+                "('a' * 20 * 90000)[1:] | length",
+                "('{0}' * 30000).format(1) | length",
+                "([[1]] * 60000) | sum(start=[]) | length",
+                "strftime_now('%c' * 490)",
+                "('a ' * 60000) | title | length",
             )
         ),
+        # Backwards, and characters to cut, each of which is looked for: a million times a million.
+        *(
+            "{% set s = 'a' * 10 * 99999 %}{% set p = 'ab' ~ 'a' * 5 * 99999 %}{{ " + call + " }}"
+            for call in (
+                "s.rfind(p)",
+                "s.rsplit(p)",
+                "s.rpartition(p)",
+                "s.strip('c' ~ p[1:])",
+                "s | trim('c' ~ p[1:])",
+            )
+        ),
+        # Bodies that cost much each time they run.
+        "{% for i in range(99999) %}"
+        + "{% if messages[0].role %}{% endif %}" * 900
+        + "{% endfor %}",
+        "{% macro f() %}"
+        + "{% if messages[0].role %}{% endif %}" * 900
+        + "{% endmacro %}{% for i in range(99999) %}{% set x = f() %}{% endfor %}",
+        "{% for i in range(99999) %}{% filter upper %}"
+        + "x" * 50000
+        + "{% endfilter %}{% endfor %}",
     ],
 )
 def test_time_is_bounded(source: str) -> None:
@@ -121,6 +151,14 @@ def test_time_is_bounded(source: str) -> None:
         "{{ (messages[0].keys() | list) * 10 ** 7 }}",
         "{{ [1, 2] | batch(10 ** 9, 0) | list }}",
         "{{ 1.5 | round(10 ** 9, 'ceil') }}",
+        "{{ 5 | round(-99999) }}",
+        "{% set x = ('f' * 99999) | int(base=16) %}{{ x // 3 }}",
+        "{{ ('\u4f60' * 20 * 99999) | list }}",
+        "{{ ('\u4f60 ' * 10 * 99999).split() }}",
+        "{{ ('\u4f60,' * 10 * 99999).split(',') }}",
+        "{{ ('\n' * 10 * 99999).splitlines() }}",
+        "{{ ('\U0001f600' * 5600) | join('\U0001f600' * 5600) }}",
+        "{{ ('ab ' * 60000) | title }}",
         "{{ range(100000) | list | tojson(indent=100000) }}",
         "{{ range(100000) | map('center', 70000) | join }}",
         DOUBLE % ("3", "{% set ns.v = ns.v * ns.v %}", ""),
@@ -144,6 +182,38 @@ def test_memory_is_bounded(source: str) -> None:
 @pytest.mark.parametrize("source", ["{{ " + "(" * 5000 + ")" * 5000 + " }}", "{{ lipsum(n=9) }}"])
 def test_other_refusals(source: str) -> None:
     refusal(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 1 }}" * 40_000,
+        "x" * 200_001,
+        "{% if a %}" + "{% elif a %}" * 12_000 + "{% endif %}",
+        "".join(f"{{% macro m{i}() %}}{{% endmacro %}}" for i in range(6000)),
+        "{% filter upper %}" * 501,
+    ],
+    ids=["expressions", "text", "branches", "macros", "deep"],
+)
+def test_templates_have_a_size(source: str) -> None:
+    refusal(source)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    ["ns.l = [ns.l, s[1:]]", "ns.l = [ns.l, s ~ i]", "ns.l = [ns.l, s | replace('b', 'c')]",
+     "ns.l = [ns.l, s + '!']"],
+)  # fmt: skip
+def test_what_is_kept_is_bounded(kept: str) -> None:
+    """Values of which each is within the bounds, and all of which a template holds on to."""
+    source = (
+        "{% set s = '\U0001f600' * 20 * 50000 ~ 'b' %}{% set ns = namespace(l=[]) %}"
+        "{% for i in range(600) %}{% set " + kept + " %}{% endfor %}"
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "steps" in refusal(source)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 300 << 10  # KiB; 600 such values take 2.4 GB
 
 
 def test_each_rendering_has_its_own_budget() -> None:
@@ -182,6 +252,13 @@ def test_nothing_runs_before_it_is_rendered() -> None:
          "1da"),
         ("{{ range(5) | select('odd') | list }}{{ [1, 2, 3] | batch(2) | list }}",
          "[1, 3][[1, 2], [3]]"),
+        ("{{ 'abcdef'[1:4] }}{{ 'abc'[::-1] }}{{ [1, 2, 3][:-1] }}{{ 'a' in 'abc' }}"
+         "{{ 'a' not in ['b'] and 1 < 2 <= 2 }}{{ 7 // 2 - 1 }}{{ 7 / 2 }}{{ -7 % 3 }}",
+         "bcdcba[1, 2]TrueTrue23.52"),
+        ("{% macro f(x) %}<{{ x }}{{ caller() }}>{% endmacro %}{% call f(1) %}c{% endcall %}"
+         "{% filter upper %}a{% endfilter %}{% set x %}b{{ 1 }}{% endset %}{{ x }}"
+         "{{ [[1], [2]] | sum(start=[]) }}{{ ' a '.strip() }}{{ 'x-y-z'.rsplit('-', 1)[0] }}",
+         "<1c>Ab1[1, 2]ax-y"),
     ],
 )  # fmt: skip
 def test_what_templates_do_goes_on(source: str, text: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from harness import declare_case
 
-from gguflow.engine.graph import F32, Graph, OpSpec, Tensor, all_ops, dtype_by_name
+from gguflow.engine.graph import F32, I32, Graph, OpSpec, Tensor, all_ops, dtype_by_name
 from gguflow.kernels.cuda import all_reduce, all_reduce_norm, link
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 from gguflow.kernels.cuda.gemm import Gemm
@@ -40,6 +40,19 @@ def launches_of(
     return list(launches(Call(node, Operand.of(node, address), srcs, device, scratch=1 << 30)))
 
 
+def calls_of(g: Graph, places: Mapping[str, int] = {}) -> list[Call]:  # noqa: B006
+    """The calls of a graph's nodes, whose values lie apart or at `places`."""
+    at = {t.name: (i + 1) << 30 for i, t in enumerate((*g.leaves.values(), *g.nodes))}
+
+    def operand(t: Tensor) -> Operand:
+        return Operand.of(t, places.get(t.owner.name, at[t.owner.name]) + t.view_offset)
+
+    return [
+        Call(n, operand(n), tuple(None if s is None else operand(s) for s in n.srcs), DEVICE)
+        for n in g.nodes
+    ]
+
+
 def routers() -> Iterator[Launch]:
     """What several ops are together."""
     for dtype in ("f32", "f16", "bf16"):
@@ -48,15 +61,57 @@ def routers() -> Iterator[Launch]:
         logits = g.mul_mat(g.weight("w", dtype_by_name(dtype), (32, 256)), x)
         ids = g.route(logits, n_used=4, score="softmax")
         g.route_weights(logits, ids, score="softmax")
-        places = {t: (i + 1) << 20 for i, t in enumerate((*g.leaves.values(), *g.nodes))}
-        calls = [
-            Call(n, Operand.of(n, places[n]),
-                 tuple(None if s is None else Operand.of(s, places[s]) for s in n.srcs), DEVICE)
-            for n in g.nodes
-        ]  # fmt: skip
+        calls = calls_of(g)
         for first in (0, 2):
             found = joined(calls[first:])
             assert found is not None
+            yield from found[1]
+
+
+def weight_of(g: Graph, name: str, n: int, k: int, dtype: str) -> Tensor:
+    """A weight whose rows begin at multiples of 16 bytes, whatever their length."""
+    t, whole = dtype_by_name(dtype), k
+    while t.row_bytes(whole) % 16:
+        whole += t.block
+    w = g.weight(name, t, (n, whole))
+    return w if whole == k else g.slice(w, 1, 0, k)
+
+
+def parallel_graph(
+    m: int = 1,
+    k: int = 576,
+    n_ff: int = 130,
+    heads: int = 3,
+    types: tuple[str, str] = ("q4_0", "q4_0"),
+    *,
+    up: str = "",
+    erf: int = 1,
+    bias: bool = True,
+    state: str = "f16",
+    mode: str = "neox",
+) -> Graph:
+    """A LayerNorm, the first half of a feed-forward layer, and heads of 64. types: of the weights
+    and of that of the values; up: of that of the feed-forward layer."""
+    g = Graph()
+    b = g.weight("norm_bias", F32, (k,)) if bias else None
+    x, w = g.input("x", F32, (m, k)), g.weight("norm", F32, (k,))
+    h = g.layer_norm(x, w, b, eps=1e-5, name="h")
+    g.mul_mat_gelu(weight_of(g, "w_up", n_ff, k, up or types[0]), h, erf=erf, name="act")
+    rows = {"q": 64 * heads, "k": 64, "v": 64}
+    qkv = (weight_of(g, f"w_{i}", n, k, types[i == "v"]) for i, n in rows.items())
+    where = g.input("pos", I32, (m,)), g.input("rows", I32, (m,))
+    states = (g.state(f"{n}_state", dtype_by_name(state), (8, 64)) for n in "kv")
+    params = {"eps": 1e-5, "head_dim": 64, "n_dims": 64, "mode": mode}
+    g.op("norm_qkv_rope", h, None, *qkv, *where, *states, name="q", **params)
+    return g
+
+
+def parallel_layers() -> Iterator[Launch]:
+    """What a layer begins with whose parts stand side by side: three ops together."""
+    for types in (("q4_0",) * 2, ("q8_0",) * 2, ("q4_K", "q6_K"), ("f16",) * 2):
+        for erf in (0, 1):
+            found = joined(calls_of(parallel_graph(k=512, types=types, erf=erf)))
+            assert found is not None and found[0] == 3
             yield from found[1]
 
 
@@ -87,6 +142,7 @@ def all_launches() -> tuple[Launch, ...]:
     )  # fmt: skip
     step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
     others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
+    others = *others, *parallel_layers()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     return (*of_cases, *others, *peaks)
 

@@ -1,0 +1,76 @@
+"""Launches mul_mat_two.cu: two products of one column each, added to a residual."""
+
+from __future__ import annotations
+
+import struct
+
+from gguflow.engine.graph import Tensor
+
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, register
+from .mul_mat_vec import LEAST_SHARED, ROWS, STATIC, column_bytes, kind_of, stage_bytes, takes
+
+OPS = ("mul_mat_two_add",)
+WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
+# More would leave attention, whose end is waited for, no room beside them on a multiprocessor.
+MAX_STAGES = 3
+
+
+def _plan(
+    weights: tuple[Operand, Operand], columns: tuple[Operand, Operand], device: DeviceInfo
+) -> tuple[int, int, int, int]:
+    """(blocks, warps, stages, bytes of shared memory); no warps where there is no room."""
+    pairs = ceil_div(weights[0].ne[1], ROWS)
+    blocks = min(device.sm_count, pairs)
+    most = ceil_div(pairs, blocks)
+    kind, stage = kind_of(weights[0]), stage_bytes(weights) + 8  # and its barrier
+    room = device.shared_per_block - STATIC - sum(column_bytes(kind, x.ne[0]) for x in columns)
+    for warps in WARPS:
+        fixed = 8 * (most + 2 * (most + warps)) + 16
+        stages = min(MAX_STAGES, max(0, room - fixed) // (warps * stage))
+        if stages >= 2:
+            used = device.shared_per_block - STATIC - room + fixed + stages * warps * stage
+            return blocks, warps, stages, used
+    return 0, 0, 0, 0
+
+
+def _pair(operands: list[Operand | None], first: int) -> tuple[Operand, Operand]:
+    a, b = operands[first], operands[first + 2]
+    assert a is not None and b is not None
+    return a, b
+
+
+def supports(node: Tensor) -> bool:
+    device = DeviceInfo(shared_per_block=LEAST_SHARED)
+    operands = [None if s is None else Operand.of(s, s.view_offset) for s in node.srcs]
+    weights, columns, dst = _pair(operands, 0), _pair(operands, 1), Operand.of(node, 0)
+    return (
+        columns[0].ne[1] == 1
+        and kind_of(weights[0]) == kind_of(weights[1])
+        and all(takes(dst, [w], x, device) for w, x in zip(weights, columns, strict=True))
+        and all(o is None or o.nb[0] == 4 for o in operands[4:])
+        and _plan(weights, columns, device)[1] > 0
+    )
+
+
+def _never(node: Tensor) -> bool:
+    return False
+
+
+def launches(call: Call) -> list[Launch]:
+    operands = list(call.srcs)
+    weights, columns, r = _pair(operands, 0), _pair(operands, 1), call.src(4)
+    biases = call.optional(5), call.optional(6)
+    blocks, warps, stages, shared = _plan(weights, columns, call.device)
+    args = struct.pack(
+        "@8P2q5i", *(w.address for w in weights), *(x.address for x in columns), r.address,
+        *(0 if b is None else b.address for b in biases), call.dst.address,
+        *(w.nb[1] for w in weights), *(x.ne[0] for x in columns), weights[0].ne[1],
+        ceil_div(weights[0].ne[1], ROWS), stages,
+    )  # fmt: skip
+    types = ", ".join(cpp_type(w.dtype) for w in weights)
+    kernel = Kernel("mul_mat_two.cu", f"mul_mat_two<{types}>")
+    args += bytes(-len(args) % 16)
+    return [Launch(kernel, (blocks, 1, 1), (32 * warps, 1, 1), args, shared, dependent=True)]
+
+
+register(OPS, launches, supports=supports, supports_equal=_never)

@@ -35,8 +35,9 @@ class MulMatTwoAdd(OpSpec):
 
     def infer(self, *srcs: Any, **params: Any) -> tuple[DType, Shape]:
         w1, x1, w2, x2, r, *biases = srcs
-        shape, other = infer_mul_mat(self, w1, x1), infer_mul_mat(self, w2, x2)
         added = [t for t in (r, *biases) if t is not None]
+        shape = infer_mul_mat(self, w1, x1, w2, x2, *added)
+        other = infer_mul_mat(self, w2, x2, w1, x1, *added)
         if any(t.dtype is not F32 or not rows_dense(t) for t in added):
             raise self.fail("r and the biases must be f32 with dense rows", *srcs)
         if shape != other or r.shape != shape:

@@ -19,6 +19,7 @@ struct TwoArgs {
   i64 row_bytes[2];
   i32 k[2];
   i32 rows, pairs, stages;
+  i32 early;  // whether x[0] is there when the kernel begins
 };
 
 // A warp's next chunk: of which product, of which of the block's pairs; and how many are left of
@@ -92,28 +93,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
   barriers_ready();
   for (int s = 0; s < a.stages && asked < total; ++s) request(s);
   launch_dependents();
-  wait_for_previous();
-
-  for (int i = threadIdx.x; i < mine; i += blockDim.x) {
-    const int row0 = 2 * (blockIdx.x + gridDim.x * i), row1 = min(row0 + 1, a.rows - 1);
-    float2 sum = {__ldcg(a.r + row0), __ldcg(a.r + row1)};
-#pragma unroll
-    for (int p = 0; p < 2; ++p) {
-      if (a.bias[p] == nullptr) continue;
-      sum.x += __ldcg(a.bias[p] + row0);
-      sum.y += __ldcg(a.bias[p] + row1);
-    }
-    added[i] = sum;
-  }
-#pragma unroll 1
-  for (int p = 0; p < 2; ++p) {
-    VecArgs column = {};
-    column.x = a.x[p];
-    column.k = a.k[p];
-    column.m = 1;
-    load_columns<QUANTIZED, 1>(column, p == 0 ? xs : x1, 0);
-  }
-  __syncthreads();
 
   int stage = 0;
   u32 parity = 0;
@@ -138,7 +117,31 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 2)
       acc[0][0] = acc[1][0] = 0.0f;
     }
   };
+  const auto column = [&](int p, char* to) {
+    VecArgs x = {};
+    x.x = a.x[p];
+    x.k = a.k[p];
+    x.m = 1;
+    load_columns<QUANTIZED, 1>(x, to, 0);
+    __syncthreads();
+  };
+
+  if (!a.early) wait_for_previous();
+  column(0, xs);
   multiply(Walk(0, chunks[0], mine, warp, warps), Chunk<W>(), xs, chunks[0], a.k[0]);
+  if (a.early) wait_for_previous();
+  for (int i = threadIdx.x; i < mine; i += blockDim.x) {
+    const int row0 = 2 * (blockIdx.x + gridDim.x * i), row1 = min(row0 + 1, a.rows - 1);
+    float2 sum = {__ldcg(a.r + row0), __ldcg(a.r + row1)};
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      if (a.bias[p] == nullptr) continue;
+      sum.x += __ldcg(a.bias[p] + row0);
+      sum.y += __ldcg(a.bias[p] + row1);
+    }
+    added[i] = sum;
+  }
+  column(1, x1);
   multiply(second, Chunk<V>(), x1, chunks[1], a.k[1]);
   __syncthreads();
 

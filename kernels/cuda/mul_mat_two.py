@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from dataclasses import replace
 
 from gguflow.engine.graph import Tensor
 
-from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, register
+from . import attention
+from .launch import (
+    Call,
+    DeviceInfo,
+    Kernel,
+    Launch,
+    Operand,
+    ceil_div,
+    cpp_type,
+    register,
+    register_joint,
+)
 from .mul_mat_vec import LEAST_SHARED, ROWS, STATIC, column_bytes, kind_of, stage_bytes, takes
 
 OPS = ("mul_mat_two_add",)
@@ -56,16 +69,19 @@ def _never(node: Tensor) -> bool:
     return False
 
 
-def launches(call: Call) -> list[Launch]:
-    operands = list(call.srcs)
-    weights, columns, r = _pair(operands, 0), _pair(operands, 1), call.src(4)
-    biases = call.optional(5), call.optional(6)
+def launches(call: Call, first: int = 0, early: bool = False) -> list[Launch]:
+    """first: the product that is made first, 0 or 1. early: whether its column is there when
+    the kernel begins."""
+    order = first, 1 - first
+    weights = call.src(2 * first), call.src(2 - 2 * first)
+    columns = call.src(2 * first + 1), call.src(3 - 2 * first)
+    biases = [call.optional(5 + i) for i in order]
     blocks, warps, stages, shared = _plan(weights, columns, call.device)
     args = struct.pack(
-        "@8P2q5i", *(w.address for w in weights), *(x.address for x in columns), r.address,
-        *(0 if b is None else b.address for b in biases), call.dst.address,
+        "@8P2q6i", *(w.address for w in weights), *(x.address for x in columns),
+        call.src(4).address, *(0 if b is None else b.address for b in biases), call.dst.address,
         *(w.nb[1] for w in weights), *(x.ne[0] for x in columns), weights[0].ne[1],
-        ceil_div(weights[0].ne[1], ROWS), stages,
+        ceil_div(weights[0].ne[1], ROWS), stages, early,
     )  # fmt: skip
     types = ", ".join(cpp_type(w.dtype) for w in weights)
     kernel = Kernel("mul_mat_two.cu", f"mul_mat_two<{types}>")
@@ -73,4 +89,20 @@ def launches(call: Call) -> list[Launch]:
     return [Launch(kernel, (blocks, 1, 1), (32 * warps, 1, 1), args, shared, dependent=True)]
 
 
+def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
+    """Attention to a single token and both products behind it: the one that does not read what
+    attention makes runs beside it."""
+    if len(calls) < 2 or calls[1].node.op != OPS[0]:
+        return None
+    node, columns = calls[0].node, [s and s.owner for s in calls[1].node.srcs[1:4:2]]
+    made = list(attention.launches(calls[0]))
+    single = len(made) == 1 and made[0].kernel.entry.startswith("attention_decode<")
+    if not single or columns.count(node) != 1:
+        return None
+    entry = f"{made[0].kernel.entry[:-1]}, true>"
+    late = replace(made[0], kernel=replace(made[0].kernel, entry=entry))
+    return 2, [late, *launches(calls[1], 1 - columns.index(node), early=True)]
+
+
 register(OPS, launches, supports=supports, supports_equal=_never)
+register_joint(attention.OPS, joint)

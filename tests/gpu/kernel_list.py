@@ -89,30 +89,48 @@ def parallel_graph(
     bias: bool = True,
     state: str = "f16",
     mode: str = "neox",
+    layers: int = 0,
 ) -> Graph:
-    """A LayerNorm, the first half of a feed-forward layer, and heads of 64. types: of the weights
-    and of that of the values; up: of that of the feed-forward layer."""
+    """What a layer begins with: a LayerNorm, the first half of a feed-forward layer, and heads of
+    64. types: of the weights and of that of the values; up: of that of the feed-forward layer.
+    layers: whole ones, one after the other, instead."""
     g = Graph()
-    b = g.weight("norm_bias", F32, (k,)) if bias else None
-    x, w = g.input("x", F32, (m, k)), g.weight("norm", F32, (k,))
-    h = g.layer_norm(x, w, b, eps=1e-5, name="h")
-    g.mul_mat_gelu(weight_of(g, "w_up", n_ff, k, up or types[0]), h, erf=erf, name="act")
-    rows = {"q": 64 * heads, "k": 64, "v": 64}
-    qkv = (weight_of(g, f"w_{i}", n, k, types[i == "v"]) for i, n in rows.items())
+    x = g.input("x", F32, (m, k))
     where = g.input("pos", I32, (m,)), g.input("rows", I32, (m,))
-    states = (g.state(f"{n}_state", dtype_by_name(state), (8, 64)) for n in "kv")
     params = {"eps": 1e-5, "head_dim": 64, "n_dims": 64, "mode": mode}
-    g.op("norm_qkv_rope", h, None, *qkv, *where, *states, name="q", **params)
+    for i in range(max(layers, 1)):
+        end = str(i) if layers else ""
+
+        def weight(name: str, n: int, k: int, t: str = types[0], end: str = end) -> Tensor:
+            return weight_of(g, f"w_{name}{end}", n, k, t)
+
+        b = g.weight(f"norm_bias{end}", F32, (k,)) if bias else None
+        h = g.layer_norm(x, g.weight(f"norm{end}", F32, (k,)), b, eps=1e-5, name=f"h{end}")
+        act = g.mul_mat_gelu(weight("up", n_ff, k, up or types[0]), h, erf=erf, name=f"act{end}")
+        qkv = weight("q", 64 * heads, k), weight("k", 64, k), weight("v", 64, k, types[1])
+        states = [g.state(f"{n}_state{end}", dtype_by_name(state), (64, 64)) for n in "kv"]
+        q = g.op("norm_qkv_rope", h, None, *qkv, *where, *states, name=f"q{end}", **params)
+        if not layers:
+            return g
+        keys, values = (g.reshape(s, (64, 1, 64)) for s in states)
+        of_seq = g.input("seq", I32, (m,)), g.input("table", I32, (1, 1))
+        a = g.attention(q, keys, values, where[0], *of_seq, scale=0.125, n_single=m, name=f"a{end}")
+        a = g.reshape(a, (m, 64 * heads))
+        out, down = weight("out", k, 64 * heads), weight("down", k, n_ff)
+        x = g.mul_mat_two_add(out, a, down, act, x, name=f"x{end}")
     return g
 
 
 def parallel_layers() -> Iterator[Launch]:
-    """What a layer begins with whose parts stand side by side: three ops together."""
+    """What ops of layers whose parts stand side by side are together: what such a layer begins
+    with, and attention with what ends it."""
     for types in (("q4_0",) * 2, ("q8_0",) * 2, ("q4_K", "q6_K"), ("f16",) * 2):
         for erf in (0, 1):
-            found = joined(calls_of(parallel_graph(k=512, types=types, erf=erf)))
-            assert found is not None and found[0] == 3
-            yield from found[1]
+            calls = calls_of(parallel_graph(1, 512, 512, 8, types, erf=erf, layers=1))
+            for first, n in ((0, 3), (3, 2)):
+                found = joined(calls[first:])
+                assert found is not None and found[0] == n
+                yield from found[1]
 
 
 @cache

@@ -15,6 +15,7 @@ from test_expert_router import Places, entry
 from gguflow.engine.backends.numpy import evaluate, read
 from gguflow.engine.graph import F32, Graph, Tensor, dtype_by_name
 from gguflow.engine.quants import encode
+from gguflow.kernels.cuda import launch
 from gguflow.kernels.cuda.launch import joined, launches, supports
 
 F16 = dtype_by_name("f16")
@@ -26,8 +27,8 @@ def feeds_of(g: Graph, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     found: dict[str, np.ndarray] = {}
     for name, t in g.leaves.items():
-        if t.dtype.is_integer:
-            found[name] = np.full(t.shape, 3, t.dtype.storage)
+        if t.dtype.is_integer:  # position and row 3, sequence and page 0
+            found[name] = np.full(t.shape, 3 * (name in ("pos", "rows")), t.dtype.storage)
             continue
         v = rng.standard_normal(t.shape).astype(np.float32)
         if name.startswith("w"):
@@ -57,7 +58,7 @@ def check(gpu: Any, g: Graph, kernels: list[str]) -> None:
 
 
 def states_of(g: Graph) -> list[Tensor]:
-    return [t for name, t in g.leaves.items() if name.endswith("_state")]
+    return [t for name, t in g.leaves.items() if "_state" in name]
 
 
 # -- what a layer begins with ----------------------------------------------------------------------
@@ -152,3 +153,47 @@ def test_both_products_are_one_launch() -> None:
 def test_a_layer_ends(gpu: Any, n: int, ks: tuple[int, int], types: tuple[str, str],
                       biases: str) -> None:  # fmt: skip
     check(gpu, ends(n, ks, types, biases), ["mul_mat_two"])
+
+
+# -- whole layers ----------------------------------------------------------------------------------
+
+
+def test_attention_runs_beside_what_does_not_read_it() -> None:
+    made = calls_of(parallel_graph(n_ff=128, layers=2))
+    found = joined(made[3:])
+    assert found is not None and found[0] == 2
+    entries = [x.kernel.entry for x in found[1]]
+    assert entries == [
+        "attention_decode<f16, f16, 64, 1, true>",
+        "mul_mat_two<block_q4_0, block_q4_0>",
+    ]
+    assert found[1][1].args != launches(made[4])[0].args
+    assert joined(made[3:4]) is None and joined([made[3], made[4 + 5]]) is None
+    assert (
+        joined(calls_of(parallel_graph(n_ff=128, layers=1, state="f32"))[3:]) is None
+    )  # by attention.cu
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k, n_ff, heads, types", [(576, 1024, 3, ("q4_0", "q4_0")),
+                                                   (1152, 9216, 18, ("q8_0", "q4_0"))])  # fmt: skip
+def test_layers_after_each_other(gpu: Any, monkeypatch: pytest.MonkeyPatch, k: int, n_ff: int,
+                                 heads: int, types: tuple[str, str]) -> None:  # fmt: skip
+    """The oracle's results, and the same bits whether or not anything runs beside attention."""
+    g = parallel_graph(1, k, n_ff, heads, types, layers=8)
+    one = ["mul_mat_vec", "", "", "attention_decode", "mul_mat_two"]
+    beside = [*one[:3], "attention_decode", ""]
+    feeds = feeds_of(g)
+    last, found = g.nodes[-1], []
+    for names in (beside, one):
+        places = Places(gpu, g, feeds)
+        program = gpu.lower(g.nodes, places)
+        assert [name.partition("<")[0] for name in program.kernels] == names * 8
+        for _ in range(50):
+            places.buffers[last].write(0, np.zeros(last.nbytes, np.uint8))
+            program.run()
+            found.append(places.value(last))
+        monkeypatch.setitem(launch._joints, "attention", [])
+    assert len({v.tobytes() for v in found}) == 1
+    want = evaluate(g, {n: v.copy() for n, v in feeds.items()}, [last])[last.name]
+    assert nmse(found[0], want) <= 2e-3

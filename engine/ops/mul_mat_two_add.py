@@ -76,6 +76,6 @@ class MulMatTwoAdd(OpSpec):
                 note = f"{t} {n}x{k} and {3 * k} by {m}, biases {biased or 'none'}"
                 yield Case((w1, x1, w2, x2, r, *biases), note=note)
         for types in (("q4_K", "q6_K"), ("q8_0", "q4_0"), ("f16", "bf16"), ("f16", "q4_0")):
-            w1, w2 = (Operand((70, 512), t, role="weight") for t in types)
-            x, r = Operand((1, 512)), Operand((1, 70))
+            w1, w2 = (Operand((70, 2048), t, role="weight") for t in types)
+            x, r = Operand((1, 2048)), Operand((1, 70))
             yield Case((w1, x, w2, x, r), note=" and ".join(types))

@@ -1,7 +1,8 @@
 """Products of one value as one op: its results are views of what that makes.
 
 A rule of fusion replaces one value; here several become parts of one. It pays where a product is
-a launch, and only where a row's parts lie together, so of single rows.
+a launch, and only where a row's parts lie together, so of single rows. What a backend computes
+together though it is several ops is brought together.
 """
 
 from __future__ import annotations
@@ -42,6 +43,28 @@ def join_products(graph: Graph, supports: Callable[[Tensor], bool]) -> Graph:
     graph.nodes = [made.get(n, n) for n in graph.nodes if n in made or n not in gone]
     for node in graph.nodes:
         node.srcs = tuple(_through(s, views) for s in node.srcs)
+    return graph
+
+
+def bring_together(graph: Graph) -> Graph:
+    """Let what GELU makes of a normed row stand right before queries, keys and values of that row,
+    if it came after them; the graph is consumed."""
+    heads = {n.srcs[0]: n for n in graph.nodes if n.op == "norm_qkv_rope" and n.shape[0] == 1}
+    moved: dict[Tensor, Tensor] = {}  # before which, what
+    seen: set[Tensor] = set()
+    for node in graph.nodes:
+        seen.add(node)
+        if node.op != "mul_mat_gelu":
+            continue
+        w, x, *bias = node.live_srcs()
+        before = heads.get(x) if x.op == "layer_norm" else None
+        given = all(s.owner.role is not Role.NODE for s in (w, *bias))
+        if given and before in seen and before not in moved:
+            moved[before] = node
+    if moved:
+        gone = set(moved.values())
+        kept = (n for n in graph.nodes if n not in gone)
+        graph.nodes = [n for k in kept for n in ([moved[k], k] if k in moved else [k])]
     return graph
 
 

@@ -16,7 +16,7 @@ from gguflow.engine.graph import Graph, Role, Tensor, exchanged, op_spec
 
 from .exchanges import exchange_sizes, n_ranks
 from .fuse import fuse_graph
-from .join import join_products
+from .join import bring_together, join_products
 from .memory import ALIGN, SHARED_OUTPUT_BYTES, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementRules, place
 from .prune import prune
@@ -172,7 +172,7 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
     if options.fuse:
         before = Counter(n.op for n in graph.nodes)
         supported = _supported_where_used(graph, options.placement)
-        graph = join_products(fuse_graph(graph, supported), supported)
+        graph = bring_together(join_products(fuse_graph(graph, supported), supported))
         after = Counter(n.op for n in graph.nodes)
         fused = Counter({op: k for op, k in (after - before).items() if op})
     placement = place(graph.nodes, graph.leaves, options.placement)

@@ -128,6 +128,8 @@ def fused_products() -> Iterator[KernelCase]:
                 yield KernelCase("mul_mat_gelu", (weight(t, ff, d), x), note="8B ffn_up")
                 biased = weight(t, d, ff), down, weight("f32", d), x
                 yield KernelCase("mul_mat_bias_add", biased, note="8B ffn_down")
+                both = weight(t, d, d), Operand((m, d)), weight(t, d, ff), down, x
+                yield KernelCase("mul_mat_two_add", both, note="8B attn_output and ffn_down")
         qkv = weight(t, d, d), weight(t, LARGE.kv, d), weight(t, LARGE.kv, d)
         cache = (Operand((512, LARGE.kv), "f16", role="state") for _ in "kv")
         rope = {"head_dim": LARGE.hd, "n_dims": LARGE.hd, "mode": "norm", "freq_base": 5e5}

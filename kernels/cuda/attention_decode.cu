@@ -35,8 +35,9 @@ struct WaitAtEnd {
 template <int HD, int NT>
 constexpr int kBlocks = NT == 1 && HD <= 128 ? 2 : 1;
 
-// NT: tiles of 8 rows. HD: head size of keys and values. Of one token.
-template <class K, class V, int HD, int NT>
+// NT: tiles of 8 rows. HD: head size of keys and values. Of one token. LATE: the launch after this
+// one begins when those before this one have ended, whose results it may read before this one ends.
+template <class K, class V, int HD, int NT, bool LATE = false>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
     attention_decode(const __grid_constant__ AttentionArgs a) {
   typedef Rows<K, HD, NT> R;
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
   char* const sums = reinterpret_cast<char*>(shared);
   const auto none = [](F&) { return false; };
 
-  launch_dependents();
+  if (!LATE) launch_dependents();
   R rows;
   rows.slopes(a, tile);
   rows.begin();
@@ -83,6 +84,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
     feed = F(feed.ring);
     token = now;
   }
+  if (LATE) launch_dependents();
   const WaitAtEnd end_of_prompts(a.beside);
   if (split >= splits.n) return;
 

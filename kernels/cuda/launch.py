@@ -165,6 +165,16 @@ def apart(a: Operand, b: Operand) -> bool:
     return ends[0] <= begins[1] or ends[1] <= begins[0]
 
 
+def may_run_at_once(calls: Sequence[Call]) -> bool:
+    """Whether nothing that these calls write lies where another of them writes, or where one reads
+    what none of them makes."""
+    made = {c.node for c in calls}
+    read = [o for c in calls for t, o in zip(c.node.srcs, c.srcs, strict=True)
+            if o is not None and t not in made]  # fmt: skip
+    results = [c.dst for c in calls]
+    return all(apart(o, other) for i, o in enumerate(results) for other in (*results[:i], *read))
+
+
 _TENSOR = struct.Struct(f"@P{2 * MAX_DIMS}q")
 TENSOR_BYTES = 72  # of a gf_tensor, as common.cuh asserts too
 if _TENSOR.size != TENSOR_BYTES:

@@ -9,7 +9,7 @@
 // A result is summed in an order that depends on the weight's type and length alone.
 #include "cuda/vec_parts.cuh"
 
-// W: type of the weights; V: of the third matrix of QKV or JOINED, which may differ. C: at least m
+// W: type of the weights; V: of the third matrix of several, which may differ. C: at least m
 // columns. Shared memory: barriers, rotations, columns, stages.
 template <int KIND, class W, class V, int C>
 __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   const int chunks = (a.k + N - 1) / N;
   u64* const bars = reinterpret_cast<u64*>(shared) + warp * a.stages;
   float2* const turns = reinterpret_cast<float2*>(shared + (warps * a.stages * 8 + 15) / 16 * 16);
-  char* const xs =
-      reinterpret_cast<char*>(turns) + (KIND == QKV ? (C * a.head_dim * 4 + 15) / 16 * 16 : 0);
+  char* const xs = reinterpret_cast<char*>(turns) +
+                   (turned_kind(KIND) ? (C * a.head_dim * 4 + 15) / 16 * 16 : 0);
   char* const stages = xs + C * chunks * X_BYTES + warp * a.stages * STAGE;
 
   int pairs = a.pairs[0];
@@ -60,19 +60,22 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   // What does not depend on the kernels before this one.
   float4 by[kPieces];
   if (a.norm != nullptr) ask_pieces(a.norm, 0, a.k, by);
-  const int half = KIND == QKV ? a.head_dim / 2 : 1;
+  const int half = turned_kind(KIND) ? a.head_dim / 2 : 1;
   double angle = 0.0;
-  if (KIND == QKV && threadIdx.x < C * half) angle = angle_of(a, threadIdx.x % half);
+  if (turned_kind(KIND) && threadIdx.x < C * half) angle = angle_of(a, threadIdx.x % half);
   wait_for_previous();
 
   int pos = 0;
-  if (KIND == QKV && threadIdx.x < C * half) pos = __ldcg(a.pos + min(threadIdx.x / half, a.m - 1));
-  if (a.norm != nullptr) {
+  if (turned_kind(KIND) && threadIdx.x < C * half)
+    pos = __ldcg(a.pos + min(threadIdx.x / half, a.m - 1));
+  if (parallel_kind(KIND)) {
+    load_centered<Chunk<W>::QUANTIZED>(a, xs, by);
+  } else if (a.norm != nullptr) {
     load_normed<Chunk<W>::QUANTIZED, C>(a, xs, chunks * X_BYTES, by);
   } else {
     load_columns<Chunk<W>::QUANTIZED, C>(a, xs, chunks * X_BYTES);
   }
-  if (KIND == QKV) {
+  if (turned_kind(KIND)) {
     for (int t = threadIdx.x; t < C * half; t += blockDim.x) {
       if (t != threadIdx.x) {
         angle = angle_of(a, t % half);

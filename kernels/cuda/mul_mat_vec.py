@@ -120,6 +120,9 @@ def arguments(
     rope: bytes = bytes(40),
     head_dim: int = 0,
     neox: bool = False,
+    norm_bias: Operand | None = None,
+    normed: Operand | None = None,
+    act: Operand | None = None,
 ) -> bytes:
     """`VecArgs` of vec_parts.cuh."""
 
@@ -145,12 +148,13 @@ def arguments(
         head_dim, int(neox), *types, n_ctx,
     )  # fmt: skip
     body += rope + numbers
+    body += bytes(-len(body) % 8) + struct.pack("@3q", *map(address, (norm_bias, normed, act)))
     return body + bytes(-len(body) % 16)
 
 
 def _launch(kind: str, weights: Sequence[Operand], m: int, warps: int, shared: int,
             n_pairs: int, args: bytes, device: DeviceInfo) -> Launch:  # fmt: skip
-    types = cpp_type(weights[0].dtype), cpp_type(weights[-1].dtype)
+    types = cpp_type(weights[0].dtype), cpp_type(weights[:3][-1].dtype)
     entry = f"mul_mat_vec<{kind}, {types[0]}, {types[1]}, {columns_for(m)}>"
     grid = max(1, min(device.sm_count, ceil_div(n_pairs, 4)))
     kernel = Kernel("mul_mat_vec.cu", entry)
@@ -247,26 +251,41 @@ def supports(node: Tensor) -> bool:
 
 
 def launches(call: Call) -> list[Launch]:
-    op, p, d = call.node.op, dict(call.node.params), call.device
+    op, d = call.node.op, call.device
     if op == "mul_mat_relu":
         return [multiply_few(d, call.dst, call.src(0), call.src(1), kind="RELU")]
-    x, norm, eps = call.src(0), call.optional(1), p["eps"]
+    x, norm, eps = call.src(0), call.optional(1), call.node.params["eps"]
     if op == "norm_mul_mat":
         return [multiply_few(d, call.dst, call.src(2), x, norm=norm, eps=eps)]
     if op == "norm_mul_mat_swiglu":
         return [swiglu_few(d, call.dst, call.src(2), call.src(3), x, norm=norm, eps=eps)]
-    weights = [call.src(i) for i in (2, 3, 4)]
+    return [heads_few(call, x, norm, eps)]
+
+
+def heads_few(
+    call: Call,
+    x: Operand,
+    norm: Operand | None,
+    eps: float,
+    kind: str = "QKV",
+    more: Sequence[Operand] = (),
+    **beside: Operand | None,
+) -> Launch:
+    """A norm_qkv_rope of x as `supports_heads` wants it. more: a weight after the three whose
+    product ends elsewhere; beside: what else `arguments` is to know of it."""
+    p = dict(call.node.params)
+    weights = [*(call.src(i) for i in (2, 3, 4)), *more]
     head_dim = call.dst.ne[0]
-    warps, stages, shared = plan(weights, x.ne[0], x.ne[1], head_dim, d)
-    pairs = [w.ne[1] // 2 for w in weights]
+    warps, stages, shared = plan(weights, x.ne[0], x.ne[1], head_dim, call.device)
+    pairs = [ceil_div(w.ne[1], ROWS) for w in weights]
     dense = Tensor("q", F32, (x.ne[1], weights[0].ne[1]), call.node.role)
     args = arguments(
         weights, x, Operand.of(dense, call.dst.address), stages, norm=norm, eps=eps, pairs=pairs,
         pos=call.src(5), rows=call.src(6), states=[call.src(7), call.src(8)],
         factors=call.optional(9),
-        rope=rope_numbers(p, head_dim), head_dim=head_dim, neox=p["mode"] == "neox",
+        rope=rope_numbers(p, head_dim), head_dim=head_dim, neox=p["mode"] == "neox", **beside,
     )  # fmt: skip
-    return [_launch("QKV", weights, x.ne[1], warps, shared, sum(pairs), args, d)]
+    return _launch(kind, weights, x.ne[1], warps, shared, sum(pairs), args, call.device)
 
 
 register(OPS, launches, supports=supports)

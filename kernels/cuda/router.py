@@ -13,9 +13,9 @@ from .launch import (
     Kernel,
     Launch,
     Operand,
-    apart,
     ceil_div,
     cpp_type,
+    may_run_at_once,
     pack,
     register_joint,
 )
@@ -92,12 +92,7 @@ def _takes(r: _Router) -> bool:
     rows = [x, *([r.norm.dst] if r.norm else [])]
     if not by_fours(*rows, weights) or any(o.nb[0] != 4 for o in rows):
         return False
-    # All are computed at once: nothing may be written where something is still to be read.
-    results = [c.dst for c in r.calls]
-    made = {c.node for c in r.calls}
-    read = [o for c in r.calls for t, o in zip(c.node.srcs, c.srcs, strict=True)
-            if o is not None and t not in made]  # fmt: skip
-    return all(apart(o, other) for i, o in enumerate(results) for other in (*results[:i], *read))
+    return may_run_at_once(r.calls)
 
 
 def _arguments(r: _Router) -> bytes:

@@ -8,20 +8,36 @@
 #include "cuda/pipeline.cuh"
 #include "cuda/rope.cuh"
 
-enum { PLAIN, GLU, QKV, RELU, GEGLU, GELU, GELU_ERF, BIASED, JOINED };
+enum {
+  PLAIN,
+  GLU,
+  QKV,
+  RELU,
+  GEGLU,
+  GELU,
+  GELU_ERF,
+  BIASED,
+  JOINED,
+  PARALLEL,
+  PARALLEL_ERF,
+};
 
 // Of rows of two matrices, gate and up.
 constexpr bool gated_kind(int kind) { return kind == GLU || kind == GEGLU; }
+// QKV and the first half of a feed-forward layer, which ends in GELU, of one LayerNorm.
+constexpr bool parallel_kind(int kind) { return kind == PARALLEL || kind == PARALLEL_ERF; }
+// Of which queries and keys are rotated, keys and values written to states.
+constexpr bool turned_kind(int kind) { return kind == QKV || parallel_kind(kind); }
 // Of rows of several matrices, one after the other.
-constexpr bool several_kind(int kind) { return kind == QKV || kind == JOINED; }
+constexpr bool several_kind(int kind) { return turned_kind(kind) || kind == JOINED; }
 // To which a residual, or a bias, may be added.
 constexpr bool added_kind(int kind) {
   return kind == PLAIN || kind == GELU || kind == GELU_ERF || kind == BIASED;
 }
 
 // Mirrored by `arguments` in mul_mat_vec.py. Rows go by twos, called pairs: neighbours of one
-// matrix; for GLU and GEGLU the same row of gate and up; for QKV two dimensions that are rotated
-// together.
+// matrix; for GLU and GEGLU the same row of gate and up; where there is rotation two dimensions
+// that are rotated together.
 struct VecArgs {
   const char* w[4];
   const float* x;
@@ -41,6 +57,8 @@ struct VecArgs {
   i32 pairs[4], rows[4];
   i32 k, m, stages;
   i32 head_dim, neox, state_type[2], n_ctx;
+  const float* norm_bias;  // of a LayerNorm, whose result goes to normed; null: zeros
+  float *normed, *act;     // act: what GELU makes of the fourth matrix
 };
 
 constexpr int kMaxWarps = 16;
@@ -160,10 +178,57 @@ __device__ __forceinline__ void load_normed(const VecArgs& a, char* xs, int x_st
   }
 }
 
+// The one column, brought to mean 0 and variance 1; the squared deviations are added in a second
+// pass, so that nothing cancels. The first block writes it to normed too.
+template <bool QUANTIZED>
+__device__ __forceinline__ void load_centered(const VecArgs& a, char* column, float4* by) {
+  const int batch = blockDim.x * 4 * kPieces, rounded = (a.k + 127) / 128 * 128;
+  float4 v[kPieces], plus[kPieces];
+  float sum = 0.0f, squares = 0.0f;
+#pragma unroll 1
+  for (int base = 0; base < a.k; base += batch) {
+    ask_pieces(a.x, base, a.k, v);
+#pragma unroll
+    for (int b = 0; b < kPieces; ++b) sum += (v[b].x + v[b].y) + (v[b].z + v[b].w);
+  }
+  const float mean = block_reduce(sum, Add()) / (float)a.k;
+#pragma unroll 1
+  for (int base = 0; base < a.k; base += batch) {
+    if (a.k > batch) ask_pieces(a.x, base, a.k, v);
+#pragma unroll
+    for (int b = 0; b < kPieces; ++b) {
+      if (base + (b * blockDim.x + threadIdx.x) * 4 >= a.k) break;
+      const float4 d = {v[b].x - mean, v[b].y - mean, v[b].z - mean, v[b].w - mean};
+      squares = fmaf(d.x, d.x, fmaf(d.y, d.y, fmaf(d.z, d.z, fmaf(d.w, d.w, squares))));
+    }
+  }
+  squares = block_reduce(squares, Add());
+  const float scale = 1.0f / sqrtf(squares / (float)a.k + a.eps);
+#pragma unroll 1
+  for (int base = 0; base < a.k; base += batch) {
+    if (a.k > batch) {
+      ask_pieces(a.x, base, a.k, v);
+      ask_pieces(a.norm, base, a.k, by);
+    }
+    ask_pieces(a.norm_bias, base, a.norm_bias != nullptr ? a.k : 0, plus);
+#pragma unroll
+    for (int b = 0; b < kPieces; ++b) {
+      const int e = base + (b * blockDim.x + threadIdx.x) * 4;
+      if (e >= rounded) break;
+      const Pack<float, 4> y = {(v[b].x - mean) * scale * by[b].x + plus[b].x,
+                                (v[b].y - mean) * scale * by[b].y + plus[b].y,
+                                (v[b].z - mean) * scale * by[b].z + plus[b].z,
+                                (v[b].w - mean) * scale * by[b].w + plus[b].w};
+      if (blockIdx.x == 0 && e < a.k) *reinterpret_cast<Pack<float, 4>*>(a.normed + e) = y;
+      put_quad<QUANTIZED>(column, e, e < a.k, y);
+    }
+  }
+}
+
 // -- which rows ----------------------------------------------------------------------------------
 
 struct Pair {
-  int matrix;      // of QKV and JOINED; 0 otherwise
+  int matrix;      // of several; 0 otherwise
   int index;       // among the matrix's pairs
   int row0, row1;  // row1 == row0 when there is no second one
   const char *w0, *w1;
@@ -193,7 +258,7 @@ __device__ __forceinline__ Pair pair_of(int kind, const VecArgs& a, int index) {
     }
     p.row0 = 2 * p.index;
     p.row1 = p.row0 + 1;
-    if (kind == QKV && p.matrix < 2 && a.neox) {
+    if (turned_kind(kind) && p.matrix < 2 && a.neox) {
       const int half = a.head_dim / 2, head = p.index / half;
       p.row0 = head * a.head_dim + p.index - head * half;
       p.row1 = p.row0 + half;
@@ -242,6 +307,11 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
     for (int i = 0; i < 3; ++i) before += p.matrix > i ? a.rows[i] : 0;
     dst[before + p.row0] = y0;
     dst[before + p.row1] = y1;
+    return;
+  }
+  if (parallel_kind(kind) && p.matrix == 3) {
+    a.act[p.row0] = kind == PARALLEL ? gelu()(y0) : gelu_erf()(y0);
+    a.act[p.row1] = kind == PARALLEL ? gelu()(y1) : gelu_erf()(y1);
     return;
   }
   if (p.matrix < 2) {

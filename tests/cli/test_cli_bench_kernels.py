@@ -56,8 +56,8 @@ def test_all_of_them(call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert named == [c.name for c in all_cases() if c.op not in lacking]
     assert lacking == {
         "mul_mat_id_sum", "qkv_heads", "sigmoid_mul",
-        "mul_mat_bias_add", "mul_mat_gelu", "mul_mat_joined", "norm_mul_mat", "norm_mul_mat_geglu",
-        "norm_mul_mat_swiglu", "norm_qkv_rope", "rms_norm_add",
+        "mul_mat_bias_add", "mul_mat_gelu", "mul_mat_joined", "mul_mat_two_add", "norm_mul_mat",
+        "norm_mul_mat_geglu", "norm_mul_mat_swiglu", "norm_qkv_rope", "rms_norm_add",
     }  # fmt: skip
 
 

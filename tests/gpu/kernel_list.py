@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from harness import declare_case
 
-from gguflow.engine.graph import F32, Graph, OpSpec, Tensor, all_ops, dtype_by_name
+from gguflow.engine.graph import F32, I32, Graph, OpSpec, Tensor, all_ops, dtype_by_name
 from gguflow.kernels.cuda import all_reduce, all_reduce_norm, link
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 from gguflow.kernels.cuda.gemm import Gemm
@@ -40,6 +40,19 @@ def launches_of(
     return list(launches(Call(node, Operand.of(node, address), srcs, device, scratch=1 << 30)))
 
 
+def calls_of(g: Graph, places: Mapping[str, int] = {}) -> list[Call]:  # noqa: B006
+    """The calls of a graph's nodes, whose values lie apart or at `places`."""
+    at = {t.name: (i + 1) << 30 for i, t in enumerate((*g.leaves.values(), *g.nodes))}
+
+    def operand(t: Tensor) -> Operand:
+        return Operand.of(t, places.get(t.owner.name, at[t.owner.name]) + t.view_offset)
+
+    return [
+        Call(n, operand(n), tuple(None if s is None else operand(s) for s in n.srcs), DEVICE)
+        for n in g.nodes
+    ]
+
+
 def routers() -> Iterator[Launch]:
     """What several ops are together."""
     for dtype in ("f32", "f16", "bf16"):
@@ -48,16 +61,76 @@ def routers() -> Iterator[Launch]:
         logits = g.mul_mat(g.weight("w", dtype_by_name(dtype), (32, 256)), x)
         ids = g.route(logits, n_used=4, score="softmax")
         g.route_weights(logits, ids, score="softmax")
-        places = {t: (i + 1) << 20 for i, t in enumerate((*g.leaves.values(), *g.nodes))}
-        calls = [
-            Call(n, Operand.of(n, places[n]),
-                 tuple(None if s is None else Operand.of(s, places[s]) for s in n.srcs), DEVICE)
-            for n in g.nodes
-        ]  # fmt: skip
+        calls = calls_of(g)
         for first in (0, 2):
             found = joined(calls[first:])
             assert found is not None
             yield from found[1]
+
+
+def weight_of(g: Graph, name: str, n: int, k: int, dtype: str) -> Tensor:
+    """A weight whose rows begin at multiples of 16 bytes, whatever their length."""
+    t, whole = dtype_by_name(dtype), k
+    while t.row_bytes(whole) % 16:
+        whole += t.block
+    w = g.weight(name, t, (n, whole))
+    return w if whole == k else g.slice(w, 1, 0, k)
+
+
+def parallel_graph(
+    m: int = 1,
+    k: int = 576,
+    n_ff: int = 130,
+    heads: int = 3,
+    types: tuple[str, str] = ("q4_0", "q4_0"),
+    *,
+    up: str = "",
+    erf: int = 1,
+    bias: bool = True,
+    state: str = "f16",
+    mode: str = "neox",
+    layers: int = 0,
+) -> Graph:
+    """What a layer begins with: a LayerNorm, the first half of a feed-forward layer, and heads of
+    64. types: of the weights and of that of the values; up: of that of the feed-forward layer.
+    layers: whole ones, one after the other, instead."""
+    g = Graph()
+    x = g.input("x", F32, (m, k))
+    where = g.input("pos", I32, (m,)), g.input("rows", I32, (m,))
+    params = {"eps": 1e-5, "head_dim": 64, "n_dims": 64, "mode": mode}
+    for i in range(max(layers, 1)):
+        end = str(i) if layers else ""
+
+        def weight(name: str, n: int, k: int, t: str = types[0], end: str = end) -> Tensor:
+            return weight_of(g, f"w_{name}{end}", n, k, t)
+
+        b = g.weight(f"norm_bias{end}", F32, (k,)) if bias else None
+        h = g.layer_norm(x, g.weight(f"norm{end}", F32, (k,)), b, eps=1e-5, name=f"h{end}")
+        act = g.mul_mat_gelu(weight("up", n_ff, k, up or types[0]), h, erf=erf, name=f"act{end}")
+        qkv = weight("q", 64 * heads, k), weight("k", 64, k), weight("v", 64, k, types[1])
+        states = [g.state(f"{n}_state{end}", dtype_by_name(state), (64, 64)) for n in "kv"]
+        q = g.op("norm_qkv_rope", h, None, *qkv, *where, *states, name=f"q{end}", **params)
+        if not layers:
+            return g
+        keys, values = (g.reshape(s, (64, 1, 64)) for s in states)
+        of_seq = g.input("seq", I32, (m,)), g.input("table", I32, (1, 1))
+        a = g.attention(q, keys, values, where[0], *of_seq, scale=0.125, n_single=m, name=f"a{end}")
+        a = g.reshape(a, (m, 64 * heads))
+        out, down = weight("out", k, 64 * heads), weight("down", k, n_ff)
+        x = g.mul_mat_two_add(out, a, down, act, x, name=f"x{end}")
+    return g
+
+
+def parallel_layers() -> Iterator[Launch]:
+    """What ops of layers whose parts stand side by side are together: what such a layer begins
+    with, and attention with what ends it."""
+    for types in (("q4_0",) * 2, ("q8_0",) * 2, ("q4_K", "q6_K"), ("f16",) * 2):
+        for erf in (0, 1):
+            calls = calls_of(parallel_graph(1, 512, 512, 8, types, erf=erf, layers=1))
+            for first, n in ((0, 3), (3, 2)):
+                found = joined(calls[first:])
+                assert found is not None and found[0] == n
+                yield from found[1]
 
 
 @cache
@@ -87,6 +160,7 @@ def all_launches() -> tuple[Launch, ...]:
     )  # fmt: skip
     step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
     others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
+    others = *others, *parallel_layers()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     return (*of_cases, *others, *peaks)
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import nmse
+from kernel_list import calls_of
 
 import gguflow.engine.ops  # noqa: F401  (registers them)
 from gguflow.engine.graph import Graph, Tensor, dtype_by_name, op_spec
-from gguflow.kernels.cuda.launch import Call, DeviceInfo, Launch, Operand, joined
+from gguflow.kernels.cuda.launch import Launch, joined
 
 CHOICES = {
     "softmax": ({"score": "softmax"}, {"score": "softmax", "norm": 1}),
@@ -43,24 +44,6 @@ def graph(m: int, k: int = 256, n: int = 32, used: int = 4, dtype: str = "f32", 
     return g
 
 
-def calls(g: Graph, places: dict[str, int] | None = None) -> list[Call]:
-    """The calls of a graph's nodes, whose values lie apart or at `places`."""
-    at: dict[str, int] = {}
-
-    def operand(t: Tensor | None) -> Operand | None:
-        if t is None:
-            return None
-        address = at.setdefault(t.owner.name, (len(at) + 1) << 24)
-        return Operand.of(t, (places or {}).get(t.owner.name, address) + t.view_offset)
-
-    made = []
-    for node in g.nodes:
-        dst = operand(node)
-        assert dst is not None
-        made.append(Call(node, dst, tuple(operand(s) for s in node.srcs), DeviceInfo()))
-    return made
-
-
 def entry(found: tuple[int, list[Launch]] | None) -> tuple[int, str] | None:
     return None if found is None else (found[0], found[1][0].kernel.entry)
 
@@ -68,32 +51,32 @@ def entry(found: tuple[int, list[Launch]] | None) -> tuple[int, str] | None:
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("bias", [False, True])
 def test_four_ops_are_one_launch(choice: str, bias: bool) -> None:
-    found = joined(calls(graph(1, choice=choice, bias=bias)))
+    found = joined(calls_of(graph(1, choice=choice, bias=bias)))
     assert entry(found) == (4, "router<f32>")
     assert found is not None and found[1][0].grid == (4, 1, 1)
     without = graph(16, dtype="f16", choice=choice, bias=bias, norm=False)
-    assert entry(joined(calls(without))) == (3, "router<f16>")
+    assert entry(joined(calls_of(without))) == (3, "router<f16>")
 
 
 def test_what_is_not_one() -> None:
-    assert joined(calls(graph(17))) is None  # many tokens
-    assert joined(calls(graph(1, 254))) is None  # rows that are no whole 16 bytes
-    assert joined(calls(graph(1, dtype="q8_0"))) is None
-    assert joined(calls(graph(1))[:3]) is None  # without shares
-    assert entry(joined(calls(graph(1))[2:])) == (2, "route_both")  # without a product
-    assert joined(calls(graph(1))[3:]) is None
-    other = calls(graph(1))
-    assert joined([other[0], *calls(graph(1))[1:]]) is None  # of another row
+    assert joined(calls_of(graph(17))) is None  # many tokens
+    assert joined(calls_of(graph(1, 254))) is None  # rows that are no whole 16 bytes
+    assert joined(calls_of(graph(1, dtype="q8_0"))) is None
+    assert joined(calls_of(graph(1))[:3]) is None  # without shares
+    assert entry(joined(calls_of(graph(1))[2:])) == (2, "route_both")  # without a product
+    assert joined(calls_of(graph(1))[3:]) is None
+    other = calls_of(graph(1))
+    assert joined([other[0], *calls_of(graph(1))[1:]]) is None  # of another row
 
 
 @pytest.mark.parametrize("one, other", [("logits", "x"), ("normed", "x"), ("ids", "shares"),
                                         ("shares", "logits"), ("ids", "x")])  # fmt: skip
 def test_results_that_share_memory_are_made_one_after_the_other(one: str, other: str) -> None:
-    assert joined(calls(graph(2), {one: 64, other: 64})) is None
-    assert joined(calls(graph(2), {one: 1 << 20, other: 2 << 20})) is not None
+    assert joined(calls_of(graph(2), {one: 64, other: 64})) is None
+    assert joined(calls_of(graph(2), {one: 1 << 20, other: 2 << 20})) is not None
 
 
-class _Places:
+class Places:
     """A buffer for every value."""
 
     def __init__(self, gpu: Any, g: Graph, feeds: dict[str, np.ndarray]) -> None:
@@ -153,7 +136,7 @@ def test_results(gpu: Any, m: int, k: int, n: int, used: int, dtype: str, choice
         used = n // 4 * 2
     g = graph(m, k, n, used, dtype, choice=choice, norm=norm, bias=choice == "chosen")
     feeds = feeds_of(g)
-    places = _Places(gpu, g, feeds)
+    places = Places(gpu, g, feeds)
     program = gpu.lower(g.nodes, places)
     names = [name.partition("<")[0] for name in program.kernels]
     if m <= 16:
@@ -178,17 +161,17 @@ def test_results(gpu: Any, m: int, k: int, n: int, used: int, dtype: str, choice
 def test_a_token_has_the_same_bits_among_others(gpu: Any) -> None:
     g = graph(16, 2880, 64, 6, "f16")
     feeds = feeds_of(g)
-    together = _Places(gpu, g, feeds)
+    together = Places(gpu, g, feeds)
     gpu.lower(g.nodes, together).run()
     for row in (0, 7, 15):
         one = graph(1, 2880, 64, 6, "f16")
-        alone = _Places(gpu, one, {**feeds, "x": feeds["x"][row : row + 1]})
+        alone = Places(gpu, one, {**feeds, "x": feeds["x"][row : row + 1]})
         gpu.lower(one.nodes, alone).run()
         for a, b in zip(one.nodes, g.nodes, strict=True):
             assert np.array_equal(alone.value(a)[0], together.value(b)[row]), a.name
 
 
 def test_rows_begin_at_multiples_of_16_bytes() -> None:
-    first, *rest = calls(graph(1))
+    first, *rest = calls_of(graph(1))
     moved = replace(first.src(0), address=first.src(0).address + 4)
     assert joined([replace(first, srcs=(moved, *first.srcs[1:])), *rest]) is None

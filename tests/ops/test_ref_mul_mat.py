@@ -38,6 +38,9 @@ def test_fused_with_what_follows() -> None:
     np.testing.assert_array_equal(got, [[103, 207, 311], [100, 202, 304]])
     got = reference("mul_mat_add", W, X, [[1, 1, 1], [2, 2, 2]])
     np.testing.assert_array_equal(got, [[4, 8, 12], [2, 4, 6]])
+    other = [[1], [0], [-1]], [[10], [20]]
+    got = reference("mul_mat_two_add", W, X, *other, [[1, 1, 1], [2, 2, 2]], None, [100, 200, 300])
+    np.testing.assert_array_equal(got, [[114, 208, 302], [122, 204, 286]])
     # gate 1 and -2, up 2 and 3: silu(1) * 2 and silu(-2) * 3.
     got = reference("mul_mat_swiglu", [[1, 0], [0, 1]], [[2, 0], [0, -1.5]], [[1, -2]])
     np.testing.assert_allclose(got, [[2 * 0.7310585786, -3 * 0.2384058440]], rtol=1e-6)

@@ -35,6 +35,7 @@ SCAN: list[str | None] = ["f32 2x1", "f32 1", "f32 1", "f32 1"]
 HEADS: list[str | None] = ["f32 2x2x4", "f32 2x1x4", "f32 2x2x2", "i32 2", "i32 2", "f32 9x4",
                           "f32 9x4"]  # fmt: skip
 HEAD_PARAMS = {**NORM}
+TWO: list[str | None] = ["f32 5x4", "f32 3x4", "f32 5x6", "f32 3x6", "f32 3x5"]
 RANK = {"rank": 0}
 HALVES: list[str | None] = ["f32 1x8", "f32 2x8", "f32 1x8", "f32 2x8"]
 QKV_PARAMS = {**EPS, **NORM, "head_dim": 4}
@@ -114,6 +115,11 @@ WRONG: list[tuple[str, list[str | None], dict[str, Any], str]] = [
     ("mul_mat_relu", ["f32 5x4", "f32 3x6"], {}, "inner lengths 4 and 6 differ"),
     ("mul_mat_bias_add", ["f32 5x4", "f32 3x4", "f32 3", "f32 3x5"], {}, "b must be [5]"),
     ("mul_mat_bias_add", ["f32 5x4", "f32 3x4", "f32 5", "f32 5"], {}, "and r [3, 5]"),
+    ("mul_mat_two_add", [*TWO[:2], "f32 7x6", *TWO[3:]], {}, "one shape"),
+    ("mul_mat_two_add", [*TWO[:4], "f32 5"], {}, "one shape"),
+    ("mul_mat_two_add", [*TWO[:4], "f16 3x5"], {}, "must be f32"),
+    ("mul_mat_two_add", [*TWO, None, "f32 3x5"], {}, "biases must be [5]"),
+    ("mul_mat_two_add", [*TWO[:2], "f32 5x4", *TWO[3:]], {}, "differ"),
     ("mul_mat_gelu", ["f32 5x4", "f32 3x4", "f32 3x5"], {}, "b must be f32 [n]"),
     ("mul_mat_sparse", ["i32 5x4", "f32 3x4"], {}, "w must be [n_rows >= 1, ..]"),
     ("mul_mat_sparse", ["f32 5x4", "f16 3x4"], {}, "x must be f32 [m, ..]"),

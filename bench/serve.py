@@ -34,7 +34,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from paced import Pace, paced_device
+from paced import TEXTS, Pace, paced_device
 
 import gguflow
 from gguflow.cli.bench_http import Endpoint
@@ -163,6 +163,17 @@ def front_alone(
 # -- the model -------------------------------------------------------------------------------------
 
 
+def with_texts(n_vocab: int) -> gguflow.Tokenizer:
+    """The bundled model's tokenizer for a larger vocabulary: every token has the text of one of its
+    words. A stream whose tokens have no text sends nothing, and costs nothing."""
+    tokenizer = gguflow.Tokenizer.load(bundled_model())
+    piece, n_words = tokenizer.piece, tokenizer.n_vocab - TEXTS[0]
+    tokenizer.n_vocab = tokenizer.n_rows = n_vocab
+    tokenizer.piece = lambda token: piece(TEXTS[0] + token % n_words)  # type: ignore[method-assign]
+    tokenizer.is_special = lambda token: False  # type: ignore[method-assign]
+    return tokenizer
+
+
 @dataclass(frozen=True)
 class Opened:
     """How the model is opened, in this process and in the engine's."""
@@ -171,17 +182,12 @@ class Opened:
     paced: str
 
     def model(self, options: Options) -> Model:
-        """Without its weights. One of random weights gets the bundled model's tokenizer, and every
-        token the text of one that it has."""
+        """Without its weights."""
         if self.paced:
             options = replace(options, backends=("paced",), n_gpu_layers=0)
             return Model(open_model(bundled_model()), options, paced_device(Pace.parse(self.paced)))
-        tokenizer = gguflow.Tokenizer.load(bundled_model())
         model = Model(random_model(self.shape), options)
-        tokenizer.n_rows = model.hp.n_vocab
-        piece, n_texts = tokenizer._shown_piece, tokenizer.n_vocab
-        tokenizer._shown_piece = lambda token: piece(token % n_texts)  # type: ignore[method-assign]
-        model.__dict__["tokenizer"] = tokenizer
+        model.__dict__["tokenizer"] = with_texts(model.hp.n_vocab)
         return model
 
     def spec(self, spec: ModelSpec) -> Model:

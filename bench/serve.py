@@ -305,8 +305,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, way in ways.items():
             speed, busy = way(model, n, asks(n, 2), measured[n])
             speeds[n].append(speed)
-            if args.paced:
-                print(f"{n} clients, {name}: the device was at work {busy:.3f} of the time")
+            at_work = f", the device at work {busy:.3f} of the time" if args.paced else ""
+            print(f"{n} clients, {name}: {speed:.1f} tokens/s{at_work}", flush=True)
             gc.collect()
     names = ["clients", "engine process", "engine t/s", "front t/s", "server t/s", "of engine",
              "of front", "first p50", "p95 ms", "between p50", "p95 ms", "stepping",

@@ -16,7 +16,7 @@ The model has a named shape with random weights and the bundled model's tokenize
 device is none (`paced.py`), and the model the bundled one: its runs take the time they are said to.
 
     python bench/serve.py --random llama3-8b:Q4_0 -ngl all --clients 1,16,64,128 -npp 128 -ntg 128
-    python bench/serve.py --paced 1.7,0.05,0.037 --clients 128 -npp 128 -ntg 128
+    python bench/serve.py --paced 1.9,0.0526,0.0256,3.6 --clients 128 -npp 128 -ntg 128
 """
 
 from __future__ import annotations
@@ -271,8 +271,8 @@ def clients(url: str, n: int, bodies: Sequence[dict[str, Any]]) -> dict[str, Any
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--random", default="tinyllama-1.1b:Q4_0", help="shape and type")
-    p.add_argument("--paced", default="", metavar="BASE,SINGLE,CHUNK",
-                   help="ms of a run, of a single row of it, of one of a prompt")  # fmt: skip
+    p.add_argument("--paced", default="", metavar="BASE,SINGLE,CHUNK,MIXED",
+                   help="ms of a run, of a row, of a prompt's row, of having any")  # fmt: skip
     p.add_argument("-ngl", type=gpu_layers, default=0)
     p.add_argument("-t", type=int, default=0, help="threads")
     p.add_argument("--clients", type=numbers, default=[1, 8])

@@ -24,20 +24,22 @@ TEXTS = 300, 3000  # tokens that are drawn: text in the bundled model's vocabula
 
 @dataclass(frozen=True)
 class Pace:
-    """Milliseconds of a run: `base`, `single` for each of its first 128 rows, `chunk` for each of
-    the others. Rows are those of the plan, padding included."""
+    """Milliseconds of a run: `base`, `single` for each of its first 128 rows; where there are more
+    `mixed`, and `chunk` for each of the others. Rows are those of the plan, padding included."""
 
     base: float
     single: float
     chunk: float
+    mixed: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Pace:
-        """Of three numbers with commas. Raises ValueError."""
+        """Of three or four numbers with commas. Raises ValueError."""
         return cls(*map(float, text.split(",")))
 
     def seconds(self, n: int) -> float:
-        return 1e-3 * (self.base + self.single * min(n, 128) + self.chunk * max(0, n - 128))
+        more = self.mixed + self.chunk * (n - 128) if n > 128 else 0.0
+        return 1e-3 * (self.base + self.single * min(n, 128) + more)
 
 
 class Clock:

@@ -16,7 +16,7 @@ The model has a named shape with random weights and the bundled model's tokenize
 device is none (`paced.py`), and the model the bundled one: its runs take the time they are said to.
 
     python bench/serve.py --random llama3-8b:Q4_0 -ngl all --clients 1,16,64,128 -npp 128 -ntg 128
-    python bench/serve.py --paced 1.7,0.05,0.037 --clients 128 -npp 128 -ntg 128
+    python bench/serve.py --paced 1.9,0.0526,0.0256,3.6 --clients 128 -npp 128 -ntg 128
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from paced import Pace, paced_device
+from paced import TEXTS, Pace, paced_device
 
 import gguflow
 from gguflow.cli.bench_http import Endpoint
@@ -163,6 +163,17 @@ def front_alone(
 # -- the model -------------------------------------------------------------------------------------
 
 
+def with_texts(n_vocab: int) -> gguflow.Tokenizer:
+    """The bundled model's tokenizer for a larger vocabulary: every token has the text of one of its
+    words. A stream whose tokens have no text sends nothing, and costs nothing."""
+    tokenizer = gguflow.Tokenizer.load(bundled_model())
+    piece, n_words = tokenizer.piece, tokenizer.n_vocab - TEXTS[0]
+    tokenizer.n_vocab = tokenizer.n_rows = n_vocab
+    tokenizer.piece = lambda token: piece(TEXTS[0] + token % n_words)  # type: ignore[method-assign]
+    tokenizer.is_special = lambda token: False  # type: ignore[method-assign]
+    return tokenizer
+
+
 @dataclass(frozen=True)
 class Opened:
     """How the model is opened, in this process and in the engine's."""
@@ -171,17 +182,12 @@ class Opened:
     paced: str
 
     def model(self, options: Options) -> Model:
-        """Without its weights. One of random weights gets the bundled model's tokenizer, and every
-        token the text of one that it has."""
+        """Without its weights."""
         if self.paced:
             options = replace(options, backends=("paced",), n_gpu_layers=0)
             return Model(open_model(bundled_model()), options, paced_device(Pace.parse(self.paced)))
-        tokenizer = gguflow.Tokenizer.load(bundled_model())
         model = Model(random_model(self.shape), options)
-        tokenizer.n_rows = model.hp.n_vocab
-        piece, n_texts = tokenizer._shown_piece, tokenizer.n_vocab
-        tokenizer._shown_piece = lambda token: piece(token % n_texts)  # type: ignore[method-assign]
-        model.__dict__["tokenizer"] = tokenizer
+        model.__dict__["tokenizer"] = with_texts(model.hp.n_vocab)
         return model
 
     def spec(self, spec: ModelSpec) -> Model:
@@ -265,8 +271,8 @@ def clients(url: str, n: int, bodies: Sequence[dict[str, Any]]) -> dict[str, Any
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--random", default="tinyllama-1.1b:Q4_0", help="shape and type")
-    p.add_argument("--paced", default="", metavar="BASE,SINGLE,CHUNK",
-                   help="ms of a run, of a single row of it, of one of a prompt")  # fmt: skip
+    p.add_argument("--paced", default="", metavar="BASE,SINGLE,CHUNK,MIXED",
+                   help="ms of a run, of a row, of a prompt's row, of having any")  # fmt: skip
     p.add_argument("-ngl", type=gpu_layers, default=0)
     p.add_argument("-t", type=int, default=0, help="threads")
     p.add_argument("--clients", type=numbers, default=[1, 8])
@@ -299,8 +305,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, way in ways.items():
             speed, busy = way(model, n, asks(n, 2), measured[n])
             speeds[n].append(speed)
-            if args.paced:
-                print(f"{n} clients, {name}: the device was at work {busy:.3f} of the time")
+            at_work = f", the device at work {busy:.3f} of the time" if args.paced else ""
+            print(f"{n} clients, {name}: {speed:.1f} tokens/s{at_work}", flush=True)
             gc.collect()
     names = ["clients", "engine process", "engine t/s", "front t/s", "server t/s", "of engine",
              "of front", "first p50", "p95 ms", "between p50", "p95 ms", "stepping",

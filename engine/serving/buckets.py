@@ -6,7 +6,7 @@ from gguflow.engine.dataclass import dataclass
 from gguflow.engine.plan_key import PlanKey
 
 LEAST_CHUNK = 16  # rows of the smallest plan for pieces of prompts
-LEAST_SPLIT = 192  # from where on there are plans between powers of two
+LEAST_SPLIT = 384  # from where on there are plans between powers of two
 SPARE = 1  # pieces that are ready beside one for each stage, so that no device waits for the host
 
 

@@ -29,7 +29,8 @@ from gguflow.engine.sampling import GREEDY, SamplerRows, seed_of
 
 from .embed import Embedder
 from .flight import Flight
-from .host_sampling import Choice, HostSampler, check_extras, ranked
+from .host_sampling import Choice, HostSampler, check_extras
+from .prompt_logprobs import take_prompt_logprobs
 from .replay import replay
 from .request import POOLINGS, EmbedRequest, Finish, Job, LogitsError, Request, RequestId, Token
 from .rows import Rows, single_rows
@@ -177,7 +178,9 @@ class Engine:
     @property
     def runs_ahead(self) -> bool:
         """Whether steps are on their way to a device, which no profile records."""
-        return self._ahead is not None
+        return self._ahead is not None or (
+            self._speculator is not None and self._speculator.is_ahead
+        )
 
     def record(self, profile: Profile | None) -> None:
         """Record the steps from here on, in which a device does not run ahead; None: no longer."""
@@ -201,6 +204,9 @@ class Engine:
             self._step_embeds(done)
         if self._ahead is not None:
             self._step_ahead(done)
+            return
+        if self._speculator is not None and self._speculator.is_ahead:
+            self._take_round(self._speculator, done)
             return
         began = time.perf_counter()
         batch = self._scheduler.next()
@@ -235,8 +241,15 @@ class Engine:
                 self._end(cancelled, None, "cancel", done)
             elif id in self._embeds:
                 self._cancel_embed(id, done)
-        if self._ahead is not None and self._scheduler.may_admit:
+        if self._scheduler.may_admit:
+            self._stop_ahead()
+
+    def _stop_ahead(self) -> None:
+        """Start no more steps or rounds on a device; those on their way are still taken."""
+        if self._ahead is not None:
             self._ahead.stop()
+        if self._speculator is not None:
+            self._speculator.stop()
 
     def _end(
         self, job: Job, token: int | None, finish: Finish, done: list[Token],
@@ -248,8 +261,7 @@ class Engine:
         job.is_over = True
         if self._speculator is not None:
             self._speculator.forget({job.id})
-        if self._ahead is not None:
-            self._ahead.stop()
+        self._stop_ahead()
         with self._lock:
             del self._jobs[job.id]
 
@@ -279,8 +291,8 @@ class Engine:
             id = self._new_embeds.popleft()
             if (request := self._embeds.get(id)) is not None:
                 self._embedder.add(id, request.ids, request.pooling, salted(request.lora, b""))
-        if self._ahead is not None:
-            self._ahead.stop()
+        if self.runs_ahead:
+            self._stop_ahead()
             return
         for id, vector, error in self._embedder.step():
             finish: Finish = "embedding" if error is None else "error"
@@ -313,7 +325,7 @@ class Engine:
         with self._flight.of(aboard, self._kv.states is None):
             results = self._runner.run_all(runs, sampling, every)
         if every:
-            at = self._take_prompt_logprobs(batch, results[-1])
+            at = take_prompt_logprobs(batch, results[-1])
         if sampled:
             # A processor may raise: nothing has been told of the run until here.
             tokens, choices = self._choose(sampled, at, results, every)
@@ -332,23 +344,6 @@ class Engine:
                 settings = job.request.settings if job.host is None else GREEDY
                 self._samplers.set(job.place, settings, job.seed, job.tokens, job.n_generated)
                 job.has_sampler = True
-
-    def _take_prompt_logprobs(self, batch: Batch, logits: np.ndarray) -> list[int]:
-        """What the rows of prompts say of the tokens after them, where that is asked for; returns
-        where the rows are that tokens are chosen from. logits: f32 [n, n_vocab]."""
-        at = [*range(len(batch.singles))]
-        n_before = len(at)
-        for job, n in batch.chunks:
-            wanted, is_last = job.wants_rows, n == job.n_new
-            if wanted:
-                for i in range(min(n, job.n_prompt - 1 - job.n_rows)):
-                    place = job.n_rows + i + 1
-                    k = job.request.logprobs or 0
-                    job.prompt_logprobs[place] = ranked(logits[n_before + i], job.tokens[place], k)
-            n_before += n if wanted else int(is_last)
-            if is_last:
-                at.append(n_before - 1)
-        return at
 
     def _choose(
         self, jobs: Sequence[Job], at: Sequence[int], results: Results, every: bool
@@ -433,16 +428,35 @@ class Engine:
         seqs = np.array([job.seq for job in jobs], np.int64)
         lines = [Line(job.id, job.place, job.tokens, job.n_most - len(job.tokens)) for job in jobs]
         picked = Picked(jobs)
-        found = speculator.step(lines, self._sampling(seqs), picked.picks)
+        alone = not self._embeds and len(jobs) == len(self._scheduler.running)
+        found = speculator.step(lines, self._sampling(seqs), picked.picks, alone)
         if found is None:
             return False
+        self._aboard, self._aboard_seqs = [*jobs], seqs
+        self._take_found(found, picked, done)
+        return True
+
+    def _take_round(self, speculator: Speculator, done: list[Token]) -> None:
+        """Take the tokens of one round that was on its way, as `_step_ahead` does."""
+        found = speculator.step((), self._sampling(self._aboard_seqs[:0]), ())
+        assert found is not None
+        self._take_found(found, Picked(()), done)
+        if not speculator.is_ahead:
+            for job in self._aboard:
+                if not job.is_over:
+                    self._kv.shrink(job.place)
+
+    def _take_found(
+        self, found: Sequence[Sequence[int]], picked: Picked, done: list[Token]
+    ) -> None:
+        """Several tokens for each of those aboard."""
+        jobs, seqs = self._aboard, self._aboard_seqs
         for i in range(max(map(len, found))):
             at = [k for k, job in enumerate(jobs) if i < len(found[k]) and not job.is_over]
             mine = [jobs[k] for k in at]
             self._advance(mine)
             tokens = np.array([found[k][i] for k in at])
             self._accept(mine, seqs[at], tokens, done, picked.at(i))
-        return True
 
     def _ran_plain(self, n_jobs: int, seconds: float, n_runs: int = 1) -> None:
         if self._speculator is not None:

@@ -29,7 +29,7 @@ class Ahead:
         self._running = self.taken = 0
         self._began = time.perf_counter()
         self._came: float | None = None  # when the last tokens came
-        self._depth = LEAST
+        self._depth, self._most_running = LEAST, DEPTH
         loop.start()
 
     @property
@@ -49,7 +49,7 @@ class Ahead:
 
     def next(self) -> np.ndarray:
         """The tokens after the next ones of the sequences: int32 [n], -1 for padding."""
-        while self._left and self._running < self._depth:
+        while self._left and self._running < min(self._depth, self._most_running):
             self._loop.launch()
             self._left -= 1
             self._running += 1

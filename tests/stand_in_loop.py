@@ -38,10 +38,16 @@ class Loop:
         for name, a in mine.items():
             self.bound.inputs[name][...] = a
         self.bound.run()
-        live = mine["pos"] >= 0
-        tokens = np.where(live, self.bound.outputs[-1], -1)
+        sampled = self.bound.outputs[-1].copy()
         for name, a in theirs.items():  # the host's copies are not the device's
             self.bound.inputs[name][...] = a
+        self.ring[self.n_steps] = self._end(sampled)
+
+    def _end(self, sampled: np.ndarray) -> np.ndarray:
+        """Write the next inputs; what is told of each row."""
+        mine = self.inputs
+        live = mine["pos"] >= 0
+        tokens = np.where(live, sampled, -1)
         mine["tokens"][:] = tokens
         mine["pos"][live] += 1
         for name, table in mine.items():
@@ -52,7 +58,7 @@ class Loop:
         mine["sampler.rng"][live, 1] += 1
         history = mine["sampler.history"]
         history[live] = np.concatenate([history[:, 1:], tokens[:, None]], axis=1)[live]
-        self.ring[self.n_steps] = tokens
+        return tokens
 
     def wait(self, step: int) -> np.ndarray:
         if self.fails:

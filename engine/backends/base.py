@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -196,6 +196,25 @@ class TokenLoop(Protocol):
         start."""
 
 
+@dataclass(frozen=True, eq=False)
+class RoundMemory:
+    """What rounds of guesses keep on a device.
+
+    lines: i32 [n, len(LINE)], the sequences, in the order of the plan's page tables, by the names
+    of LINE: their rows in the plan (the first, and how many, 0 for nobody), the tokens they have,
+    the position behind the last one that has a page, the guesses below which none is tried, and
+    which text is theirs. texts: i32 [m, capacity], tokens. prepared: the same, of every position
+    what is guessed there, negative for nothing; without it n-grams of the text are looked up, as
+    `speculation_lookup` does.
+    """
+
+    LINE: ClassVar = ("row", "n_rows", "length", "end", "least", "text", "", "")
+    lines: Buffer
+    texts: Buffer
+    capacity: int
+    prepared: Buffer | None = None
+
+
 class Program(ABC):
     """Steps of one backend, ready to run again and again; the same from the first run on.
 
@@ -231,6 +250,13 @@ class Program(ABC):
 
         tensors: the plan's inputs by name, and the sampled tokens as `token`.
         """
+        return None
+
+    def round_loop(self, tensors: Mapping[str, Tensor], keep: RoundMemory) -> TokenLoop | None:
+        """Runs of this program that check guesses, as `token_loop`: a sequence's rows lie side by
+        side, its last token's and one a guess. A step takes the tokens that were chosen up to the
+        first that was not guessed, and writes the next inputs with new guesses; the first inputs
+        are made by `start`. Its tokens are -2 for guesses that did not come true."""
         return None
 
     def run(self) -> None:

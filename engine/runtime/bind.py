@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from gguflow.engine import env
-from gguflow.engine.backends.base import Backend, Buffer, Live, TokenLoop
+from gguflow.engine.backends.base import Backend, Buffer, Live, RoundMemory, TokenLoop
 from gguflow.engine.compile import Plan, UnlinkableError
 from gguflow.engine.compile.batch_rows import check_live, most_rows
 from gguflow.engine.dataclass import dataclass, field
@@ -69,6 +69,7 @@ class BoundPlan:
     outputs: Outputs
     unlinked: str | None = None
     brought: list[BoundCopy] = field(default_factory=list)  # before every run
+    _rounds: TokenLoop | None = None
 
     def run(self, live: Live | None = None) -> None:
         """Run the plan once.
@@ -120,6 +121,21 @@ class BoundPlan:
     def token_loop(self) -> TokenLoop | None:
         """Steps that need no host, for a plan on devices alone that samples a token for each of its
         own; each must be alone in its sequence."""
+        tensors = self._loop_tensors()
+        return None if tensors is None else self.runner.token_loop(tensors, self.brought)
+
+    def round_loop(self, keep: RoundMemory) -> TokenLoop | None:
+        """The same for a plan that checks guesses, several rows a sequence, see
+        `Program.round_loop`. keep: always the same one. None also where there are recurrent states,
+        which have seen wrong guesses after a round."""
+        if self._rounds is None and (tensors := self._loop_tensors()) is not None:
+            if f"rows.{STATES}" not in tensors:
+                self._rounds = self.runner.round_loop(tensors, self.brought, keep)
+        return self._rounds
+
+    def _loop_tensors(self) -> dict[str, Tensor] | None:
+        """The inputs by name, and the sampled tokens as `token`; None where a step cannot write the
+        next one's inputs."""
         inputs = {t.name: t for t in self.plan.leaves(Role.INPUT)}
         sampled = self.plan.graph.outputs[-1]
         if not self.plan.feeds_itself:
@@ -127,7 +143,7 @@ class BoundPlan:
         rows = [name.removeprefix("rows.") for name in inputs if name.startswith("rows.")]
         if any(f"table.{group}" not in inputs for group in rows if group != STATES):
             return None
-        return self.runner.token_loop({**inputs, "token": sampled}, self.brought)
+        return {**inputs, "token": sampled}
 
 
 def bind(

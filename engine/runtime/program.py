@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gguflow.engine.backends.base import Live, Program, Ticks, TokenLoop
+from gguflow.engine.backends.base import Live, Program, RoundMemory, Ticks, TokenLoop
 from gguflow.engine.compile import Plan, Recv, Send, Step
 from gguflow.engine.graph import Tensor
 from gguflow.engine.profile import PlanRow, PlanRows
@@ -33,6 +33,12 @@ class Runner(ABC):
     ) -> TokenLoop | None:
         """Steps of which each makes its tokens the next one's input; None where that needs the
         host. tensors: the plan's inputs by name, and the sampled tokens as `token`."""
+        return None
+
+    def round_loop(
+        self, tensors: Mapping[str, Tensor], brought: Sequence[BoundCopy], keep: RoundMemory
+    ) -> TokenLoop | None:
+        """The same of steps that check guesses, see `Program.round_loop`."""
         return None
 
     @abstractmethod

@@ -9,7 +9,15 @@ from functools import cached_property
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, Live, Memory, Program, Ticks, TokenLoop
+from gguflow.engine.backends.base import (
+    Backend,
+    Live,
+    Memory,
+    Program,
+    RoundMemory,
+    Ticks,
+    TokenLoop,
+)
 from gguflow.engine.compile import Plan, Recv
 from gguflow.engine.dataclass import dataclass
 from gguflow.engine.graph import Tensor
@@ -72,6 +80,13 @@ class Turns(Runner):
         if len(self._parts) != 1 or brought:
             return None
         return self._parts[0].program.token_loop(tensors)
+
+    def round_loop(
+        self, tensors: Mapping[str, Tensor], brought: Sequence[BoundCopy], keep: RoundMemory
+    ) -> TokenLoop | None:
+        if len(self._parts) != 1 or brought:
+            return None
+        return self._parts[0].program.round_loop(tensors, keep)
 
     def run(self, live: Live | None = None) -> None:
         for i in range(len(self._parts)):

@@ -177,7 +177,9 @@ class Engine:
     @property
     def runs_ahead(self) -> bool:
         """Whether steps are on their way to a device, which no profile records."""
-        return self._ahead is not None
+        return self._ahead is not None or (
+            self._speculator is not None and self._speculator.is_ahead
+        )
 
     def record(self, profile: Profile | None) -> None:
         """Record the steps from here on, in which a device does not run ahead; None: no longer."""
@@ -201,6 +203,9 @@ class Engine:
             self._step_embeds(done)
         if self._ahead is not None:
             self._step_ahead(done)
+            return
+        if self._speculator is not None and self._speculator.is_ahead:
+            self._take_round(self._speculator, done)
             return
         began = time.perf_counter()
         batch = self._scheduler.next()
@@ -235,8 +240,15 @@ class Engine:
                 self._end(cancelled, None, "cancel", done)
             elif id in self._embeds:
                 self._cancel_embed(id, done)
-        if self._ahead is not None and self._scheduler.wants_prompts:
+        if self._scheduler.wants_prompts:
+            self._stop_ahead()
+
+    def _stop_ahead(self) -> None:
+        """Start no more steps or rounds on a device; those on their way are still taken."""
+        if self._ahead is not None:
             self._ahead.stop()
+        if self._speculator is not None:
+            self._speculator.stop()
 
     def _end(
         self, job: Job, token: int | None, finish: Finish, done: list[Token],
@@ -248,6 +260,7 @@ class Engine:
         job.is_over = True
         if self._speculator is not None:
             self._speculator.forget({job.id})
+            self._speculator.stop()
         with self._lock:
             del self._jobs[job.id]
 
@@ -277,8 +290,8 @@ class Engine:
             id = self._new_embeds.popleft()
             if (request := self._embeds.get(id)) is not None:
                 self._embedder.add(id, request.ids, request.pooling, salted(request.lora, b""))
-        if self._ahead is not None:
-            self._ahead.stop()
+        if self.runs_ahead:
+            self._stop_ahead()
             return
         for id, vector, error in self._embedder.step():
             finish: Finish = "embedding" if error is None else "error"
@@ -413,16 +426,35 @@ class Engine:
         seqs = np.array([job.seq for job in jobs], np.int64)
         lines = [Line(job.id, job.place, job.tokens, job.n_most - len(job.tokens)) for job in jobs]
         picked = Picked(jobs)
-        found = speculator.step(lines, self._sampling(seqs), picked.picks)
+        alone = not self._embeds and len(jobs) == len(self._scheduler.running)
+        found = speculator.step(lines, self._sampling(seqs), picked.picks, alone)
         if found is None:
             return False
+        self._aboard, self._aboard_seqs = [*jobs], seqs
+        self._take_found(found, picked, done)
+        return True
+
+    def _take_round(self, speculator: Speculator, done: list[Token]) -> None:
+        """Take the tokens of one round that was on its way, as `_step_ahead` does."""
+        found = speculator.step((), self._sampling(self._aboard_seqs[:0]), ())
+        assert found is not None
+        self._take_found(found, Picked(()), done)
+        if not speculator.is_ahead:
+            for job in self._aboard:
+                if not job.is_over:
+                    self._kv.shrink(job.place)
+
+    def _take_found(
+        self, found: Sequence[Sequence[int]], picked: Picked, done: list[Token]
+    ) -> None:
+        """Several tokens for each of those aboard."""
+        jobs, seqs = self._aboard, self._aboard_seqs
         for i in range(max(map(len, found))):
             at = [k for k, job in enumerate(jobs) if i < len(found[k]) and not job.is_over]
             mine = [jobs[k] for k in at]
             self._advance(mine)
             tokens = np.array([found[k][i] for k in at])
             self._accept(mine, seqs[at], tokens, done, picked.at(i))
-        return True
 
     def _ran_plain(self, n_jobs: int, seconds: float, n_runs: int = 1) -> None:
         if self._speculator is not None:

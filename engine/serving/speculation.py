@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -102,6 +102,18 @@ class Drafter(Protocol):
 
     def forget(self, keys: set[int]) -> None:
         """These lines have ended."""
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A drafter that knows beforehand what it will guess."""
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it does."""
+
+    def prepared(self, line: Line) -> np.ndarray:
+        """Of every position of a line the token that is guessed there: int32, negative for none."""
 
 
 @dataclass(frozen=True)

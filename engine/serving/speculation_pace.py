@@ -95,7 +95,10 @@ class Times:
 
     def __init__(self, size: Callable[[int], int], is_host: bool) -> None:
         self._size = size
-        self._plain, self._checked = Clock(is_host), Clock(is_host, is_host)
+        self._plain = Clock(is_host)
+        # By whether they followed each other on the device, where plans are captured before.
+        self._checked = Clock(is_host, is_host), Clock(True)
+        self._follow = False  # whether the last ones did
         self._rounds = 0  # since the last plain run
 
     def ran_plain(self, n_lines: int, seconds: float) -> None:
@@ -103,10 +106,12 @@ class Times:
         self._plain.add(n_lines, seconds)
         self._rounds = 0
 
-    def ran(self, n_rows: int, seconds: float) -> None:
-        """A run that checked guesses; the time of making them is not in it."""
-        self._checked.add(self._size(n_rows), seconds)
-        self._rounds += 1
+    def ran(self, n_rows: int, seconds: float, n_runs: int = 1, follow: bool = False) -> None:
+        """Runs that checked guesses took so long together; the time of making them is not in it.
+        follow: whether the device made one after the other by itself."""
+        self._follow = follow
+        self._checked[follow].add(self._size(n_rows), seconds / n_runs)
+        self._rounds += n_runs
 
     def plain(self, n_lines: int) -> float | None:
         """The seconds of a plain run; None when one should be made, to know."""
@@ -114,7 +119,8 @@ class Times:
 
     def checked(self, n: int, plain: float, n_guesses: int) -> np.ndarray:
         """The seconds of runs of 1 to n_guesses guesses for n lines; plain: without any."""
-        points = [(n, plain), *(p for p in self._checked.known() if p[0] > n)]
+        known = self._checked[self._follow].known()
+        points = [(n, plain), *(p for p in known if p[0] > n)]
         if len(points) == 1:
             slope = ROW * plain / n
         else:
@@ -169,12 +175,28 @@ class Pace:
         rates = np.array([self._of(key).rate for key in keys])
         found = self._best(rates, most, plain, step_s)
         if any(found):
+            self._wait = FIRST_WAIT
             return found
         self.waits, self._wait = self._wait, min(2 * self._wait, LONGEST_WAIT)
         self._tries = TRIES
         self._overall = Acceptance(DOUBT, DOUBT * GUESS)
         self._lines = {key: Acceptance(DOUBT, DOUBT * GUESS) for key in self._lines}
         return found
+
+    def trying(self) -> int:
+        """How many rounds are made with the lengths found last, whatever comes of them: those of a
+        try, the others of which begin with the first one."""
+        n, self._tries = 1 + self._tries, 0
+        return n
+
+    def wanted(self, keys: Sequence[int], room: Sequence[int], step_s: float) -> int:
+        """How many guesses there would be in all, by what is known now; nothing follows from it."""
+        most = np.clip(room, 0, self._most)
+        plain = self._times.plain(len(keys))
+        if plain is None or not most.any():
+            return 0
+        rates = np.array([self._of(key).rate for key in keys])
+        return sum(self._best(rates, most, plain, step_s))
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -198,6 +220,5 @@ class Pace:
         i = int(np.argmax(tokens / seconds))
         if tokens[i] / seconds[i] < MARGIN * n / plain:
             return [0] * n
-        self._wait = FIRST_WAIT
         lengths: list[int] = np.bincount(line[: i + 1], minlength=n).tolist()
         return lengths

@@ -26,7 +26,7 @@ class Planted:
         self._texts = [list(text) for text in texts]
         self._share, self._n_vocab, self._inner = share, n_vocab, inner
         self._rng = np.random.default_rng(seed)
-        self._which: dict[int, list[int]] = {}
+        self._which: dict[int, np.ndarray] = {}
 
     @property
     def took(self) -> float:
@@ -51,13 +51,22 @@ class Planted:
         for key in keys:
             self._which.pop(key, None)
 
+    @property
+    def is_prepared(self) -> bool:
+        return self._inner is None
+
+    def prepared(self, line: Line) -> np.ndarray:
+        # Whether a guess is right is drawn once for its position: what comes after a wrong guess is
+        # seen by nobody before it is guessed again, so rounds are as with a draw for every guess.
+        if line.key not in self._which:
+            at = len(line.tokens)
+            (text,) = [t for t in self._texts if t[:at] == list(line.tokens)][:1]
+            right = np.array(text, np.int32)
+            is_right = self._rng.random(len(right)) < self._share
+            self._which[line.key] = np.where(is_right, right, (right + 1) % self._n_vocab)
+        return self._which[line.key]
+
     def _line(self, line: Line, n: int) -> list[int]:
         at = len(line.tokens)
-        if line.key not in self._which:
-            (self._which[line.key],) = [t for t in self._texts if t[:at] == list(line.tokens)][:1]
-        right = np.array(self._which[line.key][at : at + n], np.int64)
-        wrong = (right + 1) % self._n_vocab
-        guesses: list[int] = np.where(
-            self._rng.random(len(right)) < self._share, right, wrong
-        ).tolist()
+        guesses: list[int] = self.prepared(line)[at : at + n].tolist()
         return guesses

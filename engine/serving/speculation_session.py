@@ -47,6 +47,7 @@ class SessionGuesses:
         with them, goes back."""
         kv, was_ahead = self._runner.kv, bool(self._known)
         self._known.clear()
+        self._speculator.drop()
         if was_ahead and kv.states is not None:
             kv.states.go_back(seq)
             recall(self._runner, seq, self._n_before)
@@ -66,7 +67,7 @@ class SessionGuesses:
         most: tokens it may still get. host: chooses them, where the `sample` op does not.
         """
         self._began = time.perf_counter()
-        if not self._known and not self.plain_steps:
+        if not self._known and (self._speculator.is_ahead or not self.plain_steps):
             chosen: list[Choice | Exception] = []
 
             def pick(logits: np.ndarray, before: Sequence[int]) -> int:

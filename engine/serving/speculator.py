@@ -10,10 +10,12 @@ import numpy as np
 
 from .pages import OutOfPages
 from .runner import Runner, Sampling
-from .speculation import Drafter, Drafting, Line, Pick, Speculation
+from .speculation import Drafter, Drafting, Line, Pick, Prepared, Speculation
 from .speculation_draft import DraftModel
 from .speculation_lookup import Lookup, NGramCache
+from .speculation_following import Following
 from .speculation_pace import Pace, Times
+from .speculation_rounds import RoundStarter
 from .speculation_rows import accepted, verify_rows, verify_sampling
 
 if TYPE_CHECKING:
@@ -29,9 +31,11 @@ class Speculator:
         self._times = Times(runner.buckets.checked, runner.is_host)
         self._cache: NGramCache | None = None
         self._paced: list[tuple[Drafter, Pace]] = []
+        self._asked: list[int] = []  # of the last drafter, for each line
         for drafter in self._drafters(model):
             pace = Pace(speculation.most, runner.buckets.n_verify, self._times)
             self._paced.append((drafter, pace))
+        self._follow = self._following()
 
     def _drafters(self, model: Model) -> list[Drafter]:
         s = self._speculation
@@ -47,11 +51,39 @@ class Speculator:
             found.append(DraftModel(s.draft, model, s.p_min))
         return found
 
+    def _following(self) -> Following | None:
+        """Rounds that a device makes by itself, where it can guess as the drafter does."""
+        if len(self._paced) > 1 or self._runner.is_host or self._runner.kv.states is not None:
+            return None
+        ((drafter, pace),) = self._paced
+        prepared = drafter if isinstance(drafter, Prepared) and drafter.is_prepared else None
+        if prepared is None and not (isinstance(drafter, Lookup) and drafter.cache is None):
+            return None
+        starter = RoundStarter(self._runner, prepared)
+        return Following(self._runner.buckets, self._speculation, starter, pace, self._times)
+
     def forget(self, keys: set[int]) -> None:
         """These lines have ended."""
         for drafter, pace in self._paced:
             drafter.forget(keys)
             pace.forget(keys)
+        if self._follow is not None:
+            self._follow.forget(keys)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether rounds are on their way to the device: `step` brings those next."""
+        return self._follow is not None and self._follow.is_on
+
+    def stop(self) -> None:
+        """Start no more rounds; those on their way are still to be taken."""
+        if self._follow is not None:
+            self._follow.stop()
+
+    def drop(self) -> None:
+        """Take none of the rounds on their way."""
+        if self._follow is not None:
+            self._follow.drop()
 
     def save(self) -> None:
         """Write what was learned to the lookup's cache file, if there is one. Raises
@@ -76,18 +108,31 @@ class Speculator:
             pace.waits = max(0, pace.waits - n_runs)
 
     def step(
-        self, lines: Sequence[Line], sampling: Sampling, picks: Sequence[Pick | None]
+        self,
+        lines: Sequence[Line],
+        sampling: Sampling,
+        picks: Sequence[Pick | None],
+        alone: bool = True,
     ) -> list[list[int]] | None:
         """The next tokens of each line, one or more; None where nothing is worth guessing.
 
         sampling: operands of their next draws. picks: of each line, what chooses its tokens where
-        the `sample` op does not; called once a token, in order.
+        the `sample` op does not; called once a token, in order. alone: whether nothing else waits
+        for its turn.
 
         The rows of all of them but the last are in the cache then, which was not told. Should it
         raise, or return None, nothing has happened.
+
+        It may leave rounds on their way (`is_ahead`): the next ones are of the same lines, in this
+        order, of which one that has ended gets tokens for nothing. Pages are set aside for them,
+        to give back when they are over.
         """
+        if self.is_ahead:
+            return self._next_round()
         began = time.perf_counter()
         guesses, whose, apart = self._guess(lines, sampling)
+        if alone and self._starts(lines, guesses, sampling, picks):
+            return self._next_round()
         kv = self._runner.kv
         for line, mine in zip(lines, guesses, strict=True):
             # A copy of a recurrent state is made of what a run leaves, not within one.
@@ -110,6 +155,27 @@ class Speculator:
         return found
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _starts(
+        self,
+        lines: Sequence[Line],
+        guesses: Sequence[Sequence[int]],
+        sampling: Sampling,
+        picks: Sequence[Pick | None],
+    ) -> bool:
+        """Whether the device goes on by itself."""
+        if self._follow is None or self._runner.profile is not None or any(picks):
+            return False
+        return self._follow.start(lines, self._asked, guesses, sampling)
+
+    def _next_round(self) -> list[list[int]]:
+        assert self._follow is not None
+        found = self._follow.next()
+        n_drafted = sum(f.n_guessed for f in found if f is not None)
+        self.drafting.rounds += 1
+        self.drafting.drafted += n_drafted
+        self.drafting.accepted += sum(max(0, len(f.tokens) - 1) for f in found if f is not None)
+        return [[] if f is None else f.tokens for f in found]
 
     def _check(
         self,
@@ -167,6 +233,7 @@ class Speculator:
                 lengths = pace.lengths(keys, room, drafter.seconds(len(left)))
             else:
                 lengths = [min(n, s.most, n_free // len(lines)) for n in room]
+            self._asked = lengths
             if not any(lengths):
                 continue
             part = Sampling(*(x[left] for x in sampling))

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Live, Meets, Memory, Program, Ticks, refuse
+from gguflow.engine.backends.base import (
+    Live,
+    Meets,
+    Memory,
+    Program,
+    RoundMemory,
+    Ticks,
+    refuse,
+)
 from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.graph import Role, Tensor
 from gguflow.kernels.cuda import link
@@ -202,10 +210,12 @@ class CudaProgram(Program):
         return stream.end_capture()
 
     def token_loop(self, tensors: Mapping[str, Tensor]) -> CudaTokenLoop:
-        """Runs of this program, each of which makes its tokens the next one's input.
+        return self._loop(tensors, None)
 
-        tensors: the plan's inputs by name, and the sampled tokens as `token`.
-        """
+    def round_loop(self, tensors: Mapping[str, Tensor], keep: RoundMemory) -> CudaTokenLoop:
+        return self._loop(tensors, keep)
+
+    def _loop(self, tensors: Mapping[str, Tensor], rounds: RoundMemory | None) -> CudaTokenLoop:
         places = {name: (t, _place(self._memory, t)[1]) for name, t in tensors.items()}
 
         def begin() -> None:
@@ -221,7 +231,7 @@ class CudaProgram(Program):
 
             return self._capture(step)
 
-        return CudaTokenLoop(self._backend, places, begin, capture, self._keep)
+        return CudaTokenLoop(self._backend, places, begin, capture, self._keep, rounds)
 
     def prepare(self, timed: bool = False) -> None:
         """Have the graph at hand where another device's run may be under way, which waits for this

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gguflow.engine.backends.base import RoundMemory
 from gguflow.engine.graph import Tensor
+from gguflow.kernels.cuda.accept import RoundPlaces, accept
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
+from gguflow.kernels.cuda.launch import Launch
 
 from .device import CudaDevice
 from .errors import CudaError
@@ -55,6 +58,13 @@ def step_inputs(places: Mapping[str, tuple[Tensor, int]], spare: int) -> StepInp
     )
 
 
+def _of_rounds(at: StepInputs, keep: RoundMemory, to: tuple[int, int, int]) -> list[Launch]:
+    """The end of a round, and what makes the first one's inputs."""
+    prepared = 0 if keep.prepared is None else keep.prepared.address
+    places = RoundPlaces(keep.lines.address, keep.texts.address, prepared, keep.capacity)
+    return [accept(at, places, *to, begins) for begins in (False, True)]
+
+
 class CudaTokenLoop:
     """A step's graph without the host: it ends by making its tokens the next step's input and by
     storing them in a ring in pinned memory, with the step's number.
@@ -62,6 +72,7 @@ class CudaTokenLoop:
     places: tensor and address of the plan's inputs by name, and of the sampled tokens as `token`. A
     device that has no such tokens moves its positions and the rows it writes on, and that is all;
     what it puts into its ring says nothing. keep: what steps on their way may still write to.
+    rounds: what steps that check guesses keep, see `RoundMemory`.
     """
 
     def __init__(
@@ -71,6 +82,7 @@ class CudaTokenLoop:
         begin: Callable[[], None],
         capture: Callable[[BoundLaunch | BoundGemm], Any],
         keep: object = None,
+        rounds: RoundMemory | None = None,
     ) -> None:
         self._device = device = backend.device
         self._begin, self._capture = begin, capture
@@ -78,12 +90,13 @@ class CudaTokenLoop:
         at = step_inputs(places, self._spare.address)
         self._ring = pinned(device, 8 * CAPACITY * at.n).view(np.uint64).reshape(CAPACITY, at.n)
         self._steps = CudaBuffer(device, 4 * at.n)
-        launch = advance(at, self._steps.address, self._ring.ctypes.data, CAPACITY)
-        backend.modules.prepare([launch.kernel])
-        self._end = backend.modules.bind(launch)
+        to = self._steps.address, self._ring.ctypes.data, CAPACITY
+        made = [advance(at, *to)] if rounds is None else _of_rounds(at, rounds, to)
+        backend.modules.prepare([made[0].kernel])
+        self._end, *self._first = [backend.modules.bind(launch) for launch in made]
         self._graph: Any = None
         # No __del__: in a cycle of garbage the stream might be gone before it.
-        weakref.finalize(self, _drain, device, self._ring, self._steps, self._spare, keep)
+        weakref.finalize(self, _drain, device, self._ring, self._steps, self._spare, keep, rounds)
 
     def start(self) -> None:
         """Take the inputs as the host has written them; what was launched before is over then.
@@ -97,6 +110,8 @@ class CudaTokenLoop:
             steps = self._steps
             device.runtime.memsetAsync(steps.address, 0, steps.nbytes, device.stream.ptr)
             self._begin()
+            for launch in self._first:
+                launch.issue()
             if self._graph is None:
                 self._graph = self._capture(self._end)
 

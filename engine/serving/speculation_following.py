@@ -1,0 +1,127 @@
+"""When a device makes rounds of guesses by itself, and when it is better to look again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .buckets import Buckets
+from .runner import Sampling
+from .speculation import Line, Speculation
+from .speculation_pace import Pace, Times
+from .speculation_rounds import Outcome, Rounds, RoundStarter
+
+LEAST_ROUNDS = 8  # before other lengths are tried: to start rounds takes a part of one
+
+
+class Following:
+    """Rounds that follow each other as long as their lengths are the right ones, and while at least
+    half of the rows for guesses have one: others are computed for nothing."""
+
+    def __init__(
+        self, buckets: Buckets, speculation: Speculation, starter: RoundStarter, pace: Pace,
+        times: Times,
+    ) -> None:  # fmt: skip
+        self._buckets, self._speculation = buckets, speculation
+        self._starter, self._pace, self._times = starter, pace, times
+        self._rounds: Rounds | None = None
+        self._lines: list[Line | None] = []  # None for one that has ended
+        self._n_tokens: list[int] = []  # of each
+        self._room: list[int] = []  # tokens that each may still get
+        self._n_asked = self._n_sure = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._rounds is not None
+
+    def start(
+        self,
+        lines: Sequence[Line],
+        lengths: Sequence[int],
+        guesses: Sequence[Sequence[int]],
+        sampling: Sampling,
+    ) -> bool:
+        """Begin with rounds of these lengths; whether that is worth while and can be done. guesses:
+        what would be guessed first."""
+        if 2 * sum(map(len, guesses)) < max(1, sum(lengths)):
+            return False
+        lengths = self._filled(lines, lengths)
+        least = max(1, self._speculation.least)
+        self._rounds = self._starter.start(lines, lengths, least, sampling)
+        if self._rounds is None:
+            return False
+        self._lines, self._n_asked = [*lines], sum(lengths)
+        self._n_tokens = [len(line.tokens) for line in lines]
+        self._room = [line.most for line in lines]
+        self._n_sure = self._pace.trying() if self._speculation.adaptive else 0
+        return True
+
+    def next(self) -> list[Outcome | None]:
+        """Of each line what the next round brought; None where it has ended. Raises what the device
+        does; nothing is on its way then."""
+        rounds, self._rounds = self._rounds, None  # should this be interrupted
+        assert rounds is not None
+        found = [
+            f if line is not None else None
+            for line, f in zip(self._lines, rounds.round(), strict=True)
+        ]
+        self._rounds = rounds
+        n_guessed = 0
+        for i, (line, f) in enumerate(zip(self._lines, found, strict=True)):
+            if line is None or f is None:
+                continue
+            n_guessed += f.n_guessed
+            self._n_tokens[i] += len(f.tokens)
+            self._room[i] -= len(f.tokens)
+            self._starter.took(line.key, line.seq, self._n_tokens[i])
+            if f.n_guessed > 0:
+                self._pace.outcome(line.key, f.n_guessed, len(f.tokens) - 1)
+        if 2 * n_guessed < self._n_asked or not self._is_right(rounds.taken):
+            rounds.stop()
+        if rounds.is_over:
+            n_rows = len(self._lines) + self._n_asked
+            self._times.ran(n_rows, rounds.seconds, rounds.taken, follow=True)
+            self._rounds = None
+        return found
+
+    def forget(self, keys: set[int]) -> None:
+        """These lines have ended: no more rounds are started."""
+        for i, line in enumerate(self._lines):
+            if line is not None and line.key in keys:
+                self._lines[i] = None
+                self.stop()
+
+    def stop(self) -> None:
+        """Start no more rounds."""
+        if self._rounds is not None:
+            self._rounds.stop()
+
+    def drop(self) -> None:
+        """Take none that are on their way."""
+        if self._rounds is not None:
+            self._rounds = None
+            self._starter.forget()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _filled(self, lines: Sequence[Line], lengths: Sequence[int]) -> list[int]:
+        """More guesses, for the rows that the plan has anyway."""
+        n, most = len(lines), self._speculation.most
+        spare = self._buckets.checked(n + sum(lengths)) - n - sum(lengths)
+        room = [min(most, line.most - 1) for line in lines]
+        each = spare // n
+        return [max(k, min(k + each, m)) for k, m in zip(lengths, room, strict=True)]
+
+    def _is_right(self, n_rounds: int) -> bool:
+        """Whether as many guesses as these would be asked for now."""
+        if not self._speculation.adaptive or n_rounds < self._n_sure:
+            return True
+        left = [(line, m) for line, m in zip(self._lines, self._room, strict=True) if line]
+        if not left:
+            return False
+        keys = [line.key for line, _ in left]
+        wanted = self._pace.wanted(keys, [m - 1 for _, m in left], 0.0)
+        if not wanted:
+            return False
+        size = self._buckets.checked
+        n = len(self._lines)
+        return n_rounds < LEAST_ROUNDS or size(n + wanted) == size(n + self._n_asked)

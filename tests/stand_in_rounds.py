@@ -1,5 +1,5 @@
-"""A stand-in for a device that checks guesses round after round: what `accept` does, in numpy, and a
-loop of the CPU backend's plans that ends its steps with it."""
+"""A stand-in for a device that checks guesses round after round: what `accept` does, in numpy, and
+a loop of the CPU backend's plans that ends its steps with it."""
 
 from __future__ import annotations
 

@@ -128,9 +128,9 @@ class BoundPlan:
         """The same for a plan that checks guesses, several rows a sequence, see
         `Program.round_loop`. keep: always the same one. None also where there are recurrent states,
         which have seen wrong guesses after a round."""
-        if self._rounds is None and (tensors := self._loop_tensors()) is not None:
-            if f"rows.{STATES}" not in tensors:
-                self._rounds = self.runner.round_loop(tensors, self.brought, keep)
+        tensors = self._loop_tensors() if self._rounds is None else None
+        if tensors is not None and f"rows.{STATES}" not in tensors:
+            self._rounds = self.runner.round_loop(tensors, self.brought, keep)
         return self._rounds
 
     def _loop_tensors(self) -> dict[str, Tensor] | None:

@@ -39,6 +39,7 @@ from .speculation import Drafting, Line, rows_to_check
 from .speculation_host import Picked
 from .speculator import Speculator
 from .stats import EngineStats
+from .told import token_of
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -159,27 +160,20 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts; exact between steps."""
         pools, s = self._kv.pools, self._scheduler
-        return EngineStats(
-            self._n_steps,
-            self._n_prompt,
-            s.n_found,
-            self._n_generated,
-            s.n_preempted,
-            len(s.running),
-            len(s.waiting) + len(self._incoming),
-            {name: p.n_pages for name, p in pools.items()},
-            {name: p.n_available for name, p in pools.items()},
-            Drafting() if self._speculator is None else replace(self._speculator.drafting),
-        )
+        pages = {name: p.n_pages for name, p in pools.items()}
+        free = {name: p.n_available for name, p in pools.items()}
+        drafting = Drafting() if self._speculator is None else replace(self._speculator.drafting)
+        n_waiting = len(s.waiting) + len(self._incoming)
+        return EngineStats(self._n_steps, self._n_prompt, s.n_found, self._n_generated,
+                           s.n_preempted, len(s.running), n_waiting, pages, free, drafting)  # fmt: skip
 
     # -- from one --------------------------------------------------------------------------------
 
     @property
     def runs_ahead(self) -> bool:
         """Whether steps are on their way to a device, which no profile records."""
-        return self._ahead is not None or (
-            self._speculator is not None and self._speculator.is_ahead
-        )
+        guesses = self._speculator
+        return self._ahead is not None or (guesses is not None and guesses.is_ahead)
 
     def record(self, profile: Profile | None) -> None:
         """Record the steps from here on, in which a device does not run ahead; None: no longer."""
@@ -255,7 +249,7 @@ class Engine:
         choice: Choice | None = None, error: Exception | None = None,
     ) -> None:  # fmt: skip
         index = job.n_generated - (token is not None)
-        done.append(self._token(job, token, index, finish, choice, error))
+        done.append(token_of(job, token, index, finish, choice, error))
         self._scheduler.remove(job)
         job.is_over = True
         if self._speculator is not None:
@@ -263,22 +257,6 @@ class Engine:
             self._speculator.stop()
         with self._lock:
             del self._jobs[job.id]
-
-    def _token(
-        self, job: Job, token: int | None, index: int, finish: Finish | None,
-        choice: Choice | None = None, error: Exception | None = None,
-    ) -> Token:  # fmt: skip
-        n_cached = max(0, job.n_found) if index == 0 else 0
-        if job.host is None:
-            return Token(job.id, token, index, finish, error=error, n_cached=n_cached)
-        logprob, top = (None, ()) if choice is None else (choice.logprob, choice.top_logprobs)
-        prompt: tuple = ()
-        if index == 0 and token is not None and job.request.prompt_logprobs:
-            known = job.prompt_logprobs
-            prompt = ((None, ()), *(known[i] for i in range(1, job.n_prompt)))
-        return Token(
-            job.id, token, index, finish, logprob, top, prompt, error, n_cached=n_cached
-        )  # fmt: skip
 
     # -- embeddings ------------------------------------------------------------------------------
 
@@ -414,7 +392,7 @@ class Engine:
             elif index and job.host is None:
                 done.append(Token.plain(job.id, token, index))
             else:
-                done.append(self._token(job, token, index, None, choice))
+                done.append(token_of(job, token, index, None, choice))
 
     # -- guesses ---------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from .pages import OutOfPages
 from .runner import Runner, Sampling
 from .speculation import Drafter, Drafting, Line, Pick, Prepared, Speculation
 from .speculation_draft import DraftModel
-from .speculation_lookup import Lookup, NGramCache
 from .speculation_following import Following
+from .speculation_lookup import Lookup, NGramCache
 from .speculation_pace import Pace, Times
 from .speculation_rounds import RoundStarter
 from .speculation_rows import accepted, verify_rows, verify_sampling

@@ -100,7 +100,8 @@ def test_planted_guesses(
         drafting = engine.stats.drafting
     else:
         session = tiny.new_session()
-        assert [list(session.generate(r.ids, r.max_tokens, r.settings)) for r in requests] == expected
+        found = [list(session.generate(r.ids, r.max_tokens, r.settings)) for r in requests]
+        assert found == expected
         drafting = session.drafting
     assert n_rounds(device) > 50
     if share == 1.0:

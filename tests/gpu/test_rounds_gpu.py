@@ -1,0 +1,72 @@
+"""Rounds of guesses that a GPU makes by itself (kernels/cuda/accept.cu) change no token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from test_speculation import alone, prompts, run
+
+from gguflow.cli.load import bundled_model
+from gguflow.engine.limits import ALL_LAYERS
+from gguflow.engine.model import Model
+from gguflow.engine.serving.engine import Engine
+from gguflow.engine.serving.speculation import Speculation
+from gguflow.engine.serving.speculation_planted import Planted
+
+pytestmark = pytest.mark.gpu
+
+PATH = bundled_model()
+N = 20  # requests
+
+
+@pytest.fixture(scope="module")
+def model(gpu: Any) -> Model:
+    return Model.load(PATH, n_gpu_layers=ALL_LAYERS, n_ctx=256, equal_bits=True)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Model) -> list[list[int]]:
+    return alone(model, prompts(model, N))
+
+
+@pytest.fixture(autouse=True)
+def quiet(model: Model) -> Iterator[None]:
+    yield
+    model.speculate(None)
+
+
+def check(model: Model, expected: list[list[int]], n_seqs: int) -> Any:
+    """What came of guesses, after a look at what was generated."""
+    requests = prompts(model, N)
+    if n_seqs:
+        engine = Engine(model, n_seqs=n_seqs)
+        found, drafting = run(engine, requests), engine.stats.drafting
+    else:
+        session = model.new_session()
+        found = [list(session.generate(r.ids, r.max_tokens, r.settings, r.stop)) for r in requests]
+        drafting = session.drafting
+    assert found == expected
+    return drafting
+
+
+@pytest.mark.parametrize("n_seqs", [0, 1, 6])
+def test_texts_that_are_looked_up(model: Model, expected: list[list[int]], n_seqs: int) -> None:
+    model.speculate(Speculation(lookup=True, most=5, adaptive=False))
+    assert check(model, expected, n_seqs).accepted > 10
+
+
+@pytest.mark.parametrize("n_seqs", [0, 1, 6])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_planted_guesses(
+    model: Model, expected: list[list[int]], share: float, n_seqs: int
+) -> None:
+    texts = [[*r.ids, *t] for r, t in zip(prompts(model, N), expected, strict=True)]
+    planted = Planted(texts, share, model.hp.n_vocab)
+    model.speculate(Speculation(drafter=planted, most=6, adaptive=False))
+    drafting = check(model, expected, n_seqs)
+    if share == 1.0:
+        assert drafting.accepted > 500
+    elif share == 0.0:
+        assert drafting.accepted == 0

@@ -34,7 +34,7 @@ class SharedBuffer(HostBuffer):
     def host(self) -> np.ndarray:
         return self.mirror
 
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
+    def read(self, offset: int, nbytes: int, into: np.ndarray | None = None) -> np.ndarray:
         return self.mirror[offset : offset + nbytes]
 
     def write(self, offset: int, data: np.ndarray) -> None:

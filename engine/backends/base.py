@@ -61,8 +61,9 @@ class Buffer(Protocol):
         Memory of `alloc_shared` gives the host's copy.
         """
 
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
-        """Bytes as a uint8 array, a view where the host reaches them; waits for the device."""
+    def read(self, offset: int, nbytes: int, into: np.ndarray | None = None) -> np.ndarray:
+        """Bytes as a uint8 array, a view where the host reaches them; waits for the device. into:
+        where they may go instead of a new array."""
 
     def write(self, offset: int, data: np.ndarray) -> None:
         """Overwrite bytes from `offset` on with those of `data`; waits for the device."""

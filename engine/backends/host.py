@@ -41,7 +41,7 @@ class HostBuffer:
     def host(self) -> np.ndarray:
         return self.array
 
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
+    def read(self, offset: int, nbytes: int, into: np.ndarray | None = None) -> np.ndarray:
         return self.array[offset : offset + nbytes]
 
     def write(self, offset: int, data: np.ndarray) -> None:

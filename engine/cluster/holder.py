@@ -9,17 +9,20 @@ import numpy as np
 
 from gguflow.engine.backends.base import Backend, DeviceId, Live, find_backend
 from gguflow.engine.devices import Devices
+from gguflow.engine.graph import Role, Tensor
 from gguflow.engine.limits import AUTO_LAYERS
 from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.runtime import BoundPlan, host_array
+from gguflow.engine.runtime.places import Place
 from gguflow.engine.runtime.turns import Turns
 from gguflow.engine.serving.runner import Runner
 
 from .errors import ClusterError
 from .part import KIND, Part, PlanId, common, part_at, stage_devices
 from .stage import Calls, StageBackend, Values
+from .staging import Staging
 
 BOUND = 64  # plans that are kept ready
 
@@ -67,6 +70,7 @@ class Holder:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._staging = Staging(next(b for b in model.backends.values() if b.holds))
         self._runners: dict[tuple[int, tuple[Any, ...]], Runner] = {}
         self._ready: OrderedDict[tuple[int, PlanId], tuple[BoundPlan, Part]] = OrderedDict()
 
@@ -85,13 +89,14 @@ class Holder:
     ) -> tuple[Values, np.ndarray | None]:
         """See `Calls`."""
         bound, part = self._bound(cache, plan)
-        for t in part.takes:
-            self._put(bound, t, values[t.name])
+        rooms = self._staging.rooms([t.stored_bytes for t in part.takes])
+        for t, room in zip(part.takes, rooms, strict=True):
+            _put(_place_of(bound, part, t), values[t.name], room)
         for c in bound.brought:
             c.run()
         turns = bound.runner
         assert isinstance(turns, Turns)
-        ticks = turns.run_part(plan.segment, live, timed)
+        ticks = turns.run_part(plan.segment, live, timed, brought=True)
         found = {}
         for t in part.gives:
             x = host_array(bound.memory, t)
@@ -150,11 +155,23 @@ class Holder:
                 self._runners[key] = self._runners[cache, ()].over(model)
         return self._runners[key]
 
-    def _put(self, bound: BoundPlan, t: Any, data: np.ndarray) -> None:
-        """A value that another stage has made, to where this process looks for it."""
-        buffer, offset = bound.memory.locate(t)
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        if (host := buffer.host()) is not None:
-            host[offset : offset + raw.nbytes] = raw
-        else:
-            buffer.write(offset, raw)
+
+def _place_of(bound: BoundPlan, part: Part, t: Tensor) -> Place:
+    """Where this process looks for what it takes of other stages. Inputs are where whoever runs the
+    plan writes them."""
+    if t.role is Role.INPUT:
+        return bound.memory.locate(t)
+    return bound.memory.copies[t, bound.plan.spaces[part.backend]]
+
+
+def _put(place: Place, data: np.ndarray, room: np.ndarray | None) -> None:
+    """room: of that size, which the device's driver copies from."""
+    buffer, offset = place
+    raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    if (host := buffer.host()) is not None:
+        host[offset : offset + raw.nbytes] = raw
+        return
+    if room is not None:
+        room[: raw.nbytes] = raw
+        raw = room[: raw.nbytes]
+    buffer.write(offset, raw)

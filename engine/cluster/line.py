@@ -16,6 +16,7 @@ import select
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
@@ -27,6 +28,9 @@ from .errors import ClusterError
 
 Answer = Callable[[str, tuple[Any, ...]], Any]
 LEAST = 64 << 10  # bytes of an array that is worth the second file
+# A processor that sleeps takes a tenth of a millisecond or more to wake, a stage's run mostly less
+# than so many seconds. One busy processor is nothing among so many.
+AWAKE_S, SPARE = 5e-3, 8
 _GONE = (EOFError, OSError)
 _MEMORY = "/dev/shm"
 _ALIGN = 64
@@ -54,7 +58,7 @@ def listen(answer: Answer) -> Address | None:
     def serve() -> None:
         with suppress(Exception), listener, listener.accept() as caller:
             end = _End(caller)
-            while True:
+            while end.comes():
                 name, args = end.receive()
                 end.send(_answered(answer, name, args))
 
@@ -81,11 +85,9 @@ class Line:
     """The caller's end. who: is asked, for messages."""
 
     def __init__(self, connection: Connection, who: str) -> None:
-        self._connection, self._end, self._who = connection, _End(connection), who
+        self._end, self._who = _End(connection), who
         self._lock = threading.Lock()
-        # A connection's own `poll` makes a selector for every call, which takes as long as a call.
-        self._arrivals = select.poll()
-        self._arrivals.register(connection.fileno(), select.POLLIN)
+        self._connection = connection
 
     @classmethod
     def to(cls, address: Address | None, who: str) -> Line | None:
@@ -104,7 +106,7 @@ class Line:
         with self._lock:
             try:
                 self._end.send((name, args))
-                if not self._arrivals.poll(1000 * patience):
+                if not self._end.comes(patience):
                     raise ClusterError(f"{self._who} gave no answer for {patience:g} s")
                 error, value = self._end.receive()
             except _GONE as e:
@@ -121,6 +123,18 @@ class _End:
         self._connection = connection
         self._sent: mmap.mmap | None = None
         self._seen: mmap.mmap | None = None
+        # A connection's own `poll` makes a selector for every call, which takes as long as a call.
+        self._arrivals = select.poll()
+        self._arrivals.register(connection.fileno(), select.POLLIN)
+
+    def comes(self, patience: float | None = None) -> bool:
+        """Wait for the next message, at most so many seconds; at first without sleeping, where that
+        takes nothing from others."""
+        until = time.perf_counter() + AWAKE_S if n_processors() >= SPARE else 0.0
+        while time.perf_counter() < until:
+            if self._arrivals.poll(0):
+                return True
+        return bool(self._arrivals.poll(None if patience is None else 1000 * patience))
 
     def send(self, value: Any) -> None:
         buffers: list[pickle.PickleBuffer] = []
@@ -176,6 +190,11 @@ class _End:
             finally:
                 os.close(file)
         return None
+
+
+def n_processors() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _reserve(file: int, nbytes: int) -> None:

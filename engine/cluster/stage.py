@@ -27,6 +27,7 @@ from gguflow.engine.profile import PlanRow
 from gguflow.engine.runtime.places import BoundMemory, SpaceMemory, host_array
 
 from .part import KIND, Part, PlanId, part_of
+from .staging import Staging
 
 _CACHES = count(1)
 Values = dict[str, np.ndarray]
@@ -86,7 +87,7 @@ class StageBuffer:
     def host(self) -> np.ndarray | None:
         return None
 
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
+    def read(self, offset: int, nbytes: int, into: np.ndarray | None = None) -> np.ndarray:
         if (s := self.state) is not None:
             return s.calls.read(s.cache, s.name, offset, nbytes)
         if self.last is not None:
@@ -115,6 +116,7 @@ class StageBackend(Backend):
         self.id = DeviceId(KIND, index)
         self.name = self.space = str(self.id)
         self.processor, self._like, self.calls = like.processor, like, calls
+        self.staging = Staging(like)
         self.on_host = like.space == HOST_SPACE
 
     def describe(self) -> str:
@@ -150,7 +152,7 @@ class StageBackend(Backend):
         part = part_of(memory.memory.plan, steps[0])
         if self.calls is None:
             return Elsewhere(part)
-        return StageProgram(self.calls, part, memory.memory)
+        return StageProgram(self.calls, part, memory.memory, self.staging)
 
 
 class Elsewhere(Program):
@@ -170,11 +172,10 @@ class StageProgram(Program):
     """A part of a plan, run by a call. In a profile it has two rows more: the way there and the way
     back."""
 
-    def __init__(self, calls: Calls, part: Part, memory: BoundMemory) -> None:
-        self._calls, self._part, self._memory = calls, part, memory
+    def __init__(self, calls: Calls, part: Part, memory: BoundMemory, staging: Staging) -> None:
+        self._calls, self._part, self._memory, self._staging = calls, part, memory, staging
         self._cache = _cache_of(calls, part, memory)
         self.kernels = calls.open(self._cache, part.plan, part.fingerprint)
-        self._taken = {t.name: _home(memory, t) for t in part.takes}
         self._live: Live | None = None
         self._ticks: np.ndarray | None = None
         self._places = _own_places(part, memory)
@@ -195,7 +196,10 @@ class StageProgram(Program):
     def start(self, timed: bool = False, live: Live | None = None) -> None:
         began = time.perf_counter_ns()
         self._live = live
-        values = {t.name: self._cut(t, self._taken[t.name]) for t in self._part.takes}
+        takes = self._part.takes
+        rooms = self._staging.rooms([t.stored_bytes for t in takes])
+        values = {t.name: self._cut(t, host_array(self._memory, t, room))
+                  for t, room in zip(takes, rooms, strict=True)}  # fmt: skip
         found, ns = self._calls.run(self._cache, self._part.plan, live, values, timed)
         for t in self._part.gives:
             data = found[t.name]
@@ -226,17 +230,12 @@ class StageProgram(Program):
                 )
         return None
 
-    def _cut(self, t: Tensor, x: Any) -> np.ndarray:
+    def _cut(self, t: Tensor, array: np.ndarray) -> np.ndarray:
         """The rows of a value that count; all of an input's, which says itself which do."""
-        array: np.ndarray = x()
         rows = self._memory.rows.get(t)
         if rows is None or self._live is None or rows not in self._live or t.role is Role.INPUT:
             return array
         return array[: self._live[rows]]
-
-
-def _home(memory: BoundMemory, t: Tensor) -> Any:
-    return lambda: host_array(memory, t)
 
 
 def _cache_of(calls: Calls, part: Part, memory: BoundMemory) -> int:

@@ -111,12 +111,13 @@ def bound_copy(memory: BoundMemory, owner: Tensor, space: str) -> BoundCopy:
     return BoundCopy(memory.locate(owner), target, owner.stored_bytes, owner.role is Role.INPUT)
 
 
-def host_array(memory: BoundMemory, t: Tensor) -> np.ndarray:
-    """A tensor as a numpy array: over its memory where the host reaches it, else over a copy."""
+def host_array(memory: BoundMemory, t: Tensor, into: np.ndarray | None = None) -> np.ndarray:
+    """A tensor as a numpy array: over its memory where the host reaches it, else over a copy. into:
+    where that may be, uint8."""
     buffer, offset = memory.locate(t.owner)
     raw = buffer.host()
     if raw is None:
-        raw, offset = buffer.read(offset, t.owner.stored_bytes), 0
+        raw, offset = buffer.read(offset, t.owner.stored_bytes, into), 0
     return np.ndarray(t.shape, t.dtype.storage, raw.data, offset + t.view_offset, t.strides)
 
 

@@ -53,9 +53,11 @@ class Turns(Runner):
                 space = plan.spaces[m.target]
                 copies = received.setdefault(m.before, [])
                 copies += (bound_copy(memory, o, space) for o in m.owners)
+        # Who has a device elsewhere fetches what it needs from where it lies.
+        held = {name for name, b in backends.items() if b.holds}
         self._parts = [
             Part(
-                tuple(c for n in s.nodes for c in received.get(n, ())),
+                tuple(c for n in s.nodes for c in received.get(n, ()) if s.backend in held),
                 backends[s.backend].lower(s.nodes, views[s.backend], n_threads),
             )
             for s in plan.segments
@@ -92,10 +94,13 @@ class Turns(Runner):
         for i in range(len(self._parts)):
             self.run_part(i, live, False)
 
-    def run_part(self, i: int, live: Live | None, timed: bool) -> Ticks | None:
-        """Run one program of them, with what others made for it where it belongs."""
+    def run_part(
+        self, i: int, live: Live | None, timed: bool, brought: bool = False
+    ) -> Ticks | None:
+        """Run one program of them, with what others made for it where it belongs. brought: it is
+        there already."""
         part = self._parts[i]
-        for c in part.copies:
+        for c in () if brought else part.copies:
             c.run()
         part.program.start(timed, live)
         return part.program.finish()

@@ -42,9 +42,9 @@ class CudaBuffer:
     def host(self) -> np.ndarray | None:
         return None
 
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
+    def read(self, offset: int, nbytes: int, into: np.ndarray | None = None) -> np.ndarray:
         """A copy of these bytes; waits for what runs on the device."""
-        out = np.empty(nbytes, np.uint8)
+        out = np.empty(nbytes, np.uint8) if into is None else into[:nbytes]
         d = self.device
         d.use()
         if nbytes:
@@ -104,7 +104,7 @@ class MirroredBuffer(CudaBuffer):
     def host(self) -> np.ndarray:
         return self.mirror
 
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
+    def read(self, offset: int, nbytes: int, into: np.ndarray | None = None) -> np.ndarray:
         return self.mirror[offset : offset + nbytes]
 
     def write(self, offset: int, data: np.ndarray) -> None:

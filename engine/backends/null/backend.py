@@ -108,7 +108,7 @@ class NullBuffer:
     def host(self) -> None:
         return None
 
-    def read(self, offset: int, nbytes: int) -> np.ndarray:
+    def read(self, offset: int, nbytes: int, into: np.ndarray | None = None) -> np.ndarray:
         raise NullError("a null device holds no bytes to read")
 
     def write(self, offset: int, data: np.ndarray) -> None:

@@ -163,9 +163,9 @@ class Engine:
         pages = {name: p.n_pages for name, p in pools.items()}
         free = {name: p.n_available for name, p in pools.items()}
         drafting = Drafting() if self._speculator is None else replace(self._speculator.drafting)
+        counts = self._n_steps, self._n_prompt, s.n_found, self._n_generated, s.n_preempted
         n_waiting = len(s.waiting) + len(self._incoming)
-        return EngineStats(self._n_steps, self._n_prompt, s.n_found, self._n_generated,
-                           s.n_preempted, len(s.running), n_waiting, pages, free, drafting)  # fmt: skip
+        return EngineStats(*counts, len(s.running), n_waiting, pages, free, drafting)
 
     # -- from one --------------------------------------------------------------------------------
 

@@ -163,8 +163,19 @@ def _main(pipe: Connection, make: Make, switch: float) -> None:
     # Ctrl-C in a terminal reaches all processes there; the one that answers HTTP says when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(switch)
-    with suppress(BrokenPipeError):
-        asyncio.run(_answer_calls(pipe, make()))
+    with suppress(BrokenPipeError), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_answer_calls(pipe, make()))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The event loop that answers HTTP has, too: what it takes here, the thread that steps waits
+    for."""
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 async def _answer_calls(pipe: Connection, what: Any) -> None:

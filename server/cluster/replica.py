@@ -82,10 +82,10 @@ class _Pump(AsyncEngine):
             self._waiter.set_result(None)
 
     def _hand_out(self, tokens: list[Token]) -> None:
+        keys, put = self.keys, self.rows.append
         for token in tokens:
             over = token.finish is not None
-            key = self.keys.pop(token.request) if over else self.keys[token.request]
-            self.rows.append(row(key, token))
+            put(row(keys.pop(token.request) if over else keys[token.request], token))
         self._notify()
 
     def _fail(self, error: Exception) -> None:
@@ -134,7 +134,9 @@ class Replica:
         """A request. What is wrong with it comes back as its last token."""
         self._ids[key] = None
         try:
-            request = await asyncio.to_thread(data.joined, self)
+            request = data.request
+            if data.recipe is not None:  # which may take a while
+                request = await asyncio.to_thread(data.joined, self)
             if key not in self._ids:  # cancelled meanwhile
                 return
             self._ids[key] = self._pump.add(key, request)

@@ -39,9 +39,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.fixture
-def device(
-    monkeypatch: pytest.MonkeyPatch, bundled: Model, tiny: Model
-) -> list[RoundLoop]:
+def device(monkeypatch: pytest.MonkeyPatch, bundled: Model, tiny: Model) -> list[RoundLoop]:
     """Plans as a device has them, with loops; returns those of rounds."""
     pad(monkeypatch)
     install(monkeypatch)
@@ -78,9 +76,7 @@ def test_texts_that_are_looked_up_are_the_plain_ones(
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("n_seqs", [0, 1, 5])
-def test_planted_guesses(
-    tiny: Model, device: list[RoundLoop], share: float, n_seqs: int
-) -> None:
+def test_planted_guesses(tiny: Model, device: list[RoundLoop], share: float, n_seqs: int) -> None:
     """Greedy, hot, and penalized over more tokens than a page has; of lengths that do not end
     together."""
     rng = np.random.default_rng(3)
@@ -158,9 +154,7 @@ def test_the_context_fills_to_the_last_token(tiny: Model, device: list[RoundLoop
     assert n_rounds(device) > 5
 
 
-def test_generations_that_take_turns_on_a_session(
-    bundled: Model, device: list[RoundLoop]
-) -> None:
+def test_generations_that_take_turns_on_a_session(bundled: Model, device: list[RoundLoop]) -> None:
     requests = prompts(bundled, 4)
     expected = alone(bundled, requests)
     bundled.speculate(Speculation(lookup=True, most=4, adaptive=False))

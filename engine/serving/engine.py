@@ -172,8 +172,7 @@ class Engine:
     @property
     def runs_ahead(self) -> bool:
         """Whether steps are on their way to a device, which no profile records."""
-        guesses = self._speculator
-        return self._ahead is not None or (guesses is not None and guesses.is_ahead)
+        return self._ahead is not None or bool(self._speculator and self._speculator.is_ahead)
 
     def record(self, profile: Profile | None) -> None:
         """Record the steps from here on, in which a device does not run ahead; None: no longer."""

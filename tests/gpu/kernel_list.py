@@ -9,6 +9,7 @@ from harness import declare_case
 
 from gguflow.engine.graph import F32, I32, Graph, OpSpec, Tensor, all_ops, dtype_by_name
 from gguflow.kernels.cuda import all_reduce, all_reduce_norm, link
+from gguflow.kernels.cuda.accept import RoundPlaces, accept
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
@@ -158,8 +159,9 @@ def all_launches() -> tuple[Launch, ...]:
         all_reduce_norm.exchange(0, 0, 0, 0, 1e-5, d, (150, 150), 0, dtype, sides)
         for d in (1024, 2048, 4096, 8192) for dtype in ("f32", "f16", "bf16")
     )  # fmt: skip
-    step = advance(StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)]), 0, 0, 64)
-    others = timestamp(0), step, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
+    inputs = StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)])
+    steps = advance(inputs, 0, 0, 64), accept(inputs, RoundPlaces(0, 0, 0, 1), 0, 0, 64)
+    others = timestamp(0), *steps, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
     others = *others, *parallel_layers()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     return (*of_cases, *others, *peaks)

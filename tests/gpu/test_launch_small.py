@@ -9,6 +9,7 @@ import pytest
 from kernel_list import DEVICE, launches_of
 
 from gguflow.engine.graph import F32, I32, I64, Graph, Tensor
+from gguflow.kernels.cuda.accept import RoundPlaces, accept
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
 from gguflow.kernels.cuda.launch import Launch, scratch_bytes
 from gguflow.kernels.cuda.mirror import BUFFERS, mirror
@@ -81,3 +82,15 @@ def test_the_arguments_of_advance_are_in_order() -> None:
     assert struct.unpack_from("@24P12i", launch.args) == (*pointers, *numbers)
     with pytest.raises(ValueError, match="9 groups"):
         advance(replace(at, groups=groups * 4 + groups[:1]), 10, 11, 64)
+
+
+def test_the_arguments_of_accept_are_in_order() -> None:
+    groups = [CacheRows(21, 31, 41), CacheRows(22, 32, 42)]
+    at = StepInputs(50, 1, 2, 3, 4, 6, 7, 256, 9, groups)
+    launch = accept(at, RoundPlaces(8, 9, 12, 1 << 40), 10, 11, 64, begins=True)
+    assert launch.grid == (9, 1, 1) and launch.dependent
+    pointers = (1, 2, 3, 4, 6, 7, 8, 9, 12, 10, 11, 21, 22, *[0] * 6, 31, 32, *[0] * 6)
+    numbers = (41, 42, *[0] * 6, 2, 9, 256, 64, 50, 1)
+    assert struct.unpack_from("@27P14iq", launch.args) == (*pointers, *numbers, 1 << 40)
+    with pytest.raises(ValueError, match="9 groups"):
+        accept(replace(at, groups=groups * 4 + groups[:1]), RoundPlaces(0, 0, 0, 1), 10, 11, 64)

@@ -1,4 +1,5 @@
-"""Rounds of guesses that a GPU makes by itself (kernels/cuda/accept.cu) change no token."""
+"""Rounds of guesses that a GPU makes by itself (kernels/cuda/accept.cu), so far of one sequence,
+change no token; nor do those of several that the host checks."""
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ def device(monkeypatch: pytest.MonkeyPatch, bundled: Model, tiny: Model) -> list
     pad(monkeypatch)
     install(monkeypatch)
     monkeypatch.setattr("gguflow.engine.serving.runner.HOST_SPACE", "no space")
+    monkeypatch.setattr("gguflow.engine.serving.speculation_following.MOST_LINES", 64)
     yield install_rounds(monkeypatch)
     bundled.speculate(None)
     tiny.speculate(None)

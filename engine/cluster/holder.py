@@ -22,7 +22,6 @@ from gguflow.engine.serving.runner import Runner
 from .errors import ClusterError
 from .part import KIND, Part, PlanId, common, part_at, stage_devices
 from .stage import Calls, StageBackend, Values
-from .staging import Staging
 
 BOUND = 64  # plans that are kept ready
 
@@ -70,7 +69,9 @@ class Holder:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._staging = Staging(next(b for b in model.backends.values() if b.holds))
+        # Every stage knows of the others, as devices like its own.
+        others = (b for b in model.backends.values() if isinstance(b, StageBackend))
+        self._staging = next(others).staging
         self._runners: dict[tuple[int, tuple[Any, ...]], Runner] = {}
         self._ready: OrderedDict[tuple[int, PlanId], tuple[BoundPlan, Part]] = OrderedDict()
 

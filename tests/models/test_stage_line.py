@@ -85,6 +85,27 @@ def test_what_goes_wrong_there_is_told(address: Address) -> None:
     assert line.ask(10.0, "run") == ("run", ())
 
 
+@pytest.mark.parametrize("n", [1, 64])
+def test_awake_or_asleep(address: Address, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Where there are processors to spare both ends look without sleeping, for a while."""
+    monkeypatch.setattr(line_module, "n_processors", lambda: n)
+    line, looks = line_to(address), []
+    poll = line._end._arrivals.poll
+
+    class Looks:
+        def poll(self, timeout: float | None) -> Any:
+            looks.append(timeout)
+            return poll(timeout)
+
+    line._end._arrivals = Looks()  # type: ignore[assignment]
+    for pause in (0.0, 2 * line_module.AWAKE_S, 0.0):
+        time.sleep(pause)
+        assert line.ask(10.0, "sleep", pause) == ("sleep", (pause,))
+    assert (0 in looks) == (n > 1) and 10_000 in looks
+    with pytest.raises(ClusterError, match=r"gave no answer for 0\.1 s"):
+        line.ask(0.1, "sleep", 2.0)
+
+
 def test_an_answer_that_does_not_come(address: Address) -> None:
     with pytest.raises(ClusterError, match=r"gave no answer for 0\.1 s"):
         line_to(address).ask(0.1, "sleep", 2.0)

@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from remote_device import LinkableBackend, RemoteBuffer
+from tiny_model import write_tiny
 
 import gguflow
 from gguflow.cli.load import bundled_model
+from gguflow.engine.backends.base import find_backend
+from gguflow.engine.cluster import holder
 from gguflow.engine.cluster.errors import ClusterError
 from gguflow.engine.cluster.holder import Holder, stage_model
 from gguflow.engine.limits import AUTO_LAYERS
@@ -79,6 +83,35 @@ def test_the_same_bytes_as_in_one_process(whole: Model, n: int) -> None:
         found = "".join(staged.generate("The old woman", **asked))
         assert found == "".join(whole.generate("The old woman", **asked))
     assert all("run" in c.seen for c in calls)
+
+
+def test_values_of_devices_pass_through_pinned_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages on devices whose memory the host does not reach: a value is read once and written
+    once, and has the bytes that it has in one process."""
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0, n_layer=4)
+    options = replace(OPTIONS, devices=("remote",), backends=("numpy",))
+    monkeypatch.setattr(
+        holder, "find_backend",
+        lambda name, given: LinkableBackend() if name.startswith("remote")
+        else find_backend(name, given),
+    )  # fmt: skip
+    taken: list[tuple[int, bool]] = []
+    read = RemoteBuffer.read
+
+    def watched(self: RemoteBuffer, at: int, n: int, into: Any = None) -> np.ndarray:
+        taken.append((n, into is not None))
+        return read(self, at, n, into)
+
+    monkeypatch.setattr(RemoteBuffer, "read", watched)
+    staged, (calls,) = pipeline(path, options, 2)
+    ids = [3 + i % 90 for i in range(40)]
+    found = staged.logits(ids)
+    rows = 4 * staged.hp.n_embd * 64  # of a plan for 64
+    assert [pinned for n, pinned in taken if n == rows] == [True]
+    assert calls.holder._staging._memory.nbytes >= rows  # type: ignore[union-attr]
+    assert np.array_equal(found, Model.load(path, backends=("numpy",), n_ctx=256).logits(ids))
 
 
 def test_many_sequences_pages_and_embeddings(whole: Model) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
@@ -22,6 +23,7 @@ EPILOG = "Without --metadata, --tensors, --plan or --memory: metadata and tensor
 
 SHOWN_ITEMS = 6
 SHOWN_TEXT = 100
+LONG_TEXT = 1 << 20  # characters that JSON shows in full without being asked
 
 
 def add_arguments(p: ArgumentParser) -> None:
@@ -90,7 +92,7 @@ def run(args: Namespace) -> int:
             parts["memory"] = memory_json(model)
             texts.append(memory_text(model))
     if args.json:
-        print(_dumps(parts))
+        _print_json(parts)
     else:
         print(many_lines("\n\n".join(texts)))
     return OK
@@ -118,7 +120,7 @@ def _file(f: Any) -> dict[str, Any]:
 def _architecture(f: Any) -> str | None:
     """None where the key is missing or anything else: the table of keys shows what it is."""
     name = f.keys.find("general.architecture")
-    return name if isinstance(name, str) else None
+    return _cut(name) if isinstance(name, str) else None
 
 
 def _file_text(file: dict[str, Any]) -> str:
@@ -134,13 +136,27 @@ def _file_text(file: dict[str, Any]) -> str:
 
 
 def _value(key: str, f: Any, full: bool) -> Any:
-    """A metadata value as JSON has it; long arrays as their type, length and first items."""
+    """A metadata value as JSON has it; long arrays and very long texts as their type, length and
+    what is first in them."""
     value = f.metadata[key]
+    if isinstance(value, str) and not full and len(value) > LONG_TEXT:
+        first = _scalar(value[:SHOWN_TEXT])
+        return {"type": f.types[key], "length": len(value), "first": first}
     if isinstance(value, (bool, int, float, str)):
         return _scalar(value)
-    if not full and len(value) > SHOWN_ITEMS:
-        return {"type": f.types[key], "length": len(value), "first": _plain(value[:SHOWN_ITEMS])}
+    if not full and (len(value) > SHOWN_ITEMS or _is_long(value)):
+        first = [_cut(x) for x in _plain(value[:SHOWN_ITEMS])]
+        return {"type": f.types[key], "length": len(value), "first": first}
     return _plain(value)
+
+
+def _is_long(values: Any) -> bool:
+    return any(isinstance(x, str) and len(x) > LONG_TEXT for x in values[:SHOWN_ITEMS])
+
+
+def _cut(item: Any) -> Any:
+    """A first item, what is beyond a very long one's beginning left out."""
+    return f"{item[:SHOWN_TEXT]}..." if isinstance(item, str) and len(item) > LONG_TEXT else item
 
 
 def _plain(values: Any) -> list[Any]:
@@ -159,7 +175,7 @@ def _scalar(value: bool | int | float | str) -> bool | int | float | str:
     """What JSON cannot hold becomes text: NaN and infinities, and bytes that are no UTF-8."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, str):
+    if isinstance(value, str) and not value.isascii():
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return value
 
@@ -167,7 +183,9 @@ def _scalar(value: bool | int | float | str) -> bool | int | float | str:
 def _metadata_text(f: Any, values: dict[str, Any]) -> str:
     rows = []
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and isinstance(value["first"], str):
+            shown = f"{_dumps(value['first'])}... ({value['length']} characters)"
+        elif isinstance(value, dict):
             items = ", ".join(_short(_dumps(x)) for x in value["first"])
             shown = f"[{items}, ...] ({value['length']} items)"
         elif isinstance(value, (str, list)):
@@ -183,6 +201,14 @@ def _metadata_text(f: Any, values: dict[str, Any]) -> str:
 
 def _dumps(value: Any) -> str:
     return json_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    """By pieces: a document may be several times the size of what it shows."""
+    write = sys.stdout.write
+    for piece in json.JSONEncoder(ensure_ascii=False, allow_nan=False).iterencode(document):
+        write(json_text(piece))
+    write("\n")
 
 
 def _short(text: str) -> str:

@@ -17,6 +17,7 @@ _UNSAFE = re.compile(
     "|\r(?!\n)"
 )
 _IN_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb]")
+_MESSAGE = 6000  # characters
 # What a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -27,6 +28,13 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def message_line(text: str) -> str:
+    """An error's message as `one_line`; of one that quotes a very long text, its ends."""
+    if len(text) > _MESSAGE:
+        text = f"{text[: _MESSAGE // 2]} ... {text[-_MESSAGE // 2 :]}"
+    return one_line(text)
 
 
 def many_lines(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.found import modules_in
+from gguflow.engine.gguf.errors import show
 from gguflow.engine.graph import Graph, Tensor
 
 from .batch import Batch, CacheLayer, StateLayer
@@ -146,6 +147,6 @@ def architecture(name: str) -> type[Architecture]:
     found = _REGISTRY if name in _REGISTRY else architectures()
     if name not in found:
         raise ModelError(
-            f"general.architecture: {name!r} is not supported; have {', '.join(sorted(found))}"
+            f"general.architecture: {show(name)} is not supported; have {', '.join(sorted(found))}"
         )
     return found[name]

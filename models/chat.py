@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gguflow.engine.gguf.keys import described
-from gguflow.engine.harmless import one_line
+from gguflow.engine.harmless import message_line
 
 from .chat_sandbox import BoundedEnvironment
 from .chat_templates import ALIASES, MARKERS, NAMED
@@ -20,7 +20,7 @@ class ChatTemplateError(ValueError):
     """A template that cannot be used, or that refused its messages: one line."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(one_line(text))
+        super().__init__(message_line(text))
 
 
 # What templates see and nobody else sets; names of `encode`'s own among them.

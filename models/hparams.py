@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from gguflow.engine.dataclass import dataclass, field, fields, replace
+from gguflow.engine.gguf.errors import show
 from gguflow.engine.gguf.keys import described
 
 from .keys import Keys, ModelError
@@ -200,7 +201,7 @@ def _rope_scaling(k: Keys) -> dict[str, Any]:
     """Parameters of the rope op for linear and YaRN scaling; a type left out means linear."""
     kind = k.text("rope.scaling.type", "linear")
     if kind not in ("none", "", "linear", "yarn", "llama3"):
-        raise ModelError(f"{k.arch}.rope.scaling.type: {kind!r} is not supported")
+        raise ModelError(f"{k.arch}.rope.scaling.type: {show(kind)} is not supported")
     linear = k.real("rope.scale_linear", 0.0, least=0.0, most=_MAX_STRETCH)
     factor = k.real("rope.scaling.factor", linear, least=0.0, most=_MAX_STRETCH) or 1.0
     if factor < 1 / _MAX_STRETCH:

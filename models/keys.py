@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from gguflow.engine.gguf.errors import show
 from gguflow.engine.gguf.keys import INT32_MAX, NEEDED, KeyReader, described
-from gguflow.engine.harmless import one_line
+from gguflow.engine.harmless import message_line
 
 
 class ModelError(ValueError):
     """A file that is sound GGUF but not a model this project can run: names key or tensor."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(one_line(text))
+        super().__init__(message_line(text))
 
 
 # Keys that say nothing about the results of a file's text, or repeat what others say.
@@ -55,7 +56,7 @@ class Asked(Mapping[str, Any]):
                 continue
             if _says(value):
                 raise ModelError(
-                    f"{name}: {value!r:.60} may change the results, and is not understood here"
+                    f"{name}: {show(value)} may change the results, and is not understood here"
                 )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 
-from gguflow.engine.harmless import one_line
+from gguflow.engine.harmless import message_line
 
 _SHOWN = 120  # characters of a name or value that fit in a message
 
 
 def show(value: object) -> str:
     """`value` on one short line: strings quoted, control characters escaped, long ones cut."""
+    if isinstance(value, (str, bytes)) and len(value) > _SHOWN:
+        return f"{repr(value[:_SHOWN])[:_SHOWN]}... ({len(value)} characters)"
     text = repr(value) if isinstance(value, (str, bytes)) else str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
@@ -40,4 +42,4 @@ class GgufError(ValueError):
         name = self.path if self.path.isprintable() and self.path else show(self.path)
         where = "" if offset is None else f"byte {offset}: "
         text = f"{name}: {where}{field}: found {found}, expected {expected}"
-        super().__init__(one_line(text))
+        super().__init__(message_line(text))

@@ -73,8 +73,10 @@ def needed_by_device(
 
 def reserve(plans: Callable[[], Sequence[Plan]], devices: Iterable[Backend]) -> None:
     """Tell the devices that have memory what plans of one session will take there."""
-    for device, memory in _with_memory(devices):
-        b = needed(plans(), device)
+    found = _with_memory(devices)
+    of = plans() if found else []
+    for device, memory in found:
+        b = needed(of, device)
         memory.reserve(b.total, b.scratch)
 
 

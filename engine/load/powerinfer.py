@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gguflow.engine.gguf import Typed
+from gguflow.engine.gguf.errors import show
 from gguflow.engine.gguf.keys import KeyReader
 from gguflow.models.base import ModelError
 from gguflow.models.hparams import architecture_name
@@ -28,7 +29,7 @@ def plain_architecture(name: str) -> str:
     """The architecture's name in a plain GGUF file. Raises ModelError listing what there is."""
     if name not in ARCHITECTURES:
         raise ModelError(
-            f"general.architecture: PowerInfer's {name!r} is not supported; have "
+            f"general.architecture: PowerInfer's {show(name)} is not supported; have "
             f"{', '.join(ARCHITECTURES)}"
         )
     return ARCHITECTURES[name]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gguflow.engine.harmless import one_line
+from gguflow.engine.harmless import message_line
 
 
 class ProfileError(ValueError):
     """Base of what can go wrong with a profile."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(one_line(text))
+        super().__init__(message_line(text))
 
 
 class ProfilePathError(ProfileError):

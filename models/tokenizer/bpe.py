@@ -14,6 +14,7 @@ from functools import cached_property
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from gguflow.engine.gguf.errors import show
 from gguflow.engine.room import check_room
 
 from .long_numbers import cut_numbers
@@ -175,7 +176,9 @@ def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
         name = "default"
     if name not in PRE_TOKENIZERS:
         raise metadata.error(
-            PRE, f"unknown pre-tokenizer {name!r}", f"one of {', '.join(sorted(PRE_TOKENIZERS))}"
+            PRE,
+            f"unknown pre-tokenizer {show(name)}",
+            f"one of {', '.join(sorted(PRE_TOKENIZERS))}",
         )
     return PRE_TOKENIZERS[name]
 

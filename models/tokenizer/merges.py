@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from gguflow.engine.gguf.errors import show
+
 from .metadata import Metadata
 from .packed_text import Hashes, PackedText, Table
 from .pairs import merged
@@ -58,4 +60,4 @@ class Merges:
 def _refuse(metadata: Metadata, vocab: Vocab, line: str) -> None:
     left, right = line.split(" ")
     text = next((t for t in (left, right, left + right) if t not in vocab.ids), left + right)
-    raise metadata.error(MERGES, f"merge {line!r} without a token {text!r}", "its tokens")
+    raise metadata.error(MERGES, f"merge {show(line)} without a token {show(text)}", "its tokens")

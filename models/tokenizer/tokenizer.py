@@ -9,6 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from gguflow.engine.gguf import GgufFile
+from gguflow.engine.gguf.errors import show
 
 from .metadata import Metadata
 from .special import SpecialSplitter, read_special_tokens
@@ -52,7 +53,7 @@ class Tokenizer:
             raise metadata.error(MODEL, "no such key", "a vocabulary")
         if model not in _MODELS:
             raise metadata.error(
-                MODEL, f"unsupported tokenizer {model!r}", f"one of {', '.join(_MODELS)}"
+                MODEL, f"unsupported tokenizer {show(model)}", f"one of {', '.join(_MODELS)}"
             )
         cls = _model_class(model)
         vocab = Vocab(metadata)

@@ -8,6 +8,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from gguflow.engine.gguf.errors import show
+
 from .metadata import Metadata
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -63,7 +65,7 @@ class Vocab:
             second = next(i for i, text in enumerate(texts) if self.ids[text] != i)
             text = texts[second]
             raise metadata.error(
-                f"{TOKENS}[{self.ids[text]}]", f"{text!r}, as at {second}", "each token once"
+                f"{TOKENS}[{self.ids[text]}]", f"{show(text)}, as at {second}", "each token once"
             )
         kinds = _read_types(metadata, texts)
         self.types: list[int] = kinds.tolist()
@@ -90,7 +92,7 @@ class Vocab:
             if match is None:
                 raise metadata.error(
                     f"{TOKENS}[{token}]",
-                    f"the byte token {self.texts[token]!r}",
+                    f"the byte token {show(self.texts[token])}",
                     "<0x00> to <0xFF>",
                 )
             value = int(match[1], 16)

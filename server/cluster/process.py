@@ -21,7 +21,7 @@ from typing import Any
 from .actor import Actor, ActorLostError
 
 END_S = 10.0  # for a process to end by itself before it is made to
-END = None  # the message that tells it to
+END = "end"  # the message that tells it to
 Make = Callable[[], Any]
 
 
@@ -44,8 +44,7 @@ class Process:
         self._numbers = count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._lost = ""
-        self._reader = threading.Thread(target=self._read, name="gguflow-pipe", daemon=True)
-        self._reader.start()
+        threading.Thread(target=self._read, name="gguflow-pipe", daemon=True).start()
 
     async def call(self, name: str, *args: Any) -> Any:
         number = next(self._numbers)
@@ -64,7 +63,7 @@ class Process:
         """Tell it to end; the longest it may take is END_S."""
         # A pipe that another thread reads is not closed by closing it.
         with suppress(OSError, ActorLostError):
-            self._send(END)
+            self._put(END)
         self._lose("it was told to end")
         threading.Thread(target=self._bury, name="gguflow-end", daemon=True).start()
 
@@ -72,9 +71,16 @@ class Process:
         """Wait for the end of a process that was told to."""
         self._bury()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
     # -- inside ----------------------------------------------------------------------------------
 
-    def _send(self, *message: Any) -> None:
+    def _send(self, number: int, name: str, args: tuple[Any, ...]) -> None:
+        self._put((number, name, args))
+
+    def _put(self, message: Any) -> None:
         if self._lost:
             raise ActorLostError(self._lost)
         try:
@@ -146,7 +152,7 @@ class ProcessHosts:
     def end(self, i: int) -> None:
         if (process := self._processes.pop(i, None)) is not None:
             process.end()
-            self._ending = [p for p in self._ending if p._process.is_alive()] + [process]
+            self._ending = [p for p in self._ending if p.is_alive] + [process]
 
     async def close(self) -> None:
         """Returns once all have ended, and their devices' memory is free."""
@@ -185,7 +191,7 @@ async def _answer_calls(pipe: Connection, what: Any) -> None:
 
     def read() -> None:
         with suppress(EOFError, OSError):
-            while (call := pipe.recv()) != (END,):
+            while (call := pipe.recv()) != END:
                 loop.call_soon_threadsafe(calls.put_nowait, call)
         loop.call_soon_threadsafe(calls.put_nowait, None)
 

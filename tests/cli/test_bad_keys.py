@@ -82,6 +82,31 @@ def test_stretched_positions(call, tmp_path: Path) -> None:
         refused(call, "generate", "-m", path, "-p", "A", name=key)
 
 
+def test_very_long_values(call, tmp_path: Path) -> None:
+    """Quoted by their beginning; shown in full where that is asked for."""
+    text = "\x1b" * (1 << 21)
+    bpe = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "llama-bpe"}
+    cases: tuple[dict[str, Any], ...] = (
+        {"general.architecture": text}, {".some.key": text}, {".rope.scaling.type": text},
+        {"tokenizer.ggml.model": text}, bpe | {"tokenizer.ggml.pre": text},
+        bpe | {"tokenizer.ggml.merges": [text]},
+        {"tokenizer.ggml.tokens": [text, text, *map(str, range(94))]},
+    )  # fmt: skip
+    for i, keys in enumerate(cases):
+        path = str(write_tiny(tmp_path / f"{i}.gguf", keys=keys))
+        code, _, err = call("generate", "-m", path, "-p", "AB", "-n", "1")
+        assert code == 3 and len(one_line_error(err)) < 10_000, i
+        code, out, _ = call("inspect", "-m", path)
+        assert code == 0 and len(out) < 20_000
+        code, out, _ = call("inspect", "-m", path, "--json")
+        assert code == 0 and len(out) < 50_000 and json.loads(out)
+    path = str(write_tiny(tmp_path / "x.gguf", keys={"general.name": text}))
+    found = json.loads(call("inspect", "-m", path, "--json", "--full")[1])["metadata"]
+    assert found["general.name"] == text
+    found = json.loads(call("inspect", "-m", path, "--json")[1])["metadata"]
+    assert found["general.name"] == {"type": "str", "length": 1 << 21, "first": text[:100]}
+
+
 @pytest.mark.parametrize("value", [RAGGED, "all", Typed("arr[str]", ["a", "b"]), float("nan"),
                                    Typed("arr[f32]", [1.0] * 3)])  # fmt: skip
 def test_thresholds(call, tmp_path: Path, value: Any) -> None:

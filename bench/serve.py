@@ -12,7 +12,7 @@ one and the next ones come one by one. They are asked
 Printed are tokens a second of all three, the server's share of the engine's and of the front's, its
 times to the first token and between tokens, and how much of the time the engine stepped.
 
-The model has a named shape with random weights and the bundled model's tokenizer. With --paced the
+The model has a named shape with random weights and a file's tokenizer. With --paced the
 device is none (`paced.py`), and the model the bundled one: its runs take the time they are said to.
 
     python bench/serve.py --random llama3-8b:Q4_0 -ngl all --clients 1,16,64,128 -npp 128 -ntg 128
@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from paced import TEXTS, Pace, paced_device
@@ -163,11 +164,11 @@ def front_alone(
 # -- the model -------------------------------------------------------------------------------------
 
 
-def with_texts(n_vocab: int) -> gguflow.Tokenizer:
-    """The bundled model's tokenizer for a larger vocabulary: every token has the text of one of its
+def with_texts(path: str, n_vocab: int) -> gguflow.Tokenizer:
+    """A file's tokenizer for a vocabulary of another size: every token has the text of one of some
     words. A stream whose tokens have no text sends nothing, and costs nothing."""
-    tokenizer = gguflow.Tokenizer.load(bundled_model())
-    piece, n_words = tokenizer.piece, tokenizer.n_vocab - TEXTS[0]
+    tokenizer = gguflow.Tokenizer.load(path)
+    piece, n_words = tokenizer.piece, TEXTS[1] - TEXTS[0]
     tokenizer.n_vocab = tokenizer.n_rows = n_vocab
     tokenizer.piece = lambda token: piece(TEXTS[0] + token % n_words)  # type: ignore[method-assign]
     tokenizer.is_special = lambda token: False  # type: ignore[method-assign]
@@ -180,14 +181,15 @@ class Opened:
 
     shape: str
     paced: str
+    vocab: str
 
     def model(self, options: Options) -> Model:
         """Without its weights."""
         if self.paced:
             options = replace(options, backends=("paced",), n_gpu_layers=0)
-            return Model(open_model(bundled_model()), options, paced_device(Pace.parse(self.paced)))
+            return Model(open_model(self.vocab), options, paced_device(Pace.parse(self.paced)))
         model = Model(random_model(self.shape), options)
-        model.__dict__["tokenizer"] = with_texts(model.hp.n_vocab)
+        model.__dict__["tokenizer"] = with_texts(self.vocab, model.hp.n_vocab)
         return model
 
     def spec(self, spec: ModelSpec) -> Model:
@@ -208,7 +210,7 @@ class Served:
     """The server in a thread. model: in memory, served by the engine that is in this process."""
 
     def __init__(self, model: Model, opened: Opened, own_process: bool) -> None:
-        spec = ModelSpec("random", bundled_model(), model.options)
+        spec = ModelSpec("random", Path(opened.vocab), model.options)
         config = ServerConfig(port=0, access_log=False, timeout=3600.0, n_queue=4096)
         if own_process:
             cluster = OwnProcess(opened.spec, nothing)
@@ -273,6 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--random", default="tinyllama-1.1b:Q4_0", help="shape and type")
     p.add_argument("--paced", default="", metavar="BASE,SINGLE,CHUNK,MIXED",
                    help="ms of a run, of a row, of a prompt's row, of having any")  # fmt: skip
+    p.add_argument("--vocab", metavar="FILE", help="whose tokenizer (default: the bundled model's)")
     p.add_argument("-ngl", type=gpu_layers, default=0)
     p.add_argument("-t", type=int, default=0, help="threads")
     p.add_argument("--clients", type=numbers, default=[1, 8])
@@ -285,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     most = max(args.clients)
     n_ctx = -(-(2 * args.npp + 3 * args.ntg // 2 + 32) // 64) * 64
     options = Options(n_ctx=n_ctx, n_seqs=most, n_threads=args.t, n_gpu_layers=args.ngl)
-    opened = Opened(args.random, args.paced)
+    opened = Opened(args.random, args.paced, args.vocab or str(bundled_model()))
     model = opened.model(options)
     model.load_weights()
     sys.setswitchinterval(SWITCH)

@@ -5,7 +5,7 @@
 
 Writes a model of a shape with random weights and a file's vocabulary, starts each server with as
 many sequences as the most clients, and puts `gguflow bench --serve` on it: a closed loop of so many
-clients, first with short answers, which is not counted. On a GPU the peer uses flash attention.
+clients, first a round that is not counted. On a GPU the peer uses flash attention.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from start import write_model
 from versus import file_bytes, folder_for
 
 READY_S = 120.0
-WARM_TOKENS = 24
 
 
 def free_port() -> int:
@@ -110,7 +109,7 @@ def main() -> int:
                 continue
             with served(command, Path(folder) / f"{name}.log") as (url, ready):
                 for n in args.clients:
-                    load(url, n, 2 * n, args.npp, WARM_TOKENS)
+                    load(url, n, n, args.npp, args.ntg)
                     r = load(url, n, args.rounds * n, args.npp, args.ntg)
                     if r["requests"] != args.rounds * n:
                         raise RuntimeError(f"{name}: {r['errors']}")

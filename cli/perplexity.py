@@ -23,6 +23,7 @@ from .options import (
     sparse_mode,
     whole,
 )
+from .prompt import read_file
 
 if TYPE_CHECKING:
     from gguflow.engine.evaluate import Row
@@ -106,12 +107,7 @@ def read_text(path: str | None) -> str:
     """The text of -f or the bundled one. Raises UsageError naming the file."""
     if path is None:
         return (files("gguflow.models") / "bundled" / "heldout.txt").read_text(encoding="utf-8")
-    try:
-        return Path(path).read_bytes().decode("utf-8")
-    except OSError as e:
-        raise UsageError(f"-f {path}: {e.strerror}") from None
-    except UnicodeDecodeError as e:
-        raise UsageError(f"-f {path}: byte {e.start} is not UTF-8 text") from None
+    return read_file(path, "-f")
 
 
 def text_windows(source: ModelSource, text: str, n_ctx: int, most: int | None) -> list[list[int]]:

@@ -16,6 +16,18 @@ PATIENCE_S = 1.0  # with others who have the target open, on Windows
 LEFT_S = 60.0  # since a part was written to that nobody goes on with, on Windows
 
 
+MOST_READ = 64 << 20  # bytes of a file that is taken into memory
+
+
+def read_file(path: str | os.PathLike[str], most: int = MOST_READ) -> bytes:
+    """A file's bytes. Raises OSError, also for one that is longer, or that never ends."""
+    with open(path, "rb") as f:
+        data = f.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EINVAL, f"more than {most >> 20} MiB", str(path))
+    return data
+
+
 @contextmanager
 def whole_file(
     path: str | os.PathLike[str], durable: bool = True, mode: int | None = None

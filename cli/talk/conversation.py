@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gguflow.engine.dataclass import dataclass, field, replace
-from gguflow.engine.files import whole_file
+from gguflow.engine.files import read_file, whole_file
 from gguflow.engine.piece import Timings
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.request import Request
@@ -112,7 +112,7 @@ class Conversation:
     def load(self, path: str) -> None:
         """Take up a conversation that `save` wrote. Raises OSError and UsageError."""
         try:
-            found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+            found = json.loads(read_file(Path(path).expanduser()).decode("utf-8"))
             messages = [dict(m) for m in found["messages"]]
             system = found["system"]
             texts = [system, *(m[k] for m in messages for k in ("role", "content"))]

@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from .constraint import MAX_SOURCE, Constraint
 from .error import ConstraintRefused
+from .patterns import check_pattern
 
 MAX_DEPTH = 64  # levels of a schema
 # Space between JSON's tokens is bounded, as in llama.cpp: a model may well write line breaks until
@@ -43,6 +44,7 @@ def json_object(field: str) -> Constraint:
 
 def regex(pattern: str, field: str) -> Constraint:
     """Text that a pattern matches whole."""
+    check_pattern(pattern, field)
     return Constraint(LLMatcher.grammar_from_regex(pattern), field)
 
 
@@ -65,12 +67,20 @@ def choice(options: Sequence[str], field: str) -> Constraint:
     return lark(f"start: {quoted}", field)
 
 
+def _check_patterns(schema: dict[Any, Any], field: str) -> None:
+    found = schema.get("patternProperties")
+    for pattern in (schema.get("pattern"), *(found if isinstance(found, dict) else ())):
+        if isinstance(pattern, str):
+            check_pattern(pattern, field)
+
+
 def _check_depth(value: Any, field: str) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for item in level:
             if isinstance(item, dict):
+                _check_patterns(item, field)
                 below += item.values()
             elif isinstance(item, list):
                 below += item

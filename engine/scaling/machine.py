@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gguflow.engine.dataclass import dataclass, fields, replace
+from gguflow.engine.files import read_file
 
 Curve = tuple[tuple[float, float], ...]
 
@@ -111,7 +112,7 @@ def find_machine(name: str) -> Machine:
         raise LookupError(f"{name}: no such file, and no machine of that name; there are "
                           f"{', '.join(PRESETS)}")  # fmt: skip
     try:
-        found = json.loads(Path(name).read_text(encoding="utf-8"))
+        found = json.loads(read_file(name).decode("utf-8"))
     except (ValueError, RecursionError) as e:
         raise MachineError(f"{name}: not JSON: {e}") from None
     return _machine(name, found)

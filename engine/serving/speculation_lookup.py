@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gguflow.engine.files import whole_file
+from gguflow.engine.files import read_file, whole_file
 from gguflow.engine.gguf.keys import KeyReader
 
 from .speculation import Line, SpeculationError
@@ -91,7 +91,7 @@ class NGramCache:
         """Add a file's counts; one that is not there has none. Raises SpeculationError for what is
         no such file, or one of another vocabulary."""
         try:
-            data = Path(path).read_bytes()
+            data = read_file(path, len(MAGIC) + _HEAD.size + MOST_ENTRIES * _ENTRY.itemsize)
         except FileNotFoundError:
             return
         except OSError as e:

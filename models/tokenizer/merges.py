@@ -32,7 +32,7 @@ class Merges:
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
             raise metadata.error(
-                f"{MERGES}[{i}]", repr(lines.text(i)), "two tokens, a space between"
+                f"{MERGES}[{i}]", show(lines.text(i)), "two tokens, a space between"
             )
         hashes = Hashes(lines)
         left, right = hashes.of(lines.starts, space, space + 1, lines.ends)

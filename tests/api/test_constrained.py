@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gguflow import ConstraintError, ConstraintRefused, GenerateOptions, Model, Piece
+from gguflow.engine.constraints.patterns import parts
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is missing")
 pytest.importorskip("llguidance", reason="llguidance is missing: pip install 'gguflow[dev]'")
@@ -262,3 +263,24 @@ def test_starting_does_not_import_it() -> None:
     code = "import sys, gguflow.engine.model; print('llguidance' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.parametrize("pattern, n", [
+    ("", 0), ("abc", 3), ("a{3}b", 4), ("(ab){10}", 20), ("^(a{1000}){1000}$", 10**6), ("a{2,}", 2),
+    (r"[a-z\]]{5}x", 6), ("[]a]{2}", 2), (r"\({3}", 3), ("(a|b)*c?", 3), ("((a{1,9}){1,9})", 81),
+    ("a{x}", 4), (")", 0), ("(", 0), ("[", 1), ("\\", 1),
+])  # fmt: skip
+def test_parts_of_a_pattern(pattern: str, n: int) -> None:
+    assert parts(pattern) == n
+
+
+def test_patterns_that_become_very_large_are_refused(model: Model) -> None:
+    huge = "^(a{1000}){1000}$"
+    for form in (
+        {"json_schema": {"type": "string", "pattern": huge}},
+        {"json_schema": {"type": "object", "properties": {"x": {"pattern": huge}}}},
+        {"json_schema": {"type": "object", "patternProperties": {huge: {"type": "integer"}}}},
+        {"regex": huge},
+    ):
+        with pytest.raises(ConstraintError, match="1000000 parts"):
+            model.generate("A", max_tokens=2, **form)

@@ -11,6 +11,7 @@ from cli_helpers import ENV, one_line_error, write_bytes
 from tiny_model import write_tiny
 
 from gguflow.cli import load
+from gguflow.engine.files import read_file
 from gguflow.engine.load import WeightStore, bundled
 
 
@@ -213,3 +214,22 @@ def test_closed_and_full_streams(tiny_model: str, closing: str, code: int, out: 
                           stdin=subprocess.DEVNULL, capture_output=True, env=ENV)  # fmt: skip
     assert done.returncode == code, done.stderr
     assert bool(done.stdout) == out and b"host:" not in done.stdout and b"bug" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such device here")
+@pytest.mark.parametrize(
+    "words",
+    ["generate -n 1 -f /dev/zero", "tokenize -f /dev/zero", "perplexity -f /dev/zero",
+     "imatrix -f /dev/zero -o x", "generate -n 1 -p A --grammar-file /dev/zero"],
+)  # fmt: skip
+def test_files_that_never_end(call, tmp_path: Path, words: str) -> None:
+    command, *rest = words.split()
+    code, out, err = call(command, "-m", str(write_tiny(tmp_path / "m.gguf")), *rest)
+    assert (code, out) == (2, ""), err
+    assert "/dev/zero" in one_line_error(err) and " MiB" in err
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such device here")
+def test_a_file_that_never_ends_is_no_file() -> None:
+    with pytest.raises(OSError, match="more than 1 MiB"):
+        read_file("/dev/zero", 1 << 20)

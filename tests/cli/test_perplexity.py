@@ -201,7 +201,7 @@ def test_log_softmax_of_large_logits() -> None:
      (["--chunks", "0"], 2, "--chunks"),
      (["-f", "/nowhere/t.txt"], 2, "-f /nowhere/t.txt: No such file"),
      (["-f", "/"], 2, "-f /: Is a directory"),
-     (["-f", "BINARY"], 2, "byte 2 is not UTF-8 text"),
+     (["-f", "BINARY"], 2, "not UTF-8 text (byte 2)"),
      (["-m", "/nowhere/m.gguf"], 3, "/nowhere/m.gguf"),
      (["--reference", "/nowhere/m.gguf"], 3, "/nowhere/m.gguf"),
      (["--reference", "OTHER"], 2, "90 tokens in the vocabulary"),

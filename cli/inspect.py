@@ -140,8 +140,9 @@ def _value(key: str, f: Any, full: bool) -> Any:
     what is first in them."""
     value = f.metadata[key]
     if isinstance(value, str) and not full and len(value) > LONG_TEXT:
-        first = _scalar(value[:SHOWN_TEXT])
-        return {"type": f.types[key], "length": len(value), "first": first}
+        return {
+            "type": f.types[key], "length": len(value), "first": _scalar(value[:SHOWN_TEXT]),
+        }  # fmt: skip
     if isinstance(value, (bool, int, float, str)):
         return _scalar(value)
     if not full and (len(value) > SHOWN_ITEMS or _is_long(value)):

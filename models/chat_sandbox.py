@@ -157,8 +157,8 @@ def _made(value: Any, operands: Iterable[Any]) -> Any:
 def _bounded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)  # keeps the attribute that says jinja2 passes the context first
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        operands = args[1:] if hasattr(call, "jinja_pass_arg") else args
-        operands = [*operands, *kwargs.values()]
+        own = args[1:] if hasattr(call, "jinja_pass_arg") else args
+        operands = [*own, *kwargs.values()]
         check_call(name, operands)
         return _made(call(*args, **kwargs), operands)
 

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from test_speculation import alone, prompts, run
+from test_speculation import alone, guessed, prompts
 
 from gguflow.cli.load import bundled_model
 from gguflow.engine.limits import ALL_LAYERS
 from gguflow.engine.model import Model
-from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.speculation import Speculation
 from gguflow.engine.serving.speculation_planted import Planted
 
@@ -40,14 +39,7 @@ def quiet(model: Model) -> Iterator[None]:
 
 def check(model: Model, expected: list[list[int]], n_seqs: int) -> Any:
     """What came of guesses, after a look at what was generated."""
-    requests = prompts(model, N)
-    if n_seqs:
-        engine = Engine(model, n_seqs=n_seqs)
-        found, drafting = run(engine, requests), engine.stats.drafting
-    else:
-        session = model.new_session()
-        found = [list(session.generate(r.ids, r.max_tokens, r.settings, r.stop)) for r in requests]
-        drafting = session.drafting
+    found, drafting = guessed(model, prompts(model, N), n_seqs)
     assert found == expected
     return drafting
 

@@ -19,7 +19,7 @@ from gguflow.engine.sampling import GREEDY, SamplerSettings
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
 from gguflow.engine.serving.runner import Sampling
-from gguflow.engine.serving.speculation import Line, Speculation
+from gguflow.engine.serving.speculation import Drafting, Line, Speculation
 from gguflow.models.mixes import find_mix
 
 HOT = SamplerSettings(temperature=0.8, seed=1)
@@ -94,6 +94,37 @@ def run(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
                 found[token.request].append(token.id)
     assert engine.stats.n_available == engine.stats.n_pages
     return [found[i] for i in ids]
+
+
+def guessed(
+    model: Model, requests: Sequence[Request], n_seqs: int
+) -> tuple[list[list[int]], Drafting]:
+    """What an engine of so many sequences gives, or a session where that is 0, and what came of
+    guesses."""
+    if n_seqs:
+        engine = Engine(model, n_seqs=n_seqs)
+        return run(engine, requests), engine.stats.drafting
+    session = model.new_session()
+    found = [list(session.generate(r.ids, r.max_tokens, r.settings, r.stop)) for r in requests]
+    return found, session.drafting
+
+
+def by_turns(model: Model, requests: Sequence[Request], most: int) -> list[list[int]]:
+    """What one session gives to generations of which now this, now that has a few tokens."""
+    session = model.new_session()
+    turns = [session.generate(r.ids, r.max_tokens, r.settings, r.stop) for r in requests]
+    found: list[list[int]] = [[] for _ in turns]
+    rng = np.random.default_rng(1)
+    left = {*range(len(turns))}
+    while left:
+        i = int(rng.choice(sorted(left)))
+        for _ in range(int(rng.integers(1, most + 1))):
+            token = next(turns[i], None)
+            if token is None:
+                left.discard(i)
+                break
+            found[i].append(token)
+    return found
 
 
 def prompts(model: Model, n: int) -> list[Request]:
@@ -283,13 +314,7 @@ def test_as_on_a_device(
     install(monkeypatch)
     monkeypatch.setattr("gguflow.engine.serving.runner.HOST_SPACE", "no space")
     bundled.speculate(Speculation(draft=draft, lookup=True, most=5, adaptive=adaptive))
-    if n_seqs:
-        engine = Engine(bundled, n_seqs=n_seqs)
-        found, drafting = run(engine, requests), engine.stats.drafting
-    else:
-        session = bundled.new_session()
-        found = [list(session.generate(r.ids, r.max_tokens, r.settings, r.stop)) for r in requests]
-        drafting = session.drafting
+    found, drafting = guessed(bundled, requests, n_seqs)
     assert found == expected
     assert any(loop.launched for loop in Loop.made)
     assert adaptive or drafting.accepted > 30
@@ -299,19 +324,7 @@ def test_generations_that_take_turns_on_a_session(bundled: Model, draft: Model) 
     requests = prompts(bundled, 3)
     expected = alone(bundled, requests)
     bundled.speculate(Speculation(draft=draft, lookup=True, most=4, adaptive=False))
-    session = bundled.new_session()
-    turns = [session.generate(r.ids, r.max_tokens, r.settings, r.stop) for r in requests]
-    found: list[list[int]] = [[] for _ in turns]
-    rng = np.random.default_rng(1)
-    left = {*range(3)}
-    while left:
-        i = int(rng.choice(sorted(left)))
-        for _ in range(int(rng.integers(1, 5))):
-            token = next(turns[i], None)
-            if token is None:
-                left.discard(i)
-                break
-            found[i].append(token)
+    found = by_turns(bundled, requests, 4)
     assert found == expected
 
 

@@ -11,7 +11,7 @@ import pytest
 from stand_in_loop import install
 from stand_in_rounds import RoundLoop, install_rounds, looked_up
 from test_engine import pad
-from test_speculation import alone, prompts, run
+from test_speculation import alone, by_turns, guessed, prompts, run
 from tiny_model import write_tiny
 
 from gguflow.cli.load import bundled_model
@@ -62,13 +62,7 @@ def test_texts_that_are_looked_up_are_the_plain_ones(
     requests = prompts(bundled, 12)
     expected = alone(bundled, requests)
     bundled.speculate(Speculation(lookup=True, most=5, adaptive=adaptive))
-    if n_seqs:
-        engine = Engine(bundled, n_seqs=n_seqs)
-        found, drafting = run(engine, requests), engine.stats.drafting
-    else:
-        session = bundled.new_session()
-        found = [list(session.generate(r.ids, r.max_tokens, r.settings, r.stop)) for r in requests]
-        drafting = session.drafting
+    found, drafting = guessed(bundled, requests, n_seqs)
     assert found == expected
     if not adaptive:
         # Of six texts it is seldom that half of the rows for guesses have one.
@@ -91,15 +85,8 @@ def test_planted_guesses(tiny: Model, device: list[RoundLoop], share: float, n_s
     texts = [[*r.ids, *text] for r, text in zip(requests, expected, strict=True)]
     planted = Planted(texts, share, tiny.hp.n_vocab)
     tiny.speculate(Speculation(drafter=planted, most=6, adaptive=False))
-    if n_seqs:
-        engine = Engine(tiny, n_seqs=n_seqs)
-        assert run(engine, requests) == expected
-        drafting = engine.stats.drafting
-    else:
-        session = tiny.new_session()
-        found = [list(session.generate(r.ids, r.max_tokens, r.settings)) for r in requests]
-        assert found == expected
-        drafting = session.drafting
+    found, drafting = guessed(tiny, requests, n_seqs)
+    assert found == expected
     assert n_rounds(device) > 50
     if share == 1.0:
         assert drafting.wasted == 0 and drafting.accepted > 500
@@ -159,19 +146,7 @@ def test_generations_that_take_turns_on_a_session(bundled: Model, device: list[R
     requests = prompts(bundled, 4)
     expected = alone(bundled, requests)
     bundled.speculate(Speculation(lookup=True, most=4, adaptive=False))
-    session = bundled.new_session()
-    turns = [session.generate(r.ids, r.max_tokens, r.settings, r.stop) for r in requests]
-    found: list[list[int]] = [[] for _ in turns]
-    rng = np.random.default_rng(1)
-    left = {*range(len(turns))}
-    while left:
-        i = int(rng.choice(sorted(left)))
-        for _ in range(int(rng.integers(1, 9))):
-            token = next(turns[i], None)
-            if token is None:
-                left.discard(i)
-                break
-            found[i].append(token)
+    found = by_turns(bundled, requests, 8)
     assert found == expected
 
 

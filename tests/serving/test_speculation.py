@@ -99,8 +99,7 @@ def run(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
 def guessed(
     model: Model, requests: Sequence[Request], n_seqs: int
 ) -> tuple[list[list[int]], Drafting]:
-    """What an engine of so many sequences gives, or a session where that is 0, and what came of
-    guesses."""
+    """What an engine of n_seqs gives, or a session where that is 0, and what came of guesses."""
     if n_seqs:
         engine = Engine(model, n_seqs=n_seqs)
         return run(engine, requests), engine.stats.drafting

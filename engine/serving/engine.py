@@ -233,7 +233,7 @@ class Engine:
                 self._end(cancelled, None, "cancel", done)
             elif id in self._embeds:
                 self._cancel_embed(id, done)
-        if self._scheduler.wants_prompts:
+        if self.runs_ahead and self._scheduler.wants_prompts:
             self._stop_ahead()
 
     def _stop_ahead(self) -> None:

@@ -29,7 +29,7 @@ class Ahead:
         self._running = self.taken = 0
         self._began = time.perf_counter()
         self._came: float | None = None  # when the last tokens came
-        self._depth, self._most_running = LEAST, DEPTH
+        self._depth = LEAST
         loop.start()
 
     @property
@@ -47,9 +47,10 @@ class Ahead:
         """Steps on their way."""
         return self._running
 
-    def next(self) -> np.ndarray:
-        """The tokens after the next ones of the sequences: int32 [n], -1 for padding."""
-        while self._left and self._running < min(self._depth, self._most_running):
+    def next(self, most: int = DEPTH) -> np.ndarray:
+        """The tokens after the next ones of the sequences: int32 [n], -1 for padding. most: steps
+        on their way, at most."""
+        while self._left and self._running < min(self._depth, most):
             self._loop.launch()
             self._left -= 1
             self._running += 1

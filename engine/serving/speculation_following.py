@@ -11,7 +11,7 @@ from .speculation_pace import Pace, Times
 from .speculation_rounds import Outcome, Rounds, RoundStarter
 
 # Sequences that a device makes rounds of. With one, a GPU's texts were seen to be the plain ones;
-# of six, one text of twenty had other tokens, which is not understood (LOG).
+# with six, of a model that equal bits do not cover, one text was not (LOG).
 MOST_LINES = 1
 LEAST_ROUNDS = 8  # before other lengths are tried: to start rounds takes a part of one
 

@@ -49,8 +49,8 @@ class Rounds(Ahead):
         """Of each sequence, in their order. Its tokens may be none once another one has as many as
         it may get; then no more rounds are started."""
         # Those on their way may bring all that is left: then another one would be for nothing.
-        self._most_running = -(-int(self._room.min()) // self._longest)
-        parts = np.split(self.next(), self._ends)
+        most = -(-int(self._room.min()) // self._longest)
+        parts = np.split(self.next(most), self._ends)
         found = [Outcome(x[x >= 0].tolist(), max(0, int((x != -1).sum()) - 1)) for x in parts[:-1]]
         self._room -= [len(f.tokens) for f in found]
         if self._room.min() <= 0:
@@ -112,13 +112,10 @@ class RoundStarter:
         runner = self._runner
         backend, n_seqs = runner.model.backends[name], runner.model.options.n_seqs
         capacity = runner.model.options.n_ctx + 1
-        texts, prepared = (
-            backend.alloc(4 * n_seqs * capacity) if wanted else None
-            for wanted in (True, self._prepared is not None)
-        )
-        assert texts is not None
+        nbytes = 4 * n_seqs * capacity
         lines = backend.alloc(4 * n_seqs * len(RoundMemory.LINE))
-        return RoundMemory(lines, texts, capacity, prepared)
+        prepared = None if self._prepared is None else backend.alloc(nbytes)
+        return RoundMemory(lines, backend.alloc(nbytes), capacity, prepared)
 
     def _write(
         self, lines: Sequence[Line], n_rows: Sequence[int], ends: Sequence[int], least: int

@@ -73,8 +73,8 @@ def launches(call: Call, first: int = 0, early: bool = False) -> list[Launch]:
     """first: the product that is made first, 0 or 1. early: whether its column is there when
     the kernel begins."""
     order = first, 1 - first
-    weights = call.src(2 * first), call.src(2 - 2 * first)
-    columns = call.src(2 * first + 1), call.src(3 - 2 * first)
+    weights = call.src(2 * order[0]), call.src(2 * order[1])
+    columns = call.src(2 * order[0] + 1), call.src(2 * order[1] + 1)
     biases = [call.optional(5 + i) for i in order]
     blocks, warps, stages, shared = _plan(weights, columns, call.device)
     args = struct.pack(

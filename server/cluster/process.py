@@ -50,20 +50,20 @@ class Process:
         number = next(self._numbers)
         done = self._calls[number] = self._loop.create_future()
         try:
-            self._send(number, name, args)
+            self._send((number, name, args))
             return await done
         finally:
             self._calls.pop(number, None)
 
     def tell(self, name: str, *args: Any) -> None:
         with suppress(ActorLostError):
-            self._send(-1, name, args)
+            self._send((-1, name, args))
 
     def end(self) -> None:
         """Tell it to end; the longest it may take is END_S."""
         # A pipe that another thread reads is not closed by closing it.
         with suppress(OSError, ActorLostError):
-            self._put(END)
+            self._send(END)
         self._lose("it was told to end")
         threading.Thread(target=self._bury, name="gguflow-end", daemon=True).start()
 
@@ -77,10 +77,7 @@ class Process:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _send(self, number: int, name: str, args: tuple[Any, ...]) -> None:
-        self._put((number, name, args))
-
-    def _put(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         if self._lost:
             raise ActorLostError(self._lost)
         try:

@@ -18,6 +18,7 @@ from gguflow.engine.compile import Step
 from gguflow.engine.dataclass import dataclass
 from gguflow.engine.devices import Devices
 from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.runtime import host_array
 
 TEXTS = 300, 3000  # tokens that are drawn: text in the bundled model's vocabulary
 
@@ -96,14 +97,8 @@ class PacedProgram(Program):
         leaves = {t.owner for n in nodes for t in n.live_srcs()}
         (tokens,) = (t for t in leaves if t.role is Role.INPUT and t.name == "tokens")
         self._n = tokens.size
-        self._made = [self._array(n) for n in nodes if n.op == "sample"]
+        self._made = [host_array(memory, n) for n in nodes if n.op == "sample"]  # type: ignore[arg-type]
         self._ends = 0.0
-
-    def _array(self, t: Tensor) -> np.ndarray:
-        buffer, offset = self._memory.locate(t.owner)
-        raw = buffer.host()
-        assert raw is not None
-        return np.ndarray(t.shape, t.dtype.storage, raw.data, offset + t.view_offset, t.strides)
 
     def start(self, timed: bool = False, live: Live | None = None) -> None:
         self._ends = self._clock.run(self._n)
@@ -115,7 +110,7 @@ class PacedProgram(Program):
         return None
 
     def token_loop(self, tensors: Mapping[str, Tensor]) -> PacedLoop:
-        return PacedLoop(self._clock, self._array(tensors["pos"]))
+        return PacedLoop(self._clock, host_array(self._memory, tensors["pos"]))  # type: ignore[arg-type]
 
 
 class PacedLoop:

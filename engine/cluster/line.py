@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gguflow.engine.profile.machine import cores
+
 from .errors import ClusterError
 
 Answer = Callable[[str, tuple[Any, ...]], Any]
@@ -126,11 +128,12 @@ class _End:
         # A connection's own `poll` makes a selector for every call, which takes as long as a call.
         self._arrivals = select.poll()
         self._arrivals.register(connection.fileno(), select.POLLIN)
+        self._awake_s = AWAKE_S if cores() >= SPARE else 0.0
 
     def comes(self, patience: float | None = None) -> bool:
         """Wait for the next message, at most so many seconds; at first without sleeping, where that
         takes nothing from others."""
-        until = time.perf_counter() + AWAKE_S if n_processors() >= SPARE else 0.0
+        until = time.perf_counter() + self._awake_s
         while time.perf_counter() < until:
             if self._arrivals.poll(0):
                 return True
@@ -190,11 +193,6 @@ class _End:
             finally:
                 os.close(file)
         return None
-
-
-def n_processors() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _reserve(file: int, nbytes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from .advance import GROUPS, CacheRows, StepInputs
+from .advance import GROUPS, StepInputs, all_groups
 from .launch import Kernel, Launch, pack
 
 BLOCK = 1024
@@ -34,9 +34,7 @@ def accept(
     and what follows it, -1 for a row that was not there. Raises ValueError for more groups than
     GROUPS.
     """
-    if len(at.groups) > GROUPS:
-        raise ValueError(f"the cache has {len(at.groups)} groups of layers; at most {GROUPS} work")
-    groups = [*at.groups, *[CacheRows(0, 0, 0)] * (GROUPS - len(at.groups))]
+    groups = all_groups(at.groups)
     args = struct.pack(
         f"@{11 + 2 * GROUPS}P{GROUPS + 6}iq",
         at.token, at.tokens, at.pos, at.seq, at.rng, at.history, keep.lines, keep.texts,

@@ -40,6 +40,13 @@ class StepInputs:
     groups: Sequence[CacheRows]
 
 
+def all_groups(groups: Sequence[CacheRows]) -> list[CacheRows]:
+    """GROUPS of them, the others empty. Raises ValueError for more."""
+    if len(groups) > GROUPS:
+        raise ValueError(f"the cache has {len(groups)} groups of layers; at most {GROUPS} work")
+    return [*groups, *[CacheRows(0, 0, 0)] * (GROUPS - len(groups))]
+
+
 def advance(at: StepInputs, steps: int, ring: int, size: int) -> Launch:
     """The end of a decode step on the device.
 
@@ -48,9 +55,7 @@ def advance(at: StepInputs, steps: int, ring: int, size: int) -> Launch:
     s % size as s << 32 | token; a row with a negative position stays as it is and has the token -1.
     Raises ValueError for more groups than GROUPS.
     """
-    if len(at.groups) > GROUPS:
-        raise ValueError(f"the cache has {len(at.groups)} groups of layers; at most {GROUPS} work")
-    groups = [*at.groups, *[CacheRows(0, 0, 0)] * (GROUPS - len(at.groups))]
+    groups = all_groups(at.groups)
     args = struct.pack(
         f"@{8 + 2 * GROUPS}P{GROUPS + 4}i",
         at.token, at.tokens, at.pos, at.seq, at.rng, at.history, steps, ring,

@@ -88,7 +88,7 @@ def test_what_goes_wrong_there_is_told(address: Address) -> None:
 @pytest.mark.parametrize("n", [1, 64])
 def test_awake_or_asleep(address: Address, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """Where there are processors to spare both ends look without sleeping, for a while."""
-    monkeypatch.setattr(line_module, "n_processors", lambda: n)
+    monkeypatch.setattr(line_module, "cores", lambda: n)
     line, looks = line_to(address), []
     poll = line._end._arrivals.poll
 

@@ -7,6 +7,7 @@
 | GGUFLOW_CPU_ISA | baseline, avx2, avx512, avx512bf16, amx, dotprod, i8mm | use this CPU library |
 | GGUFLOW_CPU_PIN | 0, 1 | pin worker threads (default 1); of several processes the first does |
 | GGUFLOW_CPU_SPIN | turns | an idle worker spins so long before it sleeps (default 1000) |
+| GGUFLOW_CUDA_LINES | 0, 1 | GPU kernels name their source lines to tools (default 0) |
 | GGUFLOW_DEBUG | 0, 1 | show tracebacks, as --debug does |
 | GGUFLOW_LINK | 0, 1 | run the host's and the device's part of a plan side by side (default 1) |
 | GGUFLOW_WEIGHT_CACHE | GiB | most that repacked weights take on the disk (default 16); 0: none |
@@ -81,6 +82,11 @@ def cpu_spin() -> int:
     return _int("GGUFLOW_CPU_SPIN", 1_000, 0, 1_000_000_000)
 
 
+def cuda_lines() -> bool:
+    """Whether GPU kernels are compiled with the lines that their code comes from."""
+    return bool(_int("GGUFLOW_CUDA_LINES", 0, 0, 1))
+
+
 def weight_cache_bytes() -> int:
     """Most bytes that repacked weights may take on the disk; 0 to keep none."""
     return _int("GGUFLOW_WEIGHT_CACHE", 16, 0, 1 << 20) << 30
@@ -88,7 +94,7 @@ def weight_cache_bytes() -> int:
 
 def check() -> None:
     """Raises EnvError for a variable that cannot be used, before work is done."""
-    cpu_pin(), cpu_spin(), debug(), link(), weight_cache_bytes()
+    cpu_pin(), cpu_spin(), cuda_lines(), debug(), link(), weight_cache_bytes()
 
 
 def debug() -> bool:

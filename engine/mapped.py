@@ -2,7 +2,8 @@
 
 Reading a mapping past the end of a file that was cut short ends a process by SIGBUS. The library of
 `kernels/guard` puts zeros there instead and counts: whoever computed with a mapping asks it for its
-`fault` afterwards, and drops what came of it.
+`fault` afterwards, and drops what came of it. Other libraries take the signal for themselves, so it
+is taken back by `hold`, with every new mapping and whenever one is asked for its fault.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class MappedBytes:
         """What became of the file since it was mapped, None while it is what it was."""
         if not self._end.alive:
             return None
+        hold()
         guard = _guard()
         if guard is not None and guard.gf_guard_lost(self._place):
             return LOST
@@ -64,12 +66,24 @@ class MappedBytes:
 
 
 def guarded(data: mmap.mmap) -> Callable[[], str | None]:
-    """Guard a mapping that somebody else made and has written all of; what became of it, as `fault`
-    says it of bytes that could not be read."""
-    guard, place = _guard(), _guarded(data)
+    """Guard a mapping that somebody else made and writes to; what became of it, as `fault` says it
+    of bytes that could not be read."""
+    guard, place = _guard(), _guarded(data, is_written=True)
     if guard is not None:
         weakref.finalize(data, guard.gf_guard_remove, place)
-    return lambda: LOST if guard is not None and guard.gf_guard_lost(place) else None
+
+    def fault() -> str | None:
+        hold()
+        return LOST if guard is not None and guard.gf_guard_lost(place) else None
+
+    return fault
+
+
+def hold() -> None:
+    """Take the signal back, if something else in this process has taken it. To be called before
+    mappings are read that nobody has looked at for a while; well below a microsecond."""
+    if (guard := _guard()) is not None:
+        guard.gf_guard_install()
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -82,7 +96,7 @@ def n_lost() -> int:
     return 0 if lost is None else int(lost.value)
 
 
-def _guarded(data: mmap.mmap) -> int:
+def _guarded(data: mmap.mmap, is_written: bool = False) -> int:
     guard = _guard()
     if guard is None:
         return -1
@@ -90,7 +104,8 @@ def _guarded(data: mmap.mmap) -> int:
     import numpy as np
 
     address = np.frombuffer(data, np.uint8).ctypes.data
-    return int(guard.gf_guard_add(ctypes.c_void_p(address), ctypes.c_int64(len(data))))
+    size = ctypes.c_int64(len(data))
+    return int(guard.gf_guard_add(ctypes.c_void_p(address), size, ctypes.c_int32(is_written)))
 
 
 def _give_up(place: int, fd: int) -> None:
@@ -102,14 +117,12 @@ def _give_up(place: int, fd: int) -> None:
 
 @cache
 def _guard() -> ctypes.CDLL | None:
-    """The library, installed; None where it was not built."""
+    """The library; None where it was not built."""
     suffix = ".dll" if platform.system() == "Windows" else ".so"
     path = file_of("gguflow.kernels.cpu", "lib", f"libgguflow_guard{suffix}")
     if not path.is_file():
         return None
-    guard = ctypes.CDLL(str(path))
-    guard.gf_guard_install()
-    return guard
+    return ctypes.CDLL(str(path))
 
 
 @cache

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from gguflow.engine.mapped import hold
+
 from .errors import ClusterError
 
 LOCAL, AUTO = "local", "auto"
@@ -65,6 +67,7 @@ def connect(
     try:
         with _leaving(own_gpu if address == LOCAL else None):
             ray.init(**given)
+        hold()  # Ray takes the signals of broken programs
     except Exception as e:  # of a dozen kinds, some of them bare RuntimeErrors
         with suppress(Exception):
             ray.shutdown()

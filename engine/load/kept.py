@@ -153,10 +153,11 @@ class Making:
         if error is not None:
             self._stack.__exit__(kind, error, trace)
             return
+        find = self._new.fault
         try:
-            self._new.finish(self._packer.n_threads)
-            self._stack.close()
-            find = self._new.fault
+            with self._stack:
+                self._new.finish(self._packer.n_threads)
+                refuse(self._path, find)
             self._keeper.checks.append(lambda: refuse(self._path, find))
         except OSError as e:  # the weights are in memory all the same
             self._keeper.notes.append(f"repacked weights are not kept: {e}")

@@ -97,8 +97,9 @@ def sums(data: np.ndarray, n_threads: int) -> np.ndarray:
 class NewFile:
     """A file in the making: memory to pack into, which is the file's own.
 
-    data: uint8 [plan.n_data]. Raises OSError where there is no room on the disk, before anything
-    is written to it: a mapped page without one would kill the process.
+    data: uint8 [plan.n_data]. fault: what became of it, None while it is whole. Raises OSError
+    where there is no room on the disk, before anything is written to it: a mapped page without one
+    has no memory.
     """
 
     def __init__(self, path: Path, plan: Plan, key: bytes, title: str) -> None:
@@ -110,6 +111,7 @@ class NewFile:
             self._map = mmap.mmap(fd, self._head + plan.n_data)
         finally:
             os.close(fd)
+        self.fault = guarded(self._map)
         _large_pages(self._map)
         self._all = np.frombuffer(self._map, np.uint8)
         self.data = self._all[self._head :]
@@ -126,7 +128,6 @@ class NewFile:
         head += self._title + found
         head += _digest(head)
         self._all[: len(head)] = np.frombuffer(head, np.uint8)
-        self.fault = guarded(self._map)
 
 
 def map_file(

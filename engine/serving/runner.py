@@ -19,7 +19,7 @@ from gguflow.engine.compile.batch_rows import OUTPUTS, TOKENS
 from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import Role
-from gguflow.engine.mapped import n_lost
+from gguflow.engine.mapped import hold, n_lost
 from gguflow.engine.plan_key import PAGE, STATES, PlanKey
 from gguflow.engine.profile import Profile
 from gguflow.engine.runtime import BoundPlan, Together, Workspace, bind
@@ -243,6 +243,7 @@ class Runner:
         bound = [self.plan(key, i % n_copies) for i, key in enumerate(keys)]
         for b in bound:
             b.prepare()
+        self._hold_files(began)
         with Together(n_copies) as together:
             for b, key, rows in zip(bound, keys, runs, strict=True):
                 together.make_room()
@@ -299,6 +300,7 @@ class Runner:
     def _go(
         self, bound: BoundPlan, live: Live | None, kind: str, n: int, n_past: int, began: int
     ) -> None:
+        self._hold_files(began)
         if self.profile is None:
             bound.run(live)
             self._check_files(began)
@@ -307,6 +309,11 @@ class Runner:
         wall = time.perf_counter_ns() - began
         self._check_files(began)
         self.profile.add_step(kind, n, ops, spans, wall, n_past)
+
+    def _hold_files(self, now: int) -> None:
+        """See that bytes that are missing are noticed, where nobody has looked for a moment."""
+        if now > self._looks_at:
+            hold()
 
     def _check_files(self, now: int) -> None:
         """Raises GgufError where the model's file is no longer what was loaded. Missing bytes are

@@ -98,13 +98,51 @@ def test_quantization_of_a_file_cut_short(model_path: Path) -> None:
     assert os.listdir(model_path.parent) == [model_path.name]
 
 
-def test_bus_errors_elsewhere_still_end_the_process(tmp_path: Path) -> None:
+# What becomes of the signal after our handler was put in, until a file is cut short.
+TAKEN = {
+    "nothing": "pass",
+    "faulthandler": "faulthandler.enable()",
+    "default": "signal.signal(signal.SIGBUS, signal.SIG_DFL)",
+    "python": "signal.signal(signal.SIGBUS, lambda *_: os._exit(9))",
+    "twice": "faulthandler.enable(); mapped.hold(); faulthandler.disable(); faulthandler.enable()",
+    "blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGBUS})",
+}
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+def test_who_takes_the_signal_afterwards(model_path: Path, taken: str) -> None:
+    """A generation by two threads begins after that and reads what is missing."""
+    code = (
+        "import faulthandler, os, signal, sys, time\n"
+        "import gguflow\n"
+        "from gguflow.engine import mapped\n"
+        "from gguflow.engine.gguf import GgufError\n"
+        "with gguflow.Model.load(sys.argv[1], n_threads=2) as model:\n"
+        "    list(model.generate('AB', max_tokens=4, seed=1))\n"
+        f"    {TAKEN[taken]}\n"
+        "    time.sleep(0.03)\n"
+        "    os.truncate(sys.argv[1], 8192)\n"
+        "    try:\n"
+        "        list(model.generate('AB', max_tokens=4, seed=1))\n"
+        "    except GgufError as e:\n"
+        "        print(e)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(model_path)],
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(model_path) in done.stdout
+
+
+@pytest.mark.parametrize("taken", ["nothing", "faulthandler", "twice"])
+def test_bus_errors_elsewhere_still_end_the_process(tmp_path: Path, taken: str) -> None:
     path = tmp_path / "f"
     path.write_bytes(bytes(1 << 16))
     code = (
-        "import mmap, os, sys\n"
+        "import faulthandler, mmap, os, signal, sys\n"
         "from gguflow.engine import mapped\n"
-        "assert mapped._guard()\n"
+        "mapped.hold()\n"
+        f"{TAKEN[taken]}\n"
+        "mapped.hold()\n"
         "f = open(sys.argv[1], 'r+b')\n"
         "m = mmap.mmap(f.fileno(), 0)\n"
         "os.truncate(sys.argv[1], 0)\n"
@@ -112,6 +150,7 @@ def test_bus_errors_elsewhere_still_end_the_process(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60)
     assert done.returncode == -7  # SIGBUS
+    assert (b"Bus error" in done.stderr) == ("faulthandler" in TAKEN[taken])
 
 
 def test_places_are_given_back(model_path: Path) -> None:

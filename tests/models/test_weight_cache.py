@@ -88,6 +88,26 @@ def test_a_kept_file_that_is_cut_short_is_an_error(model_file: Path) -> None:
             model.logits(IDS)
 
 
+def test_a_file_that_is_cut_short_while_it_is_made_is_an_error(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are packed into its pages; what is missing of them would be zeros."""
+    pack = NativePacker.pack
+
+    def cut(*args: Any) -> None:
+        (part,) = kept.folder().iterdir()
+        os.truncate(part, 4096)
+        pack(*args)
+
+    with monkeypatch.context() as m:
+        m.setattr(NativePacker, "pack", cut)
+        with pytest.raises(GgufError, match=r"repacked: file: found one whose bytes could not be"):
+            Model.load(model_file)
+    assert list(kept.folder().iterdir()) == []
+    right, _ = logits(model_file, weight_cache=False)
+    assert logits(model_file)[0] == right
+
+
 @pytest.mark.parametrize("where", ["magic", "key", "sums", "data", "end", "cut", "empty"])
 def test_what_is_damaged_is_made_again(model_file: Path, packed: list[str], where: str) -> None:
     right, _ = logits(model_file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gguflow.cli.load import bundled_model
 from gguflow.engine.cluster.errors import ClusterError
 from gguflow.engine.cluster.stage import StageBackend
 from gguflow.engine.load import open_model
+from gguflow.engine.mapped import LOST, MappedBytes
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 
@@ -24,13 +26,18 @@ OPTIONS = Options(n_ctx=128, n_threads=1)
 IDS = [5, 6, 7, 8, 9]
 
 
-def test_stages_of_one_node_talk_over_a_line() -> None:
+def test_stages_of_one_node_talk_over_a_line(tmp_path: Path) -> None:
     from gguflow.engine.cluster.connect import LOCAL, connect, disconnect
     from gguflow.engine.cluster.launch import staged
 
     expected = Model.load(bundled_model(), OPTIONS).logits(IDS)
+    with open(tmp_path / "f", "w+b") as f:
+        f.truncate(1 << 20)
+        mapping = MappedBytes(f.fileno())
     ray = connect(LOCAL, 2)
     try:
+        os.truncate(f.name, 0)
+        assert mapping.data[9] == 0 and mapping.fault() == LOST  # though Ray takes such signals
         source = open_model(bundled_model())
         model = staged(ray, source, OPTIONS, 2, (), {"CPU": 1.0}, 60.0, 60.0)
         model.load_weights()

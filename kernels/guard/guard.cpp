@@ -148,15 +148,20 @@ GF_EXPORT int32_t gf_guard_install() {
 // be written to. Returns its place, or -1 when there is none left.
 GF_EXPORT int32_t gf_guard_add(void* begin, int64_t n_bytes, int32_t is_written) {
   if (gf_guard_install() < 0) return -1;
-  const uintptr_t size = (static_cast<uintptr_t>(n_bytes) + ~page_mask) & page_mask;
+  const uintptr_t from = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t to = from + ((static_cast<uintptr_t>(n_bytes) + ~page_mask) & page_mask);
+  // What was mapped here before is gone, even if that has not been told yet.
+  for (Range& r : ranges) {
+    if (r.begin.load() > 1 && r.begin.load() < to && r.end.load() > from) r.end.store(0);
+  }
   for (int32_t i = 0; i < kRanges; ++i) {
     uintptr_t none = 0;
     // 1 is no address: the place is taken, and no range yet.
     if (!ranges[i].begin.compare_exchange_strong(none, 1)) continue;
     ranges[i].lost.store(0);
     ranges[i].protection.store(is_written ? PROT_READ | PROT_WRITE : PROT_READ);
-    ranges[i].end.store(reinterpret_cast<uintptr_t>(begin) + size);
-    ranges[i].begin.store(reinterpret_cast<uintptr_t>(begin), std::memory_order_release);
+    ranges[i].end.store(to);
+    ranges[i].begin.store(from, std::memory_order_release);
     return i;
   }
   return -1;

@@ -3,6 +3,8 @@ names it, and never the end of the process."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -151,6 +153,23 @@ def test_bus_errors_elsewhere_still_end_the_process(tmp_path: Path, taken: str) 
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60)
     assert done.returncode == -7  # SIGBUS
     assert (b"Bus error" in done.stderr) == ("faulthandler" in TAKEN[taken])
+
+
+def test_a_mapping_where_another_one_was(tmp_path: Path) -> None:
+    """One that has been unmapped and not been taken off the list yet."""
+    (tmp_path / "f").write_bytes(b"1" * (1 << 16))
+    with open(tmp_path / "f", "r+b") as f:
+        data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        guard, bytes_of = mapped._guard(), np.frombuffer(data, np.uint8)
+        assert guard is not None
+        at = ctypes.c_void_p(bytes_of.ctypes.data)
+        old, new = (
+            guard.gf_guard_add(at, ctypes.c_int64(n), ctypes.c_int32(0)) for n in (1 << 20, 1 << 16)
+        )
+        f.truncate(0)
+        assert not bytes_of.any()
+        assert [guard.gf_guard_lost(place) for place in (old, new)] == [0, 1]
+        guard.gf_guard_remove(old), guard.gf_guard_remove(new)
 
 
 def test_places_are_given_back(model_path: Path) -> None:

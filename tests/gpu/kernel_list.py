@@ -174,3 +174,27 @@ def entries_by_source() -> dict[str, list[str]]:
     for kernel in (x.kernel for x in all_launches()):
         found.setdefault(kernel.source, set()).add(kernel.entry)
     return {source: sorted(entries) for source, entries in found.items()}
+
+
+def few_of(entries: list[str]) -> list[str]:
+    """Of a source's entries so many that each function is there with each value of each of its
+    template's arguments."""
+    left = {e: _arguments(e) for e in entries}
+    wanted, few = set[tuple[str, int, str]]().union(*left.values()), []
+    while wanted:
+        few.append(max(left, key=lambda e: len(wanted & left[e])))
+        wanted -= left.pop(few[-1])
+    return sorted(few)
+
+
+def _arguments(entry: str) -> set[tuple[str, int, str]]:
+    """Function, place and value of each."""
+    name, _, rest = entry.partition("<")
+    values, depth = [""], 0
+    for c in rest.removesuffix(">"):
+        depth += (c == "<") - (c == ">")
+        if c == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += c
+    return {(name, i, v.strip()) for i, v in enumerate(values)}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel_list import entries_by_source
+from kernel_list import entries_by_source, few_of
 
 from gguflow.engine.graph import all_ops
 from gguflow.kernels.cuda import jit
@@ -16,7 +16,7 @@ SOURCES = sorted(p.name for p in Path(jit.__file__).parent.glob("*.cu"))
 NORM = Kernel("norm.cu", "rms_norm<4, 1>")
 
 # All kernels for one architecture take minutes.
-ARCHS = ["sm_90", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_80", "sm_100"))]
+ARCHS = ["sm_80", "sm_90", "sm_100"]
 
 
 def test_every_op_has_a_launch_file() -> None:
@@ -28,13 +28,29 @@ def test_the_cases_reach_every_source() -> None:
     assert sorted(entries_by_source()) == SOURCES
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("source", SOURCES)
-def test_compiles(nvrtc: Any, source: str, arch: str) -> None:
-    entries = entries_by_source()[source]
+def compiles(nvrtc: Any, source: str, entries: list[str], arch: str) -> None:
     compiled = nvrtc.compile_source(source, entries, arch)
     assert compiled.cubin.startswith(b"\x7fELF")
     assert len(set(compiled.names)) == len(entries)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_some_of_every_kind_compile(nvrtc: Any, source: str) -> None:
+    compiles(nvrtc, source, few_of(entries_by_source()[source]), "sm_90")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_compiles(nvrtc: Any, source: str, arch: str) -> None:
+    compiles(nvrtc, source, entries_by_source()[source], arch)
+
+
+def test_some_are_of_every_kind() -> None:
+    entries = ["f<1, g<a, b>>", "f<1, g<a, c>>", "f<2, g<a, b>>", "f<2, g<a, c>>", "h"]
+    few = few_of(entries)
+    assert len(few) == 3 and "h" in few and set(few) <= set(entries)
+    assert all(any(x in e for e in few) for x in ("<1", "<2", "b>>", "c>>"))
 
 
 def test_an_error_names_the_source_and_the_line(nvrtc: Any) -> None:

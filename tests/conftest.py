@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def pytest_configure(config: pytest.Config) -> None:
         built = [isa for isa, path in at.items() if path.is_file()]
         native.runnable_isas = cpu.runnable_isas = lambda: built
         native._library_path = at.__getitem__
+
+
+@pytest.hookimpl(trylast=True)  # of what -m leaves
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """SHARD=i/n: every n-th test, beginning with the i-th, for the scripts of sanitizers."""
+    if shard := os.environ.get("SHARD"):
+        i, n = map(int, shard.split("/"))
+        config.hook.pytest_deselected(items=[x for k, x in enumerate(items) if k % n != i])
+        items[:] = items[i::n]
 
 
 @pytest.fixture(scope="session")

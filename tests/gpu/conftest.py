@@ -16,15 +16,6 @@ for folder in ("ops", "serving"):
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
-@pytest.hookimpl(trylast=True)  # of what -m leaves
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """SHARD=i/n: every n-th test, beginning with the i-th, for sanitize_gpu.sh."""
-    if shard := os.environ.get("SHARD"):
-        i, n = map(int, shard.split("/"))
-        config.hook.pytest_deselected(items=[x for k, x in enumerate(items) if k % n != i])
-        items[:] = items[i::n]
-
-
 @pytest.fixture(scope="session")
 def gpu() -> Any:
     """The CUDA backend; skips with the reason when there is no GPU to use."""

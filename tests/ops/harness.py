@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,13 @@ def build(spec: OpSpec, index: int) -> Built:
     """Case `index` of `spec`, with random data that depends on nothing else."""
     case = list(spec.cases())[index]
     return build_case(spec, case, np.random.default_rng([zlib.crc32(spec.name.encode()), index]))
+
+
+@cache
+def built_once(spec: OpSpec, index: int) -> Built:
+    """`build` for tests that change nothing of it: drawing and quantizing weights and asking the
+    oracle takes longer than what is tested."""
+    return build(spec, index)
 
 
 def build_case(spec: OpSpec, case: Case, rng: np.random.Generator) -> Built:

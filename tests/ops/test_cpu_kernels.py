@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Built, all_cases, build, build_case, in_place_sources, nmse, run_on
+from harness import all_cases, build_case, built_once, in_place_sources, nmse, run_on
 
 from gguflow.engine.backends.cpu import backend as cpu_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
@@ -33,11 +33,6 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @cache
 def _backend(isa: str) -> CpuBackend:
     return CpuBackend(n_threads=3, isa=isa)
-
-
-@cache
-def _built(spec: OpSpec, index: int) -> Built:
-    return build(spec, index)
 
 
 def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -65,7 +60,7 @@ def test_every_op_has_a_kernel(isa: str) -> None:
 
 @pytest.mark.parametrize("spec, index", all_cases())
 def test_kernel(backend: CpuBackend, spec: OpSpec, index: int) -> None:
-    built = _built(spec, index)
+    built = built_once(spec, index)
     if spec.optional and not backend.supports(built.node):
         pytest.skip("optional, and there is no kernel")
     assert backend.supports(built.node)
@@ -83,14 +78,14 @@ def _packable() -> list[object]:
         p
         for p in all_cases()
         if not p.values[0].optional
-        for s in _built(*p.values).graph.leaves.values()
+        for s in built_once(*p.values).graph.leaves.values()
         if s.role.value == "weight" and s.dtype.is_quantized
     ]
 
 
 @pytest.mark.parametrize("spec, index", _packable())
 def test_packed_weights(backend: CpuBackend, spec: OpSpec, index: int) -> None:
-    built = _built(spec, index)
+    built = built_once(spec, index)
     one = run_on(backend, built, n_threads=1, packed=True)
     assert nmse(one, built.expected) <= built.tolerance
     assert _same_bits(one, run_on(backend, built, n_threads=3, packed=True))

@@ -28,6 +28,8 @@ from gguflow.engine.graph import (
 )
 from gguflow.engine.quants import codec
 
+MOST = 1 << 16  # elements that are left; larger cases are like others but for their size
+
 
 @cache
 def _backend(isa: str) -> CpuBackend:
@@ -64,7 +66,7 @@ def _accepted(spec: OpSpec) -> list[Case]:
     for case in (e for c in spec.cases() for e in _emptied(c)):
         what = tuple(o and (o.shape, o.dtype, o.pad, o.permute) for o in case.srcs)
         key = (what, tuple(sorted(case.params.items())))
-        if key in found:
+        if key in found or sum(prod(o.shape) for o in case.srcs if o) > MOST:
             continue
         try:
             declare_case(spec, case)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import all_cases, build, nmse, run_on
+from harness import all_cases, built_once, nmse, run_on
 
 from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.graph import OpSpec
@@ -11,5 +11,5 @@ from gguflow.engine.graph import OpSpec
 
 @pytest.mark.parametrize("spec, index", all_cases())
 def test_numpy_backend_runs_the_case(spec: OpSpec, index: int) -> None:
-    built = build(spec, index)
+    built = built_once(spec, index)
     assert nmse(run_on(NumpyBackend(), built), built.expected) == 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import _values_of_srcs, build
+from harness import _values_of_srcs, built_once
 
 from gguflow.engine.graph import OpSpec, all_ops
 
 # The rows are not those of one source, or depend on how many there are (heads, by ALiBi).
+MOST = 1 << 18  # elements; larger cases are like others but for their size
 NEVER = {"all_reduce_norm", "repeat", "set_rows", "soft_max"}
 
 
@@ -18,8 +19,10 @@ NEVER = {"all_reduce_norm", "repeat", "set_rows", "soft_max"}
 def test_fewer_rows_give_the_first_rows(spec: OpSpec) -> None:
     checked = 0
     for i, case in enumerate(spec.cases()):
-        built = build(spec, i)
+        built = built_once(spec, i)
         node = built.node
+        if sum(s.size for s in node.live_srcs()) > MOST:
+            continue
         values = _values_of_srcs(built)
         assert spec.rows_of is not None
         source = values[spec.rows_of]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import build
+from harness import built_once
 
 from gguflow.engine.backends.host import read
 from gguflow.engine.backends.numpy import NumpyBackend
@@ -20,7 +20,7 @@ def test_parts_are_the_whole(spec: OpSpec) -> None:
     backend = NumpyBackend()
     n_cases = sum(1 for _ in spec.cases())
     for index in range(0, n_cases, max(1, n_cases // 12)):
-        built = build(spec, index)
+        built = built_once(spec, index)
         if built.node.size > 5000:
             continue
         held = {leaf: built.feeds[name] for name, leaf in built.graph.leaves.items()}
@@ -33,7 +33,7 @@ def test_parts_are_the_whole(spec: OpSpec) -> None:
 
 def test_states_are_told_and_left_alone() -> None:
     spec = next(s for s in all_ops() if s.name == "set_rows")
-    built = build(spec, 0)
+    built = built_once(spec, 0)
     held = {leaf: built.feeds[name].copy() for name, leaf in built.graph.leaves.items()}
     found = Oracle(NumpyBackend()).run(built.node, held, {})
     assert found.value is None

@@ -12,18 +12,16 @@ import hashlib
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from gguflow.engine import env
 from gguflow.engine.files import private_folder, whole_file
 
 from .launch import Kernel
 
 ROOT = Path(__file__).resolve().parents[1]  # what #include "cuda/..." and "quants/..." start from
 OPTIONS = ("--std=c++17", "-default-device")  # lambdas in device functions are device code
-LINES = "-lineinfo"  # the code stays what it is
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 _MAGIC = b"gguflow-cubin-1\n"
 
@@ -91,14 +89,15 @@ def _digest(source: str) -> bytes:
     return h.digest()
 
 
-def _options() -> tuple[str, ...]:
-    return (*OPTIONS, LINES) if env.cuda_lines() else OPTIONS
+def with_lines(kernel: Kernel) -> Kernel:
+    """The same machine code, with the source lines it comes from for tools that look at it."""
+    return replace(kernel, options=(*kernel.options, "-lineinfo"))
 
 
 def cache_key(kernel: Kernel, arch: str) -> str:
     """The name of a cache entry."""
     h = hashlib.sha256(_digest(kernel.source))
-    for part in (kernel.entry, *_options(), *kernel.options, arch, repr(compiler_version())):
+    for part in (kernel.entry, *OPTIONS, *kernel.options, arch, repr(compiler_version())):
         h.update(part.encode() + b"\0")
     return h.hexdigest()
 
@@ -117,7 +116,7 @@ def compile_source(
         for e in entries:
             _check(nvrtc, nvrtc.nvrtcAddNameExpression(program, e.encode()))
         target = () if any(o.startswith("-arch=") for o in options) else (f"-arch={arch}",)
-        flags = [o.encode() for o in (*_options(), *options, *target, f"-I{ROOT}")]
+        flags = [o.encode() for o in (*OPTIONS, *options, *target, f"-I{ROOT}")]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
         if int(status) != 0:
             log = b" " * int(_check(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))

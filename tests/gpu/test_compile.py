@@ -58,14 +58,11 @@ def test_an_error_names_the_source_and_the_line(nvrtc: Any) -> None:
         nvrtc.compile_source("norm.cu", ["nothing<3>"], "sm_90")
 
 
-def test_lines_are_named_on_request(nvrtc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_named_on_request(nvrtc: Any, tmp_path: Path) -> None:
     """For sanitizers and profilers; kept apart from what has none."""
-    made = NORM.source, [NORM.entry], "sm_90"
-    plain, key = nvrtc.compile_source(*made), nvrtc.cache_key(NORM, "sm_90")
-    monkeypatch.setenv("GGUFLOW_CUDA_LINES", "1")
-    named = nvrtc.compile_source(*made)
-    assert b".debug_line" in named.cubin and b".debug_line" not in plain.cubin
-    assert nvrtc.cache_key(NORM, "sm_90") != key
+    found = [nvrtc.load(k, "sm_90", tmp_path) for k in (NORM, nvrtc.with_lines(NORM))]
+    assert [b".debug_line" in x.cubin for x in found] == [False, True]
+    assert len([*tmp_path.iterdir()]) == 2
 
 
 # -- the cache ------------------------------------------------------------------------------------

@@ -40,9 +40,10 @@ class Modules:
         if not missing:
             return
         arch, cache = self.device.info.arch, env.cache_dir() / "cuda"
+        wanted = [jit.with_lines(k) for k in missing] if env.cuda_lines() else missing
         with ThreadPoolExecutor(min(COMPILE_THREADS, len(missing))) as threads:
             try:
-                compiled = list(threads.map(lambda k: jit.load(k, arch, cache), missing))
+                compiled = list(threads.map(lambda k: jit.load(k, arch, cache), wanted))
             except jit.CompileError as e:
                 raise CudaError(str(e)) from None
         self.device.use()

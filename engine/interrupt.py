@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from io import RawIOBase
 from types import FrameType
 
+from gguflow.engine.threads import Thread
+
 _ends: list[Callable[[], None]] = []
 _words: list[tuple[Callable[..., None], Callable[..., None]]] = []
 
@@ -89,7 +91,7 @@ def heeded(beside_others: bool = True) -> Iterator[None]:
         else:
             waiting.append((number, frame))
 
-    watcher = threading.Thread(target=_watch, args=(theirs, lock), name="interrupts", daemon=True)
+    watcher = Thread(target=_watch, args=(theirs, lock), name="interrupts", daemon=True)
     watcher.start()
     signal.signal(signal.SIGINT, answer)
     before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
 import numpy as np
@@ -13,6 +11,7 @@ from gguflow.engine.backends.base import Converter, find_backend
 from gguflow.engine.dataclass import replace
 from gguflow.engine.graph import F16, DType
 from gguflow.engine.load import ModelSource, WeightSource
+from gguflow.engine.pool import Pool
 from gguflow.engine.quants import dequantize_any, encode
 from gguflow.models.base import ModelError
 from gguflow.models.mixes import Mix, tensor_type
@@ -81,7 +80,7 @@ def convert_weighted(
         return encode(target, x, weights[m % len(weights)]).reshape(-1)
 
     slabs = [(m, r) for m in range(matrices) for r in range(0, n_rows, step)]
-    with ThreadPoolExecutor(os.cpu_count()) as threads:  # no more, or slabs take turns and last
+    with Pool() as threads:  # no more, or slabs take turns and last
         yield from threads.map(quantized, slabs)
 
 

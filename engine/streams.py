@@ -14,6 +14,7 @@ from gguflow.engine.generate import Asked, Reader
 from gguflow.engine.piece import Piece
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import RequestId, Token
+from gguflow.engine.threads import Thread
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -45,7 +46,7 @@ class Streams:
         self._engine = Engine(model, n_seqs, n_cache)
         self._readers: dict[RequestId, _Reader] = {}
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     async def generate(
         self, asked: Asked, ready: Callable[[Asked], Asked]
@@ -59,7 +60,7 @@ class Streams:
             id = self._engine.add(asked.request)
             self._readers[id] = reader
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="streams", daemon=True)
+                self._thread = Thread(target=self._work, name="streams", daemon=True)
                 self._thread.start()
         try:
             while not pieces.is_over:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gguflow.engine.profile.machine import cores
+from gguflow.engine.threads import Thread
 
 from .errors import ClusterError
 
@@ -70,7 +71,7 @@ def listen(answer: Answer) -> Address | None:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    threading.Thread(target=serve_and_forget, name="stage", daemon=True).start()
+    Thread(target=serve_and_forget, name="stage", daemon=True).start()
     return address
 
 

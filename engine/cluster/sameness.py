@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
 import gguflow
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.gguf import GgufFile
+from gguflow.engine.pool import Pool
 
 from .errors import ClusterFileError
 
@@ -32,7 +32,7 @@ def digest(path: str | Path) -> str:
 def digest_files(paths: Iterable[str | Path]) -> str:
     """The same of files of any kind, in their order. Raises OSError."""
     whole = sha256()
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with Pool() as pool:
         for path in paths:
             size = os.path.getsize(path)
             whole.update(size.to_bytes(8, "little"))

@@ -7,9 +7,11 @@ told to leave for as long as the disk takes.
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import IO
+
+from gguflow.engine.pool import Pool
 
 # Bytes: so much is on its way to the disk, and as much again is written meanwhile.
 AT_ONCE = 32 << 20
@@ -21,7 +23,7 @@ class SyncedMeanwhile:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._thread = ThreadPoolExecutor(1, "sync")  # which starts with the first sync
+        self._thread = Pool(1)  # which starts with the first sync
         self._last: Future[None] | None = None
         self._n_bytes = 0
 

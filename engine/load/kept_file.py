@@ -87,9 +87,9 @@ def sums(data: np.ndarray, n_threads: int) -> np.ndarray:
     def part(a: int) -> None:
         np.add.reduce(whole[a : a + step], axis=1, out=out[a : min(a + step, n_whole)])
 
-    from concurrent.futures import ThreadPoolExecutor  # takes longer than small files
+    from gguflow.engine.pool import Pool  # takes longer than small files
 
-    with ThreadPoolExecutor(n_threads) as threads:  # numpy sums without the interpreter's lock
+    with Pool(n_threads) as threads:  # numpy sums without the interpreter's lock
         list(threads.map(part, range(0, n_whole, step)))
     return out
 

@@ -162,9 +162,9 @@ def _by_device(
         parts.setdefault(apart, []).append((t, packed_bytes))
     if len(parts) < 2:
         return bring(todo)
-    from concurrent.futures import ThreadPoolExecutor
+    from gguflow.engine.pool import Pool
 
-    threads = ThreadPoolExecutor(len(parts))
+    threads = Pool(len(parts))
     try:
         for future in [threads.submit(bring, mine) for mine in parts.values()]:
             future.result()

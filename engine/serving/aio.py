@@ -12,6 +12,8 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+from gguflow.engine.threads import Thread
+
 from .engine import Engine
 from .request import EmbedRequest, Request, RequestId, Token
 
@@ -119,13 +121,13 @@ class AsyncEngine:
         self._wake = threading.Event()
         self._closing = False
         self._failed: Exception | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._telling = Telling()
 
     async def __aenter__(self) -> AsyncEngine:
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread = Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
         return self
 

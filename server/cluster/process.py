@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -17,6 +16,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+
+from gguflow.engine.threads import Thread
 
 from .actor import Actor, ActorLostError
 
@@ -44,7 +45,7 @@ class Process:
         self._numbers = count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._lost = ""
-        threading.Thread(target=self._read, name="gguflow-pipe", daemon=True).start()
+        Thread(target=self._read, name="gguflow-pipe", daemon=True).start()
 
     async def call(self, name: str, *args: Any) -> Any:
         number = next(self._numbers)
@@ -65,7 +66,7 @@ class Process:
         with suppress(OSError, ActorLostError):
             self._send(END)
         self._lose("it was told to end")
-        threading.Thread(target=self._bury, name="gguflow-end", daemon=True).start()
+        Thread(target=self._bury, name="gguflow-end", daemon=True).start()
 
     def join(self) -> None:
         """Wait for the end of a process that was told to."""
@@ -202,7 +203,7 @@ async def _answer_calls(pipe: Connection, what: Any) -> None:
             with suppress(OSError):  # nobody is there who would hear it
                 pipe.send_bytes(_dumped(number, value, error))
 
-    threading.Thread(target=read, name="gguflow-pipe", daemon=True).start()
+    Thread(target=read, name="gguflow-pipe", daemon=True).start()
     while (call := await calls.get()) is not None:
         task = loop.create_task(answer(*call))
         tasks.add(task)

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # always allowed; a name stands for all that is in it.
 GROUND = ("engine.graph", "engine.quants", "engine.ops", "engine.gguf", "engine.env",
           "engine.harmless", "engine.mapped", "engine.room", "engine.files", "engine.limits",
-          "engine.plan_key", "engine.prompt", "engine.adapters", "engine.found")  # fmt: skip
+          "engine.plan_key", "engine.prompt", "engine.adapters", "engine.found", "engine.threads",
+          "engine.pool")  # fmt: skip
 BASE = (*GROUND, "models", "engine.compile", "engine.backends.base", "engine.options",
         "engine.sampling", "engine.profile")  # fmt: skip
 LOADED = (*BASE, "engine.load", "engine.requantize", "engine.runtime", "engine.planning")
@@ -32,6 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.files",
         "engine.harmless",
         "engine.mapped",
+        "engine.pool",
     ),
     "engine/dataclass.py": (),
     "engine/mapped.py": ("engine.found",),
@@ -41,7 +43,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/files.py": (),
     "engine/locked.py": (),
     "engine/limits.py": (),
-    "engine/interrupt.py": (),
+    "engine/threads.py": (),
+    "engine/pool.py": ("engine.threads",),
+    "engine/interrupt.py": ("engine.threads",),
     "engine/hub.py": ("engine.env",),
     "engine/url.py": ("engine.env", "engine.hub"),
     "engine/plan_key.py": (),
@@ -60,6 +64,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.compile",
         "engine.env",
         "engine.plan_key",
+        "engine.pool",
+        "engine.threads",
         "kernels",
     ),
     "models": (
@@ -126,7 +132,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.sampling",
         "models",
     ),
-    "engine/streams.py": ("engine.chat", "engine.generate", "engine.piece", "engine.serving"),
+    "engine/streams.py": (
+        "engine.chat",
+        "engine.generate",
+        "engine.piece",
+        "engine.serving",
+        "engine.threads",
+    ),
     "engine/described.py": (*LOADED, "engine.resolve"),
     "engine/model.py": (
         *LOADED,

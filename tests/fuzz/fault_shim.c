@@ -1,5 +1,5 @@
 // Preloaded into a process: the n-th call of a kind fails as the system would let it fail. Of
-// allocations those of a least size count, anonymous maps whatever their size.
+// allocations those of a least size count, anonymous maps whatever their size, Python's own too.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -70,6 +70,12 @@ int posix_memalign(void** out, size_t alignment, size_t n) {
 
 void* mmap(void* at, size_t n, int protection, int flags, int fd, off_t offset) {
   NEXT(mmap);
+  if (fd < 0) FAIL(MEMORY, MAP_FAILED)
+  return next(at, n, protection, flags, fd, offset);
+}
+
+void* mmap64(void* at, size_t n, int protection, int flags, int fd, off64_t offset) {
+  NEXT(mmap64);
   if (fd < 0) FAIL(MEMORY, MAP_FAILED)
   return next(at, n, protection, flags, fd, offset);
 }

@@ -30,11 +30,13 @@ from kill_moments import OLD, Ended, Job, jobs  # noqa: E402
 from tiny_model import write_tiny  # noqa: E402
 
 from gguflow.cli.errors import BAD_ARGUMENT, BAD_FILE, NO_RESOURCES, OK, exit_code  # noqa: E402
+from gguflow.engine import threads  # noqa: E402
 from gguflow.engine.model import Model  # noqa: E402
 
 KINDS = {"memory": (1, errno.ENOMEM), "threads": (2, errno.EAGAIN), "full disk": (3, errno.ENOSPC),
          "bad disk": (3, errno.EIO)}  # fmt: skip
 LATE = 60.0  # seconds that a run may take
+threads.PATIENCE = 2.0  # with a thread that gets no memory
 
 
 def build(folder: Path) -> Path:

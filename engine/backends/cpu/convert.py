@@ -44,9 +44,9 @@ class NativeConverter:
             return int(fn(ctypes.c_int32(dtype.ggml_id), *pointers, ctypes.c_int64(len(a)),
                           ctypes.c_int64(n)))  # fmt: skip
 
-        from concurrent.futures import ThreadPoolExecutor
+        from gguflow.engine.pool import Pool
 
-        with ThreadPoolExecutor(self.n_threads) as threads:
+        with Pool(self.n_threads) as threads:
             failed = [s for s in threads.map(part, range(0, rows, step)) if s]
         if failed:
             raise ValueError(f"{dtype.name}: {STATUS.get(failed[0], failed[0])} (rows of {n})")

@@ -73,9 +73,9 @@ class NativePacker:
         if len(parts) == 1:
             failed = part(0)
         else:
-            from concurrent.futures import ThreadPoolExecutor
+            from gguflow.engine.pool import Pool
 
-            with ThreadPoolExecutor(n) as threads:
+            with Pool(n) as threads:
                 failed = any(threads.map(part, parts))
         if failed:
             raise ValueError(dtype.name)

@@ -41,9 +41,9 @@ def measure(lib: CpuLibrary, n_threads: int) -> Measured:
         read(data[i].ctypes.data, data.shape[1])
         return data[i].nbytes
 
-    from concurrent.futures import ThreadPoolExecutor
+    from gguflow.engine.pool import Pool
 
-    with ThreadPoolExecutor(n_threads) as pool:
+    with Pool(n_threads) as pool:
 
         def best(work: Callable[[int], int]) -> float:
             rates = []

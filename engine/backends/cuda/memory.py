@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from gguflow.engine.pool import Pool
 from gguflow.kernels.cuda.mirror import ALIGN
 
 from .device import CudaDevice
@@ -128,7 +128,7 @@ class Uploader:
         self._buffers: list[np.ndarray] = []
         self._events: list[Any] = []
         self._next = 0
-        self._threads = ThreadPoolExecutor(COPY_THREADS)
+        self._threads = Pool(COPY_THREADS)
 
     def upload(self, raw: np.ndarray, buffer: CudaBuffer, gap: tuple[int, int] | None) -> None:
         """raw: uint8, flat. gap: (bytes of a row, bytes of zeros behind it), or None for none."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gguflow.engine import env
+from gguflow.engine.pool import Pool
 from gguflow.kernels.cuda import jit
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import Kernel, Launch
@@ -41,7 +41,7 @@ class Modules:
             return
         arch, cache = self.device.info.arch, env.cache_dir() / "cuda"
         wanted = [jit.with_lines(k) for k in missing] if env.cuda_lines() else missing
-        with ThreadPoolExecutor(min(COMPILE_THREADS, len(missing))) as threads:
+        with Pool(min(COMPILE_THREADS, len(missing))) as threads:
             try:
                 compiled = list(threads.map(lambda k: jit.load(k, arch, cache), wanted))
             except jit.CompileError as e:

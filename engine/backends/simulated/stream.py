@@ -7,6 +7,8 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from gguflow.engine.threads import Thread
+
 Job = Callable[[], None]
 
 
@@ -44,7 +46,7 @@ class Stream:
         """Have it run after what was put there before."""
         if not self._is_started:
             self._is_started = True
-            threading.Thread(target=_serve, args=(self._jobs,), daemon=True).start()
+            Thread(target=_serve, args=(self._jobs,), daemon=True).start()
         done = Done()
         self._jobs.put(lambda: done.run(job))
         return done

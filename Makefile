@@ -5,16 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h kernels/guard/*.cpp)
 
-.PHONY: demo test slow lint format types layout check docs site wheels arm64 sanitize fuzz kills faults soak pins audit sbom clean
+.PHONY: demo test slow lint format types layout check docs site wheels arm64 sanitize checked fuzz kills faults soak pins audit sbom clean
 
 demo: $(VENV)/installed
 	$(BIN)/gguflow generate -p "Once upon a time" -n 200 --repeat-penalty 1.1
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -q -n 2 -m slow
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -57,6 +57,10 @@ docs: $(VENV)/installed-dev
 sanitize: $(VENV)/installed-dev
 	PYTHON=$(abspath $(BIN)/python) tests/sanitize.sh address,undefined
 	PYTHON=$(abspath $(BIN)/python) tests/sanitize.sh thread
+
+# What a change waits for of that.
+checked: $(VENV)/installed-dev
+	PYTHON=$(abspath $(BIN)/python) tests/sanitize.sh few
 
 # SECONDS of mutants of every target; see docs/verify.md.
 SECONDS ?= 600

@@ -28,7 +28,7 @@ for ((i = 0; i < jobs; i++)); do
 done
 failed=0
 for i in "${!pids[@]}"; do
-	wait "${pids[$i]}" || { failed=1 && echo "process $i: exit code $?"; }
+	wait "${pids[$i]}" || { echo "process $i: exit code $?" && failed=1; }
 done
 if [ "$tool" = racecheck ]; then
 	"${PYTHON:-python}" tests/race_report.py "$logs"/*.log || failed=1

@@ -12,7 +12,8 @@ one and the next ones come one by one. They are asked
 Printed are tokens a second of all three, the server's share of the engine's and of the front's, its
 times to the first token and between tokens, and how much of the time the engine stepped. With
 --steps also what the last steps were: of runs with prompts and without, how many, of how many rows
-and tokens, what they took, and what passed between two of them.
+and tokens, what they took, and what passed between two of them; with --cold S what the first
+clients wait for, who all come S seconds after a server is ready.
 
 The model has a named shape with random weights and a file's tokenizer. With --paced the
 device is none (`paced.py`), and the model the bundled one: its runs take the time they are said to.
@@ -303,8 +304,12 @@ def clients(url: str, n: int, bodies: Sequence[dict[str, Any]]) -> dict[str, Any
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--random", default="tinyllama-1.1b:Q4_0", help="shape and type")
-    p.add_argument("--paced", default="", metavar="BASE,SINGLE,CHUNK,MIXED",
-                   help="ms of a run, of a row, of a prompt's row, of having any")  # fmt: skip
+    p.add_argument(
+        "--paced",
+        default="",
+        metavar="BASE,SINGLE,CHUNK,MIXED,MAKING",
+        help="ms of a run, a row, a prompt's row, of having any, of a new plan",
+    )
     p.add_argument("--vocab", metavar="FILE", help="whose tokenizer (default: the bundled model's)")
     p.add_argument("-ngl", type=gpu_layers, default=0)
     p.add_argument("-t", type=int, default=0, help="threads")
@@ -312,6 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--engine-process", default="on,off")
     p.add_argument("--rounds", type=int, default=4, help="requests of each client")
     p.add_argument("--steps", action="store_true", help="what the last steps were, too")
+    p.add_argument("--cold", type=float, metavar="S", help="first tokens S seconds after the start")
     p.add_argument("--fixed", action="store_true", help="all lengths are the mean")
     p.add_argument("-npp", type=int, default=128)
     p.add_argument("-ntg", type=int, default=64)
@@ -350,8 +356,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("| " + " | ".join(names) + " |\n|" + "--:|" * len(names))
     for own in filter(None, args.engine_process.split(",")):
         served = Served(model, opened, own == "on")
+        if args.cold is not None:
+            time.sleep(args.cold)
         for n in args.clients:
-            served.load(n, asks(n, 2))  # plans of this many
+            first = served.load(n, asks(n, 2))  # plans of this many
+            if args.cold is not None:
+                times = (f"{1e3 * first[name]:.0f}" for name in ("first_p50", "first_p95"))
+                print(f"{n} clients at once, {args.cold:g} s after the server was ready: first "
+                      f"tokens after {' and '.join(times)} ms (p50, p95)", flush=True)  # fmt: skip
             r = served.load(n, measured[n])
             speed = r["tokens_per_s"]
             cells = [n, own, *(f"{x:.1f}" for x in (*speeds[n], speed)),

@@ -109,12 +109,13 @@ class AsyncEngine:
 
     most: requests in work at once, those that wait for room included; beyond them `generate` raises
     EngineBusyError. What a slow reader has not taken is kept, and bounded by its request: the
-    context is.
+    context is. warms: plans that requests will need are made while there are none (`warming`).
     """
 
-    def __init__(self, engine: Engine, most: int = 1024) -> None:
+    def __init__(self, engine: Engine, most: int = 1024, warms: bool = False) -> None:
         self.engine = engine
         self.most = most
+        self._warming = engine.warming() if warms else None
         self._boxes: dict[RequestId, Mailbox] = {}
         self._wake = threading.Event()
         self._closing = False
@@ -187,12 +188,8 @@ class AsyncEngine:
     def _work(self) -> None:
         assert self._loop is not None
         while not self._closing:
-            if not self.engine.has_work:
-                self._wake.wait()
-                self._wake.clear()
-                continue
             try:
-                tokens = self.engine.step()
+                tokens = self._step()
             except Exception as e:
                 closed = EngineClosedError(f"a step failed: {e}")
                 closed.__cause__ = e
@@ -200,6 +197,15 @@ class AsyncEngine:
                 return
             if tokens:
                 self._loop.call_soon_threadsafe(self._hand_out, tokens)
+
+    def _step(self) -> list[Token]:
+        """A step of the engine; where it has none to make, a plan, or a wait for requests."""
+        if self.engine.has_work:
+            return self.engine.step()
+        if self._warming is None or not self._warming.step():
+            self._wake.wait()
+            self._wake.clear()
+        return []
 
     def _hand_out(self, tokens: list[Token]) -> None:
         for token in tokens:

@@ -82,6 +82,33 @@ class Buckets:
         """The largest plan of those that check guesses."""
         return self.key(self.n_verify, 0, 1, self.n_verify, False, True)
 
+    def usual(self) -> list[PlanKey]:
+        """The plans of requests whose tokens are chosen by the model's own op, in the order in
+        which they are first wanted: somebody alone; a batch that fills up, by full pieces of
+        prompts; then shorter pieces beside a full batch, alone, and beside fewer."""
+        powers = (1 << i for i in range(self.n_seqs.bit_length()))
+        counts = [*(n for n in powers if n < self.n_seqs), self.n_seqs]
+        sizes = sorted({self._chunk(n) for n in range(1, self.n_chunk + 1)}, reverse=True)
+
+        def alone(n: int) -> PlanKey:
+            return self.key(n, 0, n, n, False, True)
+
+        def beside(n: int, chunk: int, *several: int) -> list[PlanKey]:
+            """Pieces beside so many rows, or down to half of them, of one sequence and of more."""
+            most = self.n_seqs
+            some = {self._of_seqs(min(m, most)) for m in (n // 2 + 2, 2 * n, *several) if most > 1}
+            return [self.key(n, chunk, m, m, False, True) for m in sorted(some)]
+
+        whole = sizes[0]
+        found = [self.key(0, whole, 1, 1, False, True), alone(1)]
+        for n in counts:
+            found += [self.key(0, whole, n, n, False, True), *beside(n, whole, 4 * n), alone(n)]
+        found += [key for n in reversed(sizes) for key in beside(self.n_seqs, n)]
+        found += [self.key(0, n, 1, 1, False, True) for n in reversed(sizes)]
+        found += [key for n in counts for size in sizes for key in beside(n, size)]
+        found += [self.key(0, size, n, n, False, True) for n in counts for size in sizes]
+        return [*dict.fromkeys(found)]
+
     def _of_seqs(self, n: int) -> int:
         return self.n_seqs if self.live else bucket(n, 1, max(n, self.n_seqs))
 

@@ -28,10 +28,10 @@ from gguflow.engine.serving.runner import Runner
 N_SEQS, N_CHUNK = 4, 32
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """On a device, which is not the host."""
-    path: Path = write_tiny(tmp_path_factory.mktemp("m") / "m.gguf", gain=2.0)
+@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3next", "qwen3moe"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Model:
+    """On a device, which is not the host. With windows, recurrent states, experts, or without."""
+    path: Path = write_tiny(tmp_path_factory.mktemp("m") / "m.gguf", request.param, gain=2.0)
     device = RemoteBackend()
     options = Options(n_ctx=128, n_seqs=N_SEQS, n_ubatch=N_CHUNK, backends=("remote",))
     model = Model(open_model(str(path)), options, Devices(lambda kind, index: device))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
 LOOK_NS = 20_000_000  # between two looks at whether files were written to
-PLAN_CACHE = 128  # lowered plans that a runner keeps
+PLAN_CACHE = 96  # lowered plans that a runner keeps: some 10 MiB each, of a large model
 # Of one generated token, by whether it has an output and whether the next one is chosen: made once,
 # for checking a key takes longer than looking a plan up.
 _ONE = {

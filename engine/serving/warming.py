@@ -11,7 +11,8 @@ from collections import deque
 
 from .runner import PLAN_CACHE, Runner
 
-SPARE = 8  # plans that a runner has room for beside these
+SPARE = 16  # plans that a runner has room for beside these
+LEAST_ROOM = 128 << 20  # bytes of a device that are left to others: a plan takes a few MiB there
 
 
 class Warming:
@@ -28,9 +29,14 @@ class Warming:
             if self._runner.has_plan(key):
                 continue
             try:
-                self._runner.make_ready(key)
-            except MemoryError:  # who needs it is told
-                self._left.clear()
-            else:
-                return True
+                if self._has_room():
+                    self._runner.make_ready(key)
+                    return True
+            except MemoryError:
+                pass
+            self._left.clear()  # who needs one is told what is missing
         return False
+
+    def _has_room(self) -> bool:
+        memories = (b.memory for b in self._runner.model.backends.values())
+        return all(m.room()[0] >= LEAST_ROOM for m in memories if m is not None)

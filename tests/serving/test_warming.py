@@ -19,6 +19,7 @@ from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.plan_key import PlanKey
 from gguflow.engine.sampling import SamplerSettings
+from gguflow.engine.serving import warming as module
 from gguflow.engine.serving.aio import AsyncEngine
 from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.serving.engine import Engine
@@ -111,8 +112,8 @@ def test_those_that_a_batch_needs_as_it_fills_up(n_seqs: int, n_chunk: int, live
     while n < n_seqs:  # by four prompts a run, then without any
         m = min(n + 4, n_seqs)
         if m - n <= n_chunk:
-            assert at[sizes.key(n, n_chunk, m, m, False, True)] < 60
-        assert at[sizes.key(m, 0, m, m, False, True)] < 60
+            assert at[sizes.key(n, n_chunk, m, m, False, True)] < 20
+        assert at[sizes.key(m, 0, m, m, False, True)] < 20
         n = m
     for rows in range(1, n_chunk + 1):  # somebody comes when somebody has left
         if n_seqs > 1:
@@ -179,3 +180,13 @@ def test_a_device_without_room_gets_no_more(monkeypatch: pytest.MonkeyPatch, mod
         assert not warming.step()
     assert not warming.step()
     assert texts(engine, requests(3)) == texts(Engine(model), requests(3))
+
+
+def test_room_is_left_to_others(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+    (device,) = model.backends.values()
+    assert device.memory is not None
+    monkeypatch.setattr(module, "LEAST_ROOM", device.memory.room()[0] + 1)
+    engine = Engine(model)
+    n = len(engine._runner._plans)
+    assert not engine.warming().step()
+    assert len(engine._runner._plans) == n

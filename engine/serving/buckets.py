@@ -88,7 +88,7 @@ class Buckets:
     def usual(self) -> list[PlanKey]:
         """The plans of requests whose tokens are chosen by the model's own op, in the order in
         which they are first wanted: somebody alone; a batch that fills up, by full pieces of
-        prompts; then shorter pieces beside a full batch, alone, and beside fewer."""
+        prompts; then shorter pieces beside a full batch and beside fewer."""
         powers = (1 << i for i in range(self.n_seqs.bit_length()))
         counts = [*(n for n in powers if n < self.n_seqs), self.n_seqs]
         whole, *sizes = sorted({self._chunk(n) for n in range(1, self.n_chunk + 1)}, reverse=True)
@@ -101,10 +101,10 @@ class Buckets:
             some = {min(m, self.n_seqs) for m in (n // 2 + 2, 2 * n) if m > 1}
             return [self.key(n, chunk, m, m, False, True) for m in sorted(some) if n < m or n > 1]
 
-        found = [self.key(0, whole, 1, 1, False, True), alone(1), *pieces(0, whole)]
+        one = [self.key(0, size, 1, 1, False, True) for size in (whole, *sizes)]
+        found = [one[0], alone(1), *one[1:], *pieces(0, whole)]
         found += [key for n in counts for key in (*pieces(n, whole), alone(n))]
         found += [key for size in sizes[::-1] for key in pieces(self.n_seqs, size)]
-        found += [self.key(0, size, 1, 1, False, True) for size in sizes[::-1]]
         found += [key for n in (0, *counts) for size in sizes for key in pieces(n, size)]
         return [*dict.fromkeys(found)]
 

@@ -2,12 +2,12 @@
 
 A plan of a new size takes a moment to be made, and seconds where its kernels are not compiled yet:
 so long all sequences of the run wait. A server makes them one by one while it has nothing else to
-do; a request that comes meanwhile waits for the one that is being made.
+do; a request that comes meanwhile waits for the step that is being made.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
 
 from .runner import PLAN_CACHE, Runner
 
@@ -20,22 +20,26 @@ class Warming:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._left = deque(runner.buckets.usual()[: PLAN_CACHE - SPARE])
+        self._steps = self._make()
 
     def step(self) -> bool:
-        """Make one that is not there yet; False where all are, or a device has no room for it."""
-        while self._left:
-            key = self._left.popleft()
-            if self._runner.has_plan(key):
+        """Make a part of a plan that is not there yet; False where all are, or a device has no room
+        for another one."""
+        return next(self._steps, False)
+
+    def _make(self) -> Iterator[bool]:
+        runner = self._runner
+        for key in runner.buckets.usual()[: PLAN_CACHE - SPARE]:
+            if runner.has_plan(key):
                 continue
+            if not self._has_room():
+                return
             try:
-                if self._has_room():
-                    self._runner.make_ready(key)
-                    return True
-            except MemoryError:
-                pass
-            self._left.clear()  # who needs one is told what is missing
-        return False
+                for part in (runner.model.plan, runner.plan, runner.make_ready):
+                    part(key)
+                    yield True
+            except MemoryError:  # who needs it is told
+                return
 
     def _has_room(self) -> bool:
         memories = (b.memory for b in self._runner.model.backends.values())

@@ -79,7 +79,7 @@ class Engine:
         speculation = model.speculation
         n_verify = rows_to_check(n_seqs, speculation.most) if speculation is not None else 0
         self._runner = Runner(model, profile, n_verify)
-        self._speculator = speculation and Speculator(model, speculation, self._runner)
+        self._speculator = Speculator(model, speculation, self._runner) if speculation else None
         self._kv = self._runner.kv
         self._scheduler = Scheduler(
             self._kv, model.options.n_ubatch, prompts_first, self._runner.n_pieces,

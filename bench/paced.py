@@ -26,16 +26,18 @@ TEXTS = 300, 3000  # tokens that are drawn: text in the bundled model's vocabula
 @dataclass(frozen=True)
 class Pace:
     """Milliseconds of a run: `base`, `single` for each of its first 128 rows; where there are more
-    `mixed`, and `chunk` for each of the others. Rows are those of the plan, padding included."""
+    `mixed`, and `chunk` for each of the others. Rows are those of the plan, padding included.
+    `making`: of a plan's program, before it runs for the first time."""
 
     base: float
     single: float
     chunk: float
     mixed: float = 0.0
+    making: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Pace:
-        """Of three or four numbers with commas. Raises ValueError."""
+        """Of three to five numbers with commas. Raises ValueError."""
         return cls(*map(float, text.split(",")))
 
     def seconds(self, n: int) -> float:
@@ -85,6 +87,7 @@ class PacedBackend(NumpyBackend):
         self, steps: Sequence[Step], memory: Memory, n_threads: int | None = None,
         meets: Meets | None = None,
     ) -> Program:  # fmt: skip
+        time.sleep(1e-3 * self.clock.pace.making)
         return PacedProgram(self.clock, [s for s in steps if isinstance(s, Tensor)], memory)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,10 @@ one and the next ones come one by one. They are asked
   server's (--engine-process on, off).
 
 Printed are tokens a second of all three, the server's share of the engine's and of the front's, its
-times to the first token and between tokens, and how much of the time the engine stepped.
+times to the first token and between tokens, and how much of the time the engine stepped. With
+--steps also what the last steps were: of runs with prompts and without, how many, of how many rows
+and tokens, what they took, and what passed between two of them; with --cold S what the first
+clients wait for, who all come S seconds after a server is ready.
 
 The model has a named shape with random weights and a file's tokenizer. With --paced the
 device is none (`paced.py`), and the model the bundled one: its runs take the time they are said to.
@@ -31,8 +34,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from paced import TEXTS, Pace, paced_device
@@ -54,6 +60,7 @@ from gguflow.engine.serving.request import Request
 from gguflow.server.cluster.serve import OwnProcess, here
 from gguflow.server.config import SWITCH, ModelSpec, ServerConfig
 from gguflow.server.manager import ModelManager
+from gguflow.server.monitor import Step, WatchedEngine
 from gguflow.server.run import listen, make_server
 from gguflow.server.service import Service
 
@@ -110,10 +117,10 @@ class Timed:
 
 
 def engine_alone(
-    model: Model, n: int, warm: Sequence[Ask], asks: Sequence[Ask]
+    model: Model, n: int, warm: Sequence[Ask], asks: Sequence[Ask], watched: bool = False
 ) -> tuple[float, float]:
-    """The engine in a loop of n clients."""
-    engine = Engine(model)
+    """The engine in a loop of n clients. watched: its steps are printed."""
+    engine = WatchedEngine(model) if watched else Engine(model)
 
     def loop(asks: Sequence[Ask]) -> tuple[float, float]:
         left, timed, n_made = iter(asks), Timed(model), 0
@@ -133,7 +140,30 @@ def engine_alone(
         return timed.of(n_made)
 
     loop(warm)  # plans are made, graphs captured
-    return loop(asks)
+    found = loop(asks)
+    if isinstance(engine, WatchedEngine):
+        print_steps([*engine.steps])
+    return found
+
+
+def print_steps(steps: Sequence[Step]) -> None:
+    """What runs with prompts and without were, and what passed between them."""
+    gaps = [1e3 * (b.at - a.at) - a.ms for a, b in pairwise(steps)]
+    for name, with_prompts in ("with prompts", True), ("of single rows", False):
+        mine = [
+            (s, gap)
+            for s, gap in zip(steps, gaps, strict=False)
+            if bool(s.n_prompt) is with_prompts
+        ]
+        if mine:
+            ms = sorted(s.ms for s, _ in mine)
+            print(
+                f"  {len(mine)} runs {name}: {mean(ms):.2f} ms (median {ms[len(ms) // 2]:.2f}, "
+                f"most {ms[-1]:.1f}), then {mean(gap for _, gap in mine):.2f} ms; "
+                f"{mean(s.n_prompt for s, _ in mine):.0f} rows of prompts, "
+                f"{mean(s.n_generated for s, _ in mine):.1f} tokens",
+                flush=True,
+            )
 
 
 def front_alone(
@@ -244,6 +274,7 @@ class Served:
         steps = [*loaded.watched.steps]
         wall = steps[-1].at - steps[0].at + steps[-1].ms / 1e3
         row["stepping"] = sum(s.ms for s in steps) / 1e3 / wall
+        row["steps"] = steps
         return row
 
     def stop(self) -> None:
@@ -273,14 +304,20 @@ def clients(url: str, n: int, bodies: Sequence[dict[str, Any]]) -> dict[str, Any
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--random", default="tinyllama-1.1b:Q4_0", help="shape and type")
-    p.add_argument("--paced", default="", metavar="BASE,SINGLE,CHUNK,MIXED",
-                   help="ms of a run, of a row, of a prompt's row, of having any")  # fmt: skip
+    p.add_argument(
+        "--paced",
+        default="",
+        metavar="BASE,SINGLE,CHUNK,MIXED,MAKING",
+        help="ms of a run, a row, a prompt's row, of having any, of a new plan",
+    )
     p.add_argument("--vocab", metavar="FILE", help="whose tokenizer (default: the bundled model's)")
     p.add_argument("-ngl", type=gpu_layers, default=0)
     p.add_argument("-t", type=int, default=0, help="threads")
     p.add_argument("--clients", type=numbers, default=[1, 8])
     p.add_argument("--engine-process", default="on,off")
     p.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    p.add_argument("--steps", action="store_true", help="what the last steps were, too")
+    p.add_argument("--cold", type=float, metavar="S", help="first tokens S seconds after the start")
     p.add_argument("--fixed", action="store_true", help="all lengths are the mean")
     p.add_argument("-npp", type=int, default=128)
     p.add_argument("-ntg", type=int, default=64)
@@ -298,8 +335,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return draw(model.tokenizer, rounds * n, args.npp, args.ntg, not args.fixed, next(seeds))
 
     ways: dict[str, Callable[..., tuple[float, float]]] = {
-        "the engine alone": engine_alone, "its front": front_alone,
-    }  # fmt: skip
+        "the engine alone": partial(engine_alone, watched=args.steps),
+        "its front": front_alone,
+    }
+    # fmt: skip
     speeds: dict[int, list[float]] = {n: [] for n in args.clients}
     measured = {n: asks(n, args.rounds) for n in args.clients}
     what = f"runs of {args.paced} ms" if args.paced else args.random
@@ -317,8 +356,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("| " + " | ".join(names) + " |\n|" + "--:|" * len(names))
     for own in filter(None, args.engine_process.split(",")):
         served = Served(model, opened, own == "on")
+        if args.cold is not None:
+            time.sleep(args.cold)
         for n in args.clients:
-            served.load(n, asks(n, 2))  # plans of this many
+            first = served.load(n, asks(n, 2))  # plans of this many
+            if args.cold is not None:
+                times = (f"{1e3 * first[name]:.0f}" for name in ("first_p50", "first_p95"))
+                print(f"{n} clients at once, {args.cold:g} s after the server was ready: first "
+                      f"tokens after {' and '.join(times)} ms (p50, p95)", flush=True)  # fmt: skip
             r = served.load(n, measured[n])
             speed = r["tokens_per_s"]
             cells = [n, own, *(f"{x:.1f}" for x in (*speeds[n], speed)),
@@ -327,6 +372,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             cells += [*(f"{1e3 * r[name]:.2f}" for name in times), f"{r['stepping']:.3f}",
                       f"{r['loop']:.1f}"]  # fmt: skip
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+            if args.steps:
+                print_steps(r["steps"])
         served.stop()
     return 0
 

@@ -75,7 +75,7 @@ class Loaded:
         self.watched: Watched
         if cluster is None:
             self.watched = watched = WatchedEngine(model)
-            self.engine = AsyncEngine(watched, most)
+            self.engine = AsyncEngine(watched, most, warms=True)
         else:
             self.engine, self.watched = cluster.engine(spec, model, most)
         self.gate = Gate(n_seqs + min(_AHEAD, n_seqs), n_queue)

@@ -20,6 +20,7 @@ from .request import EmbedRequest, Request, RequestId, Token
 # Tokens between a request's first and last are told together: seconds for each sequence of a step,
 # at most so many, and only from so many sequences on.
 HOLD_EACH, HOLD_MOST, HOLD_FROM = 2e-4, 0.03, 16
+REST = 0.5  # seconds without a request after which plans are made: who asks in a loop does not wait
 
 
 class EngineBusyError(RuntimeError):
@@ -111,12 +112,14 @@ class AsyncEngine:
 
     most: requests in work at once, those that wait for room included; beyond them `generate` raises
     EngineBusyError. What a slow reader has not taken is kept, and bounded by its request: the
-    context is.
+    context is. warms: plans that requests will need are made while nobody asks (`warming`).
     """
 
-    def __init__(self, engine: Engine, most: int = 1024) -> None:
+    def __init__(self, engine: Engine, most: int = 1024, warms: bool = False) -> None:
         self.engine = engine
         self.most = most
+        self._warming = engine.warming() if warms else None
+        self._rests = False  # somebody was there a moment ago
         self._boxes: dict[RequestId, Mailbox] = {}
         self._wake = threading.Event()
         self._closing = False
@@ -189,12 +192,8 @@ class AsyncEngine:
     def _work(self) -> None:
         assert self._loop is not None
         while not self._closing:
-            if not self.engine.has_work:
-                self._wake.wait()
-                self._wake.clear()
-                continue
             try:
-                tokens = self.engine.step()
+                tokens = self._step()
             except Exception as e:
                 closed = EngineClosedError(f"a step failed: {e}")
                 closed.__cause__ = e
@@ -202,6 +201,18 @@ class AsyncEngine:
                 return
             if tokens:
                 self._loop.call_soon_threadsafe(self._hand_out, tokens)
+
+    def _step(self) -> list[Token]:
+        """A step of the engine; where it has none to make, one towards plans, or a wait."""
+        if self.engine.has_work:
+            self._rests = True
+            return self.engine.step()
+        if self._warming is None or self._rests:
+            self._rests = self._wake.wait(None if self._warming is None else REST)
+            self._wake.clear()
+        elif not self._warming.step():
+            self._warming = None
+        return []
 
     def _hand_out(self, tokens: list[Token]) -> None:
         for token in tokens:

@@ -7,6 +7,7 @@ from gguflow.engine.plan_key import PlanKey
 
 LEAST_CHUNK = 16  # rows of the smallest plan for pieces of prompts
 LEAST_SPLIT = 384  # from where on there are plans between powers of two
+LEAST_SEQS = 16  # that pieces of prompts have room for where there is one beside them
 SPARE = 1  # pieces that are ready beside one for each stage, so that no device waits for the host
 
 
@@ -55,9 +56,11 @@ class Buckets:
             # Logits of all rows are large: no more of them than asked for.
             n_chunk = most if n_chunk <= most and not every else self._chunk(n_chunk)
         else:
-            n_single = n_single and self._of_seqs(n_single)
+            # A row that is not there costs less than a piece's rows differ: fewer plans.
+            n_single = n_single and self._of_seqs(n_single, LEAST_SEQS)
             n_chunk = self._chunk(n_chunk)
-        n_tokens, n_seqs = n_single + n_chunk, self._of_seqs(n_seqs)
+        n_tokens = n_single + n_chunk
+        n_seqs = self._of_seqs(n_seqs, 1 if n_seqs == 1 else LEAST_SEQS)
         # As many outputs as sequences, when there are any: fewer plans.
         n_out = n_tokens if every else min(n_tokens, n_seqs) if n_out else 0
         return PlanKey(n_single, n_chunk, n_seqs, n_out, sample)
@@ -82,8 +85,31 @@ class Buckets:
         """The largest plan of those that check guesses."""
         return self.key(self.n_verify, 0, 1, self.n_verify, False, True)
 
-    def _of_seqs(self, n: int) -> int:
-        return self.n_seqs if self.live else bucket(n, 1, max(n, self.n_seqs))
+    def usual(self) -> list[PlanKey]:
+        """The plans of requests whose tokens are chosen by the model's own op, in the order in
+        which they are first wanted: somebody alone; a batch that fills up, by full pieces of
+        prompts; then shorter pieces beside a full batch and beside fewer."""
+        powers = (1 << i for i in range(self.n_seqs.bit_length()))
+        counts = [*(n for n in powers if n < self.n_seqs), self.n_seqs]
+        whole, *sizes = sorted({self._chunk(n) for n in range(1, self.n_chunk + 1)}, reverse=True)
+
+        def alone(n: int) -> PlanKey:
+            return self.key(n, 0, n, n, False, True)
+
+        def pieces(n: int, chunk: int) -> list[PlanKey]:
+            """Of few prompts or of more, beside so many rows, or down to half of them."""
+            some = {min(m, self.n_seqs) for m in (n // 2 + 2, 2 * n) if m > 1}
+            return [self.key(n, chunk, m, m, False, True) for m in sorted(some) if n < m or n > 1]
+
+        one = [self.key(0, size, 1, 1, False, True) for size in (whole, *sizes)]
+        found = [one[0], alone(1), *one[1:], *pieces(0, whole)]
+        found += [key for n in counts for key in (*pieces(n, whole), alone(n))]
+        found += [key for size in sizes[::-1] for key in pieces(self.n_seqs, size)]
+        found += [key for n in (0, *counts) for size in sizes for key in pieces(n, size)]
+        return [*dict.fromkeys(found)]
+
+    def _of_seqs(self, n: int, least: int = 1) -> int:
+        return self.n_seqs if self.live else bucket(n, least, max(n, self.n_seqs))
 
     def _chunk(self, n: int) -> int:
         size = bucket(n, min(LEAST_CHUNK, self.n_chunk), self.n_chunk)

@@ -40,6 +40,7 @@ from .speculation_host import Picked
 from .speculator import Speculator
 from .stats import EngineStats
 from .told import token_of
+from .warming import Warming
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -78,9 +79,7 @@ class Engine:
         speculation = model.speculation
         n_verify = rows_to_check(n_seqs, speculation.most) if speculation is not None else 0
         self._runner = Runner(model, profile, n_verify)
-        self._speculator: Speculator | None = None
-        if speculation is not None:
-            self._speculator = Speculator(model, speculation, self._runner)
+        self._speculator = Speculator(model, speculation, self._runner) if speculation else None
         self._kv = self._runner.kv
         self._scheduler = Scheduler(
             self._kv, model.options.n_ubatch, prompts_first, self._runner.n_pieces,
@@ -168,6 +167,10 @@ class Engine:
         return EngineStats(*counts, len(s.running), n_waiting, pages, free, drafting)
 
     # -- from one --------------------------------------------------------------------------------
+
+    def warming(self) -> Warming:
+        """What makes plans before requests need them; nothing else is done meanwhile."""
+        return Warming(self._runner)
 
     @property
     def runs_ahead(self) -> bool:
@@ -363,13 +366,9 @@ class Engine:
         return Sampling(s.settings[seqs], s.rng[seqs], s.history[seqs])
 
     def _accept(
-        self,
-        jobs: Sequence[Job],
-        seqs: np.ndarray,
-        tokens: np.ndarray,
-        done: list[Token],
+        self, jobs: Sequence[Job], seqs: np.ndarray, tokens: np.ndarray, done: list[Token],
         found: Mapping[RequestId, Choice | Exception] = NOTHING,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """A token for each of some jobs; those that have ended meanwhile get none. found: by job,
         what the host knows of it."""
         self._samplers.accept(seqs, tokens)

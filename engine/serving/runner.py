@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
 LOOK_NS = 20_000_000  # between two looks at whether files were written to
-PLAN_CACHE = 32  # lowered plans that a runner keeps
+PLAN_CACHE = 96  # lowered plans that a runner keeps: some 10 MiB each, of a large model
 # Of one generated token, by whether it has an output and whether the next one is chosen: made once,
 # for checking a key takes longer than looking a plan up.
 _ONE = {
@@ -207,6 +207,24 @@ class Runner:
         while len(self._plans) > PLAN_CACHE:
             self._plans.popitem(last=False)
         return bound
+
+    def has_plan(self, key: PlanKey) -> bool:
+        """Whether a plan is lowered already."""
+        return (key, 0) in self._plans
+
+    def make_ready(self, key: PlanKey) -> None:
+        """Have a plan lowered, its kernels loaded and what a device replays recorded, by runs of
+        rows that are not there: they read and write nothing of the cache."""
+        bound = self.plan(key)
+        if self.is_host:
+            return
+        for name, x in bound.inputs.items():
+            x[:] = 0 if name.startswith("sampler.") else -1
+        if (loop := bound.token_loop) is not None:
+            loop.start()
+            return
+        for _ in range(2):  # the first one launches op by op
+            bound.run()
 
     # -- runs ------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ def rows_launch(
     fast = streams(weights, x, on.n_rows, device)
     threads, stages, shared = 256, 0, own
     if fast:
-        warps, stages, shared = plan(weights, x.ne[0], on.m, 0, room)
+        warps, stages, shared = plan(weights, x.ne[0], on.m, 0, room, may_be_wide=False)
         threads, shared = 32 * warps, shared + own
         entry = f"sparse_rows<{kind}, {cpp_type(first.dtype)}, {c}>"
     else:

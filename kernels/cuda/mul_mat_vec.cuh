@@ -9,8 +9,8 @@
 //   quads  [4][32 lanes] of 16 int8      unit u = elements [64 u, 64 u + 64) has quads [0..3][u]
 //   blocks [32 lanes][2] of XBlock
 //
-// A chunk of float weights is 512 elements. Their columns stay float32: [2 steps][2][32 lanes] of 4
-// floats, step s and lane l having elements [256 s + 8 l, 256 s + 8 l + 8).
+// A chunk of float weights is 512 elements, of wide ones 1024. Their columns stay float32: [steps]
+// [2][32 lanes] of 4 floats, step s and lane l having elements [256 s + 8 l, 256 s + 8 l + 8).
 #pragma once
 
 #include "cuda/vec_tables.cuh"
@@ -91,10 +91,14 @@ __device__ __forceinline__ void floats8(const char* p, bf16, float* y) {
   }
 }
 
+// Elements in longer chunks, see mul_mat_vec.py.
 template <class W>
+struct wide {};
+
+template <class W, int ELEMENTS>
 struct FloatChunk {
   static constexpr bool QUANTIZED = false;
-  static constexpr int N = kFloatChunk;
+  static constexpr int N = ELEMENTS;
   static constexpr int BYTES = N * sizeof(W);
   static constexpr int X_BYTES = N * 4;
 
@@ -126,6 +130,8 @@ struct FloatChunk {
   }
 };
 template <>
-struct Chunk<f16> : FloatChunk<f16> {};
+struct Chunk<f16> : FloatChunk<f16, kFloatChunk> {};
 template <>
-struct Chunk<bf16> : FloatChunk<bf16> {};
+struct Chunk<bf16> : FloatChunk<bf16, kFloatChunk> {};
+template <class W>
+struct Chunk<wide<W>> : FloatChunk<W, kWideChunk> {};

@@ -26,23 +26,33 @@ LEAST_SHARED = 99 << 10  # a block may have on any GPU of compute capability 8.0
 WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
 _WEIGHTS = {"norm_mul_mat": 1, "norm_mul_mat_swiglu": 2, "norm_qkv_rope": 3}  # after x and norm
 CHUNK = {"quantized": 2048, "float": 512}  # elements of a row a stage holds
+WIDE, WIDE_STAGES = 1024, 3  # of float weights and one column: longer runs of bytes come faster
+_BESIDE = 4 << 10  # bytes that rotations and barriers take, at most
 
 
 def kind_of(w: Operand) -> str:
     return "float" if w.dtype.name in FLOATS else "quantized"
 
 
-def chunk_bytes(w: Operand) -> int:
-    return CHUNK[kind_of(w)] // w.dtype.block * w.dtype.nbytes
+def is_wide(weights: Sequence[Operand], m: int, device: DeviceInfo) -> bool:
+    """Whether stages hold WIDE elements of a row: there has to be room for all the warps."""
+    if m > 1 or kind_of(weights[0]) != "float":
+        return False
+    fixed = STATIC + _BESIDE + column_bytes("float", weights[0].ne[0], WIDE)
+    return fixed + 2 * WARPS[0] * stage_bytes(weights, WIDE) <= device.shared_per_block
 
 
-def stage_bytes(weights: Sequence[Operand]) -> int:
-    return ROWS * max(chunk_bytes(w) for w in weights) + 16
+def chunk_bytes(w: Operand, chunk: int = 0) -> int:
+    return (chunk or CHUNK[kind_of(w)]) // w.dtype.block * w.dtype.nbytes
 
 
-def column_bytes(kind: str, k: int) -> int:
-    """Shared memory that a column takes."""
-    chunk = CHUNK[kind]
+def stage_bytes(weights: Sequence[Operand], chunk: int = 0) -> int:
+    return ROWS * max(chunk_bytes(w, chunk) for w in weights) + 16
+
+
+def column_bytes(kind: str, k: int, chunk: int = 0) -> int:
+    """Shared memory that a column takes. chunk: elements of a stage, other than usual."""
+    chunk = chunk or CHUNK[kind]
     return ceil_div(k, chunk) * (chunk // 64 * 80 if kind == "quantized" else 4 * chunk)
 
 
@@ -52,20 +62,23 @@ def columns_for(m: int) -> int:
 
 
 def plan(
-    weights: Sequence[Operand], k: int, m: int, head_dim: int, device: DeviceInfo
-) -> tuple[int, int, int]:
+    weights: Sequence[Operand], k: int, m: int, head_dim: int, device: DeviceInfo,
+    may_be_wide: bool = True,
+) -> tuple[int, int, int]:  # fmt: skip
     """(warps, stages, bytes of shared memory); no stages when there is no room for two.
 
     A block takes all the shared memory it can use: bytes on their way hide the latency.
     """
     kind = kind_of(weights[0])
+    wide = may_be_wide and is_wide(weights, m, device)
+    chunk, most = (WIDE, WIDE_STAGES) if wide else (0, MAX_STAGES)
     columns = columns_for(m)
     turns = ceil_div(columns * head_dim * 4, 16) * 16
-    fixed = columns * column_bytes(kind, k) + turns + 16
-    stage = stage_bytes(weights) + 8  # and its barrier
+    fixed = columns * column_bytes(kind, k, chunk) + turns + 16
+    stage = stage_bytes(weights, chunk) + 8  # and its barrier
     room = device.shared_per_block - STATIC - fixed
     for warps in WARPS:
-        stages = min(MAX_STAGES, max(0, room) // (warps * stage))
+        stages = min(most, max(0, room) // (warps * stage))
         if stages >= 2:
             return warps, stages, fixed + stages * warps * stage
     return 0, 0, 0
@@ -154,7 +167,9 @@ def arguments(
 
 def _launch(kind: str, weights: Sequence[Operand], m: int, warps: int, shared: int,
             n_pairs: int, args: bytes, device: DeviceInfo) -> Launch:  # fmt: skip
-    types = cpp_type(weights[0].dtype), cpp_type(weights[:3][-1].dtype)
+    types = [cpp_type(w.dtype) for w in (weights[0], weights[:3][-1])]
+    if is_wide(weights, m, device):
+        types = [f"wide<{t}>" for t in types]
     entry = f"mul_mat_vec<{kind}, {types[0]}, {types[1]}, {columns_for(m)}>"
     grid = max(1, min(device.sm_count, ceil_div(n_pairs, 4)))
     kernel = Kernel("mul_mat_vec.cu", entry)

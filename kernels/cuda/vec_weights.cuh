@@ -4,7 +4,7 @@
 
 #include "cuda/dequant.cuh"
 
-constexpr int kChunk = 2048, kFloatChunk = 512;
+constexpr int kChunk = 2048, kFloatChunk = 512, kWideChunk = 1024;
 constexpr int kRows = 2;  // weight rows a warp multiplies at once
 
 struct XBlock {

@@ -45,7 +45,7 @@ class _Pump(AsyncEngine):
     """Steps an engine and keeps what comes of it in one list, by the requests' keys."""
 
     def __init__(self, engine: WatchedEngine) -> None:
-        super().__init__(engine)
+        super().__init__(engine, warms=True)
         self.keys: dict[RequestId, int] = {}
         self.rows: list[Row] = []
         self._waiter: asyncio.Future[None] | None = None

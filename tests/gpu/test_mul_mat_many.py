@@ -15,6 +15,7 @@ from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch
 from gguflow.kernels.cuda.mul_mat_batch import MOST as COLUMNS
 from gguflow.kernels.cuda.mul_mat_few import MOST as FEW
+from gguflow.kernels.cuda.mul_mat_vec import STATIC
 
 TYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K",
          "q5_K", "q6_K"]  # fmt: skip
@@ -114,6 +115,28 @@ def test_which_way_a_few_columns_go(dtype: str, n: int, k: int, m: int, kernel: 
     # With equal bits many columns go the way of a few, see the next test.
     other = m > FEW if dtype.startswith("q") else dtype in ("f16", "bf16")
     assert m == 1 or (launches_of(node, device=EQUAL) != made) == other
+
+
+@pytest.mark.parametrize(
+    "dtype, k, kib, wide",
+    [
+        ("f16", 4096, 227, True),
+        ("bf16", 14336, 227, True),
+        ("f16", 4096, 163, True),
+        ("f16", 14336, 163, False),  # the column leaves no room for all the warps
+        ("f16", 4096, 99, False),
+        ("f16", 32768, 227, False),
+        ("q8_0", 4096, 227, False),
+    ],
+)
+def test_stages_of_one_column_are_longer_where_there_is_room(
+    dtype: str, k: int, kib: int, wide: bool
+) -> None:
+    node = build("mul_mat", weight(64, k, dtype), Operand((1, k))).node
+    (made,) = launches_of(node, device=DeviceInfo(shared_per_block=kib << 10))
+    assert isinstance(made, Launch) and made.shared <= (kib << 10) - STATIC
+    assert ("wide<" in made.kernel.entry) == wide
+    assert made.kernel.entry.startswith("mul_mat_vec<PLAIN")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ class Sequential(Decoder):
 
     def feed_forward(self, at: Site, x: Tensor) -> Tensor:
         with at.g.scope("ffn"):
+            x = at.attended(x)
             out = self.mix(at, self.norm(at, "ffn_norm", x))
             if self.post_norms:
                 out = self.norm(at, "post_ffw_norm", out, "post_norm")

@@ -21,8 +21,8 @@ from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 _SOURCE = "mul_mat_columns.cu"
 # Its products exist for this target alone, which the devices of `sm_90` run.
-_OPTIONS = ("-arch=sm_90a",)
-_THREADS, _TILE_K = 384, 64  # as in mul_mat_columns.cu
+OPTIONS = ("-arch=sm_90a",)
+THREADS, _TILE_K = 384, 64  # as in mul_mat_columns.cu
 _COLUMNS = (8, 16, 32, 64, 128)  # a block may have
 _PER_SM = 233472  # bytes of shared memory, of which a block takes one kilobyte beside its own
 _MAX_STAGES = 12
@@ -67,7 +67,7 @@ def _stride(t: DType) -> int:
     return (pieces | 1) * 16
 
 
-def _stages(t: DType, tile: Tile, device: DeviceInfo) -> tuple[int, int, int]:
+def stages(t: DType, tile: Tile, device: DeviceInfo) -> tuple[int, int, int]:
     """(stages of weights, stages of columns, bytes of shared memory); no stages: it does not fit.
 
     Columns come from the second-level cache and need few stages; weights take the rest.
@@ -82,7 +82,7 @@ def _stages(t: DType, tile: Tile, device: DeviceInfo) -> tuple[int, int, int]:
     return w_stages, x_stages, 1024 + nbytes
 
 
-def _splits(p: Product, device: DeviceInfo) -> int:
+def parts_of_k(p: Product, device: DeviceInfo) -> int:
     """Parts of k. They depend on the weights alone, so that bits do not depend on the columns."""
     blocks = ceil_div(p.n, 256)
     return max(1, min(p.k // 256, 16, device.sm_count // blocks))
@@ -93,16 +93,16 @@ def takes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> bool:
     aligned = 16 if not t.is_quantized or _chunk(t) // t.block * t.nbytes % 16 == 0 else 2
     return (
         device.arch == "sm_90"
-        and p.m > 1
+        and (p.m > 1 or p.chunk)
         and all(rows_ok(w, aligned, _chunk(t)) for w in p.weights)
         and columns_ok(p.x)
-        and _stages(t, tile or tile_for(p.m, p.kind), device)[0] > 0
+        and stages(t, tile or tile_for(p.m, p.kind), device)[0] > 0
     )
 
 
 def _parts(p: Product, tile: Tile, device: DeviceInfo) -> int:
     """Bytes of the sums of parts of k."""
-    splits = _splits(p, device)
+    splits = parts_of_k(p, device)
     blocks = p.tiles(tile.rows // 2) * ceil_div(p.m, tile.columns)
     return 4 * splits * blocks * tile.rows * tile.columns if splits > 1 else 0
 
@@ -118,20 +118,20 @@ def launches(
     """The launches of a product that `takes` takes."""
     tile, t = tile or tile_for(p.m, p.kind), p.weights[0].dtype
     at = layout(p, tile.columns, _parts(p, tile, device), scratch)
-    splits, groups = _splits(p, device), ceil_div(p.m, tile.columns)
-    w_stages, x_stages, shared = _stages(t, tile, device)
+    splits, groups = parts_of_k(p, device), ceil_div(p.m, tile.columns)
+    w_stages, x_stages, shared = stages(t, tile, device)
     blocks = p.tiles(tile.rows // 2)
     args = arguments(p, at, blocks, splits, w_stages, x_stages, 0)
     kernel = Kernel(
-        _SOURCE, f"mul_mat_columns<{cpp_type(t)}, {tile.columns}, {tile.depth}>", _OPTIONS
+        _SOURCE, f"mul_mat_columns<{cpp_type(t)}, {tile.columns}, {tile.depth}>", OPTIONS
     )
-    grid, block = (blocks, splits, groups), (_THREADS, 1, 1)
+    grid, block = (blocks, splits, groups), (THREADS, 1, 1)
     made = [
         round_launch(p, at, tile.columns, TILES),
         Launch(kernel, grid, block, args, shared, dependent=True),
     ]
     if splits > 1:
-        kernel = Kernel(_SOURCE, f"sum_columns<{tile.columns}, {tile.depth}>", _OPTIONS)
+        kernel = Kernel(_SOURCE, f"sum_columns<{tile.columns}, {tile.depth}>", OPTIONS)
         grid = (2 * tile.depth * tile.columns // 8, blocks, groups)
         made.append(Launch(kernel, grid, (128, 1, 1), args, dependent=True))
     return made

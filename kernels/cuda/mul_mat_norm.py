@@ -105,11 +105,14 @@ def _parts(node: Tensor) -> tuple[_Parts, list[Tensor]]:
     x, norm, *rest = node.srcs
     h = x if norm is None else made.keep(g.op("rms_norm_mul", x, norm, eps=p["eps"]))
     if node.op == _QKV:
-        return made, [made.keep(g.op("mul_mat", w, h)) for w in rest[:3]]
-    assert node.op is not None
-    last = g.op(node.op.removeprefix("norm_"), *rest, h)
-    made.nodes.append(last)
-    return made, [last]
+        last = [made.keep(g.op("mul_mat", w, h)) for w in rest[:3]]
+    else:
+        assert node.op is not None
+        last = [g.op(node.op.removeprefix("norm_"), *rest, h)]
+        made.nodes += last
+    for t in last:
+        t.n_single = node.n_single
+    return made, last
 
 
 def _products(node: Tensor) -> tuple[Tensor | None, _Parts]:

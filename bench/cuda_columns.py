@@ -106,6 +106,8 @@ def ways(
     for name, tile in tiles.items():
         if made and all(mul_mat_columns.takes(p, info, tile) for p in made):
             yield name, by(mul_mat_columns, tile=tile)
+        if tile.depth == 1 and made and all(mul_mat_tiles.takes(p, info, tile) for p in made):
+            yield f"tiles {name}", by(mul_mat_tiles, tile=tile)
     if m > 1:
         yield "parts", parts
 

@@ -19,6 +19,7 @@ struct Rings {
   char *x, *w;
   u64 *x_full, *x_free, *w_full, *w_free;
   const char** rows;  // where this block's rows start: of every sixteen, r and r + 8 are a pair
+  Masks* masks;       // twice
 };
 
 // SHARERS: blocks that get columns together.
@@ -37,7 +38,9 @@ __device__ __forceinline__ Rings make_rings(const ColumnsArgs& a, char* shared, 
     const Tile at = tile_of<64 * MT>(a, tile);
     rings.rows[r] = row_start(a, at.matrix, at.pair + r / 16 * 8 + r % 8, r / 8 % 2);
   }
+  rings.masks = reinterpret_cast<Masks*>(rings.rows + 128 * MT);
   if (threadIdx.x == 0) {
+    rings.masks[0] = rings.masks[1] = a.masks;
     for (int s = 0; s < a.x_stages; ++s) {
       barrier_make(rings.x_full + s, 1);
       barrier_make(rings.x_free + s, kConsumers / 32 * SHARERS);
@@ -75,20 +78,35 @@ __device__ __forceinline__ void bring_weights(const ColumnsArgs& a, const Rings&
   }
 }
 
+// What fragments of BLOCKS times 32 elements are made of: of the upper and the lower row of each
+// tile that a lane has.
+template <class W, int MT, int BLOCKS>
+struct RawFragments {
+  typename Weights<W>::Raw v[MT][BLOCKS][2];
+
+  __device__ __forceinline__ void load(const char* const (&rows)[MT][2], int block32, int t,
+                                       int odd) {
+#pragma unroll
+    for (int i = 0; i < 2 * MT * BLOCKS; ++i) {
+      const int b = i / 2 % BLOCKS;
+      v[i / 2 / BLOCKS][b][i % 2] =
+          Weights<W>::raw(rows[i / 2 / BLOCKS][i % 2], block32 + b, t, odd);
+    }
+  }
+};
+
 // Fragments of BLOCKS times 32 elements: two steps of 16 each.
 template <class W, int MT, int BLOCKS>
 struct Fragments {
   u32 v[MT][2 * BLOCKS][4];
 
-  // rows: of this lane, the upper and the lower of each tile.
-  __device__ __forceinline__ void load(const char* const (&rows)[MT][2], int block32, int t,
-                                       int odd, const Masks& masks) {
+  __device__ __forceinline__ void make(const RawFragments<W, MT, BLOCKS>& raw, const Masks& masks) {
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
       for (int b = 0; b < BLOCKS; ++b) {
-        const Pairs lo = Weights<W>::pairs(rows[i][0], block32 + b, t, odd, masks);
-        const Pairs hi = Weights<W>::pairs(rows[i][1], block32 + b, t, odd, masks);
+        const Pairs lo = Weights<W>::pairs(raw.v[i][b][0], masks);
+        const Pairs hi = Weights<W>::pairs(raw.v[i][b][1], masks);
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
           u32(&to)[4] = v[i][2 * b + s];
@@ -110,12 +128,17 @@ struct Multiplier {
   static constexpr int BLOCKS =
       MT * N > 128 ? 1 : 2;  // of 32 elements in a step, as registers allow
   static constexpr int STEPS = L::CHUNK / 32 / BLOCKS;
+  // Whether weights are read while products are waited for, as registers allow.
+  static constexpr bool EARLY = MT == 1 && N >= 128;
 
   const ColumnsArgs& a;
   const Rings& rings;
+  // One of two copies in shared memory: what the compiler takes for the same in a warp it keeps in
+  // uniform registers, and moves from there at every use.
   const Masks masks;
   const int lane, row0;  // row0: in the block
   const char* rows[MT][2];
+  RawFragments<W, MT, BLOCKS> raw;
   Fragments<W, MT, BLOCKS> fragments[2];
   Place w, x;
   int used = -1;  // stage of columns that the group before has used up
@@ -126,13 +149,14 @@ struct Multiplier {
                                         int last)
       : a(a),
         rings(rings),
-        masks(a.masks),
+        masks(rings.masks[threadIdx.x % 2]),
         lane(threadIdx.x % 32),
         row0(threadIdx.x / 128 * 64 * MT + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4),
         kept((last - begin) * (L::CHUNK / kTileK)) {
     barrier_wait(rings.w_full, 0);
     enter(begin);
-    load(0, 0);
+    read(0);
+    fragments[0].make(raw, masks);
   }
 
   __device__ __forceinline__ void enter(int chunk) {
@@ -146,8 +170,23 @@ struct Multiplier {
       rows[i / 2][i % 2] = rings.w + w.stage * STAGE + row * L::STRIDE + offset;
     }
   }
-  __device__ __forceinline__ void load(int to, int block32) {
-    fragments[to].load(rows, block32, lane % 4, lane / 4 % 2, masks);
+  __device__ __forceinline__ void read(int block32) {
+    raw.load(rows, block32, lane % 4, lane / 4 % 2);
+  }
+  // The weights of the step behind this one; false if there is none.
+  __device__ __forceinline__ bool read_next(int step, bool is_last_chunk, int chunk) {
+    if (step + 1 < STEPS) {
+      read((step + 1) * BLOCKS);
+      return true;
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(rings.w_free + w.stage);
+    w.next(a.w_stages);
+    if (is_last_chunk) return false;
+    barrier_wait(rings.w_full + w.stage, w.parity);
+    enter(chunk + 1);
+    read(0);
+    return true;
   }
   // Of columns that were used up. The last ones stay, for a block that would bring others may be
   // gone.
@@ -178,23 +217,14 @@ struct Multiplier {
           }
         }
         products_end();
+        bool more = EARLY && read_next(step, chunk + 1 == last, chunk);
         // The group before is done: its columns are free, and its fragments may be overwritten.
         products_wait<1>();
         free_columns();
         used = done ? x.stage : -1;
         if (done) x.next(a.x_stages);
-        if (step + 1 < STEPS) {
-          load((step + 1) % 2, (step + 1) * BLOCKS);
-        } else {
-          __syncwarp();
-          if (lane == 0) barrier_arrive(rings.w_free + w.stage);
-          w.next(a.w_stages);
-          if (chunk + 1 < last) {
-            barrier_wait(rings.w_full + w.stage, w.parity);
-            enter(chunk + 1);
-            load((step + 1) % 2, 0);
-          }
-        }
+        if (!EARLY) more = read_next(step, chunk + 1 == last, chunk);
+        if (more) fragments[(step + 1) % 2].make(raw, masks);
       }
     }
     products_wait<0>();

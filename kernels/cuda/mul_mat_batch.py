@@ -30,7 +30,6 @@ MOST = 256  # columns up to which these come before a library's product of quant
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
 # Their ways with equal bits, the first that takes a product: all add in one order.
 EQUAL_FLOATS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
-CHUNKS = (mul_mat_tiles, mul_mat_columns)  # of rows of prompts, with quantized weights
 MIXED = (mul_mat_one, mul_mat_few)  # which take values of another type than queries and keys
 
 
@@ -48,13 +47,20 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     if device.equal_bits and not t.is_quantized:
         return next((w for w in EQUAL_FLOATS if w.takes(p, device)), None)
     if p.chunk:
-        return next((w for w in CHUNKS if w.takes(p, device)), None)
+        return _columns(p, device)
     if p.m > mul_mat_few.MOST and mul_mat_integers.takes(p, device):
         return mul_mat_integers
     if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
         return None
-    ways = [mul_mat_one, mul_mat_few, mul_mat_stream, mul_mat_columns]
-    return next((w for w in ways if w.takes(p, device)), None)
+    ways = (mul_mat_one, mul_mat_few, mul_mat_stream)
+    return next((w for w in ways if w.takes(p, device)), _columns(p, device))
+
+
+def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:
+    """Whichever of the two that give the same bits is faster, of those that take a product."""
+    if mul_mat_tiles.takes(p, device) and mul_mat_tiles.is_faster(p, device):
+        return mul_mat_tiles
+    return mul_mat_columns if mul_mat_columns.takes(p, device) else None
 
 
 def _classes(node: Tensor, device: DeviceInfo) -> list[tuple[int, int, bool]]:

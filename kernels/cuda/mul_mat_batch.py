@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import DType, Tensor
 
 from . import (
     mul_mat_chain,
@@ -26,11 +26,18 @@ from .launch import Call, DeviceInfo, Launch, Operand
 from .mul_mat_vec import FASTEST
 
 MOST = 256  # columns up to which these come before a library's product of quantized weights
+# Where more take less time, if there are tiles for all multiprocessors (H200, 8B).
+_MOST_OF = {"q4_0": 512}
 # The same of 16-bit weights, where a kernel of ours does what a library needs several launches for.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
 # Their ways with equal bits, the first that takes a product: all add in one order.
 EQUAL_FLOATS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
 MIXED = (mul_mat_one, mul_mat_few)  # which take values of another type than queries and keys
+
+
+def most_of(t: DType) -> int:
+    """Columns up to which these may come before a library's product of weights of this type."""
+    return _MOST_OF.get(t.name, MOST)
 
 
 def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> int:
@@ -51,7 +58,9 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     if p.m > mul_mat_few.MOST and mul_mat_integers.takes(p, device):
         return mul_mat_integers
     if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
-        return None
+        tiles = p.m <= most_of(t) and mul_mat_tiles.takes(p, device)
+        tiles &= p.kind != GLU or p.norm is not None  # or the norm crosses from others, in 16 bits
+        return mul_mat_tiles if tiles and mul_mat_tiles.is_full(p, device) else None
     ways = (mul_mat_one, mul_mat_few, mul_mat_stream)
     return next((w for w in ways if w.takes(p, device)), _columns(p, device))
 

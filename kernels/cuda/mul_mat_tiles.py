@@ -30,6 +30,13 @@ def takes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> bool:
     return quantized and p.m > least and columns_takes(p, device, tile)
 
 
+def is_full(p: Product, device: DeviceInfo) -> bool:
+    """Whether nearly all multiprocessors have a tile."""
+    tile = tile_for(p, device)
+    tiles = p.tiles(tile.rows // 2) * ceil_div(p.m, tile.columns)
+    return 10 * tiles >= 9 * device.sm_count
+
+
 def is_faster(p: Product, device: DeviceInfo) -> bool:
     """Than mul_mat_columns.cu. Both counted in cycles, as measured on an H200 with Q4_0: of a step
     of 64 elements, of a wave's beginning and end, and of the sums that go through memory."""

@@ -11,6 +11,7 @@ from harness import build_case, nmse, run_on
 from kernel_list import launches_of
 
 from gguflow.engine.graph import Case, Operand, op_spec
+from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch, supports
 from gguflow.kernels.cuda.launch import Operand as DeviceOperand
 from gguflow.kernels.cuda.mul_mat_batch import applies
@@ -91,6 +92,17 @@ def test_parts_of_k_do_not_depend_on_the_columns(n: int, k: int) -> None:
         return made_by(build_case(op_spec("mul_mat"), zero, rng).node)[1].grid[1]
 
     assert len({parts(m) for m in (20, 40, 100)}) == 1
+
+
+def test_more_columns_than_that_are_a_librarys_where_it_takes_less_time() -> None:
+    def by(n: int, k: int, m: int, dtype: str) -> str:
+        w, x = Operand((n, k), dtype, 0.0, role="weight"), Operand((m, k), data=0.0)
+        made = launches_of(build("mul_mat", w, x).node)
+        return next((s.name for s in made if isinstance(s, Gemm)), "ours")
+
+    assert by(4096, 4096, 512, "q4_0") == by(28672, 4096, 300, "q4_0") == "ours"
+    for other in ((1024, 4096, 512, "q4_0"), (4096, 4096, 513, "q4_0"), (4096, 4096, 300, "q6_K")):
+        assert by(*other) == "cublas_bf16"
 
 
 def test_more_than_a_pass_goes_by_the_kernel_that_takes_less_time() -> None:

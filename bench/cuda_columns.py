@@ -6,10 +6,10 @@ Four ops follow each other in one captured graph, on weights that rotate, so tha
 memory: norm_qkv_rope, mul_mat_add, norm_mul_mat_swiglu, mul_mat_add. Each is measured by itself too
 (`alone`). Ways: one (mul_mat_one.cu, one column), vec (mul_mat_vec.cu, up to 8 columns), few
 (mul_mat_few.cu, quantized weights, up to 16), stream (mul_mat_stream.cu, 16-bit weights, up to
-16), columns (mul_mat_columns.cu), with equal bits integers (mul_mat_integers.cu, quantized weights)
-and of 16-bit weights chain (mul_mat_chain.cu, up to 16), wide (mul_mat_wide.cu, up to 128) and
-library (mul_mat_library.py), parts (the ops of which the fused ones are made, a library's products
-where these come before ours).
+16), columns (mul_mat_columns.cu), tiles (mul_mat_tiles.cu, quantized weights, more than 128), with
+equal bits integers (mul_mat_integers.cu, quantized weights) and of 16-bit weights chain
+(mul_mat_chain.cu, up to 16), wide (mul_mat_wide.cu, up to 128) and library (mul_mat_library.py),
+parts (the ops of which the fused ones are made, a library's products where these come before ours).
 `error` is the largest difference from float64 in units of the result's root mean square. --head
 adds norm_mul_mat of the vocabulary, alone.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from gguflow.kernels.cuda import (
     mul_mat_norm,
     mul_mat_one,
     mul_mat_stream,
+    mul_mat_tiles,
     mul_mat_wide,
 )
 from gguflow.kernels.cuda.columns import products
@@ -44,7 +46,7 @@ from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import Call, DeviceInfo, Launch, Operand, launches, scratch_bytes
 from gguflow.models import shapes
 
-ROTATED_BYTES, REPLAYS, CHECKED, ROPE_BASE, N_STATE = 384 << 20, 4, 257, 5e5, 512
+ROTATED_BYTES, REPLAYS, CHECKED, ROPE_BASE, N_STATE = 384 << 20, 4, 257, 5e5, 4096
 Make = Callable[[Call], list[Launch | Gemm]]
 EPS = {"eps": 1e-5}
 
@@ -97,12 +99,15 @@ def ways(
     for name, module in (
         ("chain", mul_mat_chain), ("wide", mul_mat_wide), ("library", mul_mat_library),
         ("stream", mul_mat_stream), ("columns", mul_mat_columns), ("integers", mul_mat_integers),
+        ("tiles", mul_mat_tiles),
     ):  # fmt: skip
-        if made and all(module.takes(p, info) for p in made):
+        if made and all(module.takes(replace(p, chunk=True), info) for p in made):
             yield name, by(module)
     for name, tile in tiles.items():
         if made and all(mul_mat_columns.takes(p, info, tile) for p in made):
             yield name, by(mul_mat_columns, tile=tile)
+        if tile.depth == 1 and made and all(mul_mat_tiles.takes(p, info, tile) for p in made):
+            yield f"tiles {name}", by(mul_mat_tiles, tile=tile)
     if m > 1:
         yield "parts", parts
 

@@ -59,12 +59,17 @@ class LayerKv:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of a run and the cache they live in. k_type, v_type: the cache's element types."""
+    """The rows of a run and the cache they live in.
+
+    k_type, v_type: the cache's element types. late: whether the rows to output are picked behind
+    attention, which takes longer, so that a row's ops are the same in every plan.
+    """
 
     key: PlanKey
     cache: CacheSize
     k_type: DType
     v_type: DType
+    late: bool = False
 
     def inputs(self, g: Graph, causal: bool = True) -> Inputs:
         """Declare the inputs that every decoder has. causal: see `HParams`."""
@@ -89,7 +94,8 @@ class Inputs:
     def __init__(self, g: Graph, batch: Batch, causal: bool) -> None:
         n = batch.key.n_tokens
         self._g, self._batch = g, batch
-        self.key = batch.key
+        self.key, self.late = batch.key, batch.late
+        g.n_single = batch.key.n_single
         self.tokens, pos, seq = (g.input(t, I32, (n,)) for t in ("tokens", "pos", "seq"))
         # Generated tokens see what stands before them in any model.
         self._looks_ahead = not causal and batch.key.n_single < n

@@ -44,7 +44,7 @@ class Sequential(Decoder):
             yield from self.norm.weights("post_ffw_norm", hp.n_embd)
 
     def layer(self, at: Site, x: Tensor) -> Tensor:
-        return self.feed_forward(at, self.attend(at, x))
+        return self.feed_forward(at, at.attended(self.attend(at, x)))
 
     def attend(self, at: Site, x: Tensor) -> Tensor:
         with at.g.scope("attn"):

@@ -192,7 +192,7 @@ class Gemma4(Gemma):
         g = at.g
         with g.scope("own"):
             mine = g.cont(g.slice(of_layers, 1, at.i, at.i + 1), name="embd")
-            mine = at.needed(g.reshape(mine, (mine.shape[0], mine.shape[2])))
+            mine = at.attended(g.reshape(mine, (mine.shape[0], mine.shape[2])))
             out = g.mul(g.gelu(linear(at, "inp_gate", x, "gate"), name="act"), mine, name="geglu")
             out = self.norm(at, "post_norm", linear(at, "proj", out, "out"), "post_norm")
             return residual(at, x, out)

@@ -20,6 +20,7 @@ from .join import bring_together, join_products
 from .memory import ALIGN, SHARED_OUTPUT_BYTES, ArenaPlan, plan_memory, round_up
 from .place import Placement, PlacementRules, place
 from .prune import prune
+from .row_classes import mark_classes
 from .row_padding import pad_rows
 from .schedule import Step, backend_of, schedule
 from .split import Copy, Segment, split
@@ -175,6 +176,7 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
         graph = bring_together(join_products(fuse_graph(graph, supported), supported))
         after = Counter(n.op for n in graph.nodes)
         fused = Counter({op: k for op, k in (after - before).items() if op})
+    mark_classes(graph)
     placement = place(graph.nodes, graph.leaves, options.placement)
     spaces = {b.name: b.space for b in order}
     segments = split(graph.nodes, placement, spaces)

@@ -24,12 +24,17 @@ from .tensor import Role, Shape, Tensor
 
 
 class Graph:
-    """A compute graph under construction. `nodes` holds the ops in a valid execution order."""
+    """A compute graph under construction. `nodes` holds the ops in a valid execution order.
+
+    n_single: of the rows of a run, how many first ones are generated tokens; None where the graph
+    is of no run.
+    """
 
     def __init__(self) -> None:
         self.leaves: dict[str, Tensor] = {}  # weights, inputs and states by name
         self.nodes: list[Tensor] = []
         self.outputs: list[Tensor] = []
+        self.n_single: int | None = None
         self._scope: tuple[str, ...] = ()
         self._names: set[str] = set()
 

@@ -51,6 +51,8 @@ class Tensor:
     view_of, view_offset: for views, the tensor that owns the memory and the byte offset into it.
         Chains are collapsed when built, so `view_of` is never itself a view. An op that writes
         into one of its sources (set_rows) is both a node and a view of that source.
+    n_single: of a node's rows along axis 0, how many first ones are of the single class of
+        docs/equal-bits.md, the others being chunk; None where rows have no class.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Tensor:
     srcs: tuple[Tensor | None, ...] = ()
     view_of: Tensor | None = None
     view_offset: int = 0
+    n_single: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.shape) > MAX_DIMS:

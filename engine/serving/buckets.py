@@ -25,12 +25,15 @@ class Buckets:
         a run that checks guesses, several single rows a sequence; 0 where there are none.
     live: whether rows that are not there cost nothing. One plan then serves all smaller runs, with
         the single rows of a mixed run among the others, since only rows at the end can be left out.
+    equal: whether a row's ops have to be the same in every plan (`Options.equal_bits`): each has an
+        output then, and one that is a piece of a prompt has fewer outputs than rows.
     """
 
     n_seqs: int
     n_chunk: int
     live: bool = False
     n_verify: int = 0
+    equal: bool = False
 
     def key(
         self, n_single: int, n_chunk: int, n_seqs: int, n_out: int, every: bool, sample: bool
@@ -39,17 +42,17 @@ class Buckets:
 
         n_out: rows with an output, at most one a sequence. every: instead, each row has one.
         """
-        if self.n_chunk == 1 and (n_single, n_chunk) == (0, 1):
+        if self.n_chunk == 1 and (n_single, n_chunk) == (0, 1) and not self.equal:
             n_single, n_chunk = 1, 0  # a prompt token by token
         if n_single > n_seqs and not n_chunk:
             # On hosts rows are the same either way, and together they read the cache once.
             n = bucket(n_single, self.n_verify if self.live else 1, self.n_verify)
             kinds = (0, n) if self.live else (n, 0)
-            return PlanKey(*kinds, self._of_seqs(n_seqs), n if n_out else 0, sample)
+            return PlanKey(*kinds, self._of_seqs(n_seqs), n if n_out or self.equal else 0, sample)
         if not n_chunk:
             # Single rows all have an output: choosing among them would only add an op.
             n = 1 if n_single == 1 else self._of_seqs(n_single)
-            return PlanKey(n, 0, n, n if n_out or every else 0, sample)
+            return PlanKey(n, 0, n, n if n_out or every or self.equal else 0, sample)
         if self.live:
             most = self.n_chunk + (self.n_seqs if self.n_seqs > 1 else 0)
             n_single, n_chunk = 0, n_single + n_chunk
@@ -62,7 +65,9 @@ class Buckets:
         n_tokens = n_single + n_chunk
         n_seqs = self._of_seqs(n_seqs, 1 if n_seqs == 1 else LEAST_SEQS)
         # As many outputs as sequences, when there are any: fewer plans.
-        n_out = n_tokens if every else min(n_tokens, n_seqs) if n_out else 0
+        n_out = n_tokens if every else min(n_tokens, n_seqs) if n_out else int(self.equal)
+        if self.equal and not every and n_out == n_tokens:
+            n_chunk += 1  # or the outputs would not be picked
         return PlanKey(n_single, n_chunk, n_seqs, n_out, sample)
 
     def piece(self, n: int) -> PlanKey:

@@ -183,7 +183,7 @@ class Job:
     @property
     def wants_rows(self) -> bool:
         """Whether each row of its prompt is needed."""
-        return self.request.prompt_logprobs and len(self.prompt_logprobs) < self.n_prompt - 1
+        return self.request.prompt_logprobs and not self.n_generated
 
     @property
     def generates(self) -> bool:

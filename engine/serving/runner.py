@@ -294,7 +294,7 @@ class Runner:
         self, seq: int, token: int, sampling: Sampling | None, output: bool = True
     ) -> BoundPlan:
         """The same for one row."""
-        bound = self.plan(_ONE[output, sampling is not None])
+        bound = self.plan(_ONE[output or self.buckets.equal, sampling is not None])
         inputs, pos = bound.inputs, self.kv.length(seq)
         inputs["tokens"][0], inputs["pos"][0], inputs["seq"][0] = token, pos, 0
         page, row = divmod(pos, PAGE)

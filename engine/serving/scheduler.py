@@ -143,7 +143,10 @@ class Scheduler:
     def _shares(self, prompts: list[Job]) -> dict[int, int]:
         """Rows of the run's chunks for jobs with a prompt to compute."""
         line = [*prompts, *self.waiting[: self.kv.n_free_seqs]]
-        shares: dict[int, int] = {}
+        shares = {job.id: 0 for job in line}
+        if not self.kv.share_generated:
+            # Of a run whose rows all have an output the last ones' bits may be others.
+            line = [job for job in line if job.wants_rows == line[0].wants_rows]
         # Rows that all have an output are of one run.
         left = self.n_chunk * (1 if any(job.wants_rows for job in line) else self.n_runs)
         if self.kv.whole_prompts:

@@ -45,6 +45,7 @@ class Product:
     """dst = x w^T for w in `weights`, of one type and distance of rows, and what follows of `kind`.
 
     norm: weights of a norm that x gets first. value: what x holds, if other products may read it.
+    chunk: whether its columns are of the chunk class of docs/equal-bits.md, where classes count.
     """
 
     kind: int
@@ -56,6 +57,7 @@ class Product:
     r: Operand | None = None
     heads: Heads | None = None
     value: Tensor | None = None
+    chunk: bool = False
 
     @property
     def m(self) -> int:
@@ -121,6 +123,26 @@ def products(
         if row_step(r) is None:
             return []
     return [Product(PLAIN, (weights[0],), x, dst, norm, eps, r, value=value)]
+
+
+def columns_between(p: Product, begin: int, end: int, axis: int) -> Product:
+    """The product of the rows from begin to end along an axis (of `ne`) of what x and, unless it is
+    of heads, dst hold."""
+
+    def some(o: Operand, axis: int) -> Operand:
+        ne = (*o.ne[:axis], end - begin, *o.ne[axis + 1 :])
+        return o.shift(begin * o.nb[axis], ne)
+
+    if p.heads is None:
+        r = None if p.r is None else some(p.r, axis)
+        return replace(p, x=some(p.x, axis), dst=some(p.dst, axis), r=r, value=None)
+    heads = replace(p.heads, pos=some(p.heads.pos, 0))
+    if heads.rows.address:
+        heads = replace(heads, rows=some(heads.rows, 0))
+    else:  # the states' rows are the columns
+        keys, values = heads.states
+        heads = replace(heads, states=(some(keys, 1), some(values, 1)))
+    return replace(p, x=some(p.x, 1), dst=some(p.dst, 2), heads=heads, value=None)
 
 
 def _norm_ok(norm: Operand) -> bool:

@@ -35,18 +35,25 @@ struct Weights {
     return ALIGNED ? 0 : (int)(reinterpret_cast<u64>(start) & 15);
   }
   // Elements 8 t and following of the block32-th 32 of a chunk; pairs (0, 2), (1, 3), (4, 6), (5,
-  // 7).
-  static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int,
-                                                const Masks&) {
+  // 7). Read first, and made into pairs by what touches registers alone.
+  struct Raw {
+    u32 lo, hi, scale, offset;
+  };
+  static __device__ __forceinline__ Raw raw(const char* row, int block32, int t, int) {
     constexpr int EIGHTS = W::QK / 8;
     const int piece = block32 * 4 + t;
     const Eight e = eight(reinterpret_cast<const W*>(row) + piece / EIGHTS, piece % EIGHTS);
-    const u32 scale = Float<f16>::pair(e.scale, e.scale);
-    const u32 offset = half_offset<W>(e);
-    const auto two = [scale, offset](u32 w, u32 bytes) {
-      return fma2(sub2(__byte_perm(w, 0x64646464u, bytes), half_zero<W>()), scale, offset);
+    return {e.lo, e.hi, Float<f16>::pair(e.scale, e.scale), half_offset<W>(e)};
+  }
+  static __device__ __forceinline__ Pairs pairs(const Raw& r, const Masks&) {
+    const auto two = [&r](u32 w, u32 bytes) {
+      return fma2(sub2(__byte_perm(w, 0x64646464u, bytes), half_zero<W>()), r.scale, r.offset);
     };
-    return {two(e.lo, 0x4240), two(e.lo, 0x4341), two(e.hi, 0x4240), two(e.hi, 0x4341)};
+    return {two(r.lo, 0x4240), two(r.lo, 0x4341), two(r.hi, 0x4240), two(r.hi, 0x4341)};
+  }
+  static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int odd,
+                                                const Masks& masks) {
+    return pairs(raw(row, block32, t, odd), masks);
   }
 };
 
@@ -59,8 +66,9 @@ __device__ __forceinline__ u32 mul2(u32 a, u32 b) {
 // Elements 4 t + {0, 2}, 4 t + {1, 3}, and those 16 later: a lane's nibbles are one word, which
 // becomes halves of 1024 + q and 1024 + 16 q.
 template <>
-__device__ __forceinline__ Pairs Weights<block_q4_0>::pairs(const char* row, int block32, int t,
-                                                            int, const Masks& masks) {
+__device__ __forceinline__ Weights<block_q4_0>::Raw Weights<block_q4_0>::raw(const char* row,
+                                                                             int block32, int t,
+                                                                             int) {
   const char* const block = row + block32 * (int)sizeof(block_q4_0);
   u32 w;
   if (block32 % 2 == 0) {
@@ -69,9 +77,12 @@ __device__ __forceinline__ Pairs Weights<block_q4_0>::pairs(const char* row, int
   } else {
     w = reinterpret_cast<const u32*>(block + 2)[t];
   }
-  const u32 v = w >> 8;
-  const float scale = gf_f16_to_f32(*reinterpret_cast<const gf_u16*>(block));
-  const u32 d = Float<f16>::pair(scale, scale);
+  const u32 scale = *reinterpret_cast<const gf_u16*>(block);
+  return {w, 0, scale | scale << 16, 0};
+}
+template <>
+__device__ __forceinline__ Pairs Weights<block_q4_0>::pairs(const Raw& r, const Masks& masks) {
+  const u32 w = r.lo, v = w >> 8, d = r.scale;
   const auto low = [d](u32 nibbles) { return mul2(sub2(nibbles | 0x64006400u, 0x64086408u), d); };
   const auto high = [d](u32 nibbles) {  // / 16 - 72
     return mul2(fma2(nibbles | 0x64006400u, 0x2C002C00u, 0xD480D480u), d);
@@ -94,11 +105,17 @@ struct FloatWeights {
     return row * STRIDE + (p ^ (row % 2 * 4)) * 16;
   }
   static __device__ __forceinline__ int offset(const char*) { return 0; }
-  static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int odd,
-                                                const Masks&) {
+  using Raw = uint4;
+  static __device__ __forceinline__ Raw raw(const char* row, int block32, int t, int odd) {
     const int piece = (block32 * 4 + t) ^ (odd * 4);
-    const uint4 v = *reinterpret_cast<const uint4*>(row + piece * 16);
+    return *reinterpret_cast<const uint4*>(row + piece * 16);
+  }
+  static __device__ __forceinline__ Pairs pairs(const Raw& v, const Masks&) {
     return {v.x, v.y, v.z, v.w};
+  }
+  static __device__ __forceinline__ Pairs pairs(const char* row, int block32, int t, int odd,
+                                                const Masks& masks) {
+    return pairs(raw(row, block32, t, odd), masks);
   }
 };
 template <>

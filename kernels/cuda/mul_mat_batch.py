@@ -4,9 +4,10 @@ any number: which of them a node goes to."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import DType, Tensor
 
 from . import (
     mul_mat_chain,
@@ -16,18 +17,27 @@ from . import (
     mul_mat_library,
     mul_mat_one,
     mul_mat_stream,
+    mul_mat_tiles,
     mul_mat_wide,
 )
-from .columns import GLU, PLAIN, QKV, Product, products
+from .columns import GLU, PLAIN, QKV, Product, columns_between, products
 from .gemm import Gemm
 from .launch import Call, DeviceInfo, Launch, Operand
 from .mul_mat_vec import FASTEST
 
 MOST = 256  # columns up to which these come before a library's product of quantized weights
+# Where more take less time, if there are tiles for all multiprocessors (H200, 8B).
+_MOST_OF = {"q4_0": 512}
 # The same of 16-bit weights, where a kernel of ours does what a library needs several launches for.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
 # Their ways with equal bits, the first that takes a product: all add in one order.
 EQUAL_FLOATS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
+MIXED = (mul_mat_one, mul_mat_few)  # which take values of another type than queries and keys
+
+
+def most_of(t: DType) -> int:
+    """Columns up to which these may come before a library's product of weights of this type."""
+    return _MOST_OF.get(t.name, MOST)
 
 
 def vec_most(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> int:
@@ -43,45 +53,83 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     t = p.weights[0].dtype
     if device.equal_bits and not t.is_quantized:
         return next((w for w in EQUAL_FLOATS if w.takes(p, device)), None)
+    if p.chunk:
+        return _columns(p, device)
     if p.m > mul_mat_few.MOST and mul_mat_integers.takes(p, device):
         return mul_mat_integers
     if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
-        return None
-    ways = [mul_mat_one, mul_mat_few, mul_mat_stream, mul_mat_columns]
-    return next((w for w in ways if w.takes(p, device)), None)
+        tiles = p.m <= most_of(t) and mul_mat_tiles.takes(p, device)
+        tiles &= p.kind != GLU or p.norm is not None  # or the norm crosses from others, in 16 bits
+        return mul_mat_tiles if tiles and mul_mat_tiles.is_full(p, device) else None
+    ways = (mul_mat_one, mul_mat_few, mul_mat_stream)
+    return next((w for w in ways if w.takes(p, device)), _columns(p, device))
+
+
+def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:
+    """Whichever of the two that give the same bits is faster, of those that take a product."""
+    if mul_mat_tiles.takes(p, device) and mul_mat_tiles.is_faster(p, device):
+        return mul_mat_tiles
+    return mul_mat_columns if mul_mat_columns.takes(p, device) else None
+
+
+def _classes(node: Tensor, device: DeviceInfo) -> list[tuple[int, int, bool]]:
+    """The rows of a node that are multiplied together, along axis 0: from, to, whether they are of
+    the chunk class."""
+    n, m = node.n_single, node.shape[0]
+    # 16-bit weights have one order for both classes.
+    if (
+        n is None
+        or not device.equal_bits
+        or not any(s.dtype.is_quantized for s in node.live_srcs())
+    ):
+        return [(0, m, False)]
+    return [part for part in ((0, n, False), (n, m, True)) if part[0] < part[1]]
+
+
+def _of_class(ps: list[Product], node: Tensor, begin: int, end: int, chunk: bool) -> list[Product]:
+    """A node's products of some of its rows."""
+    if end - begin < node.shape[0]:
+        ps = [columns_between(p, begin, end, len(node.shape) - 1) for p in ps]
+    return [replace(p, chunk=True) for p in ps] if chunk else ps
 
 
 def _products(
     node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo, dst: Operand | None = None
-) -> list[Product]:
-    """Those of a node; values of a type of their own are by themselves only where they must."""
-    mixed = products(node, srcs, dst, mixed=True)
-    if len(mixed) == 1 and any(w.takes(mixed[0], device) for w in (mul_mat_one, mul_mat_few)):
-        return mixed
-    return products(node, srcs, dst)
+) -> list[list[Product]]:
+    """Those of a node, of each class of rows by themselves; values of a type of their own are by
+    themselves only where they must."""
+    apart, mixed = products(node, srcs, dst), products(node, srcs, dst, mixed=True)
+    found = []
+    for part in _classes(node, device):
+        one = _of_class(mixed, node, *part)
+        together = len(one) == 1 and any(w.takes(one[0], device) for w in MIXED)
+        found.append(one if together and not one[0].chunk else _of_class(apart, node, *part))
+    return found
 
 
 def applies(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> bool:
     """Whether `launches` takes this node with these operands (addresses may be zero)."""
     made = _products(node, srcs, device)
-    return bool(made) and all(way(p, device) is not None for p in made)
+    return all(made) and all(way(p, device) is not None for ps in made for p in ps)
 
 
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     srcs = tuple(None if s is None else Operand.of(s, 0) for s in node.srcs)
     if not applies(node, srcs, device):
         return 0
-    made = [(p, way(p, device)) for p in _products(node, srcs, device)]
+    made = [(p, way(p, device)) for ps in _products(node, srcs, device) for p in ps]
     return max(w.scratch_bytes(p, device) for p, w in made if w is not None)
 
 
 def launches(call: Call) -> list[Launch | Gemm]:
     """The launches of a node that `applies`."""
     found: list[Launch | Gemm] = []
-    for p in _products(call.node, call.srcs, call.device, call.dst):
-        w = way(p, call.device)
-        assert w is not None, call.node.name
-        for launch in w.launches(p, call.device, call.scratch):
-            if launch not in found:  # columns that are there already
-                found.append(launch)
+    for ps in _products(call.node, call.srcs, call.device, call.dst):
+        first = len(found)
+        for p in ps:
+            w = way(p, call.device)
+            assert w is not None, call.node.name
+            for launch in w.launches(p, call.device, call.scratch):
+                if launch not in found[first:]:  # columns that are there already
+                    found.append(launch)
     return found

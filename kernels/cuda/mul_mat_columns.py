@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from gguflow.engine.graph import DType
 
 from .columns import (
-    GLU,
-    PLAIN,
     TILES,
     Product,
     arguments,
@@ -21,11 +19,12 @@ from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 _SOURCE = "mul_mat_columns.cu"
 # Its products exist for this target alone, which the devices of `sm_90` run.
-_OPTIONS = ("-arch=sm_90a",)
-_THREADS, _TILE_K = 384, 64  # as in mul_mat_columns.cu
+OPTIONS = ("-arch=sm_90a",)
+THREADS, _TILE_K = 384, 64  # as in mul_mat_columns.cu
 _COLUMNS = (8, 16, 32, 64, 128)  # a block may have
 _PER_SM = 233472  # bytes of shared memory, of which a block takes one kilobyte beside its own
 _MAX_STAGES = 12
+_MASKS = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,8 @@ class Tile:
         return 2 if self.depth == 1 and self.columns <= 64 else 1
 
 
-def tile_for(m: int, kind: int = PLAIN) -> Tile:
-    # Gate and up have tiles enough that two passes of 64 columns, with two blocks a
-    # multiprocessor, take less time than one of 128 (8B Q4_0 on an H200: 92 and 126 us).
-    most = 64 if kind == GLU else _COLUMNS[-1]
-    columns = next(c for c in _COLUMNS if c >= min(m, most))
+def tile_for(m: int) -> Tile:
+    columns = next(c for c in _COLUMNS if c >= min(m, _COLUMNS[-1]))
     return Tile(columns, 2 if columns > 64 else 1)
 
 
@@ -67,22 +63,22 @@ def _stride(t: DType) -> int:
     return (pieces | 1) * 16
 
 
-def _stages(t: DType, tile: Tile, device: DeviceInfo) -> tuple[int, int, int]:
+def stages(t: DType, tile: Tile, device: DeviceInfo) -> tuple[int, int, int]:
     """(stages of weights, stages of columns, bytes of shared memory); no stages: it does not fit.
 
     Columns come from the second-level cache and need few stages; weights take the rest.
     """
-    room = min(_PER_SM // tile.blocks, device.shared_per_block + 1024) - 2048 - 8 * tile.rows
+    fixed = 8 * tile.rows + _MASKS
+    room = min(_PER_SM // tile.blocks, device.shared_per_block + 1024) - 2048 - fixed
     columns, weights = tile.columns * _TILE_K * 2 + 16, tile.rows * _stride(t) + 16  # and barriers
     fits = [(min(_MAX_STAGES, (room - x * columns) // weights), x) for x in (3, 4, 6, 8)]
     w_stages, x_stages = max(fits, key=lambda f: (min(f[0], 4), f[1]))
     if w_stages < 2:
         return 0, 0, 0
-    nbytes = x_stages * columns + w_stages * weights + 8 * tile.rows
-    return w_stages, x_stages, 1024 + nbytes
+    return w_stages, x_stages, 1024 + x_stages * columns + w_stages * weights + fixed
 
 
-def _splits(p: Product, device: DeviceInfo) -> int:
+def parts_of_k(p: Product, device: DeviceInfo) -> int:
     """Parts of k. They depend on the weights alone, so that bits do not depend on the columns."""
     blocks = ceil_div(p.n, 256)
     return max(1, min(p.k // 256, 16, device.sm_count // blocks))
@@ -93,22 +89,22 @@ def takes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> bool:
     aligned = 16 if not t.is_quantized or _chunk(t) // t.block * t.nbytes % 16 == 0 else 2
     return (
         device.arch == "sm_90"
-        and p.m > 1
+        and (p.m > 1 or p.chunk)
         and all(rows_ok(w, aligned, _chunk(t)) for w in p.weights)
         and columns_ok(p.x)
-        and _stages(t, tile or tile_for(p.m, p.kind), device)[0] > 0
+        and stages(t, tile or tile_for(p.m), device)[0] > 0
     )
 
 
 def _parts(p: Product, tile: Tile, device: DeviceInfo) -> int:
     """Bytes of the sums of parts of k."""
-    splits = _splits(p, device)
+    splits = parts_of_k(p, device)
     blocks = p.tiles(tile.rows // 2) * ceil_div(p.m, tile.columns)
     return 4 * splits * blocks * tile.rows * tile.columns if splits > 1 else 0
 
 
 def scratch_bytes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> int:
-    tile = tile or tile_for(p.m, p.kind)
+    tile = tile or tile_for(p.m)
     return layout(p, tile.columns, _parts(p, tile, device)).end
 
 
@@ -116,22 +112,22 @@ def launches(
     p: Product, device: DeviceInfo, scratch: int, tile: Tile | None = None
 ) -> list[Launch]:
     """The launches of a product that `takes` takes."""
-    tile, t = tile or tile_for(p.m, p.kind), p.weights[0].dtype
+    tile, t = tile or tile_for(p.m), p.weights[0].dtype
     at = layout(p, tile.columns, _parts(p, tile, device), scratch)
-    splits, groups = _splits(p, device), ceil_div(p.m, tile.columns)
-    w_stages, x_stages, shared = _stages(t, tile, device)
+    splits, groups = parts_of_k(p, device), ceil_div(p.m, tile.columns)
+    w_stages, x_stages, shared = stages(t, tile, device)
     blocks = p.tiles(tile.rows // 2)
     args = arguments(p, at, blocks, splits, w_stages, x_stages, 0)
     kernel = Kernel(
-        _SOURCE, f"mul_mat_columns<{cpp_type(t)}, {tile.columns}, {tile.depth}>", _OPTIONS
+        _SOURCE, f"mul_mat_columns<{cpp_type(t)}, {tile.columns}, {tile.depth}>", OPTIONS
     )
-    grid, block = (blocks, splits, groups), (_THREADS, 1, 1)
+    grid, block = (blocks, splits, groups), (THREADS, 1, 1)
     made = [
         round_launch(p, at, tile.columns, TILES),
         Launch(kernel, grid, block, args, shared, dependent=True),
     ]
     if splits > 1:
-        kernel = Kernel(_SOURCE, f"sum_columns<{tile.columns}, {tile.depth}>", _OPTIONS)
+        kernel = Kernel(_SOURCE, f"sum_columns<{tile.columns}, {tile.depth}>", OPTIONS)
         grid = (2 * tile.depth * tile.columns // 8, blocks, groups)
         made.append(Launch(kernel, grid, (128, 1, 1), args, dependent=True))
     return made

@@ -10,332 +10,154 @@
 // and columns through rings of stages in shared memory. Weights are asked for before the kernels
 // before this one are done (programmatic dependent launch).
 //
-// Four blocks are a cluster. Of a few columns they have the four quarters of a tile, and give each
-// other their sums: each adds those of a fourth of the columns, in order, when it has begun the
-// next tile. Of many columns each has a tile of its own, a quarter after the other, and columns
-// come to all four at once.
-#include "cuda/integers_block.cuh"
+// The quarters of all tiles are a row of which every multiprocessor has a piece. Where a tile's
+// quarters are several blocks', sum_integers adds them. Where there are tiles enough, a block has
+// all quarters of each of its tiles, and neighbouring blocks get columns together (TOGETHER).
+#include "cuda/integers_products.cuh"
+#include "cuda/integers_sums.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// -- products -------------------------------------------------------------------------------------
+// -- bringing ------------------------------------------------------------------------------------
 
-// A block of 32 elements onto the chunk's sums, in the order of int8_columns.cuh. dots: the exact
-// sums of both halves of 16, or of the whole; numbers: of the columns' block.
-template <class W, int N, int S>
-__device__ __forceinline__ void add_block(float (&acc)[N / 2], const float (&dots)[S][N / 2],
-                                          const IntegerBlock& q, const float* numbers, int t) {
-  using T = Int8<W>;
-#pragma unroll
-  for (int two = 0; two < N / 16; ++two) {  // tiles of eight columns
-    float4 c[3];
-#pragma unroll
-    for (int i = 0; i < kNumbers<W>; ++i) {
-      c[i] = *reinterpret_cast<const float4*>(numbers + i * 2 * N + two * 16 + t * 4);
+// Eight lanes bring a row, 16 bytes at a time.
+template <class W, bool TOGETHER>
+__device__ __forceinline__ void bring_weights(const IntegersArgs& args, const Memory& m,
+                                              int thread) {
+  using L = Weights<W>;
+  constexpr int STAGE = kRows * L::STRIDE;
+  constexpr int AT_ONCE = kBringers / 8, EACH = (kRows + AT_ONCE - 1) / AT_ONCE;  // rows
+  const ColumnsArgs& a = args.c;
+  const int row = thread / 8, first = thread % 8;  // first: piece of 16 bytes
+  Place at;
+  int table = 0;
+  for_each_unit<TOGETHER>(args, [&](const Unit& u) {
+    const char** const rows = m.rows + table * kRows;
+    const Tile tile = tile_of<kPairs>(a, u.tile);
+    for (int r = thread; r < kRows; r += kBringers) {
+      rows[r] = row_start(a, tile.matrix, tile.pair + r / 16 * 8 + r % 8, r / 8 % 2);
     }
+    asm volatile("bar.sync 1, %0;" ::"n"(kBringers) : "memory");
+    table ^= 1;
+    const char* starts[EACH];  // in registers, or every copy would wait for one of them
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const int i = two * 8 + e, row = e / 2 % 2, column = e / 4 * 2 + e % 2;
-      const auto of = [column](const float4& v) {
-        return column == 0 ? v.x : column == 1 ? v.y : column == 2 ? v.z : v.w;
-      };
-      float y = __fmul_rn(q.s[row][S - 1], dots[S - 1][i]);
-      if (T::SPLIT) y = fmaf(q.s[row][0], dots[0][i], y);
-      if (T::MIN && T::SPLIT) {
-        const float sum = of(c[1]), sum0 = of(c[2]);
-        y = fmaf(q.b[row][1], sum - sum0, fmaf(q.b[row][0], sum0, y));
-      } else if (T::MIN) {
-        y = fmaf(q.b[row][0], of(c[1]), y);
+    for (int i = 0; i < EACH; ++i) starts[i] = rows[min(row + i * AT_ONCE, kRows - 1)];
+    const Range q = chunks_of(a.k, u.begin, u.end);
+    for (int chunk = q.begin; chunk < q.end; ++chunk) {
+      barrier_wait(m.w_free + at.stage, at.parity ^ 1);
+      const u32 to = shared_address(m.w + at.stage * STAGE) + row * L::STRIDE + first * 16;
+      const int skipped = chunk * L::BYTES;
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) {
+        if ((i + 1) * AT_ONCE > kRows && row + i * AT_ONCE >= kRows) continue;
+        const char* const start = starts[i] + skipped;
+        const char* const from = start - L::offset(start) + first * 16;
+#pragma unroll
+        for (int p = 0; p < L::PIECES; p += 8) {
+          const bool is_piece = p + 8 <= L::PIECES || first + p < L::PIECES;
+          if (is_piece && (L::ALIGNED || from + p * 16 < start + L::BYTES)) {
+            copy16_async(to + i * AT_ONCE * L::STRIDE + p * 16, from + p * 16);
+          }
+        }
       }
-      acc[i] = fmaf(of(c[0]), y, acc[i]);
+      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
+                       shared_address(m.w_full + at.stage))
+                   : "memory");
+      at.next(a.w_stages);
     }
+  });
+}
+
+// TOGETHER: to all blocks of the cluster, into the same place and for the same barrier there.
+template <bool TOGETHER>
+__device__ __forceinline__ void bulk_copy(u32 to, const char* from, u32 n, u64* bar) {
+  if constexpr (TOGETHER) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(n), "r"(shared_address(bar)), "h"((unsigned short)((1 << kCluster) - 1))
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(to),
+        "l"(from), "r"(n), "r"(shared_address(bar))
+        : "memory");
   }
 }
 
-// Where a thread is among those that multiply.
-struct Consumer {
-  int warp, lane, g, t, row;  // row: the upper of its two rows in the tile
-};
-
-template <class W, int N, bool APART>
-struct Multiplier {
-  using L = Weights<W>;
-  // Dot products of a block, and blocks that have theirs at once, as registers allow.
-  static constexpr int DOTS = Int8<W>::SPLIT ? 2 : 1, AT_ONCE = DOTS * N > 64 ? 1 : 2;
-  static constexpr int STAGE = kRows * L::STRIDE, X_STAGE = N * kTileK * 2;
-
-  const IntegersArgs& args;
-  const Memory& m;
-  const Consumer& me;
-  // One of two copies in shared memory: what the compiler takes for the same in a warp it keeps in
-  // uniform registers, and moves from there at every use.
-  const AllMasks masks;
-  const u32 x_low;  // of the descriptor of the first stage of columns
-  Place w, x;
-  IntegerRows<W> rows;
-  u32 starts[2];  // the last bits of where rows start
-  IntegerBlock blocks[2];
-  float dots[AT_ONCE][DOTS][N / 2];
-
-  __device__ __forceinline__ Multiplier(const IntegersArgs& args, const Memory& m,
-                                        const Consumer& me)
-      : args(args),
-        m(m),
-        me(me),
-        masks(m.masks[me.lane % 2]),
-        x_low((u32)columns_descriptor(shared_address(m.x))) {}
-
-  __device__ __forceinline__ void enter(int chunk) {
-    barrier_wait(m.w_full + w.stage, w.parity);
-    const char* const stage = m.w + w.stage * STAGE + me.row * L::STRIDE;
-    const auto offset = [&](int i) {
-      return L::ALIGNED ? 0 : (int)((starts[i] + (u32)(chunk * L::BYTES)) & 15);
-    };
-    rows.enter(stage + offset(0), stage + 8 * L::STRIDE + offset(1), me.t);
-    load(0);
-  }
-  __device__ __forceinline__ void load(int b) {
-    rows.block(blocks[b % 2], b, me.t, masks.bytes, masks.nibbles);
-  }
-  // Products of block b of a chunk, with the stage of columns `at`.
-  __device__ __forceinline__ void issue(int b, const Place& at) {
-    if (b % 2 == 0) barrier_wait(m.x_full + at.stage, at.parity);
-    const u64 columns =
-        columns_descriptor(shared_address(m.x + at.stage * X_STAGE)) + (b % 2) * 4;  // of 16 bytes
-    float (&to)[DOTS][N / 2] = dots[b % AT_ONCE];
-    products_fence();
-    new_product<N>(to[0], blocks[b % 2].a[0], descriptor_of(columns));
-    if constexpr (DOTS == 2) {
-      new_product<N>(to[1], blocks[b % 2].a[1], descriptor_of(columns + 2));
+// Columns that blocks have in common are brought by each of them, its share to all.
+template <class W, int N, bool TOGETHER>
+__device__ __forceinline__ void bring_columns(const IntegersArgs& args, const Memory& m) {
+  constexpr u32 STAGE = N * kTileK * 2, ALL = 2 * N * sizeof(float) * kColumnNumbers;
+  constexpr u32 NUMBERS = 2 * N * sizeof(float) * kNumbers<W>;
+  constexpr u32 SHARES = TOGETHER ? kCluster : 1, X_SHARE = STAGE / SHARES;
+  constexpr u32 SHARE = NUMBERS / SHARES;
+  static_assert(SHARE % 16 == 0, "as bulk copies want it");
+  const ColumnsArgs& a = args.c;
+  const u32 share = TOGETHER ? blockIdx.x % kCluster : 0;
+  const auto wait = [&](const Place& at) {
+    u64* const bar = m.x_free + at.stage;
+    if (TOGETHER) {
+      cluster_barrier_wait(bar, at.parity ^ 1);
     } else {
-      product<f16, N>(to[0], blocks[b % 2].a[1], descriptor_of(columns + 2));
+      barrier_wait(bar, at.parity ^ 1);
     }
-    products_end();
-  }
-  // By all whose columns may be overwritten.
-  __device__ __forceinline__ void free_columns() {
-    __syncwarp();
-    u64* const bar = m.x_free + x.stage;
-    if (APART) {
-      if (me.lane == 0) barrier_arrive(bar);
-    } else if (me.lane < kBlocks) {
-      reads_done_at(address_at(shared_address(bar), me.lane));
+  };
+  asm volatile("fence.proxy.async;" ::: "memory");
+  Place at;
+  for_each_unit<TOGETHER>(args, [&](const Unit& u) {
+    const i64 first = (i64)u.group * (a.k / kTileK);
+    const char* const x = a.x + first * STAGE + share * X_SHARE;
+    const char* const numbers =
+        reinterpret_cast<const char*>(args.numbers) + first * ALL + share * SHARE;
+    const Range q = chunks_of(a.k, u.begin, u.end);
+    for (int tile = q.begin * kChunkTiles; tile < q.end * kChunkTiles; ++tile) {
+      wait(at);
+      u64* const bar = m.x_full + at.stage;
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
+                   "r"(STAGE + NUMBERS)
+                   : "memory");
+      bulk_copy<TOGETHER>(shared_address(m.x) + at.stage * STAGE + share * X_SHARE,
+                          x + (i64)tile * STAGE, X_SHARE, bar);
+      bulk_copy<TOGETHER>(shared_address(m.numbers) + at.stage * NUMBERS + share * SHARE,
+                          numbers + (i64)tile * ALL, SHARE, bar);
+      at.next(a.x_stages);
     }
+  });
+  for (int s = 0; TOGETHER && s < a.x_stages; ++s) {  // until no other block writes here any more
+    wait(at);
+    at.next(a.x_stages);
   }
+}
 
-  // No use of a sum moves before the wait, and no other use of its register.
-  static __device__ __forceinline__ void pin(float (&sums)[DOTS][N / 2]) {
-#pragma unroll
-    for (int i = 0; i < DOTS * N / 2; ++i) {
-      asm volatile("" : "+f"(sums[i / (N / 2)][i % (N / 2)])::"memory");
-    }
-  }
+// -- all of it -----------------------------------------------------------------------------------
 
-  // A quarter's chunks together; between() after the first of them.
-  template <class F>
-  __device__ __forceinline__ void run(const Range& q, float (&sums)[N / 2], F between) {
-    enter(q.begin);
-    for (int chunk = q.begin; chunk < q.end; ++chunk) {
-      float acc[N / 2] = {};
-      issue(0, x);
-#pragma unroll
-      for (int b = 0; b < kChunkBlocks; ++b) {
-        const bool last = b == kChunkBlocks - 1;  // with products on their way into the next chunk
-        // the compiler would wait after each of them
-        if (!last) {
-          load(b + 1);
-        } else {
-          __syncwarp();
-          if (me.lane == 0) barrier_arrive(m.w_free + w.stage);
-          w.next(args.c.w_stages);
-          if (chunk + 1 < q.end) enter(chunk + 1);
-        }
-        Place next = x;
-        if (b % 2 == 1) next.next(args.c.x_stages);
-        if (AT_ONCE == 2 && !last) {
-          issue(b + 1, next);
-          products_wait<1>();
-        } else {
-          products_wait<0>();
-        }
-        pin(dots[b % AT_ONCE]);
-        const float* const numbers = m.numbers + x.stage * (2 * N * kNumbers<W>)+b % 2 * N;
-        add_block<W, N>(acc, dots[b % AT_ONCE], blocks[b % 2], numbers, me.t);
-        if (b % 2 == 1) {
-          free_columns();
-          x = next;
-        }
-        if (AT_ONCE == 1 && !last) issue(b + 1, x);
-      }
-#pragma unroll
-      for (int i = 0; i < N / 2; ++i) sums[i] += acc[i];
-      if (chunk == q.begin) between();
-    }
-  }
-};
-
-// -- sums -----------------------------------------------------------------------------------------
-
-// The four quarters of a unit. Each thread meets the same one of the other blocks.
-template <int N>
-struct Joiner {
-  static constexpr int F = N / 8, MINE = F / kQuarters;  // float4s of a thread, and that it adds
-  const IntegersArgs& args;
-  const Memory& m;
-  const Consumer& me;
-  const int rank;
-  u32 parity = 0;  // of the join that comes next
-  bool first = true, pending = false;
-  Unit unit;
-
-  __device__ __forceinline__ Joiner(const IntegersArgs& args, const Memory& m, const Consumer& me)
-      : args(args), m(m), me(me), rank(block_rank()) {}
-
-  // Where a quarter's i-th float4 of this thread lies.
-  __device__ __forceinline__ float4* place(int quarter, int i) const {
-    return m.sums + (quarter * MINE + i) * kConsumers + threadIdx.x;
-  }
-  __device__ __forceinline__ void wait_free() {
-    cluster_barrier_wait(m.sums_free + me.warp, parity ^ 1);
-  }
-
-  // A thread's float4s from the first-th on, to block number `to`.
-  __device__ __forceinline__ void give_to(int to, const float* sums) {
-#pragma unroll
-    for (int i = 0; i < MINE; ++i) {
-      const float* const v = sums + i * 4;
-      put_at(address_at(shared_address(place(rank, i)), to), {v[0], v[1], v[2], v[3]});
-    }
-  }
-
-  // This block's quarter to who adds it.
-  __device__ __forceinline__ void give(const Unit& u, const float (&sums)[N / 2]) {
-    if (!first) wait_free();
-    first = false;
-#pragma unroll
-    for (int to = 0; to < kQuarters; ++to) give_to(to, sums + to * MINE * 4);
-    __syncwarp();
-    if (me.lane < kQuarters) {
-      arrive_at(address_at(shared_address(m.sums_full + me.warp), me.lane));
-    }
-    unit = u;
-    pending = true;
-    parity ^= 1;
-  }
-
-  // What is to be added, if there is something.
-  __device__ __forceinline__ void finish_pending() {
-    if (!pending) return;
-    pending = false;
-    const ColumnsArgs& a = args.c;
-    const Tile tile = tile_of<kPairs>(a, unit.tile);
-    const int pair = tile.pair + me.row / 16 * 8 + me.g;
-    const int column = unit.group * N + rank * MINE * 8 + 2 * me.t;
-    Beside besides[MINE];
-    float4 y[MINE];
-#pragma unroll
-    for (int i = 0; i < MINE; ++i) besides[i] = beside_of(a, tile.matrix, pair, column + 8 * i);
-    cluster_barrier_wait(m.sums_full + me.warp, parity ^ 1);
-#pragma unroll
-    for (int i = 0; i < MINE; ++i) {
-      y[i] = {};
-#pragma unroll
-      for (int q = 0; q < kQuarters; ++q) {
-        const float4 v = *place(q, i);
-        y[i] = {y[i].x + v.x, y[i].y + v.y, y[i].z + v.z, y[i].w + v.w};
-      }
-    }
-    __syncwarp();
-    if (me.lane < kBlocks) {
-      arrive_at(address_at(shared_address(m.sums_free + me.warp), me.lane));
-    }
-#pragma unroll
-    for (int i = 0; i < MINE; ++i) {
-      finish(a, tile.matrix, pair, column + 8 * i, y[i], besides[i]);
-    }
-  }
-};
-
-// Quarters that one block has after each other. Each thread has its own place for sums.
-template <int N>
-struct Adder {
-  static constexpr int F = N / 8,
-                       AT_ONCE = 2;  // float4s of a thread, and whose latencies overlap
-  const IntegersArgs& args;
-  const Memory& m;
-  const Consumer& me;
-
-  // Onto the quarters before it, if there are any.
-  __device__ __forceinline__ void add(bool first, const float (&sums)[N / 2]) const {
-#pragma unroll
-    for (int f = 0; f < F; ++f) {
-      float4* const at = m.sums + f * kConsumers + threadIdx.x;
-      const float4 y = first ? float4{} : *at;
-      const float* const v = sums + f * 4;
-      *at = {y.x + v[0], y.y + v[1], y.z + v[2], y.w + v[3]};
-    }
-  }
-  __device__ __forceinline__ void finish_unit(const Unit& u) const {
-    const ColumnsArgs& a = args.c;
-    const Tile tile = tile_of<kPairs>(a, u.tile);
-    const int pair = tile.pair + me.row / 16 * 8 + me.g, column = u.group * N + 2 * me.t;
-#pragma unroll 1
-    for (int f = 0; f < F; f += AT_ONCE) {
-      Beside besides[AT_ONCE];
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        besides[i] = beside_of(a, tile.matrix, pair, column + (f + i) * 8);
-      }
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        const float4 y = m.sums[(f + i) * kConsumers + threadIdx.x];
-        finish(a, tile.matrix, pair, column + (f + i) * 8, y, besides[i]);
-      }
-    }
-  }
-};
-
-template <class W, int N, bool APART>
+template <class W, int N, bool TOGETHER>
 __device__ __forceinline__ void multiply(const IntegersArgs& args, const Memory& m) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Consumer me = {warp, lane, lane / 4, lane % 4, warp * 16 + lane / 4};
-  Multiplier<W, N, APART> multiplier(args, m, me);
-  const auto enter = [&](Unit u) {
-    if (Weights<W>::ALIGNED) return;
-    const Tile tile = tile_of<kPairs>(args.c, u.tile);
-    const int pair = tile.pair + me.row / 16 * 8 + me.g;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      multiplier.starts[i] =
-          (u32) reinterpret_cast<u64>(row_start(args.c, tile.matrix, pair, i == 1));
-    }
-  };
+  Multiplier<W, N, TOGETHER> multiplier(args, m, me);
+  const Adder<N> adder = {args, m};
   wait_for_previous();
-  if constexpr (APART) {
-    const Range q = chunks_of<true>(args.c.k);
-    Joiner<N> joiner(args, m, me);
-    for_each_unit<true>(args, [&](Unit u) {
-      enter(u);
-      float sums[N / 2] = {};
-      if (q.begin < q.end) multiplier.run(q, sums, [&] { joiner.finish_pending(); });
-      joiner.finish_pending();
-      joiner.give(u, sums);
-    });
-    joiner.finish_pending();
-    joiner.wait_free();  // others still write here
-  } else {
-    const Adder<N> adder = {args, m, me};
-    for_each_unit<false>(args, [&](Unit u) {
-      enter(u);
-      for (int quarter = 0; quarter < kQuarters; ++quarter) {
-        const Range q = quarter_of(args.c.k, quarter);
-        float sums[N / 2] = {};
-        if (q.begin < q.end) multiplier.run(q, sums, [] {});
-        adder.add(quarter == 0, sums);
+  for_each_unit<TOGETHER>(args, [&](const Unit& u) {
+    if (!Weights<W>::ALIGNED) {
+      const Tile tile = tile_of<kPairs>(args.c, u.tile);
+      const int pair = tile.pair + me.row / 16 * 8 + me.g;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        multiplier.starts[i] =
+            (u32) reinterpret_cast<u64>(row_start(args.c, tile.matrix, pair, i == 1));
       }
-      if (u.own) adder.finish_unit(u);
-    });
-  }
+    }
+#pragma unroll 1
+    for (int quarter = u.begin; quarter < u.end; ++quarter) {
+      float sums[N / 2] = {};
+      multiplier.run(chunks_of(args.c.k, quarter, quarter + 1), sums);
+      adder.add(u, quarter, sums);
+    }
+    adder.end(u);
+  });
 }
 
 // Registers go from the warpgroup that brings to those that multiply. Rows that begin between two
@@ -349,7 +171,7 @@ __device__ __forceinline__ void registers_more() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ALIGNED ? 232 : 224));
 }
 
-template <class W, int N, bool APART>
+template <class W, int N, bool TOGETHER>
 __device__ __forceinline__ void run(const IntegersArgs& args) {
   using L = Weights<W>;
   const ColumnsArgs& a = args.c;
@@ -363,53 +185,88 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
   m.x_free = m.x_full + a.x_stages;
   m.w_full = m.x_free + a.x_stages;
   m.w_free = m.w_full + a.w_stages;
-  m.sums_full = m.w_free + a.w_stages;
-  m.sums_free = m.sums_full + kConsumerWarps;
-  m.masks = reinterpret_cast<AllMasks*>(m.sums_free + kConsumerWarps);
+  m.masks = reinterpret_cast<AllMasks*>(m.w_free + a.w_stages);
   m.rows = reinterpret_cast<const char**>(m.masks + 2);
   if (threadIdx.x == 0) {
     m.masks[0] = m.masks[1] = {a.masks, args.bytes};
     for (int s = 0; s < a.x_stages; ++s) {
       barrier_make(m.x_full + s, 1);
-      barrier_make(m.x_free + s, kConsumerWarps * (APART ? 1 : kBlocks));
+      barrier_make(m.x_free + s, kConsumerWarps * (TOGETHER ? kCluster : 1));
     }
     for (int s = 0; s < a.w_stages; ++s) {
       barrier_make(m.w_full + s, kBringers);
       barrier_make(m.w_free + s, kConsumerWarps);
     }
-    for (int w = 0; w < kConsumerWarps; ++w) {
-      barrier_make(m.sums_full + w, kQuarters);
-      barrier_make(m.sums_free + w, kQuarters);
-    }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async;" ::: "memory");
   }
-  cluster_sync();
+  if (TOGETHER) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
 
   if (threadIdx.x >= kConsumers) {
     const int thread = threadIdx.x - kConsumers;
     registers_less<L::ALIGNED>();
     if (thread < kBringers) {
       launch_dependents();
-      bring_weights<W, APART>(args, m, thread);
+      bring_weights<W, TOGETHER>(args, m, thread);
       copies_end();
       copies_wait<0>();
     } else if (thread == kBringers) {
       wait_for_previous();
-      bring_columns<W, N, APART>(args, m);
+      bring_columns<W, N, TOGETHER>(args, m);
     }
     return;
   }
   registers_more<L::ALIGNED>();
-  multiply<W, N, APART>(args, m);
+  multiply<W, N, TOGETHER>(args, m);
 }
 #endif
 
 // N: 32 or 64.
-template <class W, int N, bool APART>
-__global__ void GF_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
+template <class W, int N>
+__global__ void __launch_bounds__(kThreads, 1)
     mul_mat_integers(const __grid_constant__ IntegersArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  run<W, N, APART>(a);
+  run<W, N, false>(a);
 #endif
+}
+
+// The grid is of whole clusters.
+template <class W, int N>
+__global__ void GF_CLUSTER(kCluster) __launch_bounds__(kThreads, 1)
+    mul_mat_integers_together(const __grid_constant__ IntegersArgs a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  run<W, N, true>(a);
+#endif
+}
+
+// Quarters that are several blocks'. blockIdx.y: the block of mul_mat_integers that has a tile's
+// first ones, and not all; blockIdx.x counts a thread's float4s.
+template <int N>
+__global__ void __launch_bounds__(kConsumers)
+    sum_integers(const __grid_constant__ IntegersArgs args) {
+  const ColumnsArgs& a = args.c;
+  launch_dependents();
+  const Shares shares = shares_of(args);
+  const int block = blockIdx.y, end = shares.begin(block + 1), which = end / kQuarters;
+  if (end % kQuarters == 0 || shares.begin(block) > which * kQuarters) return;
+  const int f = blockIdx.x, thread = threadIdx.x, at = f * kConsumers + thread;
+  const Spot spot = spot_of<N>(a, which / args.groups, which % args.groups, thread, f);
+  if (which % args.groups * N + f * 8 >= a.m) return;
+  wait_for_previous();
+  const Beside beside = beside_of(a, spot.matrix, spot.pair, spot.column);
+  float4 sum = __ldcg(part_of<N>(a, block, 0) + at);
+  int other = block + 1;
+#pragma unroll
+  for (int quarter = 1; quarter < kQuarters; ++quarter) {
+    const int u = which * kQuarters + quarter;
+    if (u < end) continue;
+    while (shares.begin(other + 1) <= u) ++other;
+    const float4 v = __ldcg(part_of<N>(a, other, quarter) + at);
+    sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+  }
+  finish(a, spot.matrix, spot.pair, spot.column, sum, beside);
 }

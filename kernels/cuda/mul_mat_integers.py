@@ -11,7 +11,6 @@ from gguflow.engine.graph import DType
 
 from .columns import Layout, Product, arguments, columns_ok, rows_ok
 from .columns_int8 import CHUNK, known, sums_of
-from .elementwise import cpp_bool
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, pack
 
 _SOURCE = "mul_mat_integers.cu"
@@ -19,7 +18,7 @@ _SOURCE = "mul_mat_integers.cu"
 _OPTIONS = ("-arch=sm_90a",)
 _COLUMNS = (32, 64)  # a block may have
 _THREADS, _ROWS, _CONSUMERS, _TILE_K = 384, 128, 256, 64  # as in the .cu
-_BLOCKS, _QUARTERS = 4, 4  # of a cluster, and of k
+_CLUSTER, _QUARTERS = 2, 4  # blocks that have columns in common; of k
 _NUMBERS = 3  # of a block of a column
 _MAX_STAGES, _X_STAGES = 6, (3, 4, 6, 8)
 _BYTE_MASKS = (0xF0F0F0F0, 0x0F0F0F0F)
@@ -47,7 +46,7 @@ def _stages(t: DType, n: int, device: DeviceInfo) -> tuple[int, int, int]:
 
     Columns come from the second-level cache and need few stages; weights take the rest.
     """
-    fixed = 1024 + _CONSUMERS * n * 2 + 8 * 2 * _ROWS + 2 * 8 * _CONSUMERS // 32 + 32
+    fixed = 1024 + _CONSUMERS * n * 2 + 8 * 2 * _ROWS + 32
     columns = n * _TILE_K * 2 + 2 * n * 4 * (1 + sums_of(t)) + 16  # and barriers
     weights, room = _ROWS * _stride(t) + 16, device.shared_per_block - fixed
     fits = [(min(_MAX_STAGES, (room - x * columns) // weights), x) for x in _X_STAGES]
@@ -72,6 +71,34 @@ def takes(p: Product, device: DeviceInfo) -> bool:
 
 
 @dataclass(frozen=True)
+class _Plan:
+    """How the work is divided: `Shares` of integers_block.cuh.
+
+    together: whether neighbouring blocks have columns in common, and all quarters of their tiles.
+    parts: whether some tile's quarters are several blocks'.
+    """
+
+    tiles: int
+    groups: int
+    blocks: int
+    together: bool
+    parts: bool
+
+
+def _plan(p: Product, device: DeviceInfo) -> _Plan:
+    """Quarters of tiles for all multiprocessors, unless whole tiles are done as soon."""
+    tiles, groups = p.tiles(_ROWS // 2), ceil_div(p.m, _columns(p.m))
+    quarters, pairs = tiles * groups * _QUARTERS, ceil_div(tiles, _CLUSTER) * groups
+    clusters = max(1, device.sm_count // _CLUSTER)
+    rounds, together = ceil_div(quarters, device.sm_count), ceil_div(pairs, clusters)
+    if groups > 1 and p.m > _COLUMNS[-1] and _QUARTERS * together <= rounds:
+        return _Plan(tiles, groups, _CLUSTER * ceil_div(pairs, together), True, False)
+    blocks = ceil_div(quarters, rounds)
+    parts = any((i * quarters // blocks) % _QUARTERS for i in range(blocks))
+    return _Plan(tiles, groups, blocks, False, parts)
+
+
+@dataclass(frozen=True)
 class _Places:
     """Addresses in scratch memory, from its start on."""
 
@@ -79,21 +106,23 @@ class _Places:
     numbers: int
     scales: int
     turns: int
+    parts: int
     end: int
 
 
-def _places(p: Product, scratch: int = 0) -> _Places:
+def _places(p: Product, plan: _Plan, scratch: int = 0) -> _Places:
     n = _columns(p.m)
     columns, at = ceil_div(p.m, n) * n, [scratch]
     half = p.heads.head_dim // 2 if p.heads else 0
     numbers = 4 * _NUMBERS * columns * (p.k // 32)
-    for nbytes in (2 * columns * p.k, numbers, 4 * p.m, 8 * p.m * half):
+    parts = plan.blocks * _QUARTERS * _ROWS * n * 4 if plan.parts else 0
+    for nbytes in (2 * columns * p.k, numbers, 4 * p.m, 8 * p.m * half, parts):
         at.append(at[-1] + ceil_div(nbytes, 256) * 256)
     return _Places(*at)
 
 
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
-    return _places(p).end
+    return _places(p, _plan(p, device)).end
 
 
 def _columns_launch(p: Product, at: _Places) -> Launch:
@@ -113,34 +142,20 @@ def _columns_launch(p: Product, at: _Places) -> Launch:
     )  # fmt: skip
 
 
-def _clusters(tiles: int, groups: int, n: int, device: DeviceInfo) -> tuple[bool, int]:
-    """Whether the blocks of a cluster have quarters of one tile, or else four tiles and the columns
-    in common; and how many clusters there are: those that run at the same time, with as many
-    tiles each as the others.
-
-    Four of sixteen neighbouring multiprocessors, which a cluster does not leave.
-    """
-    most = max(1, device.sm_count // 16 * 16 // _BLOCKS)
-    units = tiles * groups, ceil_div(tiles, _BLOCKS) * groups
-    rounds = [ceil_div(u, most) for u in units]
-    apart = n < _COLUMNS[-1] or groups == 1 or rounds[0] < _QUARTERS * rounds[1]
-    which = 0 if apart else 1
-    return apart, ceil_div(units[which], rounds[which])
-
-
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     """The launches of a product that `takes` takes."""
-    t, n, at = p.weights[0].dtype, _columns(p.m), _places(p, scratch)
-    tiles, groups = p.tiles(_ROWS // 2), ceil_div(p.m, n)
+    plan, n, t = _plan(p, device), _columns(p.m), p.weights[0].dtype
+    at = _places(p, plan, scratch)
     w_stages, x_stages, shared = _stages(t, n, device)
-    places = Layout(x=at.x, scales=at.scales if p.norm else 0, turns=at.turns)
-    body = arguments(p, places, tiles, _QUARTERS, w_stages, x_stages, 0)
-    body += struct.pack("@P2Ii", at.numbers, *_BYTE_MASKS, groups)
+    places = Layout(at.x, at.scales if p.norm else 0, at.turns, at.parts)
+    body = arguments(p, places, plan.tiles, _QUARTERS, w_stages, x_stages, 0)
+    body += struct.pack("@P2I2i", at.numbers, *_BYTE_MASKS, plan.groups, plan.blocks)
     body += bytes(-len(body) % 16)
-    apart, clusters = _clusters(tiles, groups, n, device)
-    kernel = Kernel(_SOURCE, f"mul_mat_integers<{cpp_type(t)}, {n}, {cpp_bool(apart)}>", _OPTIONS)
-    grid = (_BLOCKS * clusters, 1, 1)
-    return [
-        _columns_launch(p, at),
-        Launch(kernel, grid, (_THREADS, 1, 1), body, shared, dependent=True),
-    ]
+    name = "mul_mat_integers_together" if plan.together else "mul_mat_integers"
+    kernel = Kernel(_SOURCE, f"{name}<{cpp_type(t)}, {n}>", _OPTIONS)
+    grid, block = (plan.blocks, 1, 1), (_THREADS, 1, 1)
+    made = [_columns_launch(p, at), Launch(kernel, grid, block, body, shared, dependent=True)]
+    if plan.parts:
+        kernel, grid = Kernel(_SOURCE, f"sum_integers<{n}>", _OPTIONS), (n // 8, plan.blocks, 1)
+        made.append(Launch(kernel, grid, (_CONSUMERS, 1, 1), body, dependent=True))
+    return made

@@ -25,7 +25,7 @@ MOST_EQUAL = 1 << 20  # columns of fused ops where bits may not depend on their 
 
 def supports(node: Tensor) -> bool:
     """Also many columns of types that the kernels for many columns know."""
-    return _supports(node, 2, mul_mat_batch.MOST)
+    return _supports(node, 2)
 
 
 def supports_equal(node: Tensor) -> bool:
@@ -33,8 +33,9 @@ def supports_equal(node: Tensor) -> bool:
     return _supports(node, 1, MOST_EQUAL)
 
 
-def _supports(node: Tensor, least: int, most: int = mul_mat_batch.MOST) -> bool:
-    """least, most: columns of which the kernels of Hopper may take them."""
+def _supports(node: Tensor, least: int, most: int | None = None) -> bool:
+    """least, most: columns of which the kernels of Hopper may take them; None: while they are the
+    fastest."""
     if node.op == _QKV:
         return _supports_heads(node)
     if mul_mat_vec.supports(node):
@@ -42,6 +43,7 @@ def _supports(node: Tensor, least: int, most: int = mul_mat_batch.MOST) -> bool:
     if len(node.srcs[0].shape if node.srcs[0] else ()) != 2:
         return False
     weights = node.live_srcs()[2:]
+    most = min(mul_mat_batch.most_of(w.dtype) for w in weights) if most is None else most
     many = least <= node.live_srcs()[0].shape[0] <= most
     return many and all(w.dtype.is_quantized or w.dtype.name in mul_mat_vec.FLOATS for w in weights)
 
@@ -105,11 +107,14 @@ def _parts(node: Tensor) -> tuple[_Parts, list[Tensor]]:
     x, norm, *rest = node.srcs
     h = x if norm is None else made.keep(g.op("rms_norm_mul", x, norm, eps=p["eps"]))
     if node.op == _QKV:
-        return made, [made.keep(g.op("mul_mat", w, h)) for w in rest[:3]]
-    assert node.op is not None
-    last = g.op(node.op.removeprefix("norm_"), *rest, h)
-    made.nodes.append(last)
-    return made, [last]
+        last = [made.keep(g.op("mul_mat", w, h)) for w in rest[:3]]
+    else:
+        assert node.op is not None
+        last = [g.op(node.op.removeprefix("norm_"), *rest, h)]
+        made.nodes += last
+    for t in last:
+        t.n_single = node.n_single
+    return made, last
 
 
 def _products(node: Tensor) -> tuple[Tensor | None, _Parts]:

@@ -32,6 +32,7 @@ __device__ __forceinline__ void products_wait() {
 #define GF_16(i) GF_8(i), GF_8(i + 8)
 #define GF_32(i) GF_16(i), GF_16(i + 16)
 #define GF_64(i) GF_32(i), GF_32(i + 32)
+#define GF_128(i) GF_64(i), GF_64(i + 64)
 // GOES_ON: "eq" if d is added to, "ne" if it is written. Immediates: neither operand is negated,
 // the columns are not transposed.
 #define GF_PRODUCT(N, TYPE, D, A, B, GOES_ON, REGISTERS)                                     \
@@ -57,6 +58,16 @@ __device__ __forceinline__ void products_wait() {
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define GF_A128 "%64, %65, %66, %67"
+#define GF_D256                                                                                    \
+  GF_D128                                                                                          \
+      ", "                                                                                         \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+      "%111, "                                                                                     \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+      "%127"
+#define GF_A256 "%128, %129, %130, %131"
 
 // d += a b. d[4 j + i] of lane l, of warp w: row 16 w + l / 4 + 8 (i / 2), column 8 j + 2 (l % 4) +
 // i % 2; a as for mma.m16n8k16.
@@ -93,6 +104,9 @@ __device__ __forceinline__ void product(float (&d)[N / 2], const u32 (&a)[4], u6
     } else {
       GF_PRODUCT("128", "bf16", GF_D128, GF_A128, "%68", "eq", GF_64(0));
     }
+  } else if constexpr (N == 256) {
+    static_assert(HALF, "only quantized weights have so many columns at once");
+    GF_PRODUCT("256", "f16", GF_D256, GF_A256, "%132", "eq", GF_128(0));
   } else {
     static_assert(N == 8, "no such number of columns");
   }
@@ -122,6 +136,7 @@ __device__ __forceinline__ void new_product(float (&d)[N / 2], const u32 (&a)[4]
 #undef GF_16
 #undef GF_32
 #undef GF_64
+#undef GF_128
 #undef GF_PRODUCT
 #undef GF_D8
 #undef GF_A8
@@ -133,3 +148,5 @@ __device__ __forceinline__ void new_product(float (&d)[N / 2], const u32 (&a)[4]
 #undef GF_A64
 #undef GF_D128
 #undef GF_A128
+#undef GF_D256
+#undef GF_A256

@@ -32,5 +32,15 @@ class Site:
 
     def needed(self, x: Tensor) -> Tensor:
         """The rows of x that matter past the layer's keys and values: in the last layer only those
-        to output."""
-        return self.inp.out(x) if self.i == self.hp.n_layer - 1 else x
+        to output, unless these are picked late."""
+        return self.inp.out(x) if self.is_last and not self.inp.late else x
+
+    def attended(self, x: Tensor) -> Tensor:
+        """The rows of x that matter past the layer's attention: in the last layer only those to
+        output."""
+        return self.inp.out(x) if self.is_last else x
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last layer."""
+        return self.i == self.hp.n_layer - 1

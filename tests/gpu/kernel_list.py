@@ -134,6 +134,16 @@ def parallel_layers() -> Iterator[Launch]:
                 yield from found[1]
 
 
+def chunks() -> Iterator[Launch]:
+    """Rows of prompts, apart from generated tokens, with quantized weights."""
+    for spec in all_ops():
+        for case in spec.cases():
+            node = declare_case(spec, case)
+            node.n_single = 0
+            if "q4_K" in case.note and supports(node, True):
+                yield from (x for x in launches_of(node, device=EQUAL) if isinstance(x, Launch))
+
+
 @cache
 def launches_of_cases(spec: OpSpec, device: DeviceInfo = DEVICE) -> tuple[Launch, ...]:
     nodes = [declare_case(spec, case) for case in spec.cases()]
@@ -162,7 +172,7 @@ def all_launches() -> tuple[Launch, ...]:
     inputs = StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)])
     steps = advance(inputs, 0, 0, 64), accept(inputs, RoundPlaces(0, 0, 0, 1), 0, 0, 64)
     others = timestamp(0), *steps, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
-    others = *others, *parallel_layers()
+    others = *others, *parallel_layers(), *chunks()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     return (*of_cases, *others, *peaks)
 

@@ -11,7 +11,7 @@ from harness import build_case, nmse, run_on
 from kernel_list import launches_of
 
 from gguflow.engine.graph import Case, Operand, op_spec
-from gguflow.kernels.cuda.columns import GLU, PLAIN
+from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch, supports
 from gguflow.kernels.cuda.launch import Operand as DeviceOperand
 from gguflow.kernels.cuda.mul_mat_batch import applies
@@ -94,13 +94,29 @@ def test_parts_of_k_do_not_depend_on_the_columns(n: int, k: int) -> None:
     assert len({parts(m) for m in (20, 40, 100)}) == 1
 
 
-def test_gate_and_up_go_in_passes_of_64_columns() -> None:
-    w, x = weight(8, 512, "q4_0"), Operand((130, 512))
-    grids = {
-        op: made_by(build(op, *ws, x).node)[1].grid
-        for op, ws in (("mul_mat", (w,)), ("mul_mat_swiglu", (w, w)))
-    }
-    assert grids["mul_mat"][2] == 2 and grids["mul_mat_swiglu"][2] == 3
+def test_more_columns_than_that_are_a_librarys_where_it_takes_less_time() -> None:
+    def by(n: int, k: int, m: int, dtype: str) -> str:
+        w, x = Operand((n, k), dtype, 0.0, role="weight"), Operand((m, k), data=0.0)
+        made = launches_of(build("mul_mat", w, x).node)
+        return next((s.name for s in made if isinstance(s, Gemm)), "ours")
+
+    assert by(4096, 4096, 512, "q4_0") == by(28672, 4096, 300, "q4_0") == "ours"
+    for other in ((1024, 4096, 512, "q4_0"), (4096, 4096, 513, "q4_0"), (4096, 4096, 300, "q6_K")):
+        assert by(*other) == "cublas_bf16"
+
+
+def test_more_than_a_pass_goes_by_the_kernel_that_takes_less_time() -> None:
+    """Without parts of k in blocks of their own where there are tiles enough."""
+    found = {}
+    for n, k in ((4096, 4096), (4096, 14336), (28672, 4096)):
+        for m in (128, 256):
+            w, x = Operand((n, k), "q4_0", 0.0, role="weight"), Operand((m, k), data=0.0)
+            made = made_by(build("mul_mat", w, x).node)
+            found[n, k, m] = made[1].kernel.entry.split("<")[0].removeprefix("mul_mat_")
+    assert {key for key, name in found.items() if name == "tiles"} == {
+        (4096, 4096, 256), (28672, 4096, 256)
+    }  # fmt: skip
+    assert set(found.values()) == {"tiles", "columns"}
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
@@ -168,10 +184,8 @@ def test_a_column_does_not_depend_on_how_many_there_are(
         srcs = (columns, norm, *ws) if fused else (*ws, columns)
         return run_on(gpu, build(op, *srcs, **(EPS if fused else {})))
 
-    kind = GLU if op.endswith("swiglu") else PLAIN
-    last = 64 if kind == GLU else 128
-    assert [tile_for(m, kind).columns for m in (20, 64, 128)] == [32, 64, last]
-    if kind == GLU and dtype == "f16":
+    assert [tile_for(m).columns for m in (20, 64, 128)] == [32, 64, 128]
+    if op.endswith("swiglu") and dtype == "f16":
         many = min(many, 64)  # more are a library's, which adds in another order
     whole = result(many)
     for m in few:

@@ -95,9 +95,18 @@ def test_any_length_has_room(dtype: str, k: int) -> None:
 
 def test_values_of_another_type_read_the_same_columns() -> None:
     made = made_by(heads(("q4_K", "q4_K", "q6_K"), 40, "f16", "norm", 512).node, EQUAL)
-    assert [s.kernel.source for s in made] == [
-        "columns_integers.cu", "mul_mat_integers.cu", "mul_mat_integers.cu"
-    ]  # fmt: skip
+    names = [s.kernel.entry.split("<")[0] for s in made]
+    assert names == ["integer_columns", *("mul_mat_integers", "sum_integers") * 2]
+
+
+def test_quarters_of_tiles_are_shared_by_all_multiprocessors() -> None:
+    for n, k, m, together in ((6144, 4096, 64, False), (28672, 4096, 64, False),
+                              (4096, 14336, 512, True), (9000, 512, 257, False)):  # fmt: skip
+        w, x = Operand((n, k), "q4_0", 0.0, role="weight"), Operand((m, k), data=0.0)
+        product = made_by(build("mul_mat", w, x).node, EQUAL)[1]
+        name = "mul_mat_integers_together" if together else "mul_mat_integers"
+        assert product.kernel.entry.split("<")[0] == name
+        assert 0.7 * EQUAL.sm_count < product.grid[0] <= EQUAL.sm_count
 
 
 @pytest.mark.gpu

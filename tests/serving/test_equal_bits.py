@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import equal_bits
@@ -125,9 +126,12 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gguflow.engine.serving.runner.HOST_SPACE", "no space")
 
 
+@pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("guesses", [False, True])
-def test_an_engines_tokens_keep_their_class(folder: Path, apart: None, guesses: bool) -> None:
-    model = equal_bits.load(folder, "Q8_0", n_threads=1)
+def test_an_engines_tokens_keep_their_class(
+    folder: Path, apart: None, guesses: bool, equal: bool
+) -> None:
+    model = equal_bits.load(folder, "Q8_0", n_threads=1, equal_bits=equal)
     todo = equal_bits.requests(12, seed=2)
     expected = equal_bits.alone(model, todo)
     model.speculate(Speculation(lookup=True, adaptive=False) if guesses else None)
@@ -148,10 +152,38 @@ def test_an_engines_tokens_keep_their_class(folder: Path, apart: None, guesses: 
     assert [tuple(t) for t in found.values()] == [b.tokens for b in expected]
 
 
+def test_rows_that_all_have_an_output_run_apart(folder: Path, apart: None) -> None:
+    """The last ones of other prompts' rows are picked, and then they are single ones."""
+    model = equal_bits.load(folder, "Q8_0", n_threads=1, equal_bits=True)
+    todo = equal_bits.requests(12, seed=6)
+    todo = [replace(r, prompt_logprobs=i % 3 == 0) for i, r in enumerate(todo)]
+    expected = equal_bits.alone(model, todo)
+    engine = Engine(model.with_options(n_ubatch=48), n_seqs=4)
+    run, n_runs = engine._runner.run, {True: 0, False: 0}
+
+    def watched(rows, sampling=None, every=False):
+        for seq in set(rows.seqs[rows.seq[rows.n_single :]].tolist()):
+            job = next(j for j in engine._scheduler.running if j.seq == seq)
+            assert job.request.prompt_logprobs == every
+            n_runs[every] += 1
+        return run(rows, sampling, every)
+
+    engine._runner.run = watched  # type: ignore[method-assign]
+    found: dict[int, list[int]] = {engine.add(r): [] for r in todo}
+    while engine.has_work:
+        for token in engine.step():
+            found[token.request].append(token.id or 0)
+    assert all(n > 3 for n in n_runs.values())
+    assert [tuple(t) for t in found.values()] == [b.tokens for b in expected]
+
+
+@pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("guesses", [False, True])
-def test_a_sessions_tokens_keep_their_class(folder: Path, apart: None, guesses: bool) -> None:
+def test_a_sessions_tokens_keep_their_class(
+    folder: Path, apart: None, guesses: bool, equal: bool
+) -> None:
     """A prompt of one token too, and generations that take turns or go on from one another."""
-    model = equal_bits.load(folder, "Q8_0", n_threads=1, n_ubatch=32)
+    model = equal_bits.load(folder, "Q8_0", n_threads=1, n_ubatch=32, equal_bits=equal)
     todo = [*equal_bits.requests(5, seed=3), Request([7], 10, GREEDY), Request([8] * 33, 10, HOT)]
     expected = [list(b.tokens) for b in equal_bits.alone(model, todo)]
     model.speculate(Speculation(lookup=True, adaptive=False) if guesses else None)

@@ -364,7 +364,8 @@ class Backend(ABC):
     none. n_alike: devices of this kind that the machine has. on_host: of memory that is apart,
     whether it is another host's, which computes as this one does. holds: whether weights placed on
     it are for this process to load. repeats_rows: whether `load_weight` takes the first rows of one
-    whose others repeat them.
+    whose others repeat them. n_made: programs and graphs that a device has made so far; a run that
+    had to wait for one of them was slow.
     """
 
     id: DeviceId
@@ -373,6 +374,7 @@ class Backend(ABC):
     processor: str = ""
     n_threads: int = 0
     n_alike: int = 1
+    n_made: int = 0
     repeats_rows: bool = False
     holds: bool = True
     on_host: bool = False

@@ -56,7 +56,7 @@ def test_a_requests_bits_are_its_own(
 
 
 @pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
-@pytest.mark.parametrize("weights", ["F16", "BF16"])
+@pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_requests_bits_are_its_own_where_that_is_asked_for(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, type_kv: str
 ) -> None:

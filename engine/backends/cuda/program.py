@@ -62,6 +62,7 @@ class CudaProgram(Program):
         self, backend: CudaBackend, steps: Sequence[Step], memory: Memory, meets: Meets
     ) -> None:
         self._backend = backend
+        backend.n_made += 1
         self._device = backend.device
         self._device.use()
         info = self._device.info
@@ -198,6 +199,7 @@ class CudaProgram(Program):
 
     def _capture(self, enqueue: Callable[[], None]) -> Any:
         stream = self._device.stream
+        self._backend.n_made += 1
         stream.begin_capture()
         try:
             enqueue()

@@ -164,7 +164,7 @@ def together(
         if whose and rng.random() < 0.05:
             engine.cancel(int(rng.choice([*whose])))
         running = engine._scheduler.running
-        if running and engine._ahead is None and rng.random() < 0.1:
+        if running and not engine.runs_ahead and rng.random() < 0.1:
             engine._scheduler.preempt(running[int(rng.integers(len(running)))])
         for token in engine.step():
             if token.id is not None:

@@ -85,7 +85,7 @@ def record(setup: Setup, key: PlanKey) -> Graph:
     g = Graph()
     source, o = setup.source, setup.options
     leaves = {s.name: g.weight(s.name, s.dtype, s.shape) for s in source.weights.values()}
-    batch = Batch(key, cache_size(setup), o.k_type, o.v_type)
+    batch = Batch(key, cache_size(setup), o.k_type, o.v_type, o.equal_bits)
     try:
         logits = source.arch.build(g, leaves, batch)
     except ParamRangeError as e:

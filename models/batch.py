@@ -59,12 +59,15 @@ class LayerKv:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of a run and the cache they live in. k_type, v_type: the cache's element types."""
+    """The rows of a run and the cache they live in. k_type, v_type: the cache's element types.
+    picks_last: whether the rows to output are picked behind the last layer. Within it they get
+    other kernels than the same rows in a run where all are output, and other bits."""
 
     key: PlanKey
     cache: CacheSize
     k_type: DType
     v_type: DType
+    picks_last: bool = False
 
     def inputs(self, g: Graph, causal: bool = True) -> Inputs:
         """Declare the inputs that every decoder has. causal: see `HParams`."""
@@ -96,6 +99,11 @@ class Inputs:
         sees = g.input("sees", I32, (n,)) if self._looks_ahead else pos
         self.rows = Rows(pos, seq, batch.key.n_single, sees)
         self._picked: dict[Tensor, Tensor] = {}
+
+    @property
+    def picks_last(self) -> bool:
+        """See `Batch`."""
+        return self._batch.picks_last
 
     def kv(self, i: int, layer: CacheLayer) -> LayerKv:
         """States and indices of layer i."""

@@ -32,5 +32,6 @@ class Site:
 
     def needed(self, x: Tensor) -> Tensor:
         """The rows of x that matter past the layer's keys and values: in the last layer only those
-        to output."""
-        return self.inp.out(x) if self.i == self.hp.n_layer - 1 else x
+        to output, unless they are picked later."""
+        is_last = self.i == self.hp.n_layer - 1 and not self.inp.picks_last
+        return self.inp.out(x) if is_last else x

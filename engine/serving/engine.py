@@ -256,7 +256,6 @@ class Engine:
         job.is_over = True
         if self._speculator is not None:
             self._speculator.forget({job.id})
-            self._speculator.stop()
         with self._lock:
             del self._jobs[job.id]
 
@@ -453,7 +452,7 @@ class Engine:
             most = min(most, max(LEAST_AHEAD, self._speculator.plain_steps(len(jobs))))
         seqs = np.array([job.seq for job in jobs], np.int64)
         rows = generated_rows(jobs)
-        while most >= LEAST_AHEAD and not self._kv.grow_all(seqs.tolist(), most):
+        while most >= LEAST_AHEAD and not self._kv.grow_all(seqs.tolist(), [most] * len(jobs)):
             most //= 2
         if most < LEAST_AHEAD:
             return False

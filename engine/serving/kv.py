@@ -253,12 +253,12 @@ class KvCache:
                 found[name] = min(most, max(0, window_pages(group.window, n_chunk) - held))
         return found
 
-    def grow_all(self, seqs: Sequence[int], n: int) -> bool:
-        """Pages for n more tokens of each of these. Where there are too few each has room for one
-        token more, for which there must be pages, and the answer is no."""
+    def grow_all(self, seqs: Sequence[int], n: Sequence[int]) -> bool:
+        """Pages for so many more tokens of each of these. Where there are too few each has room for
+        one token more, for which there must be pages, and the answer is no."""
         try:
-            for seq in seqs:
-                self.grow(seq, n)
+            for seq, more in zip(seqs, n, strict=True):
+                self.grow(seq, more)
         except OutOfPages:
             for seq in seqs:
                 self.shrink(seq)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
     from .runner import Sampling
+    from .speculation_draft import DraftModel
 
 MOST_DRAFT = 64  # tokens that may be guessed at once
 MOST_ROWS = 128  # of a run that checks guesses, where there are no more sequences than that
@@ -106,11 +107,10 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Prepared(Protocol):
-    """A drafter that knows beforehand what it will guess."""
+    """A drafter that knows beforehand what it will guess. inner: a draft model that is run all the
+    same."""
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether it does."""
+    inner: DraftModel | None
 
     def prepared(self, line: Line) -> np.ndarray:
         """Of every position of a line the token that is guessed there: int32, negative for none."""

@@ -24,6 +24,7 @@ from .speculation_rows import next_draws, verify_rows
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
+    from gguflow.engine.runtime import BoundPlan
 
 FEW = 4  # missing rows of a line that are computed along with its first guess
 NEVER = 1 << 40  # tokens
@@ -33,11 +34,14 @@ NEVER = 1 << 40  # tokens
 class _State:
     """A line in the draft's cache. ahead: tokens whose rows are there, though the cache was not
     told: the line's last one in the round before, and what was guessed after it. n_ahead: how many
-    tokens a recurrent state has seen since, which was marked after the first of them."""
+    tokens a recurrent state has seen since, which was marked after the first of them. taken: in
+    rounds that a device makes by itself, the line's last token before them and what they brought.
+    """
 
     seq: int
     ahead: list[int] = field(default_factory=list)
     n_ahead: int = 0
+    taken: list[int] = field(default_factory=list)
 
 
 class DraftModel:
@@ -57,16 +61,20 @@ class DraftModel:
         if self._kv.states is not None:
             self._kv.states.every = NEVER  # states run ahead of what the cache is told
         self._n_ctx, self._n_ubatch = o.n_ctx, draft.options.n_ubatch
-        self._n_vocab, self._n_shared = draft.hp.n_vocab, min(draft.hp.n_vocab, model.hp.n_vocab)
+        self._n_vocab, self._n_model = draft.hp.n_vocab, model.hp.n_vocab
+        self._n_shared = min(self._n_vocab, self._n_model)
         self._p_min = p_min
         self.took = 0.0
         self._caught_up = False  # whether prompts were computed in the last round
         self._n_deep = 0  # rows of the last round that followed those that were missing, and one
         self._lines: dict[int, _State] = {}
         self._clock = Clock(self._runner.is_host)  # of one more guess, by lines
+        self._steps = Clock(True)  # the same of steps that follow each other on a device
+        self._follows = False  # whether they did so last, and the rounds that check them
 
     def seconds(self, n_lines: int) -> float:
-        return self._clock.seconds(n_lines) or 0.0
+        known = self._steps.seconds(n_lines) if self._follows else None
+        return known or self._clock.seconds(n_lines) or 0.0
 
     def forget(self, keys: set[int]) -> None:
         for key in keys & self._lines.keys():
@@ -102,6 +110,52 @@ class DraftModel:
         for line, mine in zip(lines, guesses, strict=True):
             if mine and line.key in self._lines:
                 self._lines[line.key].ahead = [line.tokens[-1], *mine[:-1]]
+
+    # -- rounds that a device makes by itself ----------------------------------------------------
+
+    def follow(
+        self, lines: Sequence[Line], ends: Sequence[int], sampling: Sampling
+    ) -> tuple[BoundPlan, BoundPlan] | None:
+        """The plans of the first step of a round and of those that follow, see
+        `Program.round_loop`, with their inputs written; None where this draft cannot guess so.
+
+        lines: those of the last call of `draft`. ends: of each the position up to which rounds may
+        go. sampling: as there.
+        """
+        kv, runner = self._kv, self._runner
+        self._follows = False
+        if self._p_min or kv.states is not None or self._n_vocab != self._n_model:
+            return None
+        if runner.is_host or 2 * len(lines) > runner.buckets.n_verify:
+            return None
+        places = [len(line.tokens) - 1 for line in lines]
+        states = [self._lines.get(line.key) for line in lines]
+        seqs = [s.seq for s, at in zip(states, places, strict=True) if s and kv.length(s.seq) == at]
+        if len(seqs) < len(lines) or min(places) < 1:
+            return None
+        try:
+            for seq, place, end in zip(seqs, places, ends, strict=True):
+                kv.grow(seq, end - place)
+        except OutOfPages:
+            return None
+        at = np.array(seqs, np.int64)
+        last = [line.tokens[-2:] for line in lines]
+        two = verify_rows(at, [place - 1 for place in places], last)
+        one = single_rows(at, np.array([x[-1] for x in last]), np.array(places))
+        for state, (_, token) in zip(states, last, strict=True):
+            assert state is not None
+            state.ahead, state.taken = [], [token]
+        self._follows = True
+        twice = Sampling(*(np.repeat(x, 2, axis=0) for x in sampling))
+        return runner.write(two, twice), runner.write(one, sampling)
+
+    def brought(self, key: int, tokens: Sequence[int]) -> None:
+        """What a round brought a line. Its rows are there but for the last two tokens': the draft
+        has not seen a guess that nothing was guessed behind."""
+        state = self._lines.get(key)
+        if state is not None:
+            state.taken += tokens
+            state.ahead = state.taken[:-2]
 
     # -- the cache -------------------------------------------------------------------------------
 
@@ -161,6 +215,7 @@ class DraftModel:
             while not ahead.is_over:
                 columns.append(ahead.next()[: len(lines)])
                 all_fit.append(columns[-1] < self._n_shared)
+            self._steps.add(len(lines), ahead.seconds / ahead.taken)
         while len(columns) < depth and fits.any():
             sampling = next_draws(sampling, tokens)
             results = self._runner.run(single_rows(seqs, tokens, pos), sampling)

@@ -10,15 +10,16 @@ from .speculation import Line, Speculation
 from .speculation_pace import Pace, Times
 from .speculation_rounds import Outcome, Rounds, RoundStarter
 
-# Sequences that a device makes rounds of. With one, a GPU's texts were seen to be the plain ones;
-# with six, of a model that equal bits do not cover, one text was not (LOG).
+# Sequences that a device makes rounds of. Texts of several are the plain ones too, but what they
+# gain beside rounds that the host decides has not been measured.
 MOST_LINES = 1
 LEAST_ROUNDS = 8  # before other lengths are tried: to start rounds takes a part of one
 
 
 class Following:
     """Rounds that follow each other as long as their lengths are the right ones, and while at least
-    half of the rows for guesses have one: others are computed for nothing."""
+    half of the rows for guesses have one: others are computed for nothing, as those of lines that
+    have ended are."""
 
     def __init__(
         self, buckets: Buckets, speculation: Speculation, starter: RoundStarter, pace: Pace,
@@ -30,7 +31,8 @@ class Following:
         self._lines: list[Line | None] = []  # None for one that has ended
         self._n_tokens: list[int] = []  # of each
         self._room: list[int] = []  # tokens that each may still get
-        self._n_asked = self._n_sure = 0
+        self._lengths: list[int] = []  # guesses that each is asked for
+        self._depth = self._n_sure = 0
 
     @property
     def is_on(self) -> bool:
@@ -48,12 +50,13 @@ class Following:
         few = 2 * sum(map(len, guesses)) < max(1, sum(lengths))
         if few or len(lines) > MOST_LINES:
             return False
-        lengths = self._filled(lines, lengths)
+        if self._starter.draft is None:
+            lengths = self._filled(lines, lengths)
         least = max(1, self._speculation.least)
         self._rounds = self._starter.start(lines, lengths, least, sampling)
         if self._rounds is None:
             return False
-        self._lines, self._n_asked = [*lines], sum(lengths)
+        self._lines, self._lengths, self._depth = [*lines], [*lengths], max(lengths)
         self._n_tokens = [len(line.tokens) for line in lines]
         self._room = [line.most for line in lines]
         self._n_sure = self._pace.trying() if self._speculation.adaptive else 0
@@ -76,23 +79,25 @@ class Following:
             n_guessed += f.n_guessed
             self._n_tokens[i] += len(f.tokens)
             self._room[i] -= len(f.tokens)
-            self._starter.took(line.key, line.seq, self._n_tokens[i])
+            self._starter.took(line.key, line.seq, self._n_tokens[i], f.tokens)
             if f.n_guessed > 0:
                 self._pace.outcome(line.key, f.n_guessed, len(f.tokens) - 1)
-        if 2 * n_guessed < self._n_asked or not self._is_right(rounds.taken):
+        if 2 * n_guessed < sum(self._lengths) or not self._is_right(rounds.taken):
             rounds.stop()
         if rounds.is_over:
-            n_rows = len(self._lines) + self._n_asked
-            self._times.ran(n_rows, rounds.seconds, rounds.taken, follow=True)
+            n_rows = len(self._lines) + sum(self._lengths)
+            drafting = rounds.taken * self._depth * self._draft_s()
+            self._times.ran(n_rows, max(0.0, rounds.seconds - drafting), rounds.taken, follow=True)
             self._rounds = None
         return found
 
     def forget(self, keys: set[int]) -> None:
-        """These lines have ended: no more rounds are started."""
+        """These lines have ended. No more rounds are started once all have."""
         for i, line in enumerate(self._lines):
             if line is not None and line.key in keys:
                 self._lines[i] = None
-                self.stop()
+        if not any(self._lines):
+            self.stop()
 
     def stop(self) -> None:
         """Start no more rounds."""
@@ -107,6 +112,11 @@ class Following:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _draft_s(self) -> float:
+        """What a draft's step takes."""
+        draft = self._starter.draft
+        return 0.0 if draft is None else draft.seconds(len(self._lines))
+
     def _filled(self, lines: Sequence[Line], lengths: Sequence[int]) -> list[int]:
         """More guesses, for the rows that the plan has anyway."""
         n, most = len(lines), self._speculation.most
@@ -119,13 +129,13 @@ class Following:
         """Whether as many guesses as these would be asked for now."""
         if not self._speculation.adaptive or n_rounds < self._n_sure:
             return True
-        left = [(line, m) for line, m in zip(self._lines, self._room, strict=True) if line]
-        if not left:
+        alive = [i for i, line in enumerate(self._lines) if line is not None]
+        if not alive:
             return False
-        keys = [line.key for line, _ in left]
-        wanted = self._pace.wanted(keys, [m - 1 for _, m in left], 0.0)
+        keys = [line.key for line in self._lines if line is not None]
+        wanted = self._pace.wanted(keys, [self._room[i] - 1 for i in alive], self._draft_s())
         if not wanted:
             return False
-        size = self._buckets.checked
-        n = len(self._lines)
-        return n_rounds < LEAST_ROUNDS or size(n + wanted) == size(n + self._n_asked)
+        n, size = len(alive), self._buckets.checked
+        asked = sum(self._lengths[i] for i in alive)
+        return n_rounds < LEAST_ROUNDS or size(n + wanted) == size(n + asked)

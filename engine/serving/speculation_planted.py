@@ -24,36 +24,32 @@ class Planted:
         inner: DraftModel | None = None,
     ) -> None:  # fmt: skip
         self._texts = [list(text) for text in texts]
-        self._share, self._n_vocab, self._inner = share, n_vocab, inner
+        self._share, self._n_vocab, self.inner = share, n_vocab, inner
         self._rng = np.random.default_rng(seed)
         self._which: dict[int, np.ndarray] = {}
 
     @property
     def took(self) -> float:
-        return 0.0 if self._inner is None else self._inner.took
+        return 0.0 if self.inner is None else self.inner.took
 
     def draft(
         self, lines: Sequence[Line], lengths: Sequence[int], sampling: Sampling
     ) -> list[list[int]]:
         found = [self._line(line, n) for line, n in zip(lines, lengths, strict=True)]
-        if self._inner is not None:
-            made = self._inner.draft(lines, lengths, sampling)
+        if self.inner is not None:
+            made = self.inner.draft(lines, lengths, sampling)
             found = [mine[: len(m)] for mine, m in zip(found, made, strict=True)]
-            self._inner.pretend(lines, found)
+            self.inner.pretend(lines, found)
         return found
 
     def seconds(self, n_lines: int) -> float:
-        return 0.0 if self._inner is None else self._inner.seconds(n_lines)
+        return 0.0 if self.inner is None else self.inner.seconds(n_lines)
 
     def forget(self, keys: set[int]) -> None:
-        if self._inner is not None:
-            self._inner.forget(keys)
+        if self.inner is not None:
+            self.inner.forget(keys)
         for key in keys:
             self._which.pop(key, None)
-
-    @property
-    def is_prepared(self) -> bool:
-        return self._inner is None
 
     def prepared(self, line: Line) -> np.ndarray:
         # Whether a guess is right is drawn once for its position: what comes after a wrong guess is

@@ -56,10 +56,14 @@ class Speculator:
         if len(self._paced) > 1 or self._runner.is_host or self._runner.kv.states is not None:
             return None
         ((drafter, pace),) = self._paced
-        prepared = drafter if isinstance(drafter, Prepared) and drafter.is_prepared else None
-        if prepared is None and not (isinstance(drafter, Lookup) and drafter.cache is None):
+        prepared = drafter if isinstance(drafter, Prepared) else None
+        draft = drafter if prepared is None else prepared.inner
+        if not isinstance(draft, DraftModel):
+            draft = None
+        looks_up = isinstance(drafter, Lookup) and drafter.cache is None
+        if prepared is None and draft is None and not looks_up:
             return None
-        starter = RoundStarter(self._runner, prepared)
+        starter = RoundStarter(self._runner, prepared, draft)
         return Following(self._runner.buckets, self._speculation, starter, pace, self._times)
 
     def forget(self, keys: set[int]) -> None:

@@ -13,7 +13,7 @@ constexpr int kAtOnce = 8;                  // places that a thread looks at bef
 constexpr int kWrong = -2;                  // in the ring: a guess that did not come true
 
 // As RoundMemory.LINE names them.
-enum { kRow, kRows, kLength, kEnd, kLeast, kText, kLine = 8 };
+enum { kRow, kRows, kLength, kEnd, kLeast, kText, kMade, kWanted, kLine };
 
 struct AcceptArgs {
   const i32* token;  // sampled
@@ -29,6 +29,7 @@ struct AcceptArgs {
   const i32* table[kGroups];  // [n_seqs, n_entries]
   i32 n_entries[kGroups];
   i32 n_groups, n_seqs, h, size, n, begins;
+  i32 drafted;  // what is not prepared is guessed by another model, before the next round
   i64 capacity;
 };
 
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) accept(const __grid_constant__ Accep
       guesses[thread] = guess;
       if (guess < 0) atomicMin(&guessed, thread);
     }
-  } else {
+  } else if (!a.drafted) {
     for (int i = 0; i < room; i++) {
       const int place = after_the_same(text, length, last + i, &best);
       if (thread == 0) {
@@ -145,11 +146,12 @@ __global__ void __launch_bounds__(kThreads) accept(const __grid_constant__ Accep
   __syncthreads();
   const int n_guesses = guessed < __ldcg(at + kLeast) ? 0 : guessed,
             n_live = over ? 0 : 1 + n_guesses;
+  const int n_known = a.drafted && !a.prepared ? min(n_live, 1) : n_live;  // rows with a token
 
   if (is_row) {
     const int i = row + thread, pos = thread < n_live ? length - 1 + thread : -1;
     a.pos[i] = pos;
-    a.tokens[i] = pos < 0 ? -1 : last[kLongest - 1 + thread];
+    a.tokens[i] = thread < n_known ? last[kLongest - 1 + thread] : -1;
     a.seq[i] = pos < 0 ? -1 : line;
     a.rng[2 * i + 1] = draws + made + thread;
     for (int g = 0; g < a.n_groups; g++) {
@@ -159,11 +161,15 @@ __global__ void __launch_bounds__(kThreads) accept(const __grid_constant__ Accep
       a.rows[g][i] = page < 0 ? -1 : page * kPage + pos % kPage;
     }
   }
-  for (int i = thread; i < n_live * a.h; i += kThreads) {
+  for (int i = thread; i < n_known * a.h; i += kThreads) {
     const int k = i / a.h, place = length + k - a.h + i % a.h;
     a.history[(i64)row * a.h + i] = place < 0        ? -1
                                     : place < length ? __ldcg(text + place)
                                                      : guesses[place - length];
   }
-  if (thread == 0) at[kLength] = length;
+  if (thread == 0) {
+    at[kLength] = length;
+    at[kMade] = 0;
+    at[kWanted] = max(0, n_live - 1);
+  }
 }

@@ -14,12 +14,14 @@ MOST_GUESSES = 64  # of a sequence in a round
 
 @dataclass(frozen=True)
 class RoundPlaces:
-    """Addresses of what rounds keep of their sequences, see `RoundMemory`. prepared: 0 for none."""
+    """Addresses of what rounds keep of their sequences, see `RoundMemory`. prepared: 0 for none.
+    drafted: whether draft.cu guesses what is not prepared."""
 
     lines: int
     texts: int
     prepared: int
     capacity: int
+    drafted: bool = False
 
 
 def accept(
@@ -36,11 +38,12 @@ def accept(
     """
     groups = all_groups(at.groups)
     args = struct.pack(
-        f"@{11 + 2 * GROUPS}P{GROUPS + 6}iq",
+        f"@{11 + 2 * GROUPS}P{GROUPS + 7}iq",
         at.token, at.tokens, at.pos, at.seq, at.rng, at.history, keep.lines, keep.texts,
         keep.prepared, steps, ring,
         *(g.rows for g in groups), *(g.table for g in groups), *(g.n_entries for g in groups),
-        len(at.groups), at.n_seqs, at.n_history, size, at.n, begins, keep.capacity,
+        len(at.groups), at.n_seqs, at.n_history, size, at.n, begins,
+        keep.drafted, keep.capacity,
     )  # fmt: skip
     kernel = Kernel("accept.cu", "accept")
     return Launch(kernel, (at.n_seqs, 1, 1), (BLOCK, 1, 1), pack(args), dependent=True)

@@ -11,6 +11,7 @@ from gguflow.engine.graph import F32, I32, Graph, OpSpec, Tensor, all_ops, dtype
 from gguflow.kernels.cuda import all_reduce, all_reduce_norm, link
 from gguflow.kernels.cuda.accept import RoundPlaces, accept
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
+from gguflow.kernels.cuda.draft import draft_first, draft_next
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
     Call,
@@ -170,7 +171,9 @@ def all_launches() -> tuple[Launch, ...]:
         for d in (1024, 2048, 4096, 8192) for dtype in ("f32", "f16", "bf16")
     )  # fmt: skip
     inputs = StepInputs(1, 0, 0, 0, 0, 0, 0, 1, 1, [CacheRows(0, 0, 1)])
-    steps = advance(inputs, 0, 0, 64), accept(inputs, RoundPlaces(0, 0, 0, 1), 0, 0, 64)
+    places = RoundPlaces(0, 0, 0, 1)
+    drafts = draft_first(inputs, inputs, places), draft_next(0, 2, inputs, inputs, places)
+    steps = advance(inputs, 0, 0, 64), accept(inputs, places, 0, 0, 64), *drafts
     others = timestamp(0), *steps, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
     others = *others, *parallel_layers(), *chunks()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]

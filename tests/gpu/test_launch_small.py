@@ -11,6 +11,7 @@ from kernel_list import DEVICE, launches_of
 from gguflow.engine.graph import F32, I32, I64, Graph, Tensor
 from gguflow.kernels.cuda.accept import RoundPlaces, accept
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
+from gguflow.kernels.cuda.draft import draft_first, draft_next
 from gguflow.kernels.cuda.launch import Launch, scratch_bytes
 from gguflow.kernels.cuda.mirror import BUFFERS, mirror
 from gguflow.kernels.cuda.sample import ROOM
@@ -90,7 +91,28 @@ def test_the_arguments_of_accept_are_in_order() -> None:
     launch = accept(at, RoundPlaces(8, 9, 12, 1 << 40), 10, 11, 64, begins=True)
     assert launch.grid == (9, 1, 1) and launch.dependent
     pointers = (1, 2, 3, 4, 6, 7, 8, 9, 12, 10, 11, 21, 22, *[0] * 6, 31, 32, *[0] * 6)
-    numbers = (41, 42, *[0] * 6, 2, 9, 256, 64, 50, 1)
-    assert struct.unpack_from("@27P14iq", launch.args) == (*pointers, *numbers, 1 << 40)
+    numbers = (41, 42, *[0] * 6, 2, 9, 256, 64, 50, 1, 0)
+    assert struct.unpack_from("@27P15iq", launch.args) == (*pointers, *numbers, 1 << 40)
     with pytest.raises(ValueError, match="9 groups"):
         accept(replace(at, groups=groups * 4 + groups[:1]), RoundPlaces(0, 0, 0, 1), 10, 11, 64)
+
+
+@pytest.mark.parametrize("prepared", [0, 12])
+def test_the_arguments_of_a_drafts_steps_are_in_order(prepared: int) -> None:
+    """What the round checks is only written where nothing is prepared."""
+    groups = [CacheRows(21, 31, 41), CacheRows(22, 32, 42)]
+    to = StepInputs(5, 1, 2, 3, 4, 6, 7, 256, 9, groups)
+    checks = StepInputs(50, 51, 52, 53, 54, 55, 56, 256, 9, [])
+    keep = RoundPlaces(8, 10, prepared, 1 << 40, True)
+    checked = (0, 0) if prepared else (52, 56)
+    for launch, token, stride in (
+        (draft_first(to, checks, keep), 0, 0),
+        (draft_next(57, 2, to, checks, keep), 57, 2),
+    ):
+        assert launch.grid == (9, 1, 1) and launch.dependent
+        mine = (token, 2, 3, 4, 6, 7, 8, 10, 55, *checked)
+        pointers = (*mine, 21, 22, *[0] * 6, 31, 32, *[0] * 6)
+        numbers = (41, 42, *[0] * 6, 2, 9, 256, stride)
+        assert struct.unpack_from("@27P12iq", launch.args) == (*pointers, *numbers, 1 << 40)
+    with pytest.raises(ValueError, match="9 groups"):
+        draft_first(replace(to, groups=groups * 4 + groups[:1]), checks, keep)

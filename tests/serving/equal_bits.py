@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,23 @@ N_VOCAB = 96
 
 @dataclass(frozen=True)
 class Bits:
-    """Of one request. complete: whether it was not cancelled."""
+    """Of one request. complete: whether it was not cancelled. each: digests of the logits that a
+    token was chosen from, None where they were not shown."""
 
     digest: str
     tokens: tuple[int, ...]
     complete: bool = True
+    each: tuple[bytes | None, ...] = field(default=(), compare=False)
+
+    def differs_at(self, wanted: Bits) -> int | None:
+        """The first token that was another one or came of other logits."""
+        n = min(len(self.tokens), len(wanted.tokens))
+        for i in range(n):
+            a, b = self.each[i], wanted.each[i]
+            if self.tokens[i] != wanted.tokens[i] or (a and b and a != b):
+                return i
+        short = len(self.tokens) != len(wanted.tokens) and self.complete
+        return n if short else None
 
 
 def source_of(folder: Path, weights: str) -> ModelSource:
@@ -111,10 +123,10 @@ class Recorder:
     def bits(self, key: int, request: Request, tokens: Sequence[int], complete: bool) -> Bits:
         first = len(request.ids) - 1
         # A device that makes token after token by itself shows no logits.
-        shown = {i: self._rows.get((key, first + i)) for i in range(len(tokens))}
-        rows = [row for row in shown.values() if row is not None]
+        shown = tuple(self._rows.get((key, first + i)) for i in range(len(tokens)))
+        rows = [row for row in shown if row is not None]
         digest = hashlib.sha256(b"".join(rows)).hexdigest() if len(rows) == len(tokens) else ""
-        return Bits(digest, tuple(tokens), complete)
+        return Bits(digest, tuple(tokens), complete, shown)
 
 
 def alone(model: Model, todo: Sequence[Request]) -> list[Bits]:
@@ -152,7 +164,7 @@ def together(
         if whose and rng.random() < 0.05:
             engine.cancel(int(rng.choice([*whose])))
         running = engine._scheduler.running
-        if running and engine._ahead is None and rng.random() < 0.1:
+        if running and not engine.runs_ahead and rng.random() < 0.1:
             engine._scheduler.preempt(running[int(rng.integers(len(running)))])
         for token in engine.step():
             if token.id is not None:

@@ -13,6 +13,7 @@ from test_engine import pad
 
 from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.graph import dtype_by_name
+from gguflow.engine.plan_key import PlanKey
 from gguflow.engine.sampling import GREEDY
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
@@ -209,6 +210,24 @@ def test_a_sessions_tokens_keep_their_class(
     assert list(session.generate(again, 8, GREEDY)) == list(
         model.new_session().generate(again, 8, GREEDY)
     )
+
+
+def test_rows_to_output_are_picked_behind_attention_where_that_is_asked_for(
+    folder: Path, apart: None
+) -> None:
+    """In a run with pieces of prompts the last layer would have other ops than without."""
+    todo = equal_bits.requests(8, seed=5)
+    plain, equal = (
+        equal_bits.load(folder, "F16", n_threads=1, equal_bits=e) for e in (False, True)
+    )
+    shapes = [
+        [n.shape[0] for n in m.plan(PlanKey(4, 16, 4, 4, True)).graph.nodes if n.op == "attention"]
+        for m in (plain, equal)
+    ]
+    assert shapes[0] == [20] * (len(shapes[0]) - 1) + [4] and shapes[1] == [20] * len(shapes[0])
+    expected = equal_bits.alone(plain, todo)
+    assert equal_bits.alone(equal, todo) == expected
+    assert equal_bits.check(expected, equal_bits.together(equal, todo, 4, 1)) > 8
 
 
 # -- random draws ----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
 from gguflow.engine.serving.runner import Sampling
 from gguflow.engine.serving.speculation import Line, Speculation
+from gguflow.engine.serving.speculation_draft import DraftModel
 from gguflow.engine.serving.speculation_lookup import Lookup
 from gguflow.engine.serving.speculation_planted import Planted
 
@@ -67,6 +68,40 @@ def test_texts_that_are_looked_up_are_the_plain_ones(
     if not adaptive:
         # Of six texts it is seldom that half of the rows for guesses have one.
         assert n_rounds(device) > (3 if n_seqs == 6 else 10) and drafting.accepted > 10
+
+
+@pytest.mark.parametrize("n_seqs", [0, 1, 6])
+@pytest.mark.parametrize("kind", ["always", "adaptive", "planted"])
+def test_drafts(bundled: Model, device: list[RoundLoop], kind: str, n_seqs: int) -> None:
+    """A smaller model's steps come before each round, whose guesses are its own or planted."""
+    draft = bundled.load_draft("bundled")
+    requests = prompts(bundled, 12)
+    expected = alone(bundled, requests)
+    if kind == "planted":
+        texts = [[*r.ids, *text] for r, text in zip(requests, expected, strict=True)]
+        inner = DraftModel(draft, bundled.with_options(n_seqs=max(1, n_seqs)))
+        planted = Planted(texts, 0.7, bundled.hp.n_vocab, inner=inner)
+        bundled.speculate(Speculation(drafter=planted, most=4, adaptive=False))
+    else:
+        bundled.speculate(Speculation(draft=draft, most=4, adaptive=kind == "adaptive"))
+    found, drafting = guessed(bundled, requests, n_seqs)
+    assert found == expected
+    if kind != "adaptive":
+        assert n_rounds(device) > (5 if n_seqs == 6 else 50) and drafting.accepted > 100
+        assert all(loop.depth == 4 for loop in device if loop.waited)
+        assert sum(loop.drafted for loop in device) == 4 * sum(loop.launched for loop in device)
+
+
+def test_a_draft_guesses_on_a_device_what_it_guesses_on_the_host(
+    bundled: Model, device: list[RoundLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = bundled.load_draft("bundled")
+    (request,) = prompts(bundled, 1)
+    bundled.speculate(Speculation(draft=draft, most=3, adaptive=False))
+    found, drafting = guessed(bundled, [request], 1)
+    assert n_rounds(device) > 5
+    monkeypatch.setattr("gguflow.engine.serving.speculation_following.MOST_LINES", 0)
+    assert guessed(bundled, [request], 1) == (found, drafting)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
@@ -148,6 +183,24 @@ def test_generations_that_take_turns_on_a_session(bundled: Model, device: list[R
     bundled.speculate(Speculation(lookup=True, most=4, adaptive=False))
     found = by_turns(bundled, requests, 8)
     assert found == expected
+
+
+def test_rounds_go_on_when_one_of_several_has_ended(tiny: Model, device: list[RoundLoop]) -> None:
+    requests = [Request([9, 8, 7 + i], (25, 90, 90)[i], SamplerSettings(seed=i)) for i in range(3)]
+    expected = alone(tiny, requests)
+    texts = [[*r.ids, *text] for r, text in zip(requests, expected, strict=True)]
+    tiny.speculate(Speculation(drafter=Planted(texts, 1.0, 96), most=3, adaptive=False))
+    engine = Engine(tiny, n_seqs=3)
+    ids = [engine.add(r) for r in requests]
+    found: dict[int, list[int]] = {i: [] for i in ids}
+    ahead = []
+    while engine.has_work:
+        for t in engine.step():
+            found[t.request] += [] if t.id is None else [t.id]
+            ahead += [engine.runs_ahead] if t.finish else []
+    assert [found[i] for i in ids] == expected
+    assert ahead == [True, False, False]
+    assert engine.stats.n_available == engine.stats.n_pages
 
 
 def test_an_interrupted_round_is_made_again(tiny: Model, device: list[RoundLoop]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gguflow.engine.backends.base import (
+    DraftStep,
     Live,
     Meets,
     Memory,
@@ -39,7 +40,7 @@ from .cublas import BoundGemm
 from .exchange import Exchanges
 from .memory import CudaBuffer, MirroredBuffer
 from .modules import BoundLaunch
-from .token_loop import CudaTokenLoop
+from .token_loop import CudaTokenLoop, LoopStep
 
 if TYPE_CHECKING:
     from .backend import CudaBackend
@@ -62,6 +63,7 @@ class CudaProgram(Program):
         self, backend: CudaBackend, steps: Sequence[Step], memory: Memory, meets: Meets
     ) -> None:
         self._backend = backend
+        backend.n_made += 1
         self._device = backend.device
         self._device.use()
         info = self._device.info
@@ -198,6 +200,7 @@ class CudaProgram(Program):
 
     def _capture(self, enqueue: Callable[[], None]) -> Any:
         stream = self._device.stream
+        self._backend.n_made += 1
         stream.begin_capture()
         try:
             enqueue()
@@ -210,28 +213,37 @@ class CudaProgram(Program):
         return stream.end_capture()
 
     def token_loop(self, tensors: Mapping[str, Tensor]) -> CudaTokenLoop:
-        return self._loop(tensors, None)
+        return CudaTokenLoop(self._backend, self._loop_step(tensors), self._keep)
 
-    def round_loop(self, tensors: Mapping[str, Tensor], keep: RoundMemory) -> CudaTokenLoop:
-        return self._loop(tensors, keep)
+    def round_loop(
+        self, tensors: Mapping[str, Tensor], keep: RoundMemory, drafts: Sequence[DraftStep] = ()
+    ) -> CudaTokenLoop | None:
+        mine, steps, kept = self._loop_step(tensors), [], [self._keep]
+        for d in drafts:
+            if not isinstance(d.program, CudaProgram) or d.program._backend is not self._backend:
+                return None
+            steps.append(d.program._loop_step(d.tensors))
+            kept.append(d.program._keep)
+        return CudaTokenLoop(self._backend, mine, kept, keep, steps)
 
-    def _loop(self, tensors: Mapping[str, Tensor], rounds: RoundMemory | None) -> CudaTokenLoop:
+    def _loop_step(self, tensors: Mapping[str, Tensor]) -> LoopStep:
         places = {name: (t, _place(self._memory, t)[1]) for name, t in tensors.items()}
 
         def begin() -> None:
             for bring in self._bring:
                 bring()
 
-        def capture(end: BoundLaunch | BoundGemm) -> Any:
+        def capture(ends: Sequence[BoundLaunch | BoundGemm]) -> Any:
             self._load()
 
             def step() -> None:
                 self.issue()
-                end.issue()
+                for end in ends:
+                    end.issue()
 
             return self._capture(step)
 
-        return CudaTokenLoop(self._backend, places, begin, capture, self._keep, rounds)
+        return LoopStep(places, begin, capture)
 
     def prepare(self, timed: bool = False) -> None:
         """Have the graph at hand where another device's run may be under way, which waits for this

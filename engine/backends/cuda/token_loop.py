@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gguflow.engine.backends.base import RoundMemory
 from gguflow.engine.graph import Tensor
 from gguflow.kernels.cuda.accept import RoundPlaces, accept
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
+from gguflow.kernels.cuda.draft import draft_first, draft_next
 from gguflow.kernels.cuda.launch import Launch
 
 from .device import CudaDevice
@@ -58,45 +60,82 @@ def step_inputs(places: Mapping[str, tuple[Tensor, int]], spare: int) -> StepInp
     )
 
 
-def _of_rounds(at: StepInputs, keep: RoundMemory, to: tuple[int, int, int]) -> list[Launch]:
-    """The end of a round, and what makes the first one's inputs."""
+@dataclass(frozen=True)
+class LoopStep:
+    """What a loop needs of a program: tensor and address of the plan's inputs by name, and of the
+    sampled tokens as `token`; what brings the inputs; and what makes a graph of its launches and
+    some behind them."""
+
+    places: Mapping[str, tuple[Tensor, int]]
+    begin: Callable[[], None]
+    capture: Callable[[Sequence[BoundLaunch | BoundGemm]], Any]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Launches: behind a step, behind each of a draft's, and before the first step."""
+
+    step: list[Launch]
+    drafts: list[list[Launch]]
+    first: list[Launch]
+
+
+def _of_rounds(
+    at: StepInputs, drafts: Sequence[StepInputs], keep: RoundMemory, to: tuple[int, int, int]
+) -> Ends:
     prepared = 0 if keep.prepared is None else keep.prepared.address
-    places = RoundPlaces(keep.lines.address, keep.texts.address, prepared, keep.capacity)
-    return [accept(at, places, *to, begins) for begins in (False, True)]
+    places = RoundPlaces(
+        keep.lines.address, keep.texts.address, prepared, keep.capacity, bool(drafts)
+    )
+    end, begins = (accept(at, places, *to, x) for x in (False, True))
+    if not drafts:
+        return Ends([end], [], [begins])
+    two, one = drafts
+    made = draft_first(two, at, places)
+    next_ones = [[draft_next(x.token, n, one, at, places)] for x, n in ((two, 2), (one, 1))]
+    return Ends([end, made], next_ones, [begins, made])
 
 
 class CudaTokenLoop:
     """A step's graph without the host: it ends by making its tokens the next step's input and by
     storing them in a ring in pinned memory, with the step's number.
 
-    places: tensor and address of the plan's inputs by name, and of the sampled tokens as `token`. A
-    device that has no such tokens moves its positions and the rows it writes on, and that is all;
-    what it puts into its ring says nothing. keep: what steps on their way may still write to.
-    rounds: what steps that check guesses keep, see `RoundMemory`.
+    step: a device that has no sampled tokens moves its positions and the rows it writes on, and
+    that is all; what it puts into its ring says nothing. keep: what steps on their way may still
+    write to. rounds: what steps that check guesses keep, see `RoundMemory`. drafts: of a draft that
+    guesses, see `Program.round_loop`. depth: how many steps of it come before each step.
     """
 
     def __init__(
         self,
         backend: CudaBackend,
-        places: Mapping[str, tuple[Tensor, int]],
-        begin: Callable[[], None],
-        capture: Callable[[BoundLaunch | BoundGemm], Any],
+        step: LoopStep,
         keep: object = None,
         rounds: RoundMemory | None = None,
+        drafts: Sequence[LoopStep] = (),
     ) -> None:
         self._device = device = backend.device
-        self._begin, self._capture = begin, capture
-        self._spare = CudaBuffer(device, 16 * places["pos"][0].size)
-        at = step_inputs(places, self._spare.address)
+        self._step, self._drafts, self.depth = step, drafts, 0
+        self._spares = [CudaBuffer(device, 16 * s.places["pos"][0].size) for s in (step, *drafts)]
+        at, *guess = (
+            step_inputs(s.places, spare.address)
+            for s, spare in zip((step, *drafts), self._spares, strict=True)
+        )
         self._ring = pinned(device, 8 * CAPACITY * at.n).view(np.uint64).reshape(CAPACITY, at.n)
         self._steps = CudaBuffer(device, 4 * at.n)
         to = self._steps.address, self._ring.ctypes.data, CAPACITY
-        made = [advance(at, *to)] if rounds is None else _of_rounds(at, rounds, to)
-        backend.modules.prepare([made[0].kernel])
-        self._end, *self._first = [backend.modules.bind(launch) for launch in made]
-        self._graph: Any = None
+        if rounds is None:
+            ends = Ends([advance(at, *to)], [], [])
+        else:
+            ends = _of_rounds(at, guess, rounds, to)
+        backend.modules.prepare(x.kernel for part in (ends.step, *ends.drafts) for x in part)
+        bind = backend.modules.bind
+        self._ends = [[bind(x) for x in part] for part in (ends.step, *ends.drafts)]
+        self._first = [bind(x) for x in ends.first]
+        self._graphs: list[Any] = []  # of the step, and of the draft's
         # No __del__: in a cycle of garbage the stream might be gone before it.
-        weakref.finalize(self, _drain, device, self._ring, self._steps, self._spare, keep, rounds)
+        kept = self._ring, self._steps, self._spares, keep, rounds
+        weakref.finalize(self, _drain, device, *kept)
 
     def start(self) -> None:
         """Take the inputs as the host has written them; what was launched before is over then.
@@ -109,17 +148,22 @@ class CudaTokenLoop:
             self._ring[:] = 0
             steps = self._steps
             device.runtime.memsetAsync(steps.address, 0, steps.nbytes, device.stream.ptr)
-            self._begin()
+            for step in (self._step, *self._drafts):
+                step.begin()
             for launch in self._first:
                 launch.issue()
-            if self._graph is None:
-                self._graph = self._capture(self._end)
+            if not self._graphs:
+                parts = zip((self._step, *self._drafts), self._ends, strict=True)
+                self._graphs = [step.capture(end) for step, end in parts]
 
     def launch(self) -> None:
-        """Enqueue one more step."""
+        """Enqueue one more step, behind those of a draft."""
+        check, *drafts = self._graphs
         with self._device.told():
             self._device.use()
-            self._graph.launch(self._device.stream)
+            for i in range(self.depth):
+                drafts[min(i, 1)].launch(self._device.stream)
+            check.launch(self._device.stream)
 
     def wait(self, step: int) -> np.ndarray:
         """The tokens of a step, int32 [n], once they are there; -1 for padding. Raises CudaError

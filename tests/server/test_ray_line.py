@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +17,7 @@ from gguflow.engine.cluster.stage import StageBackend
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
+from gguflow.engine.runtime.exchange import SideBySide
 
 if find_spec("ray") is None:
     pytest.skip("ray is missing: pip install 'gguflow[ray]'", allow_module_level=True)
@@ -29,7 +31,7 @@ def test_stages_of_one_node_talk_over_a_line() -> None:
     from gguflow.engine.cluster.launch import staged
 
     expected = Model.load(bundled_model(), OPTIONS).logits(IDS)
-    ray = connect(LOCAL, 2)
+    ray = connect(LOCAL, 3)
     try:
         source = open_model(bundled_model())
         model = staged(ray, source, OPTIONS, 2, (), {"CPU": 1.0}, 60.0, 60.0)
@@ -40,9 +42,30 @@ def test_stages_of_one_node_talk_over_a_line() -> None:
         assert calls._line is not None
         session = model.new_session()
         session.step(tuple(IDS), "last")
+        check_devices_that_meet(ray)
         pid = ray.get(calls._actor.__ray_call__.remote(lambda self: os.getpid()))
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(ClusterError, match="stage 1 is lost"):
             session.step((3,), "last")
     finally:
         disconnect()
+
+
+def check_devices_that_meet(ray: Any) -> None:
+    """Two processes that are devices of one machine run at once, in memory that both have."""
+    from gguflow.engine.cluster.launch import staged
+
+    source = open_model(bundled_model())
+    options = replace(OPTIONS, devices=("simulated:0",), backends=("numpy",), n_ubatch=4)
+    model = staged(ray, source, options, 2, (), {"CPU": 1.0}, 60.0, 60.0)
+    model.load_weights()
+    split = replace(options, devices=("simulated:0", "simulated:1"))
+    whole = Model(source, split)
+    whole.load_weights()
+    found, expected = model.new_session(), whole.new_session()
+    assert isinstance(found.bound_plan(1, "last", False).runner, SideBySide)
+    for _ in range(2):
+        a, b = (s.prefill([*IDS, *IDS], None, "last")[0] for s in (found, expected))
+        assert np.array_equal(a, b)
+        a, b = (s.step((3,), "last")[0] for s in (found, expected))
+        assert np.array_equal(a, b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,7 @@ from .device import CudaDevice
 STAGING_BYTES = 32 << 20  # of one pinned buffer: a few milliseconds of bus time
 STAGING_BUFFERS = 3  # one being filled, one on the bus, one waiting
 ALLOC_UNIT = 512  # CuPy's pool rounds up to it
+REGISTERED = 1 | 2  # cudaHostRegisterPortable and Mapped
 COPY_THREADS = 4  # that fill a staging buffer: one alone is slower than the bus
 
 
@@ -86,6 +88,18 @@ def pinned(device: CudaDevice, nbytes: int) -> np.ndarray:
     device.use()
     memory = device.cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
     return np.frombuffer(memory, np.uint8, nbytes)
+
+
+def adopt(device: CudaDevice, memory: np.ndarray) -> None:
+    """Page-lock host memory for all devices of this process, as long as the array lives. Raises
+    OSError where the driver refuses."""
+    device.use()
+    runtime, address = device.runtime, memory.ctypes.data
+    try:
+        runtime.hostRegister(address, memory.nbytes, REGISTERED)
+    except runtime.CUDARuntimeError as e:
+        raise OSError(f"memory of the host cannot be page-locked: {e}") from None
+    weakref.finalize(memory, runtime.hostUnregister, address).atexit = False
 
 
 class MirroredBuffer(CudaBuffer):

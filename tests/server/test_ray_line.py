@@ -37,14 +37,10 @@ def test_stages_of_one_node_talk_over_a_line() -> None:
         model = staged(ray, source, OPTIONS, 2, (), {"CPU": 1.0}, 60.0, 60.0)
         model.load_weights()
         assert np.array_equal(model.logits(IDS), expected)
-        (stage,) = (b for b in model.backends.values() if isinstance(b, StageBackend))
-        calls: Any = stage.calls
-        assert calls._line is not None
         session = model.new_session()
         session.step(tuple(IDS), "last")
         check_devices_that_meet(ray)
-        pid = ray.get(calls._actor.__ray_call__.remote(lambda self: os.getpid()))
-        os.kill(pid, signal.SIGKILL)
+        kill(ray, model)
         with pytest.raises(ClusterError, match="stage 1 is lost"):
             session.step((3,), "last")
     finally:
@@ -69,3 +65,14 @@ def check_devices_that_meet(ray: Any) -> None:
         assert np.array_equal(a, b)
         a, b = (s.step((3,), "last")[0] for s in (found, expected))
         assert np.array_equal(a, b)
+    kill(ray, model)
+    with pytest.raises(ClusterError, match="stage 1 is lost"):
+        found.step((3,), "last")
+
+
+def kill(ray: Any, model: Model) -> None:
+    """The process of the second stage."""
+    (stage,) = (b for b in model.backends.values() if isinstance(b, StageBackend))
+    calls: Any = stage.calls
+    assert calls._line is not None
+    os.kill(ray.get(calls._actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)

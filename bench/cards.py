@@ -1,7 +1,7 @@
 """One model over several cards, beside fewer: speeds, exchanges, results.
 
     python bench/cards.py 2 --shapes llama3-8b:Q4_0,llama3-8b:F16 [-p 512] [-n 128]
-        [--sequences 1,16,64,128] [--equal] [--steps 1,128] [-sm tensor] [-r 3] [--alone 0]
+        [--sequences 1,16,64,128] [-ntg 128] [--equal] [--steps 1,128] [-r 3] [--alone 0]
     python bench/cards.py 2 --exchanges [--constants mine.json]
     python bench/cards.py 4 --all [--base 2] [--within 300] [--pieces exchanges,llama3-70b:F16]
 
@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 from card_exchanges import exchanges, prompts
+from card_model import SEQ_PROMPT
 
 from gguflow.engine.load.random import random_model
 from gguflow.engine.scaling import Question, find_machine, forecast
@@ -50,8 +51,8 @@ EXCHANGES = "exchanges"
 # In an order in which those that fit on as many cards are beside each other.
 CURVES = ("llama3-8b:F16", "llama3-8b:Q4_0", "llama3-70b:Q4_0", "llama3-70b:Q8_0", "llama3-70b:F16")
 SEQUENCES = "1,16,64,128"
-DEPTH_OF_MANY = 192  # tokens in the context, on average, when many sequences generate
 SHOWN = 10  # ops of a step
+ASKED = ("machine", "sequences", "split", "p", "n", "ntg")  # that a forecast depends on
 
 
 # -- measuring -------------------------------------------------------------------------------------
@@ -75,8 +76,9 @@ def measure(shape: str, devices: Sequence[str], folder: str, args: argparse.Name
     command = [
         sys.executable, str(Path(__file__).with_name("card_model.py")), shape,
         "--devices", ",".join(devices), "-sm", args.split, "-p", str(args.p), "-n", str(args.n),
-        "-r", str(args.r), "-t", str(args.threads), "--sequences", args.sequences,
-        "--steps", args.steps, *(["--logits", str(path)] if args.equal else []),
+        "-ntg", str(args.ntg), "-r", str(args.r), "-t", str(args.threads),
+        "--sequences", args.sequences, "--steps", args.steps,
+        *(["--logits", str(path)] if args.equal else []),
     ]  # fmt: skip
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as child:
@@ -116,7 +118,9 @@ def forecasts(shape: str, cards: Sequence[int], options: dict[str, Any]) -> dict
             name = f"tg{options['n']}" if row.test == "tg" else row.test
             found.setdefault(name, []).append(row.speed)
         if many:
-            several = Question(**common, sequences=many, n_prompt=0, n_depth=DEPTH_OF_MANY)
+            several = Question(
+                **common, sequences=many, n_prompt=0, n_depth=SEQ_PROMPT + options["ntg"] // 2
+            )
             for row in forecast(source, machine, several)[0]:
                 found.setdefault(f"{row.sequences} sequences", []).append(row.speed)
     return found
@@ -174,7 +178,7 @@ def groups(pieces: Sequence[str], size: int) -> Iterator[list[str]]:
 
 
 def run_pieces(names: list[str], pieces: Sequence[str], args: argparse.Namespace) -> None:
-    asked = {name: getattr(args, name) for name in ("machine", "sequences", "split", "p", "n")}
+    asked = {name: getattr(args, name) for name in ASKED}
     context = get_context("spawn")  # of a process that may have threads and cards
     done = 0
     with ProcessPoolExecutor(2, context) as apart, tempfile.TemporaryDirectory() as folder:
@@ -223,6 +227,7 @@ def main() -> None:
     p.add_argument("-sm", dest="split", default="tensor", choices=("layer", "tensor"))
     p.add_argument("-p", type=int, default=512)
     p.add_argument("-n", type=int, default=128)
+    p.add_argument("-ntg", type=int, default=128, help="of each of many sequences (default 128)")
     p.add_argument("-r", type=int, default=3)
     p.add_argument("-t", dest="threads", type=int, default=8)
     p.add_argument("--sequences", default="")

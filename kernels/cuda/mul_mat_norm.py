@@ -99,39 +99,17 @@ class _Parts:
         return t
 
 
-def _parts(node: Tensor, one: Tensor | None = None) -> tuple[_Parts, list[Tensor]]:
-    """And those that make the node's own result, or its products of queries, keys and values. one:
-    the weights of all three."""
+def _parts(node: Tensor) -> tuple[_Parts, list[Tensor]]:
+    """And those that make the node's own result, or its products of queries, keys and values."""
     g, made, p = Graph(), _Parts(), dict(node.params)
     x, norm, *rest = node.srcs
     h = x if norm is None else made.keep(g.op("rms_norm_mul", x, norm, eps=p["eps"]))
     if node.op == _QKV:
-        weights = rest[:3] if one is None else [one]
-        return made, [made.keep(g.op("mul_mat", w, h)) for w in weights]
+        return made, [made.keep(g.op("mul_mat", w, h)) for w in rest[:3]]
     assert node.op is not None
     last = g.op(node.op.removeprefix("norm_"), *rest, h)
     made.nodes.append(last)
     return made, [last]
-
-
-def _one_weight(node: Tensor) -> Tensor | None:
-    """The weights of queries, keys and values as one matrix, as if they lay behind each other."""
-    if node.op != _QKV:
-        return None
-    weights = [w for w in node.srcs[2:5] if w is not None]
-    first = weights[0]
-    if any(w.dtype is not first.dtype or w.strides != first.strides for w in weights):
-        return None
-    n = sum(w.shape[0] for w in weights)
-    return Tensor("", first.dtype, (n, first.shape[1]), Role.WEIGHT, first.strides)
-
-
-def _lie_together(call: Call) -> bool:
-    """Whether they do: devices load what an op reads one after the other, so that they mostly do.
-    One product fills a device better than three, of which two have few rows."""
-    weights = [call.src(i) for i in (2, 3, 4)]
-    pairs = zip(weights, weights[1:], strict=False)
-    return all(a.address and a.address + a.ne[1] * a.nb[1] == b.address for a, b in pairs)
 
 
 def _products(node: Tensor) -> tuple[Tensor | None, _Parts]:
@@ -173,9 +151,8 @@ def scratch_bytes(node: Tensor, device: DeviceInfo, most: int | None = None) -> 
     products, kept = _products(node)
     way = _way(products, _operands(products) if products else [], device, most)
     if way is None or products is None:
-        forms = [None, one] if (one := _one_weight(node)) is not None else [None]
-        made = [_parts(node, form)[0] for form in forms]
-        return max(p.end + max(launch.scratch_bytes(t, device) for t in p.nodes) for p in made)
+        made, _ = _parts(node)
+        return made.end + max(launch.scratch_bytes(t, device) for t in made.nodes)
     if way is mul_mat_vec:
         return kept.end
     return kept.end + mul_mat_batch.scratch_bytes(products, device)
@@ -204,17 +181,12 @@ def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
 def _joined(call: Call) -> list[Launch]:
     """Products by mul_mat_vec.cu, those of a token after each other, and what follows."""
     weights = [call.src(i) for i in (2, 3, 4)]
+    first = 0, weights[0].ne[1], weights[0].ne[1] + weights[1].ne[1]
     m, row = call.node.shape[0], sum(w.ne[1] for w in weights)
     dst = Operand.of(Tensor("", F32, (m, row), Role.NODE), call.scratch)
     norm, eps = call.optional(1), call.node.params["eps"]
     products = mul_mat_vec.joined_few(call.device, dst, weights, call.src(0), norm, eps)
-    return [products, _heads_of_one(call, call.scratch)]
-
-
-def _heads_of_one(call: Call, at: int) -> Launch:
-    """The same where a token's queries, keys and values follow each other."""
-    q, k, v = (call.src(i).ne[1] for i in (2, 3, 4))
-    return _heads_launch(call, [at + 4 * n for n in (0, q, q + k)], 4 * (q + k + v))
+    return [products, _heads_launch(call, [call.scratch + 4 * n for n in first], 4 * row)]
 
 
 def by_parts(
@@ -222,13 +194,8 @@ def by_parts(
 ) -> list[Launch | Gemm]:
     """The launches of the ops that a node is made of."""
     node, device = call.node, call.device
-    one = _one_weight(node)
-    if one is not None and not _lie_together(call):
-        one = None
-    made, last = _parts(node, one)
+    made, last = _parts(node)
     given = {s: o for s, o in zip(node.srcs, call.srcs, strict=True) if s is not None}
-    if one is not None:
-        given[one] = Operand.of(one, call.src(2).address)
 
     def operand(t: Tensor | None) -> Operand | None:
         if t is None or t in given:
@@ -249,11 +216,8 @@ def by_parts(
             del op[0]
         left = first
         found += (replace(s, leaves=None) if isinstance(s, Launch) else s for s in op)
-    places = [call.scratch + made.places[t] for t in last if t in made.places]
-    if one is not None:
-        found.append(_heads_of_one(call, places[0]))
-    elif node.op == _QKV:
-        found.append(_heads_launch(call, places))
+    if node.op == _QKV:
+        found.append(_heads_launch(call, [call.scratch + made.places[t] for t in last]))
     return found
 
 

@@ -11,11 +11,8 @@ from kernel_list import DEVICE, EQUAL
 from test_mul_mat_columns import build, made_by, weight
 from test_mul_mat_few import norm
 
-from gguflow.engine.backends.host import read
 from gguflow.engine.graph import Operand
-from gguflow.kernels.cuda.gemm import Gemm
-from gguflow.kernels.cuda.launch import Call, DeviceInfo, launches, scratch_bytes, supports
-from gguflow.kernels.cuda.launch import Operand as Placed
+from gguflow.kernels.cuda.launch import DeviceInfo, supports
 
 HEADS = 5, 2  # of queries, and of keys and values
 RNG = np.random.default_rng(11)
@@ -77,64 +74,6 @@ def test_an_odd_number_of_rows_is_left_to_products_by_themselves() -> None:
     built = build("norm_qkv_rope", Operand((1, 64)), None, *weights, *where, *states, None,
                   *(None,) * 3, *(norm(5),) * 2, head_dim=5, n_dims=4, mode="norm")  # fmt: skip
     assert kernels(built.node) == [*["mul_mat_vec"] * 3, "qkv_heads"]
-
-
-class Behind:
-    """Memory in which the weights of a node lie behind each other, or not."""
-
-    def __init__(self, alloc: Any, built: Any, together: bool) -> None:
-        self.node, self.rows = built.node, {}
-        weights = built.node.srcs[2:5]
-        room = alloc(sum(w.nbytes + 512 for w in weights))
-        at = 0
-        self.places = {}
-        for t in (*built.graph.leaves.values(), built.node):
-            self.places[t] = (room, at) if t in weights else (alloc(t.nbytes), 0)
-            if t.name in built.feeds:
-                buffer, offset = self.places[t]
-                buffer.write(offset, np.ascontiguousarray(built.feeds[t.name]).view(np.uint8))
-            at += (t in weights) * (t.nbytes + 512 * (not together))
-
-    def locate(self, owner: Any) -> tuple[Any, int]:
-        return self.places[owner]
-
-    def is_packed(self, owner: Any) -> bool:
-        return False
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_weights_that_lie_behind_each_other_are_one_product(together: bool) -> None:
-    built = normed(Operand((300, 512)), 128, "f16")
-    at, addresses = 1 << 20, {}
-    for t in built.node.srcs[2:5]:
-        addresses[t] = at
-        at += t.nbytes + 512 * (not together)
-    srcs = tuple(None if s is None else Placed.of(s, addresses.get(s, 1 << 28))
-                 for s in built.node.srcs)  # fmt: skip
-    call = Call(built.node, Placed.of(built.node, 1 << 29), srcs, DEVICE, 1 << 30)
-    made = launches(call)
-    found = [s for s in made if isinstance(s, Gemm)]
-    assert [g.n for g in found] == ([9 * 128] if together else [5 * 128, 2 * 128, 2 * 128])
-    assert [g.w.address for g in found][0] == 1 << 20
-    ends = [g.d.address + 4 * g.m * g.n for g in found]
-    assert max(ends) <= (1 << 30) + scratch_bytes(built.node, DEVICE)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["q5_K", "f16", "bf16", "f32"])
-@pytest.mark.parametrize("m", [5, 300])
-def test_values_of_one_product(gpu: Any, dtype: str, m: int) -> None:
-    for first in (True, False):
-        built = normed(Operand((m, 512)), 128, dtype, "f16", True, first=first)
-        results = []
-        for together in (True, False):
-            memory = Behind(gpu.alloc, built, together)
-            program = gpu.lower([built.node], memory)
-            program.run()
-            raw = memory.places[built.node][0].read(0, built.node.nbytes)
-            results.append(read(built.node, {built.node: raw}))
-            assert nmse(results[-1], built.expected) < built.tolerance
-        assert nmse(*results) < 1e-9
 
 
 @pytest.mark.gpu

@@ -5,19 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from gguflow.engine.backends.base import Live
 
+from .calls import Calls, Values
 from .connect import node_id, use_ray
+from .crossing import Crossing
 from .errors import ClusterError
 from .holder import Holder, stage_model
 from .line import Address, Line, listen
 from .nodes import Places
 from .part import PlanId
-from .stage import Calls, Values
 from .work import Started, Work, named_errors
 
 # Arrays up to this size travel as bytes, of which Ray makes less than of arrays.
@@ -81,6 +83,24 @@ class StageActor:
             found, ns = self._holder.run(cache, plan, live, full(values), timed)
             return flat(found), None if ns is None else ns.tobytes()
 
+    def begin(self, number: int, live: Live | None, values: Flat, timed: bool) -> None:
+        """`Calls.begin` with values as they travel."""
+        with self._turn:
+            cache, plan = self._plans[number]
+            self._holder.begin(cache, plan, live, full(values), timed)
+
+    def end(self, number: int) -> tuple[Flat, bytes | None]:
+        """`Calls.end` with values as they travel."""
+        with self._turn:
+            cache, plan = self._plans[number]
+            found, ns = self._holder.end(cache, plan)
+            return flat(found), None if ns is None else ns.tobytes()
+
+    def close(self, number: int) -> None:
+        """`Calls.close`."""
+        with self._turn:
+            self._holder.close(*self._plans.pop(number))
+
     def call(self, name: str, *args: Any) -> Any:
         """One of `Calls`."""
         with self._turn:
@@ -90,6 +110,8 @@ class StageActor:
 _ASKED: dict[str, Callable[..., Any]] = {
     "open": StageActor.open,
     "run": StageActor.run,
+    "begin": StageActor.begin,
+    "end": StageActor.end,
     "call": StageActor.call,
 }
 
@@ -102,16 +124,21 @@ class RayCalls:
     def __init__(self, ray: Any, actor: Any, index: int, patience: float) -> None:
         self._ray, self._actor, self._index, self._patience = ray, actor, index, patience
         self._numbers: dict[tuple[int, PlanId], int] = {}
+        self._next = count()
         self._line: Line | None = None
         self._is_met = False
 
-    def _ask(self, name: str, *args: Any) -> Any:
-        """What an actor's method of that name answers."""
+    def _near(self) -> Line | None:
+        """A line to it, if it is on this node."""
         if not self._is_met:
             address = self._wait(self._actor.listen.remote(node_id(self._ray)))
             self._line, self._is_met = Line.to(address, f"stage {self._index}"), True
-        if self._line is not None:
-            return self._line.ask(self._patience, name, *args)
+        return self._line
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        """What an actor's method of that name answers."""
+        if (line := self._near()) is not None:
+            return line.ask(self._patience, name, *args)
         return self._wait(getattr(self._actor, name).remote(*args))
 
     def _wait(self, ref: Any) -> Any:
@@ -132,7 +159,9 @@ class RayCalls:
             raise ClusterError(f"stage {self._index} is lost: {why}") from None
 
     def open(self, cache: int, plan: PlanId, fingerprint: str) -> tuple[str, ...]:
-        number = self._numbers.setdefault((cache, plan), len(self._numbers))
+        if (cache, plan) not in self._numbers:
+            self._numbers[cache, plan] = next(self._next)
+        number = self._numbers[cache, plan]
         found: tuple[str, ...] = self._ask("open", number, cache, plan, fingerprint)
         return found
 
@@ -142,6 +171,23 @@ class RayCalls:
         number = self._numbers[cache, plan]
         found, ns = self._ask("run", number, live, flat(values), timed)
         return full(found), None if ns is None else np.frombuffer(ns, np.int64)
+
+    def meets(self, name: Crossing) -> bool:
+        return self._near() is not None and bool(self._ask("call", "meets", name))
+
+    def begin(
+        self, cache: int, plan: PlanId, live: Live | None, values: Values, timed: bool
+    ) -> None:
+        line = self._near()
+        assert line is not None  # for there is memory in common
+        line.tell("begin", self._numbers[cache, plan], live, flat(values), timed)
+
+    def end(self, cache: int, plan: PlanId) -> tuple[Values, np.ndarray | None]:
+        found, ns = self._ask("end", self._numbers[cache, plan])
+        return full(found), None if ns is None else np.frombuffer(ns, np.int64)
+
+    def close(self, cache: int, plan: PlanId) -> None:
+        self._leave("close", self._numbers.pop((cache, plan)))
 
     def fetch(self, cache: int, plan: PlanId, name: str, at: int, nbytes: int) -> np.ndarray:
         return np.array(self._ask("call", "fetch", cache, plan, name, at, nbytes))
@@ -153,11 +199,14 @@ class RayCalls:
         self._ask("call", "write", cache, name, at, data)
 
     def drop(self, cache: int) -> None:
+        self._leave("call", "drop", cache)
+
+    def _leave(self, name: str, *args: Any) -> None:
         # Called wherever Python frees memory: the stage may be gone, and after the end of the
         # cluster Ray would join another one for the call.
         with suppress(Exception):
             if self._ray.is_initialized():
-                self._actor.call.remote("drop", cache)
+                getattr(self._actor, name).remote(*args)
 
 
 def make_stages(places: Places, first: int, work: Work) -> list[Any]:

@@ -15,13 +15,16 @@ from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.runtime import BoundPlan, host_array
+from gguflow.engine.runtime.exchange import SideBySide
 from gguflow.engine.runtime.places import Place
 from gguflow.engine.runtime.turns import Turns
 from gguflow.engine.serving.runner import Runner
 
+from .calls import Calls, Values
+from .crossing import Crossing
 from .errors import ClusterError
-from .part import KIND, Part, PlanId, common, part_at, stage_devices
-from .stage import Calls, StageBackend, Values
+from .part import KIND, Part, PlanId, common, part_at, side_of, stage_devices
+from .stage import StageBackend
 
 BOUND = 64  # plans that are kept ready
 
@@ -70,8 +73,9 @@ class Holder:
     def __init__(self, model: Model) -> None:
         self._model = model
         # Every stage knows of the others, as devices like its own.
-        others = (b for b in model.backends.values() if isinstance(b, StageBackend))
-        self._staging = next(others).staging
+        self._others = [b for b in model.backends.values() if isinstance(b, StageBackend)]
+        self._staging = self._others[0].staging
+        self._sides: dict[tuple[int, PlanId], tuple[BoundPlan, Part]] = {}
         self._runners: dict[tuple[int, tuple[Any, ...]], Runner] = {}
         self._ready: OrderedDict[tuple[int, PlanId], tuple[BoundPlan, Part]] = OrderedDict()
 
@@ -106,6 +110,32 @@ class Holder:
             found[t.name] = x[: live[rows]] if known else x  # type: ignore[index]
         return found, None if ticks is None else ticks.ns
 
+    def meets(self, name: Crossing) -> bool:
+        """See `Calls`."""
+        return self._others[0].can_open(name)
+
+    def begin(
+        self, cache: int, plan: PlanId, live: Live | None, values: Values, timed: bool
+    ) -> None:
+        """See `Calls`."""
+        bound, part = self._bound(cache, plan)
+        for t in part.takes:
+            _put(bound.memory.locate(t), values[t.name], None)
+        bound.begin(live, timed)
+
+    def end(self, cache: int, plan: PlanId) -> tuple[Values, np.ndarray | None]:
+        """See `Calls`."""
+        bound, part = self._bound(cache, plan)
+        bound.end()
+        assert isinstance(bound.runner, SideBySide)
+        ticks = bound.runner.ticks(part.backend)
+        found = {t.name: host_array(bound.memory, t) for t in part.gives}
+        return found, None if ticks is None else ticks.ns
+
+    def close(self, cache: int, plan: PlanId) -> None:
+        """See `Calls`."""
+        self._sides.pop((cache, plan), None)
+
     def fetch(self, cache: int, plan: PlanId, name: str, at: int, nbytes: int) -> np.ndarray:
         """See `Calls`."""
         bound, part = self._bound(cache, plan)
@@ -127,9 +157,15 @@ class Holder:
             del self._runners[key]
         for ready in [k for k in self._ready if k[0] == cache]:
             del self._ready[ready]
+        for side in [k for k in self._sides if k[0] == cache]:
+            del self._sides[side]
 
     def _bound(self, cache: int, plan: PlanId) -> tuple[BoundPlan, Part]:
         at = cache, plan
+        if plan.side is not None:
+            if at not in self._sides:
+                self._sides[at] = self._side(cache, plan, plan.side[1])
+            return self._sides[at]
         if at not in self._ready:
             bound = self._runner(cache, plan).plan(plan.key)
             if plan.segment >= len(bound.plan.segments):
@@ -139,6 +175,18 @@ class Holder:
                 self._ready.popitem(last=False)
         self._ready.move_to_end(at)
         return self._ready[at]
+
+    def _side(self, cache: int, plan: PlanId, crossing: Crossing) -> tuple[BoundPlan, Part]:
+        for other in self._others:
+            other.crossing = crossing
+        try:
+            bound = self._runner(cache, plan).lowered(plan.key)
+        finally:
+            for other in self._others:
+                other.crossing = None
+        if not isinstance(bound.runner, SideBySide):
+            raise ClusterError("a stage makes another plan than the one that runs it")
+        return bound, side_of(bound.plan, plan.segment, plan.side)
 
     def _runner(self, cache: int, plan: PlanId) -> Runner:
         """The plans over a set of states, of a form of the model."""

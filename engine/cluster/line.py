@@ -35,6 +35,7 @@ LEAST = 64 << 10  # bytes of an array that is worth the second file
 # than so many seconds. One busy processor is nothing among so many.
 AWAKE_S, SPARE = 5e-3, 8
 _GONE = (EOFError, OSError)
+_FINE: tuple[str, Any] = ("", None)
 _MEMORY = "/dev/shm"
 _ALIGN = 64
 
@@ -61,9 +62,15 @@ def listen(answer: Answer) -> Address | None:
     def serve() -> None:
         with suppress(Exception), listener, listener.accept() as caller:
             end = _End(caller)
+            late = _FINE  # what went wrong in a call that nobody waited for
             while end.comes():
-                name, args = end.receive()
-                end.send(_answered(answer, name, args))
+                name, args, is_asked = end.receive()
+                found = _answered(answer, name, args) if late is _FINE else late
+                if is_asked:
+                    end.send(found)
+                    late = _FINE
+                elif found[0]:
+                    late = found
 
     def serve_and_forget() -> None:
         try:
@@ -108,15 +115,27 @@ class Line:
         wrong there."""
         with self._lock:
             try:
-                self._end.send((name, args))
+                self._end.send((name, args, True))
                 if not self._end.comes(patience):
                     raise ClusterError(f"{self._who} gave no answer for {patience:g} s")
                 error, value = self._end.receive()
             except _GONE as e:
-                raise ClusterError(f"{self._who} is lost: {e or 'its process has ended'}") from None
+                raise self._lost(e) from None
         if error:
             raise ClusterError(value if error == "cluster" else f"{self._who}: {value}")
         return value
+
+    def tell(self, name: str, *args: Any) -> None:
+        """A call that nobody waits for: what goes wrong in it is what the next `ask` raises. Raises
+        ClusterError for a process that is gone."""
+        with self._lock:
+            try:
+                self._end.send((name, args, False), beside=False)
+            except _GONE as e:
+                raise self._lost(e) from None
+
+    def _lost(self, e: BaseException) -> ClusterError:
+        return ClusterError(f"{self._who} is lost: {e or 'its process has ended'}")
 
 
 class _End:
@@ -140,17 +159,18 @@ class _End:
                 return True
         return bool(self._arrivals.poll(None if patience is None else 1000 * patience))
 
-    def send(self, value: Any) -> None:
+    def send(self, value: Any, beside: bool = True) -> None:
+        """beside: arrays may go through the memory, for the other has read what is there."""
         buffers: list[pickle.PickleBuffer] = []
 
-        def beside(b: pickle.PickleBuffer) -> bool:
+        def within(b: pickle.PickleBuffer) -> bool:
             """Whether it stays within the pickled bytes."""
-            if b.raw().nbytes < LEAST:
+            if not beside or b.raw().nbytes < LEAST:
                 return True
             buffers.append(b)
             return False
 
-        head = pickle.dumps(value, protocol=5, buffer_callback=beside)
+        head = pickle.dumps(value, protocol=5, buffer_callback=within)
         raws = [b.raw() for b in buffers]
         starts, end = _starts([r.nbytes for r in raws])
         new = self._grow(end)

@@ -18,6 +18,8 @@ from gguflow.engine.graph import Role, Tensor
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.plan_key import PlanKey
 
+from .crossing import Crossing
+
 KIND = "stage"  # of devices that are a stage in another process
 # Fields of `Options` that a plan depends on, and that every process has the same of.
 _COMMON = (
@@ -29,12 +31,15 @@ _COMMON = (
 @dataclass(frozen=True)
 class PlanId:
     """A plan and a part of it, for a process that makes the plan too. options: those of `_COMMON`.
-    rewrites: of its graph, those that a model does not have by itself; equal ones compare so."""
+    rewrites: of its graph, those that a model does not have by itself; equal ones compare so. side:
+    of a stage that runs at the same time as others, all of whose segments the part is, the first
+    of them `segment`: a number, for there may be several of a plan, and where it meets them."""
 
     key: PlanKey
     segment: int
     options: tuple[tuple[str, Any], ...]
     rewrites: tuple[Any, ...] = ()
+    side: tuple[int, Crossing] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +65,13 @@ def common(options: Options) -> tuple[tuple[str, Any], ...]:
     return tuple((name, getattr(options, name)) for name in _COMMON)
 
 
-def plan_id(plan: Plan, segment: int) -> PlanId:
+def plan_id(plan: Plan, segment: int, side: tuple[int, Crossing] | None = None) -> PlanId:
     """Its name elsewhere. Raises ValueError for a plan that no model has made."""
     if plan.made_for is None:
         raise ValueError("a plan for stages is one of a model's")
     setup, key = plan.made_for
     n = setup.n_own_rewrites
-    return PlanId(key, segment, common(setup.options), setup.rewrites[n:])
+    return PlanId(key, segment, common(setup.options), setup.rewrites[n:], side)
 
 
 def part_of(plan: Plan, first: Tensor) -> Part:
@@ -91,10 +96,7 @@ def part_at(plan: Plan, index: int) -> Part:
         o for s in plan.steps if isinstance(s, Recv) and s.meeting.source == segment.backend
         for o in s.meeting.owners
     }  # fmt: skip
-    outputs = {t.owner for t in plan.graph.outputs}
-    small = {t for t in outputs if t.nbytes <= SHARED_OUTPUT_BYTES}
-    states = {s.owner for n in plan.nodes if plan.placement.of[n] == segment.backend
-              for s in n.live_srcs() if s.owner.role is Role.STATE}  # fmt: skip
+    outputs, small = _outputs(plan)
     return Part(
         plan_id(plan, index),
         segment.backend,
@@ -103,9 +105,43 @@ def part_at(plan: Plan, index: int) -> Part:
         [t for t in there if t.role is not Role.WEIGHT],
         [t for t in made if t in crossing or t in small],
         [t for t in made if t in outputs and t not in small and t not in crossing],
-        sorted(states, key=lambda t: t.name),
+        _states(plan, segment.backend),
         _fingerprint(plan),
     )
+
+
+def side_of(plan: Plan, segment: int, side: tuple[int, Crossing] | None) -> Part:
+    """All that the backend of a segment runs, as a program that meets the others': of values it
+    takes inputs alone and gives small outputs alone."""
+    backend = plan.segments[segment].backend
+    nodes = [n for s in plan.segments if s.backend == backend for n in s.nodes]
+    read = dict.fromkeys(s.owner for n in nodes for s in n.live_srcs())
+    made = dict.fromkeys(n.owner for n in nodes if n.owner.role is Role.NODE)
+    outputs, small = _outputs(plan)
+    return Part(
+        plan_id(plan, segment, side),
+        backend,
+        segment,
+        nodes,
+        [t for t in read if t.role is Role.INPUT],
+        [t for t in made if t in small],
+        [t for t in made if t in outputs and t not in small],
+        _states(plan, backend),
+        _fingerprint(plan),
+    )
+
+
+def _outputs(plan: Plan) -> tuple[set[Tensor], set[Tensor]]:
+    """All, and those that the host reaches anyway."""
+    outputs = {t.owner for t in plan.graph.outputs}
+    return outputs, {t for t in outputs if t.nbytes <= SHARED_OUTPUT_BYTES}
+
+
+def _states(plan: Plan, backend: str) -> list[Tensor]:
+    """Those that a backend's nodes use."""
+    found = {s.owner for n in plan.nodes if plan.placement.of[n] == backend
+             for s in n.live_srcs() if s.owner.role is Role.STATE}  # fmt: skip
+    return sorted(found, key=lambda t: t.name)
 
 
 def _fingerprint(plan: Plan) -> str:

@@ -93,11 +93,12 @@ class BoundPlan:
         """Make ready for a `begin` while another plan's run is under way."""
         self.runner.prepare()
 
-    def begin(self, live: Live | None = None) -> None:
+    def begin(self, live: Live | None = None, timed: bool = False) -> None:
         """Start a run and return where that is possible. Its inputs stay as they are and it is not
-        begun again until it has ended; others, of other bound plans, may begin before."""
+        begun again until it has ended; others, of other bound plans, may begin before. timed: with
+        clocks, where the runner keeps them."""
         self._begin(live)
-        self.runner.begin(live)
+        self.runner.begin(live, timed)
 
     def end(self) -> None:
         """Wait for the run that has begun; runs end in the order in which they began."""
@@ -199,8 +200,8 @@ def bind(
     brought = []
     held = {b.space for b in backends.values() if b.holds}
     for c in plan.brought:
-        if c.owner.role is Role.WEIGHT and c.target not in held:
-            continue  # whoever holds the other part has the file too
+        if c.target not in held:
+            continue  # whoever holds the other part has the file too, and is given inputs
         copy = bound_copy(memory, c.owner, c.target)
         if c.owner.role is Role.WEIGHT:  # never changes
             copy.run()

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,6 +28,7 @@ from gguflow.engine.backends.base import (
     TokenLoop,
     Transfer,
 )
+from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Meeting, Plan, Recv, Send, round_up
 from gguflow.engine.graph import Tensor, op_spec
 from gguflow.engine.profile import PlanRows
@@ -72,12 +74,17 @@ class SideBySide(Runner):
         self._views = views
         self._locks = [_turns.setdefault(backends[n], threading.RLock()) for n in sides.devices]
         self._ticks: dict[str, Ticks | None] = {}  # of the run that has begun
-        first = backends[sides.devices[0]]
-        self.flags = pinned(first, LINE * (len(sides.meetings) + 1))
+        # Memory that all of them reach: where some are another process's, what both processes have.
+        common = min((backends[n] for n in sides.devices), key=lambda b: b.holds)
+        sizes = {m: sum(round_up(o.nbytes) for o in m.owners)
+                 for m in sides.meetings if self._is_staged(m)}  # fmt: skip
+        n_flags = LINE * (len(sides.meetings) + 1)
+        self._common = pinned(common, n_flags + sum(sizes.values()))
+        self.flags = HostBuffer(self._common.array[:n_flags])
         self._words = self.flags.array.view(np.uint32)[:: LINE // 4]
         self._own_flags = {n: self._alloc_flags(n, backends[n]) for n in sides.devices}
-        self._staging = {m: pinned(first, sum(round_up(o.nbytes) for o in m.owners))
-                         for m in sides.meetings if self._is_staged(m)}  # fmt: skip
+        ends = accumulate(sizes.values(), initial=self._common.address + n_flags)
+        self._staging = dict(zip(sizes, ends, strict=False))  # addresses
         self._workspace, self._exchanged = workspace, workspace.exchanged
         self._channels = workspace.channels(sides, plan, backends)
         # Devices first: they may have to run something to have their kernels loaded.
@@ -131,7 +138,7 @@ class SideBySide(Runner):
                     int(1e9 * self._reduce_patience),
                 )  # fmt: skip
         own = (b for b in self._own_flags.values() if b is not None)
-        memory = (self.flags, *own, *self._staging.values(), *self._channels.values())
+        memory = (self._common, *own, *self._channels.values())
         return Meets(flags, reduces, memory)
 
     def _line(self, i: int) -> int:
@@ -154,7 +161,7 @@ class SideBySide(Runner):
         if m not in self._staging:
             return tuple(_transfer(self._address(o, m.source), self._address(o, m.target), o)
                          for o in m.owners)  # fmt: skip
-        made, at = [], self._staging[m].address
+        made, at = [], self._staging[m]
         for o in m.owners:
             mine = self._address(o, name)
             made.append(_transfer(mine, at, o) if name == m.source else _transfer(at, mine, o))
@@ -173,12 +180,16 @@ class SideBySide(Runner):
         self._begin(False, live)
         self._end()
 
-    def begin(self, live: Live | None = None) -> None:
+    def begin(self, live: Live | None = None, timed: bool = False) -> None:
         """Start all programs; the host's runs to its end."""
-        self._begin(False, live)
+        self._begin(timed, live)
 
     def end(self) -> None:
         self._end()
+
+    def ticks(self, name: str) -> Ticks | None:
+        """Of a backend's program, in the timed run that has ended."""
+        return self._ticks.get(name)
 
     def prepare(self) -> None:
         for name in self.sides.devices:

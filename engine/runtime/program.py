@@ -57,9 +57,9 @@ class Runner(ABC):
     def run(self, live: Live | None = None) -> None:
         """Run once, to the end."""
 
-    def begin(self, live: Live | None = None) -> None:
+    def begin(self, live: Live | None = None, timed: bool = False) -> None:
         """Start a run, which ends with `end`. Others of other plans may begin before it does, and
-        end after it. Here it runs to the end."""
+        end after it. timed: with clocks, for who asks their programs. Here it runs to the end."""
         self.run(live)
 
     def end(self) -> None:

@@ -65,6 +65,8 @@ def cut(plan: Plan, backends: Mapping[str, Backend]) -> Sides:
     hosts = [n for n in names if links[n] is not None and n not in devices]
     if len(devices) + len(hosts) < len(names) or not devices or len(hosts) > 1:
         raise UnlinkableError(f"{' and '.join(names)} cannot wait for each other")
+    if hosts and not all(backends[n].holds for n in devices):
+        raise UnlinkableError(f"{hosts[0]} computes between stages")
     if hosts and len(devices) == 1 and not exchanges and len(meetings) < LEAST_MEETINGS:
         raise UnlinkableError(f"only {len(meetings)} meetings")
     for group in exchanges:

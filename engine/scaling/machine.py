@@ -26,9 +26,11 @@ class Machine:
     memory. f32_tflops, f16_tflops, quant_tflops: tera operations a second of products whose weights
     are float32, 16-bit, quantized. unpack_ps: picoseconds a quantized weight takes where it is
     multiplied with several rows, whatever their number. kernel_us: of an op that reads weights or a
-    cache, beside its reading: launch, ramp and tail. small_us: of any other op.
+    cache, beside its reading: launch, ramp and tail. many_us: of a product of more than a few rows
+    beside that: they are rounded first, and parts of sums added. small_us: of any other op.
 
-    exchange: (bytes, us) of a sum between two devices, ascending. link_gbs: between two devices,
+    exchange: (bytes, us) of a sum between two devices, ascending, of those that come at once;
+    apart_us: that one comes later. link_gbs: between two devices,
     for what is longer than that. hop_us: a small value from one device to the next. wire_us,
     wire_gbs: the same between two machines; for one token there and back, twice wire_us.
     """
@@ -42,8 +44,10 @@ class Machine:
     quant_tflops: float
     unpack_ps: float = 0.0
     kernel_us: float = 0.0
+    many_us: float = 0.0
     small_us: float = 0.0
     exchange: Curve = ()
+    apart_us: float = 0.0
     link_gbs: float = math.inf
     hop_us: float = 0.0
     wire_us: float = 0.0
@@ -69,20 +73,22 @@ _NVLINK = (
     (4194304.0, 15.32), (16777216.0, 51.52),
 )  # fmt: skip
 # Measured: read_gbs (256 MiB), small_us, exchange, link_gbs, hop_us (4,096 floats, then a flag),
-# wire_us (half of there and back); assumed: wire_gbs. Fitted to Llama-3-8B: kernel_us to one token,
-# f16_tflops and quant_tflops to prompts of 512, unpack_ps to 4 to 128 sequences in Q4_0.
+# wire_us (half of there and back); assumed: wire_gbs. Fitted together, to the rows that
+# bench/scaling_check.py calls so: f16_tflops, quant_tflops, unpack_ps, kernel_us, many_us, apart_us.
 H200 = Machine(
     "h200",
     "one H200 and two of one host over NVLink; wire: Ray calls on one machine",
     memory_gib=139.0,
     read_gbs=4300.0,
     f32_tflops=45.0,
-    f16_tflops=700.0,
-    quant_tflops=467.0,
-    unpack_ps=93.0e-3,
-    kernel_us=4.0,
+    f16_tflops=779.0,
+    quant_tflops=461.0,
+    unpack_ps=76.0e-3,
+    kernel_us=3.57,
+    many_us=4.2,
     small_us=0.97,  # a kernel of a graph of dependent tiny ones
     exchange=_NVLINK,
+    apart_us=2.38,
     link_gbs=389.0,
     hop_us=4.9,
     wire_us=570.0,

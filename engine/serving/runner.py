@@ -195,14 +195,7 @@ class Runner:
         if bound is not None:
             self._plans.move_to_end(at)
             return bound
-        plan = self.model.plan(key)
-        self._reserve(plan)
-        o, w = self.model.options, self.model.weights
-        threads = (o.n_threads_batch if key.n_tokens > 1 else o.n_threads) or o.n_threads or None
-        bound = bind(
-            plan, self.model.backends, w.buffers, w.packed, self.states, self._arenas, threads,
-            self._workspace,
-        )  # fmt: skip
+        bound = self.lowered(key)
         self._plans[at] = bound
         while len(self._plans) > PLAN_CACHE:
             self._plans.popitem(last=False)
@@ -225,6 +218,17 @@ class Runner:
             return
         for _ in range(2):  # the first one launches op by op
             bound.run()
+
+    def lowered(self, key: PlanKey) -> BoundPlan:
+        """A new one, for who keeps it."""
+        plan = self.model.plan(key)
+        self._reserve(plan)
+        o, w = self.model.options, self.model.weights
+        threads = (o.n_threads_batch if key.n_tokens > 1 else o.n_threads) or o.n_threads or None
+        return bind(
+            plan, self.model.backends, w.buffers, w.packed, self.states, self._arenas, threads,
+            self._workspace,
+        )  # fmt: skip
 
     # -- runs ------------------------------------------------------------------------------------
 

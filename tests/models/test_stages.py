@@ -9,52 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 from remote_device import LinkableBackend, RemoteBuffer
+from staged import pipeline
 from tiny_model import write_tiny
 
 import gguflow
 from gguflow.cli.load import bundled_model
 from gguflow.engine.backends.base import find_backend
-from gguflow.engine.cluster import holder
+from gguflow.engine.cluster import crossing, holder
 from gguflow.engine.cluster.errors import ClusterError
-from gguflow.engine.cluster.holder import Holder, stage_model
+from gguflow.engine.cluster.holder import stage_model
 from gguflow.engine.limits import AUTO_LAYERS
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options
 from gguflow.engine.profile import Profile
+from gguflow.engine.runtime.exchange import SideBySide
+from gguflow.engine.sampling import GREEDY
 from gguflow.engine.serving.request import EmbedRequest
 
 OPTIONS = Options(n_ctx=256, n_seqs=4, n_cache=1024, n_threads=1, weight_cache=False)
-
-
-class Watched:
-    """Calls to a holder, counted, with everything that crosses copied as a network would."""
-
-    def __init__(self, holder: Holder) -> None:
-        self.holder, self.n_bytes, self.seen = holder, 0, []
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: Any) -> Any:
-            self.seen.append(name)
-            found = getattr(self.holder, name)(*args)
-            if name == "run":
-                values, ns = found
-                self.n_bytes += sum(x.nbytes for x in args[3].values())
-                return {k: x.copy() for k, x in values.items()}, ns
-            return found
-
-        return call
-
-
-def pipeline(path: Path, options: Options, n: int) -> tuple[Model, list[Watched]]:
-    calls = {}
-    for i in range(1, n):
-        model = stage_model(open_model(path), options, i, {}, n)
-        model.load_weights()
-        calls[i] = Watched(Holder(model))
-    first = stage_model(open_model(path), options, 0, calls, n)
-    first.load_weights()
-    return first, [*calls.values()]
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +85,85 @@ def test_values_of_devices_pass_through_pinned_memory(
     assert [pinned for n, pinned in taken if n == rows] == [True]
     assert calls.holder._staging._memory.nbytes >= rows  # type: ignore[union-attr]
     assert np.array_equal(found, Model.load(path, backends=("numpy",), n_ctx=256).logits(ids))
+
+
+def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, **more: Any) -> Any:
+    """A model of so many layers in n stages, each on a simulated device, and in one process."""
+    path = write_tiny(tmp_path / "m.gguf", gain=2.0, n_layer=4)
+    options = replace(OPTIONS, devices=("simulated:0",), backends=("numpy",), **more)
+    staged, calls = pipeline(path, options, n)
+    names = tuple(f"simulated:{k}" for k in range(n))
+    split = {**more, "devices": names, "split_mode": "layer", "n_ctx": 256}
+    return staged, calls, Model.load(path, backends=("numpy",), **split)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_stages_on_devices_of_one_machine_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    """They meet in memory that both processes have, and what crosses is never with the host."""
+    staged, calls, whole = simulated(tmp_path, monkeypatch, n, n_ubatch=16, n_batch=64)
+    ids = [3 + i % 90 for i in range(100)]
+    found, expected = staged.new_session(), whole.new_session()
+    bound = found.bound_plan(1, "last", False)
+    assert isinstance(bound.runner, SideBySide) and found._runner.n_pieces > 1
+    for _ in range(2):
+        found.rewind(0)
+        expected.rewind(0)
+        assert np.array_equal(found.prefill(ids, None, "last")[0],
+                              expected.prefill(ids, None, "last")[0])  # fmt: skip
+        for token in ids[:5]:
+            assert np.array_equal(
+                found.step((token,), "last")[0], expected.step((token,), "last")[0]
+            )
+    text = [*found.generate(ids[:20], 12, GREEDY)]
+    assert len(text) == 12 and text == [*expected.generate(ids[:20], 12, GREEDY)]
+    for c in calls:
+        assert "begin" in c.seen and "run" not in c.seen
+        assert c.n_bytes < 30 * 2048  # inputs alone
+    del found, bound
+    assert all("close" in c.seen and "drop" in c.seen and not c.holder._sides for c in calls)
+
+
+def test_a_profile_of_stages_that_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged, _, _ = simulated(tmp_path, monkeypatch, 2)
+    profile = Profile("x", 1, {})
+    session = staged.new_session(profile)
+    session.prefill([3 + i for i in range(20)], None, "last")
+    session.step((6,), "last")
+    rows = [*profile.rows()]
+    assert {r.backend for r in rows if r.op == "mul_mat_add"} == {"simulated:0", "stage:1"}
+    assert {"signal", "wait"} <= {r.op for r in rows}
+
+
+def test_without_memory_in_common_stages_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(nbytes: int, device: Any) -> Any:
+        raise OSError("no memory to lock")
+
+    monkeypatch.setattr(crossing, "_opened", lambda name, *given: refuse(*given))
+    staged, (calls,), whole = simulated(tmp_path, monkeypatch, 2)
+    ids = [3 + i % 90 for i in range(30)]
+    assert np.array_equal(staged.logits(ids), whole.logits(ids))
+    assert "run" in calls.seen and "begin" not in calls.seen
+
+
+def test_a_stage_that_fails_at_once_is_told_when_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged, (calls,), _ = simulated(tmp_path, monkeypatch, 2)
+    session = staged.new_session()
+    session.prefill([5, 6, 7], None, "last")
+
+    def lost(*given: Any) -> Any:
+        raise ClusterError("stage 1 is lost: its process has ended")
+
+    calls.holder.end = lost
+    with pytest.raises(ClusterError, match="stage 1 is lost"):
+        session.step((5,), "last")
 
 
 def test_many_sequences_pages_and_embeddings(whole: Model) -> None:

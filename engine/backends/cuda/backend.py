@@ -18,7 +18,7 @@ from gguflow.kernels.cuda import all_reduce_norm, launch
 
 from . import peaks, rivals, timing
 from .device import CudaDevice
-from .memory import ALLOC_UNIT, CudaBuffer, MirroredBuffer, Uploader, pinned
+from .memory import ALLOC_UNIT, CudaBuffer, MirroredBuffer, Uploader, adopt, pinned
 from .modules import Modules
 from .program import CudaProgram
 
@@ -41,6 +41,7 @@ class CudaBackend(Backend):
             self._reaches,
             all_reduce_norm.channel_bytes,
             partial(all_reduce_norm.shares_rows, equal_bits=equal_bits),
+            partial(adopt, self.device),
         )
         self.clock = CudaClock(self.device, self.modules)
         self.n_alike = self.device.count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from .device import CudaDevice
 STAGING_BYTES = 32 << 20  # of one pinned buffer: a few milliseconds of bus time
 STAGING_BUFFERS = 3  # one being filled, one on the bus, one waiting
 ALLOC_UNIT = 512  # CuPy's pool rounds up to it
+REGISTERED = 1 | 2  # cudaHostRegisterPortable and Mapped
+SAME_ADDRESS = 91  # cudaDevAttrCanUseHostPointerForRegisteredMem
 COPY_THREADS = 4  # that fill a staging buffer: one alone is slower than the bus
 
 
@@ -86,6 +89,20 @@ def pinned(device: CudaDevice, nbytes: int) -> np.ndarray:
     device.use()
     memory = device.cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
     return np.frombuffer(memory, np.uint8, nbytes)
+
+
+def adopt(device: CudaDevice, memory: np.ndarray) -> None:
+    """Page-lock host memory for all devices of this process, as long as the array lives. Raises
+    OSError where the driver refuses, or where devices would have it at another address."""
+    device.use()
+    runtime, address = device.runtime, memory.ctypes.data
+    if not runtime.deviceGetAttribute(SAME_ADDRESS, device.index):
+        raise OSError(f"{device.name} has locked memory of the host at another address")
+    try:
+        runtime.hostRegister(address, memory.nbytes, REGISTERED)
+    except runtime.CUDARuntimeError as e:
+        raise OSError(f"memory of the host cannot be page-locked: {e}") from None
+    weakref.finalize(memory, runtime.hostUnregister, address).atexit = False
 
 
 class MirroredBuffer(CudaBuffer):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from gguflow.engine.backends.base import Backend, DeviceId, Links, Meets, Memory, Program
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.backends.numpy import NumpyBackend
@@ -26,7 +28,7 @@ class SimulatedBackend(NumpyBackend):
         self.id = DeviceId("simulated", index)
         self.name = self.space = str(self.id)
         self.stream = Stream()
-        self.links = Links(HostBuffer.zeros, _reaches, channel_bytes, _shares_rows)
+        self.links = Links(HostBuffer.zeros, _reaches, channel_bytes, _shares_rows, _adopt)
 
     def describe(self) -> str:
         return "reference implementations of every op as any number of devices, slow"
@@ -47,7 +49,11 @@ def _reaches(other: Backend) -> bool:
     return isinstance(other, SimulatedBackend)
 
 
-def _shares_rows(m: int, d: int) -> bool:
+def _adopt(memory: np.ndarray) -> None:
+    """It reaches all memory of the process."""
+
+
+def _shares_rows(m: int, d: int, floats: bool) -> bool:
     """Of few rows too, so that small prompts show it."""
     return m >= DEVICES
 

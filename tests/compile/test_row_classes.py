@@ -94,7 +94,7 @@ def test_without_it_they_differ(tmp_path: Path) -> None:
 def test_rows_to_output_are_fewer_than_rows_of_prompts() -> None:
     for n_ubatch in (1, 3, 64):
         sizes = buckets(Options(n_seqs=16, n_ubatch=n_ubatch, equal_bits=True))
-        for n_single, n_chunk in ((0, 1), (0, 3), (5, 1), (2, 3)):
+        for n_single, n_chunk in ((0, 1), (0, n_ubatch), (5, 1), (2, n_ubatch)):
             key = sizes.key(n_single, n_chunk, n_single + n_chunk, n_single + 1, False, True)
             assert key.picks and key.n_chunk >= n_chunk and key.n_single >= n_single
             assert key.n_tokens <= sizes.largest.n_tokens

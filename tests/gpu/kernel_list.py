@@ -7,7 +7,18 @@ from functools import cache
 
 from harness import declare_case
 
-from gguflow.engine.graph import F32, I32, Graph, OpSpec, Tensor, all_ops, dtype_by_name
+from gguflow.engine.graph import (
+    F32,
+    I32,
+    Case,
+    Graph,
+    OpSpec,
+    Tensor,
+    all_ops,
+    dtype_by_name,
+    op_spec,
+)
+from gguflow.engine.graph import Operand as CaseOperand
 from gguflow.kernels.cuda import all_reduce, all_reduce_norm, link
 from gguflow.kernels.cuda.accept import RoundPlaces, accept
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
@@ -137,12 +148,12 @@ def parallel_layers() -> Iterator[Launch]:
 
 def chunks() -> Iterator[Launch]:
     """Rows of prompts, apart from generated tokens, with quantized weights."""
-    for spec in all_ops():
-        for case in spec.cases():
-            node = declare_case(spec, case)
+    w = CaseOperand((8, 512), "q4_K", 0.0, role="weight")
+    for op, weights in (("mul_mat", (w,)), ("mul_mat_swiglu", (w, w))):
+        for m in (1, 300):
+            node = declare_case(op_spec(op), Case((*weights, CaseOperand((m, 512), data=0.0))))
             node.n_single = 0
-            if "q4_K" in case.note and supports(node, True):
-                yield from (x for x in launches_of(node, device=EQUAL) if isinstance(x, Launch))
+            yield from (x for x in launches_of(node, device=EQUAL) if isinstance(x, Launch))
 
 
 @cache

@@ -99,14 +99,6 @@ __device__ __forceinline__ void expect(u64* bar, u32 bytes) {
                : "memory");
 }
 
-// One lane of a warp whose lanes are all here.
-__device__ __forceinline__ bool elected() {
-  u32 is;
-  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;\n}"
-               : "=r"(is));
-  return is;
-}
-
 // Warp `which` of kBringers brings its part of every stage's rows.
 template <int KIND>
 __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memory& m, int which,

@@ -1,5 +1,6 @@
-"""A LayerNorm, the first half of a feed-forward layer and queries, keys and values as one launch of
-mul_mat_vec.cu: what a layer whose attention stands beside its feed-forward part begins with.
+"""A LayerNorm, the first half of a feed-forward layer and queries, keys and values as one launch,
+what a layer whose attention stands beside its feed-forward part begins with: of
+mul_mat_parallel.cu, or of mul_mat_vec.cu for types that the former is not known to be faster for.
 
 Of one column. `engine/compile/join.py` brings the three ops together.
 """
@@ -11,13 +12,29 @@ from collections.abc import Sequence
 from gguflow.engine.graph import Role
 
 from . import launch, mul_mat_vec
-from .launch import Call, Launch, Operand, may_run_at_once, register_joint
+from .launch import (
+    Call,
+    DeviceInfo,
+    Kernel,
+    Launch,
+    Operand,
+    ceil_div,
+    cpp_type,
+    may_run_at_once,
+    register_joint,
+)
+from .mul_mat_vec import ROWS, STATIC, column_bytes, kind_of, stage_bytes
 
 CALLS = ("layer_norm", "mul_mat_gelu", "norm_qkv_rope")
+EVEN = ("q4_0",)  # types of mul_mat_parallel.cu
+# Of a block; fewer where shared memory is short. With more its stages would leave it no room beside
+# a block of mul_mat_two.cu.
+WARPS = (8, 4)
+MAX_STAGES = 4  # more on their way delay the column, which queues behind them
 
 
 def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
-    """A LayerNorm and both products that read it, if mul_mat_vec.cu takes them together."""
+    """A LayerNorm and both products that read it, where one kernel takes them together."""
     if tuple(c.node.op for c in calls[: len(CALLS)]) != CALLS or not _reads_it(calls):
         return None
     norm, act, heads = calls[: len(CALLS)]
@@ -36,7 +53,31 @@ def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
     kind = "PARALLEL_ERF" if act.node.params["erf"] else "PARALLEL"
     eps = norm.node.params["eps"]
     beside: dict[str, Operand | None] = {"norm_bias": bias, "normed": norm.dst, "act": act.dst}
-    return len(CALLS), [mul_mat_vec.heads_few(heads, x, w, eps, kind, [up], **beside)]
+    blocks, warps, stages, shared = _plan(weights, x.ne[0], heads.dst.ne[0], device)
+    even = len({w.nb[1] for w in weights}) == 1 and all(w.dtype.name in EVEN for w in weights)
+    if not (even and warps):
+        return len(CALLS), [mul_mat_vec.heads_few(heads, x, w, eps, kind, [up], **beside)]
+    args = mul_mat_vec.heads_arguments(heads, x, w, eps, [up], stages, **beside)
+    kernel = Kernel("mul_mat_parallel.cu", f"mul_mat_parallel<{kind}, {cpp_type(up.dtype)}>")
+    block = (32 * warps, 1, 1)
+    return len(CALLS), [Launch(kernel, (blocks, 1, 1), block, args, shared, dependent=True)]
+
+
+def _plan(
+    weights: Sequence[Operand], k: int, head_dim: int, device: DeviceInfo
+) -> tuple[int, int, int, int]:
+    """(blocks, warps, stages, bytes of shared memory); no warps where there is no room."""
+    pairs = sum(ceil_div(w.ne[1], ROWS) for w in weights)
+    blocks = max(1, min(device.sm_count, ceil_div(pairs, 4)))
+    kind, stage = kind_of(weights[0]), stage_bytes(weights) + 8  # and its barrier
+    for warps in WARPS:
+        words = head_dim // 2 + 3 * (ceil_div(pairs, blocks) + warps)  # of 8 bytes
+        fixed = 8 * words + 16 + column_bytes(kind, k)
+        room = device.shared_per_block - STATIC - fixed
+        stages = min(MAX_STAGES, max(0, room) // (warps * stage))
+        if stages >= 2:
+            return blocks, warps, stages, fixed + stages * warps * stage
+    return 0, 0, 0, 0
 
 
 def _reads_it(calls: Sequence[Call]) -> bool:

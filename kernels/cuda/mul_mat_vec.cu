@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   if (turned_kind(KIND) && threadIdx.x < C * half)
     pos = __ldcg(a.pos + min(threadIdx.x / half, a.m - 1));
   if (parallel_kind(KIND)) {
-    load_centered<Chunk<W>::QUANTIZED>(a, xs, by);
+    float4 plus[kPieces];
+    load_centered<Chunk<W>::QUANTIZED>(a, xs, by, plus);
   } else if (a.norm != nullptr) {
     load_normed<Chunk<W>::QUANTIZED, C>(a, xs, chunks * X_BYTES, by);
   } else {

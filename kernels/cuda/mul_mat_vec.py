@@ -286,21 +286,36 @@ def heads_few(
     more: Sequence[Operand] = (),
     **beside: Operand | None,
 ) -> Launch:
-    """A norm_qkv_rope of x as `supports_heads` wants it. more: a weight after the three whose
-    product ends elsewhere; beside: what else `arguments` is to know of it."""
+    """A norm_qkv_rope of x as `supports_heads` wants it; more and beside: as `heads_arguments`."""
+    weights = [*(call.src(i) for i in (2, 3, 4)), *more]
+    warps, stages, shared = plan(weights, x.ne[0], x.ne[1], call.dst.ne[0], call.device)
+    args = heads_arguments(call, x, norm, eps, more, stages, **beside)
+    pairs = sum(ceil_div(w.ne[1], ROWS) for w in weights)
+    return _launch(kind, weights, x.ne[1], warps, shared, pairs, args, call.device)
+
+
+def heads_arguments(
+    call: Call,
+    x: Operand,
+    norm: Operand | None,
+    eps: float,
+    more: Sequence[Operand],
+    stages: int,
+    **beside: Operand | None,
+) -> bytes:
+    """`arguments` of a norm_qkv_rope of x. more: a weight after the three whose product ends
+    elsewhere; beside: what else is to be known of it."""
     p = dict(call.node.params)
     weights = [*(call.src(i) for i in (2, 3, 4)), *more]
     head_dim = call.dst.ne[0]
-    warps, stages, shared = plan(weights, x.ne[0], x.ne[1], head_dim, call.device)
-    pairs = [ceil_div(w.ne[1], ROWS) for w in weights]
     dense = Tensor("q", F32, (x.ne[1], weights[0].ne[1]), call.node.role)
-    args = arguments(
-        weights, x, Operand.of(dense, call.dst.address), stages, norm=norm, eps=eps, pairs=pairs,
+    return arguments(
+        weights, x, Operand.of(dense, call.dst.address), stages, norm=norm, eps=eps,
+        pairs=[ceil_div(w.ne[1], ROWS) for w in weights],
         pos=call.src(5), rows=call.src(6), states=[call.src(7), call.src(8)],
         factors=call.optional(9),
         rope=rope_numbers(p, head_dim), head_dim=head_dim, neox=p["mode"] == "neox", **beside,
     )  # fmt: skip
-    return _launch(kind, weights, x.ne[1], warps, shared, sum(pairs), args, call.device)
 
 
 register(OPS, launches, supports=supports)

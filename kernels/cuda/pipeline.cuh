@@ -84,3 +84,49 @@ __device__ __forceinline__ void fill(char* to0, const char* from0, char* to1, co
                : "memory");
 #endif
 }
+
+// One lane of a warp whose lanes are all here.
+__device__ __forceinline__ bool elected() {
+#if __CUDA_ARCH__ >= 900
+  u32 is;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(is));
+  return is;
+#else
+  return threadIdx.x % 32 == 0;
+#endif
+}
+
+// The same for N runs, of lengths of their own. That one lane asks is what the compiler knows here:
+// it need not let lanes take turns.
+template <int N>
+__device__ __forceinline__ void fill_runs(char* const (&to)[N], const char* const (&from)[N],
+                                          const u32 (&n)[N], u64* bar, int lane, u64 policy) {
+#if GF_BULK
+  if (elected()) {
+    const u32 b = shared_address(bar);
+    u32 all = 0;
+#pragma unroll
+    for (int r = 0; r < N; ++r) all += n[r];
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(all) : "memory");
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+          "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to[r])),
+          "l"(from[r]), "r"(n[r]), "r"(b), "l"(policy)
+          : "memory");
+    }
+  }
+  __syncwarp();
+#else
+#pragma unroll
+  for (int r = 0; r < N; ++r) {
+    for (u32 i = lane * 16; i < n[r]; i += 32 * 16) {
+      copy16_async(shared_address(to[r] + i), from[r] + i);
+    }
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar))
+               : "memory");
+#endif
+}

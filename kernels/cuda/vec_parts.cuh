@@ -106,9 +106,10 @@ __device__ __forceinline__ void put_quad(char* column, int e, bool inside,
 // would make the kernel longer, and its instructions come from far away too.
 constexpr int kPieces = 4;
 
+template <int PIECES = kPieces>
 __device__ __forceinline__ void ask_pieces(const float* x, int base, int k, float4* v) {
 #pragma unroll
-  for (int b = 0; b < kPieces; ++b) {
+  for (int b = 0; b < PIECES; ++b) {
     const int e = base + (b * blockDim.x + threadIdx.x) * 4;
     v[b] = e < k ? __ldcg(reinterpret_cast<const float4*>(x + e)) : float4{};
   }
@@ -179,24 +180,26 @@ __device__ __forceinline__ void load_normed(const VecArgs& a, char* xs, int x_st
 }
 
 // The one column, brought to mean 0 and variance 1; the squared deviations are added in a second
-// pass, so that nothing cancels. The first block writes it to normed too.
-template <bool QUANTIZED>
-__device__ __forceinline__ void load_centered(const VecArgs& a, char* column, float4* by) {
-  const int batch = blockDim.x * 4 * kPieces, rounded = (a.k + 127) / 128 * 128;
-  float4 v[kPieces], plus[kPieces];
+// pass, so that nothing cancels. The first block writes it to normed too. by, plus: the first
+// pieces of the norm's weights and of its bias; ASKED: whether the latter are there as well.
+template <bool QUANTIZED, int PIECES = kPieces, bool ASKED = false>
+__device__ __forceinline__ void load_centered(const VecArgs& a, char* column, float4* by,
+                                              float4* plus) {
+  const int batch = blockDim.x * 4 * PIECES, rounded = (a.k + 127) / 128 * 128;
+  float4 v[PIECES];
   float sum = 0.0f, squares = 0.0f;
 #pragma unroll 1
   for (int base = 0; base < a.k; base += batch) {
-    ask_pieces(a.x, base, a.k, v);
+    ask_pieces<PIECES>(a.x, base, a.k, v);
 #pragma unroll
-    for (int b = 0; b < kPieces; ++b) sum += (v[b].x + v[b].y) + (v[b].z + v[b].w);
+    for (int b = 0; b < PIECES; ++b) sum += (v[b].x + v[b].y) + (v[b].z + v[b].w);
   }
   const float mean = block_reduce(sum, Add()) / (float)a.k;
 #pragma unroll 1
   for (int base = 0; base < a.k; base += batch) {
-    if (a.k > batch) ask_pieces(a.x, base, a.k, v);
+    if (a.k > batch) ask_pieces<PIECES>(a.x, base, a.k, v);
 #pragma unroll
-    for (int b = 0; b < kPieces; ++b) {
+    for (int b = 0; b < PIECES; ++b) {
       if (base + (b * blockDim.x + threadIdx.x) * 4 >= a.k) break;
       const float4 d = {v[b].x - mean, v[b].y - mean, v[b].z - mean, v[b].w - mean};
       squares = fmaf(d.x, d.x, fmaf(d.y, d.y, fmaf(d.z, d.z, fmaf(d.w, d.w, squares))));
@@ -207,12 +210,14 @@ __device__ __forceinline__ void load_centered(const VecArgs& a, char* column, fl
 #pragma unroll 1
   for (int base = 0; base < a.k; base += batch) {
     if (a.k > batch) {
-      ask_pieces(a.x, base, a.k, v);
-      ask_pieces(a.norm, base, a.k, by);
+      ask_pieces<PIECES>(a.x, base, a.k, v);
+      ask_pieces<PIECES>(a.norm, base, a.k, by);
     }
-    ask_pieces(a.norm_bias, base, a.norm_bias != nullptr ? a.k : 0, plus);
+    if (!ASKED || a.k > batch) {
+      ask_pieces<PIECES>(a.norm_bias, base, a.norm_bias != nullptr ? a.k : 0, plus);
+    }
 #pragma unroll
-    for (int b = 0; b < kPieces; ++b) {
+    for (int b = 0; b < PIECES; ++b) {
       const int e = base + (b * blockDim.x + threadIdx.x) * 4;
       if (e >= rounded) break;
       const Pack<float, 4> y = {(v[b].x - mean) * scale * by[b].x + plus[b].x,

@@ -38,12 +38,3 @@ def nvrtc() -> Any:
     except jit.CompileError as e:
         pytest.skip(str(e))
     return jit
-
-
-@pytest.fixture
-def unseen_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention's kernels for heads that they have not yet run with on a GPU."""
-    from gguflow.kernels.cuda import attention as a
-
-    monkeypatch.setattr(a, "HEAD_SIZES", (*a.HEAD_SIZES, *a.UNSEEN_HEAD_SIZES))
-    monkeypatch.setattr(a, "SINGLE_SIZES", (*a.SINGLE_SIZES, *a.UNSEEN_SINGLE_SIZES))

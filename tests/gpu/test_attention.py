@@ -25,8 +25,6 @@ from harness import build_case, nmse, results_of_runs
 from gguflow.engine.graph import Case, Operand, op_spec
 from gguflow.kernels.cuda import attention
 
-pytestmark = pytest.mark.usefixtures("unseen_heads")
-
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from kernel_list import DEVICE, launches_of
@@ -13,7 +11,6 @@ from gguflow.engine.plan_key import PAGE
 from gguflow.kernels.cuda import attention
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch
 
-pytestmark = pytest.mark.usefixtures("unseen_heads")
 TENSOR = 72  # bytes of a kernel's operand: address, extents, strides
 
 
@@ -163,22 +160,3 @@ def test_a_launch_has_the_tokens_of_its_kind(n_chunk: int) -> None:
         )
         assert second[0] - first[0] == 64 * nbytes
         assert (first[1 + rows], second[1 + rows]) == (64, n_chunk)
-
-
-@pytest.mark.parametrize("t", ["f16", "bf16"])
-def test_heads_that_no_gpu_has_seen_compile(nvrtc: Any, t: str) -> None:
-    found = [
-        *(planned(n, 2048, (8, 4), hd, t)[0] for n in (5, 70)
-          for hd in attention.UNSEEN_HEAD_SIZES),
-        *(x for n in (1, 4) for hd in attention.UNSEEN_SINGLE_SIZES
-          for x in planned(n, 2048, (8, 4), hd, t, n)),
-    ]  # fmt: skip
-    assert len(found) == 4 and "attention.cu" not in {x.kernel.source for x in found}
-    for k in {x.kernel for x in found}:
-        assert nvrtc.compile_source(k.source, [k.entry], "sm_90", k.options).names
-
-
-def test_heads_that_no_gpu_has_seen_run_in_float(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert planned(70, 2048, (8, 4), 512)[0].kernel.source == "attention.cu"
-    assert planned(1, 2048, (8, 4), 80, single=1)[0].kernel.source == "attention.cu"

@@ -16,10 +16,11 @@ from gguflow.engine.backends.numpy import evaluate, read
 from gguflow.engine.graph import F32, Graph, Tensor, dtype_by_name
 from gguflow.engine.quants import encode
 from gguflow.kernels.cuda import launch
-from gguflow.kernels.cuda.launch import joined, launches, supports
+from gguflow.kernels.cuda.launch import Launch, joined, launches, supports
 
 F16 = dtype_by_name("f16")
-ONE = "mul_mat_vec<PARALLEL_ERF, block_q4_0, block_q4_0, 1>"
+ONE = "mul_mat_parallel<PARALLEL_ERF, block_q4_0>"
+OTHER = "mul_mat_vec<PARALLEL_ERF, block_q4_K, block_q6_K, 1>"
 
 
 def feeds_of(g: Graph, seed: int = 0) -> dict[str, np.ndarray]:
@@ -69,10 +70,7 @@ def test_three_ops_are_one_launch(bias: bool) -> None:
     found = joined(calls_of(parallel_graph(bias=bias)))
     assert entry(found) == (3, ONE)
     mixed = parallel_graph(k=512, types=("q4_K", "q6_K"))
-    assert entry(joined(calls_of(mixed))) == (
-        3,
-        ONE.replace("q4_0", "q4_K", 1).replace("q4_0", "q6_K"),
-    )
+    assert entry(joined(calls_of(mixed))) == (3, OTHER)
     assert entry(joined(calls_of(parallel_graph(erf=0)))) == (3, ONE.replace("_ERF", ""))
 
 
@@ -105,13 +103,16 @@ def test_results_that_share_memory_are_made_one_after_the_other(one: str, other:
         (2560, 1000, 5, ("q4_K", "q6_K"), "f16", "neox"),
         (1088, 333, 6, ("bf16", "bf16"), "f16", "norm"),
         (9280, 301, 3, ("q5_0", "q4_0"), "f32", "neox"),  # more than threads keep of a row
+        (9280, 301, 3, ("q4_0",) * 2, "f32", "neox"), (1088, 333, 6, ("q4_0",) * 2, "f16", "norm"),
+        (2048, 5000, 5, ("q4_0",) * 2, "f16", "neox"), (2112, 700, 1, ("q4_0",) * 2, "f32", "norm"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("erf, bias", [(1, True), (0, False)])
 def test_a_layer_begins(gpu: Any, k: int, n_ff: int, heads: int, types: tuple[str, str], state: str,
                         mode: str, erf: int, bias: bool) -> None:  # fmt: skip
     g = parallel_graph(1, k, n_ff, heads, types, erf=erf, bias=bias, state=state, mode=mode)
-    check(gpu, g, ["mul_mat_vec", "", ""])
+    even = set(types) == {"q4_0"}
+    check(gpu, g, ["mul_mat_parallel" if even else "mul_mat_vec", "", ""])
 
 
 # -- what it ends with -----------------------------------------------------------------------------
@@ -136,6 +137,16 @@ def test_both_products_are_one_launch() -> None:
     for other in (("f16", "q4_0"), ("f32", "f32")):
         assert not supports(ends(64, (512, 512), other).nodes[0])
     assert not supports(ends(64, (512, 80_000), ("q4_0", "q4_0")).nodes[0])  # no room for a column
+
+
+def test_a_layers_first_blocks_have_room_beside_the_last_ones_of_the_layer_before() -> None:
+    found = joined(calls_of(parallel_graph(k=4544, n_ff=18176, heads=71)))
+    assert found is not None
+    (begins,) = found[1]
+    (end,) = launches(calls_of(ends(4544, (4544, 18176), ("q4_0", "q4_0")))[0])
+    assert isinstance(end, Launch)
+    of_each = 2 << 10  # what the device and the kernel itself take
+    assert begins.shared + end.shared + 2 * of_each <= 228 << 10
 
 
 @pytest.mark.gpu
@@ -181,7 +192,8 @@ def test_layers_after_each_other(gpu: Any, monkeypatch: pytest.MonkeyPatch, k: i
                                  heads: int, types: tuple[str, str]) -> None:  # fmt: skip
     """The oracle's results, and the same bits whether or not anything runs beside attention."""
     g = parallel_graph(1, k, n_ff, heads, types, layers=8)
-    one = ["mul_mat_vec", "", "", "attention_decode", "mul_mat_two"]
+    begin = "mul_mat_parallel" if set(types) == {"q4_0"} else "mul_mat_vec"
+    one = [begin, "", "", "attention_decode", "mul_mat_two"]
     beside = [*one[:3], "attention_decode", ""]
     feeds = feeds_of(g)
     last, found = g.nodes[-1], []

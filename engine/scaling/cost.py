@@ -20,8 +20,8 @@ def compute_seconds(work: Work, m: Machine) -> float:
     rates = {"f32": m.f32_tflops, "f16": m.f16_tflops, "quant": m.quant_tflops}
     computing = sum(n / (1e12 * rates[kind]) for kind, n in work.flops.items())
     reading = work.read / (1e9 * m.read_gbs)
-    beside = 1e-6 * (m.kernel_us * work.kernels + m.small_us * work.small)
-    return reading + computing + 1e-12 * m.unpack_ps * work.unpacked + beside
+    beside = m.kernel_us * work.kernels + m.many_us * work.many + m.small_us * work.small
+    return reading + computing + 1e-12 * m.unpack_ps * work.unpacked + 1e-6 * beside
 
 
 def exchange_seconds(nbytes: int, n_devices: int, m: Machine) -> float:
@@ -55,13 +55,16 @@ def layer_seconds(run: RunWork, m: Machine) -> list[float]:
     times = []
     for shares in run.layers:
         slowest = max(compute_seconds(w, m) for w in shares)
-        waits = max(
-            sum(k * exchange_seconds(n, run.n_devices, m) for n, k in w.exchanges.items())
-            + sum(k * 1e-6 * _interpolated(n, m) for n, k in w.shared.items())
-            for w in shares
-        )
-        times.append(slowest + waits)
+        times.append(slowest + max(_waits(w, run.n_devices, m) for w in shares))
     return times
+
+
+def _waits(w: Work, n_devices: int, m: Machine) -> float:
+    """Seconds that a device waits for others in a layer."""
+    sums = sum(k * exchange_seconds(n, n_devices, m) for n, k in w.exchanges.items())
+    shared = sum(k * 1e-6 * _interpolated(n, m) for n, k in w.shared.items())
+    n_sums = sum(w.exchanges.values()) + sum(w.shared.values())
+    return sums + shared + 1e-6 * m.apart_us * n_sums + sum(hop_seconds(n, m) for n in w.crossed)
 
 
 def _interpolated(nbytes: float, m: Machine) -> float:

@@ -26,9 +26,11 @@ class Machine:
     memory. f32_tflops, f16_tflops, quant_tflops: tera operations a second of products whose weights
     are float32, 16-bit, quantized. unpack_ps: picoseconds a quantized weight takes where it is
     multiplied with several rows, whatever their number. kernel_us: of an op that reads weights or a
-    cache, beside its reading: launch, ramp and tail. small_us: of any other op.
+    cache, beside its reading: launch, ramp and tail. many_us: of a product of more than a few rows
+    beside that: they are rounded first, and parts of sums added. small_us: of any other op.
 
-    exchange: (bytes, us) of a sum between two devices, ascending. link_gbs: between two devices,
+    exchange: (bytes, us) of a sum between two devices, ascending, of those that come at once;
+    apart_us: that one comes later. link_gbs: between two devices,
     for what is longer than that. hop_us: a small value from one device to the next. wire_us,
     wire_gbs: the same between two machines; for one token there and back, twice wire_us.
     """
@@ -42,8 +44,10 @@ class Machine:
     quant_tflops: float
     unpack_ps: float = 0.0
     kernel_us: float = 0.0
+    many_us: float = 0.0
     small_us: float = 0.0
     exchange: Curve = ()
+    apart_us: float = 0.0
     link_gbs: float = math.inf
     hop_us: float = 0.0
     wire_us: float = 0.0
@@ -77,12 +81,14 @@ H200 = Machine(
     memory_gib=139.0,
     read_gbs=4300.0,
     f32_tflops=45.0,
-    f16_tflops=700.0,
-    quant_tflops=467.0,
-    unpack_ps=93.0e-3,
-    kernel_us=4.0,
+    f16_tflops=784.0,
+    quant_tflops=453.0,
+    unpack_ps=66.0e-3,
+    kernel_us=3.9,
+    many_us=4.7,
     small_us=0.97,  # a kernel of a graph of dependent tiny ones
     exchange=_NVLINK,
+    apart_us=1.4,
     link_gbs=389.0,
     hop_us=4.9,
     wire_us=570.0,

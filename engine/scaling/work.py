@@ -6,12 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from gguflow.engine.compile import Plan
+from gguflow.engine.compile import Plan, Recv
 from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.graph import OpSpec, Role, Tensor, exchanged, exchanged_by_rank, op_spec
 
 _LAYER = re.compile(r"(?:blk|kv|ssm)\.(\d+)\.")
 FIRST, LAST = -1, 1 << 30  # what comes before the layers, what after them
+FEW = 16  # rows that a product takes as they are; more are rounded first, and parts of sums added
 
 
 @dataclass
@@ -20,17 +21,20 @@ class Work:
 
     read: bytes moved. flops: operations by the kind of the weights: "f32", "f16", "quant".
     unpacked: quantized weights that are multiplied with several rows. kernels: ops that read
-    weights or a cache; small: all others. exchanges: sums between all devices, by bytes of a part.
-    shared: those whose rows the devices share out, by the bytes that come to a device.
+    weights or a cache; many: of these, products of more than FEW rows; small: all others. exchanges: sums between all devices, by bytes of a part.
+    shared: those whose rows the devices share out, by the bytes that come to a device. crossed:
+    bytes of each time that the device waits for what another one alone has made.
     """
 
     read: int = 0
     flops: Counter[str] = field(default_factory=Counter)
     unpacked: int = 0
     kernels: int = 0
+    many: int = 0
     small: int = 0
     exchanges: Counter[int] = field(default_factory=Counter)
     shared: Counter[int] = field(default_factory=Counter)
+    crossed: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ def run_work(plan: Plan, names: list[str], n_layer: int, n_past: int, crossing: 
         if node.op is not None:
             i = min(max(layer_of(node) + 1, 0), n_layer + 1)
             _add(layers[i][at[plan.placement.of[node]]], node, n_past)
+    for step in plan.steps:
+        if isinstance(step, Recv):
+            i = min(max(layer_of(step.meeting.before) + 1, 0), n_layer + 1)
+            crossed = sum(o.nbytes for o in step.meeting.owners)
+            layers[i][at[step.meeting.target]].crossed.append(crossed)
     return RunWork(tuple(layers), crossing, len(names))
 
 
@@ -77,6 +86,7 @@ def _add(work: Work, node: Tensor, n_past: int) -> None:
     work.unpacked += sum(w.size for w in _unpacked(node, spec))
     if spec.weights or (spec.writes_into is None and _reads_state(node)):
         work.kernels += 1
+        work.many += bool(spec.weights) and node.shape[0] > FEW
     else:
         work.small += 1
 

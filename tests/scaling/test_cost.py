@@ -20,7 +20,8 @@ from gguflow.kernels.cuda.all_reduce import SMALL
 H200 = PRESETS["h200"]
 # Only bytes take time.
 READS = replace(H200, f32_tflops=1e9, f16_tflops=1e9, quant_tflops=1e9, unpack_ps=0.0,
-                kernel_us=0.0, small_us=0.0, exchange=(), link_gbs=float("inf"))  # fmt: skip
+                kernel_us=0.0, many_us=0.0, small_us=0.0, exchange=(), apart_us=0.0, hop_us=0.0,
+                link_gbs=float("inf"))  # fmt: skip
 SHAPE = "tinyllama-1.1b:F16"  # 4 heads of keys
 
 
@@ -51,9 +52,14 @@ def test_every_constant_costs() -> None:
     base = seconds(2, H200)
     for slower in (
         {"read_gbs": 1000.0}, {"f16_tflops": 1.0}, {"kernel_us": 9.0}, {"small_us": 9.0},
-        {"exchange": ((16384.0, 20.0),)},
+        {"exchange": ((16384.0, 20.0),)}, {"apart_us": 9.0}, {"hop_us": 99.0},
     ):  # fmt: skip
         assert seconds(2, replace(H200, **slower)) > base
+    many = Plans(random_model(SHAPE), 2, 256, 128).decode(128, 64)
+    for slower in ({"many_us": 99.0}, {"link_gbs": 1.0}):
+        slow = sum(layer_seconds(many, replace(H200, **slower)))
+        assert slow > sum(layer_seconds(many, H200))
+    assert seconds(2, replace(H200, many_us=99.0)) == seconds(2, H200)  # of one row
     unpacked = replace(H200, unpack_ps=9.0)
     q = Plans(random_model("tinyllama-1.1b:Q4_0"), 1, 256, 8)
     assert sum(layer_seconds(q.decode(8, 64), unpacked)) > sum(layer_seconds(q.decode(8, 64), H200))
@@ -74,6 +80,11 @@ def test_exchanges_are_the_measured_ones_and_rise() -> None:
         assert all(b > a for a, b in pairwise(times))
     # In the end the rate between the last two points is all there is.
     assert exchange_seconds(1 << 32, 2, H200) == pytest.approx((1 << 32) / 348e9, rel=0.01)
+
+
+def test_logits_cross_where_the_vocabulary_is_cut() -> None:
+    run = Plans(random_model(SHAPE), 2, 256, 64).decode(64, 64)
+    assert [w.crossed for w in run.layers[-1]] == [[4 * 64 * 16000], []]
 
 
 def test_two_sums_a_layer() -> None:

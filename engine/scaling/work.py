@@ -21,9 +21,10 @@ class Work:
 
     read: bytes moved. flops: operations by the kind of the weights: "f32", "f16", "quant".
     unpacked: quantized weights that are multiplied with several rows. kernels: ops that read
-    weights or a cache; many: of these, products of more than FEW rows; small: all others. exchanges: sums between all devices, by bytes of a part.
-    shared: those whose rows the devices share out, by the bytes that come to a device. crossed:
-    bytes of each time that the device waits for what another one alone has made.
+    weights or a cache; many: of these, products of more than FEW rows; small: all others.
+    exchanges: sums between all devices, by bytes of a part. shared: those whose rows the devices
+    share out, by the bytes that come to a device. crossed: bytes of each time that the device waits
+    for what another one alone has made.
     """
 
     read: int = 0

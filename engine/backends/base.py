@@ -155,7 +155,8 @@ class Links:
     reaches: whether this device's programs can write into the memory of another; once asked, they
     may. channel_bytes: memory of one of so many devices that exchange parts of such sizes
     (`compile.exchanges`); None where there is no all_reduce. shares_rows: whether sums of so many
-    rows of so many elements, and their norms, are better shared out (all_reduce_norm). adopt: has
+    rows of so many elements, and their norms, are better shared out (all_reduce_norm); the last
+    says whether only products with 16-bit weights read these. adopt: has
     the device reach memory of the host, whole pages, as if it were pinned, as long as the array
     lives; raises OSError where the system refuses. None where it cannot.
     """
@@ -163,7 +164,7 @@ class Links:
     alloc_pinned: Callable[[int], HostBuffer] | None = None
     reaches: Callable[[Backend], bool] = lambda other: False
     channel_bytes: ChannelBytes | None = None
-    shares_rows: Callable[[int, int], bool] = lambda m, d: False
+    shares_rows: Callable[[int, int, bool], bool] = lambda m, d, floats: False
     adopt: Callable[[np.ndarray], None] | None = None
 
 

@@ -18,7 +18,9 @@ from .all_reduce import DEVICES, most_blocks
 from .launch import Call, Kernel, Launch, Rounded, ceil_div, register
 
 OPS = ("all_reduce_norm",)
-ROWS = 256  # from more on shared rows are sooner there; then libraries multiply them, in 16 bits
+# From more on shared rows are sooner there: where libraries multiply them, in 16 bits. With 16-bit
+# weights these do so from fewer on (mul_mat_batch.py).
+ROWS, ROWS_OF_FLOATS = 256, 64
 ELEMENTS = 8192  # of a row, at most
 # Threads of a block, and words of four elements that each of them may have of a row.
 _BLOCKS = (256, 1), (256, 2), (256, 4), (512, 4)
@@ -27,13 +29,15 @@ _ALIGN = 256  # of 16-bit rows, as a library likes them
 Shares = Sequence[tuple[int, int]]  # of exchanges: rows of the largest share, bytes of a row
 
 
-def shares_rows(m: int, d: int, equal_bits: bool = False) -> bool:
+def shares_rows(m: int, d: int, floats: bool, equal_bits: bool = False) -> bool:
     """Whether the kernel takes sums of so many rows of so many elements, and is sooner done.
+    floats: whether their norms are for products with 16-bit weights alone.
 
     Its norms have the bits of norm.cu, as those before a library's products; with equal_bits
     products of any number of columns may begin with a norm of their own.
     """
-    return not equal_bits and m > ROWS and d % 8 == 0 and d <= ELEMENTS
+    least = ROWS_OF_FLOATS if floats else ROWS
+    return not equal_bits and m > least and d % 8 == 0 and d <= ELEMENTS
 
 
 def supports(node: Tensor) -> bool:

@@ -11,7 +11,7 @@ from gguflow.engine.backends.null.backend import NullBackend
 from gguflow.engine.compile import Plan
 from gguflow.engine.graph import Tensor, exchanged_by_rank
 from gguflow.engine.load.random import random_model
-from gguflow.engine.plan_key import step_key
+from gguflow.engine.plan_key import PlanKey, step_key
 from gguflow.engine.scaling.plans import Plans
 from gguflow.kernels.cuda import launch
 
@@ -59,13 +59,24 @@ def test_norms_that_products_read_are_rounded(
 def test_which_rows_are_shared_out() -> None:
     from gguflow.kernels.cuda.all_reduce_norm import shares_rows
 
-    assert shares_rows(257, 4096) and shares_rows(512, 8192)
-    assert not shares_rows(256, 4096)  # of which products of quantized weights norm themselves
-    assert not shares_rows(512, 4096, equal_bits=True)
-    assert not shares_rows(512, 4100) and not shares_rows(512, 16384)
+    assert shares_rows(257, 4096, False) and shares_rows(512, 8192, True)
+    assert not shares_rows(256, 4096, False)  # of which quantized products norm themselves
+    assert shares_rows(65, 4096, True) and not shares_rows(64, 4096, True)
+    assert not shares_rows(512, 4096, True, equal_bits=True)
+    assert not shares_rows(512, 4100, True) and not shares_rows(512, 16384, True)
 
 
-def test_few_rows_are_not_shared_out() -> None:
-    plans = Plans(random_model("llama3-8b:F16"), 2, 640, 1)
-    plan = plans._model.plan(step_key(256, "last", False))
-    assert all(len(exchanged_by_rank(n)[0]) == 1 for n in plan.nodes if exchanged_by_rank(n))
+@pytest.mark.parametrize(
+    ("model", "n", "shared"),
+    [("llama3-8b:Q4_0", 256, False), ("llama3-8b:F16", 64, False), ("llama3-8b:F16", 65, True),
+     ("llama3-8b:F16", 128, True)],
+)  # fmt: skip
+def test_rows_of_a_step(model: str, n: int, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are not shared out. Where they are, gate and up find their columns rounded."""
+    monkeypatch.setattr(NullBackend, "supports", lambda self, node: launch.supports(node))
+    plans = Plans(random_model(model), 2, 640, 256)
+    plan = plans._model.plan(PlanKey(n, 0, n, n, True))
+    found = rounded_types(plan, plans.names[1])
+    assert bool(found) == shared
+    if shared:
+        assert {found[t] for t in found if ".attn." in t.name} == {"f16"}

@@ -53,7 +53,7 @@ def _adopt(memory: np.ndarray) -> None:
     """It reaches all memory of the process."""
 
 
-def _shares_rows(m: int, d: int) -> bool:
+def _shares_rows(m: int, d: int, floats: bool) -> bool:
     """Of few rows too, so that small prompts show it."""
     return m >= DEVICES
 

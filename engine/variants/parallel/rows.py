@@ -17,7 +17,8 @@ from gguflow.engine.graph import Graph, Role, Tensor, exchanged
 
 from .cuts import part_name
 
-Takes = Callable[[int, int], bool]  # rows and their elements
+# Rows, their elements, and whether all that reads their norms has 16-bit weights.
+Takes = Callable[[int, int, bool], bool]
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,10 @@ def _sum(
         if more or a.op != "add" or a.shape != total.shape or len(a.shape) != 2:
             return None
         others = [t for t in a.live_srcs() if t is not total]
-        if len(others) != 1 or others[0].shape != a.shape or not takes(*a.shape):
-            return None
         norm = _norm(readers.of(a), readers)
+        floats = norm is not None and all(map(_is_float_product, readers.of(norm[1][1])))
+        if len(others) != 1 or others[0].shape != a.shape or not takes(*a.shape, floats):
+            return None
         added.append(a)
         residual.append(others[0])
         beside.append(tuple(t for t in readers.of(a) if norm is None or t is not norm[0]))
@@ -130,6 +132,12 @@ def _sum(
         tuple(added), tuple(residual), parts, every if len(every) == len(norms) else None,
         tuple(beside),
     )  # fmt: skip
+
+
+def _is_float_product(node: Tensor) -> bool:
+    """Whether a node is a product with 16-bit weights."""
+    w = node.srcs[0] if node.op == "mul_mat" else None
+    return w is not None and w.dtype.name in ("f16", "bf16")
 
 
 def _norm(

@@ -97,7 +97,7 @@ def _shares(devices: Sequence[Backend]) -> Takes | None:
     links = [d.links for d in devices if d.links is not None]
     if len(links) < len(devices) or any(True for _ in _apart_notes(devices)):
         return None
-    return lambda m, d: all(x.shares_rows(m, d) for x in links)
+    return lambda m, d, floats: all(x.shares_rows(m, d, floats) for x in links)
 
 
 def _check(setup: Setup, tools: Tools, devices: Sequence[Backend]) -> None:

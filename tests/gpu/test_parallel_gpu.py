@@ -94,7 +94,8 @@ def test_rows_shared_out_have_the_bits_of_whole_sums(
 ) -> None:
     """In every form that norms may cross in, of fewer and of more rows than blocks; exchanges of
     other kinds are between them."""
-    cases = [(9, 64, None), (300, 4096, F16), (257, 5376, None), (600, 256, BF16)]
+    cases = [(9, 64, None), (300, 4096, F16), (257, 5376, None), (600, 256, BF16),
+             (65, 4096, F16), (128, 8192, F16)]  # fmt: skip
     devices = [cards(k) for k in range(n)]
     bound = bound_to(devices, sharing_plan(devices, cases))
     assert isinstance(bound.runner, SideBySide)
@@ -121,9 +122,14 @@ def test_prompts_have_the_bits_of_whole_sums(
                       n_head=4, n_head_kv=4, head_dim=64, head_dim_v=64, n_ff=512)  # fmt: skip
     ids = [3 + i * 7 % 90 for i in range(700)]
     found = on(path, 2, n_ctx=1024).logits(ids)
-    monkeypatch.setattr(all_reduce_norm, "ROWS", 1 << 30)
+    few = on(path, 2, n_ctx=1024).logits(ids[:100])
+    for limit in ("ROWS", "ROWS_OF_FLOATS"):
+        monkeypatch.setattr(all_reduce_norm, limit, 1 << 30)
     expected = on(path, 2, n_ctx=1024).logits(ids)
     assert np.array_equal(found, expected)
+    # A kernel for 65 to 128 rows norms them itself, in another order.
+    whole = on(path, 2, n_ctx=1024).logits(ids[:100])
+    assert ((few - whole) ** 2).sum() <= 1e-6 * (whole**2).sum()
 
 
 def test_exchanges_through_the_hosts_memory(

@@ -74,7 +74,7 @@ _NVLINK = (
 )  # fmt: skip
 # Measured: read_gbs (256 MiB), small_us, exchange, link_gbs, hop_us (4,096 floats, then a flag),
 # wire_us (half of there and back); assumed: wire_gbs. Fitted together, to the rows that
-# bench/scaling_check.py calls so: f16_tflops, quant_tflops, unpack_ps, kernel_us, many_us, apart_us.
+# bench/scaling_check.py calls so: the two tflops, unpack_ps, kernel_us, many_us and apart_us.
 H200 = Machine(
     "h200",
     "one H200 and two of one host over NVLink; wire: Ray calls on one machine",

@@ -129,7 +129,7 @@ def test_prompts_have_the_bits_of_whole_sums(
     assert np.array_equal(found, expected)
     # A kernel for 65 to 128 rows norms them itself, in another order.
     whole = on(path, 2, n_ctx=1024).logits(ids[:100])
-    assert ((few - whole) ** 2).sum() <= 1e-6 * (whole**2).sum()
+    assert ((few - whole) ** 2).sum() <= 1e-5 * (whole**2).sum()
 
 
 def test_exchanges_through_the_hosts_memory(

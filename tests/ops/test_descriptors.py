@@ -243,9 +243,24 @@ def run_mutant(built: Built) -> str:
         # Nobody says what comes of parameters that are no numbers or of a row that is written
         # twice, nor how exact a difference of large numbers is; but all else stays as it is.
         return guarded(built)
-    got = run_on(cpu(), built)
-    assert nmse(got, expected) <= 30 * max(built.tolerance, 1e-7), built.node
+    error, most = nmse(run_on(cpu(), built), expected), 30 * max(built.tolerance, 1e-7)
+    # Where one neuron of a few is active by a difference of large numbers the oracle is as far off.
+    near = (by_oracle(rounded(built, seed))[1] for seed in range(8))
+    assert error <= most or error <= 4 * max(nmse(x, expected) for x in near), built.node
     return "ran"
+
+
+def rounded(built: Built, seed: int) -> Built:
+    """The case with its activations about as far off as products of quantized weights read them,
+    which have 8 bits of each."""
+    feeds, rng = dict(built.feeds), np.random.default_rng(seed)
+    for name, leaf in built.graph.leaves.items():
+        if leaf.dtype is F32 and leaf.role is not Role.WEIGHT:
+            x = feeds[name].view(np.float32)
+            unit = np.abs(x).max(initial=0, where=np.isfinite(x)) / 127
+            off = rng.uniform(-0.5, 0.5, x.shape) * unit
+            feeds[name] = (x + off).astype(np.float32).view(np.uint8)
+    return replace(built, feeds=feeds)
 
 
 def is_known(built: Built) -> bool:

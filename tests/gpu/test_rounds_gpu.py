@@ -1,4 +1,4 @@
-"""Rounds of guesses that a GPU makes by itself (kernels/cuda/accept.cu, draft.cu) change no token."""
+"""Rounds of guesses that a GPU makes by itself (accept.cu, draft.cu) change no token."""
 
 from __future__ import annotations
 

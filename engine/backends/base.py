@@ -158,7 +158,9 @@ class Links:
     rows of so many elements, and their norms, are better shared out (all_reduce_norm); the last
     says whether only products with 16-bit weights read these. adopt: has
     the device reach memory of the host, whole pages, as if it were pinned, as long as the array
-    lives; raises OSError where the system refuses. None where it cannot.
+    lives; raises OSError where the system refuses. None where it cannot. card: which piece of
+    hardware it is, as any process names it, for programs that wait on a card keep others from it;
+    empty where that is nothing to care for.
     """
 
     alloc_pinned: Callable[[int], HostBuffer] | None = None
@@ -166,6 +168,7 @@ class Links:
     channel_bytes: ChannelBytes | None = None
     shares_rows: Callable[[int, int, bool], bool] = lambda m, d, floats: False
     adopt: Callable[[np.ndarray], None] | None = None
+    card: str = ""
 
 
 # -- programs --------------------------------------------------------------------------------------

@@ -172,8 +172,9 @@ class RayCalls:
         found, ns = self._ask("run", number, live, flat(values), timed)
         return full(found), None if ns is None else np.frombuffer(ns, np.int64)
 
-    def meets(self, name: Crossing) -> bool:
-        return self._near() is not None and bool(self._ask("call", "meets", name))
+    def meets(self, name: Crossing) -> str | None:
+        found: str | None = self._ask("call", "meets", name) if self._near() is not None else None
+        return found
 
     def begin(
         self, cache: int, plan: PlanId, live: Live | None, values: Values, timed: bool

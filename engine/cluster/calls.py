@@ -26,8 +26,9 @@ class Calls(Protocol):
     ) -> tuple[Values, np.ndarray | None]:
         """Run the part: what others read of it, and clock readings [n_ops + 1] of a timed run."""
 
-    def meets(self, name: Crossing) -> bool:
-        """Whether it has memory in common with this process, such as this."""
+    def meets(self, name: Crossing) -> str | None:
+        """The card that it computes on (`Links.card`); None where it has no memory in common with
+        this process, such as this."""
 
     def begin(
         self, cache: int, plan: PlanId, live: Live | None, values: Values, timed: bool

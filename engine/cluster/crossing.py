@@ -37,14 +37,14 @@ def can_cross(device: Backend) -> bool:
     return has and hasattr(os, "memfd_create")
 
 
-def crossing_links(device: Backend, name: Crossing | None) -> Links:
+def crossing_links(device: Backend, name: Crossing | None, card: str = "") -> Links:
     """A stage of another process as somebody the device can meet. name: of the memory for it; new
-    memory for None."""
+    memory for None. card: the other's."""
 
     def alloc(nbytes: int) -> HostBuffer:
         return _new(nbytes, device) if name is None else _opened(name, nbytes, device)
 
-    return Links(alloc)
+    return Links(alloc, card=card)
 
 
 def _new(nbytes: int, device: Backend) -> CrossingMemory:

@@ -110,9 +110,9 @@ class Holder:
             found[t.name] = x[: live[rows]] if known else x  # type: ignore[index]
         return found, None if ticks is None else ticks.ns
 
-    def meets(self, name: Crossing) -> bool:
+    def meets(self, name: Crossing) -> str | None:
         """See `Calls`."""
-        return self._others[0].can_open(name)
+        return self._others[0].opens(name)
 
     def begin(
         self, cache: int, plan: PlanId, live: Live | None, values: Values, timed: bool

@@ -51,36 +51,39 @@ class StageBackend(Backend):
         self.staging = Staging(like)
         self.on_host = like.space == HOST_SPACE
         self.crossing: Crossing | None = None  # in a process that holds another stage: for a plan
-        self._meets: bool | None = None  # whether its process has memory in common with this one
+        self._card: str | None = None  # of its process, if that has memory in common with this one
+        self._has_asked = False
 
     @property
     def links(self) -> Links | None:  # type: ignore[override]
         """Where stages can run at the same time, once the process that holds this one is there."""
-        if self.calls is not None and self._meets is None:
-            self._meets = self._has_memory_in_common(self.calls)
-        if self._meets or self.crossing is not None:
-            return crossing_links(self._like, self.crossing)
+        if self.calls is not None and not self._has_asked:
+            self._card, self._has_asked = self._card_in_reach(self.calls), True
+        if self._card is not None or self.crossing is not None:
+            return crossing_links(self._like, self.crossing, self._card or "")
         return None
 
-    def _has_memory_in_common(self, calls: Calls) -> bool:
+    def _card_in_reach(self, calls: Calls) -> str | None:
         if not can_cross(self._like):
-            return False
+            return None
         try:
             trial = crossing_links(self._like, None).alloc_pinned
             assert trial is not None
             memory = trial(1)
         except OSError:
-            return False
+            return None
         assert isinstance(memory, CrossingMemory)
         return calls.meets(memory.name)
 
-    def can_open(self, name: Crossing) -> bool:
-        """Whether the device of this process reaches another's memory."""
+    def opens(self, name: Crossing) -> str | None:
+        """The card of this process's device; None where it does not reach another's memory."""
         alloc = crossing_links(self._like, name).alloc_pinned if can_cross(self._like) else None
         try:
-            return alloc is not None and alloc(name.nbytes) is not None
+            if alloc is None or alloc(name.nbytes) is None or self._like.links is None:
+                return None
         except (OSError, ValueError):
-            return False
+            return None
+        return self._like.links.card
 
     def describe(self) -> str:
         return "layers that another process holds"

@@ -65,6 +65,11 @@ def cut(plan: Plan, backends: Mapping[str, Backend]) -> Sides:
     hosts = [n for n in names if links[n] is not None and n not in devices]
     if len(devices) + len(hosts) < len(names) or not devices or len(hosts) > 1:
         raise UnlinkableError(f"{' and '.join(names)} cannot wait for each other")
+    for a, b in combinations(devices, 2):
+        cards = {links[n].card for n in (a, b)}  # type: ignore[union-attr]
+        if cards != {""} and len(cards) == 1 and not (backends[a].holds and backends[b].holds):
+            # Of two processes one would wait on the card for what the other cannot begin there.
+            raise UnlinkableError(f"{a} and {b} are one card")
     if hosts and not all(backends[n].holds for n in devices):
         raise UnlinkableError(f"{hosts[0]} computes between stages")
     if hosts and len(devices) == 1 and not exchanges and len(meetings) < LEAST_MEETINGS:

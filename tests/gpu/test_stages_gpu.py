@@ -1,5 +1,4 @@
-"""Stages on GPUs of one machine that run at the same time. On a machine with one it is both of
-them, in two streams."""
+"""Stages on GPUs of one machine run at the same time, those on one GPU in turns."""
 
 from __future__ import annotations
 
@@ -32,7 +31,8 @@ def test_the_same_bits_as_in_one_process(gpu: Any, n: int) -> None:
     staged, calls = pipeline(path, options, n, *others)
     whole = Model.load(path, n_gpu_layers=ALL_LAYERS, n_ctx=512, n_ubatch=64, n_threads=2)
     found, expected = staged.new_session(), whole.new_session()
-    assert isinstance(found.bound_plan(1, "last", False).runner, SideBySide)
+    at_once = gpu.n_alike >= n
+    assert isinstance(found.bound_plan(1, "last", False).runner, SideBySide) == at_once
     assert found._runner.n_pieces > 1
     for _ in range(3):  # launched, captured, replayed
         found.rewind(0)
@@ -44,7 +44,10 @@ def test_the_same_bits_as_in_one_process(gpu: Any, n: int) -> None:
             assert np.array_equal(a, b)
     asked = IDS[:40], 60, SETTINGS
     assert [*found.generate(*asked)] == [*expected.generate(*asked)]
-    assert all("begin" in c.seen and "run" not in c.seen for c in calls)
+    asks, never = ("begin", "run") if at_once else ("run", "begin")
+    assert all(asks in c.seen and never not in c.seen for c in calls)
+    if not at_once:
+        return
     profile = Profile("x", 1, {})
     found.profile = profile
     found.step((6,), "last")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from tiny_model import write_tiny
 
 import gguflow
 from gguflow.cli.load import bundled_model
-from gguflow.engine.backends.base import find_backend
+from gguflow.engine.backends import simulated as simulated_devices
+from gguflow.engine.backends.base import Links, find_backend
 from gguflow.engine.cluster import crossing, holder
 from gguflow.engine.cluster.errors import ClusterError
 from gguflow.engine.cluster.holder import stage_model
@@ -147,6 +149,17 @@ def test_without_memory_in_common_stages_take_turns(
     monkeypatch.setattr(crossing, "_opened", lambda name, *given: refuse(*given))
     staged, (calls,), whole = simulated(tmp_path, monkeypatch, 2)
     ids = [3 + i % 90 for i in range(30)]
+    assert np.array_equal(staged.logits(ids), whole.logits(ids))
+    assert "run" in calls.seen and "begin" not in calls.seen
+
+
+def test_stages_on_one_card_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or one would wait on it for what the other cannot begin."""
+    monkeypatch.setattr(simulated_devices, "Links", partial(Links, card="0000:17:00.0"))
+    staged, (calls,), whole = simulated(tmp_path, monkeypatch, 2)
+    ids = [3 + i % 90 for i in range(30)]
+    bound = staged.new_session().bound_plan(1, "last", False)
+    assert bound.unlinked == "simulated:0 and stage:1 are one card"
     assert np.array_equal(staged.logits(ids), whole.logits(ids))
     assert "run" in calls.seen and "begin" not in calls.seen
 

@@ -42,6 +42,7 @@ class CudaBackend(Backend):
             all_reduce_norm.channel_bytes,
             partial(all_reduce_norm.shares_rows, equal_bits=equal_bits),
             partial(adopt, self.device),
+            self.device.card,
         )
         self.clock = CudaClock(self.device, self.modules)
         self.n_alike = self.device.count

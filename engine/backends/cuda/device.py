@@ -42,6 +42,7 @@ class CudaDevice:
         facts = self.runtime.getDeviceProperties(index)
         capability = facts["major"], facts["minor"]
         self.name = facts["name"].decode()
+        self.card: str = self.runtime.deviceGetPCIBusId(index)
         if capability < LEAST_CAPABILITY:
             raise CudaError(
                 f"{self.name} has compute capability {capability[0]}.{capability[1]}; "

@@ -101,8 +101,9 @@ def test_more_columns_than_that_are_a_librarys_where_it_takes_less_time() -> Non
         return next((s.name for s in made if isinstance(s, Gemm)), "ours")
 
     assert by(4096, 4096, 512, "q4_0") == by(28672, 4096, 300, "q4_0") == "ours"
-    for other in ((1024, 4096, 512, "q4_0"), (4096, 4096, 513, "q4_0"), (4096, 4096, 300, "q6_K")):
-        assert by(*other) == "cublas_bf16"
+    for other in ((1024, 4096, 512, "q4_0"), (4096, 4096, 513, "q4_0"), (4096, 4096, 300, "q6_K"),
+                  (4544, 4544, 512, "q4_0"), (4096, 2560, 512, "q4_0")):  # fmt: skip
+        assert by(*other) == "cublas_bf16", other
 
 
 def test_more_than_a_pass_goes_by_the_kernel_that_takes_less_time() -> None:

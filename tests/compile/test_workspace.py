@@ -86,7 +86,7 @@ def test_an_engine_of_many_plans_takes_what_was_told(
         engine.add(Request(tuple(3 + (i + j) % 90 for j in range(9 + 5 * i)), 6 + i, GREEDY))
     while engine.has_work:
         engine.step()
-    assert len(engine._runner._plans) > 5
+    assert len(engine._runner._plans) > 4
     plans = model.largest_plans()
     for name in names:
         b = SpaceBytes.together([p.bytes_by_space()[name] for p in plans])

@@ -42,6 +42,7 @@ def fake_cupy(driver: int = 13000, count: int | Exception = 1, major: int = 9) -
     runtime = SimpleNamespace(
         driverGetVersion=lambda: driver, runtimeGetVersion=lambda: 13020,
         getDeviceCount=device_count, getDeviceProperties=lambda index: properties,
+        deviceGetPCIBusId="0000:17:0{}.0".format,
         setDevice=lambda index: None, memGetInfo=lambda: (1000, 5000),
         CUDARuntimeError=CUDARuntimeError,
     )  # fmt: skip

@@ -86,7 +86,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     modules = SimpleNamespace(prepare=prepared.update, bind=bind)
     memory = SimpleNamespace(scratch=lambda n: CudaBuffer(device, n))  # type: ignore[arg-type]
-    return SimpleNamespace(name="cuda:0", device=device, modules=modules, memory=memory)
+    return SimpleNamespace(name="cuda:0", device=device, modules=modules, memory=memory, n_made=0)
 
 
 def product(g: Graph | None = None) -> Tensor:

@@ -173,10 +173,12 @@ def test_loading_runs_no_op_but_products(backend: Any, monkeypatch: pytest.Monke
     assert loaded == "product" and graph.startswith("graph of ['timestamp'") and wait == end
 
     captures: list[Any] = []
-    monkeypatch.setattr(program_module, "CudaTokenLoop", lambda *args: captures.append(args[3]))
+    monkeypatch.setattr(
+        program_module, "CudaTokenLoop", lambda *args: captures.append(args[1].capture)
+    )
     program = CudaProgram(backend, steps, Places(backend), Meets())
     program.token_loop({})
-    captures[0](Bound("advance", backend.device.stream))
+    captures[0]([Bound("advance", backend.device.stream)])
     product_alone, wait = taken(backend)
     assert product_alone == "product" and wait == "wait"
 

@@ -44,9 +44,25 @@ class Tile:
         return 2 if self.depth == 1 and self.columns <= 64 else 1
 
 
-def tile_for(m: int) -> Tile:
-    columns = next(c for c in _COLUMNS if c >= min(m, _COLUMNS[-1]))
-    return Tile(columns, 2 if columns > 64 else 1)
+# Of more than 64 columns; and the one that leaves fewer multiprocessors without a block.
+WIDE, NARROW = Tile(128, 2), Tile(64, 1)
+
+
+def tile_for(p: Product, device: DeviceInfo) -> Tile:
+    columns = next(c for c in _COLUMNS if c >= min(p.m, _COLUMNS[-1]))
+    tile = Tile(columns, 2 if columns > 64 else 1)
+    narrow = parts_of_k(p, device) == 1 and cycles(p, NARROW, device) < cycles(p, tile, device)
+    return NARROW if tile == WIDE and narrow else tile
+
+
+def cycles(p: Product, tile: Tile, device: DeviceInfo) -> float:
+    """What the blocks of a product take, as measured on an H200 with Q4_0. Those that have a
+    multiprocessor to themselves come wave by wave; of two on one the other one goes on."""
+    parts = parts_of_k(p, device)
+    blocks, steps = p.tiles(tile.rows // 2) * ceil_div(p.m, tile.columns) * parts, p.k / 64 / parts
+    if tile.blocks > 1:
+        return 1500 * steps * max(1, blocks / (tile.blocks * device.sm_count))
+    return 1900 * steps * ceil_div(blocks, device.sm_count)
 
 
 def _chunk(t: DType) -> int:
@@ -92,7 +108,7 @@ def takes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> bool:
         and (p.m > 1 or p.chunk)
         and all(rows_ok(w, aligned, _chunk(t)) for w in p.weights)
         and columns_ok(p.x)
-        and stages(t, tile or tile_for(p.m), device)[0] > 0
+        and stages(t, tile or tile_for(p, device), device)[0] > 0
     )
 
 
@@ -104,7 +120,7 @@ def _parts(p: Product, tile: Tile, device: DeviceInfo) -> int:
 
 
 def scratch_bytes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> int:
-    tile = tile or tile_for(p.m)
+    tile = tile or tile_for(p, device)
     return layout(p, tile.columns, _parts(p, tile, device)).end
 
 
@@ -112,7 +128,7 @@ def launches(
     p: Product, device: DeviceInfo, scratch: int, tile: Tile | None = None
 ) -> list[Launch]:
     """The launches of a product that `takes` takes."""
-    tile, t = tile or tile_for(p.m), p.weights[0].dtype
+    tile, t = tile or tile_for(p, device), p.weights[0].dtype
     at = layout(p, tile.columns, _parts(p, tile, device), scratch)
     splits, groups = parts_of_k(p, device), ceil_div(p.m, tile.columns)
     w_stages, x_stages, shared = stages(t, tile, device)

@@ -6,13 +6,13 @@ from __future__ import annotations
 from .columns import TILES, Product, arguments, layout, round_launch
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 from .mul_mat_columns import OPTIONS, THREADS, Tile, parts_of_k, stages
+from .mul_mat_columns import cycles as columns_cycles
 from .mul_mat_columns import takes as columns_takes
 from .mul_mat_columns import tile_for as columns_tile
 
 # What a block does. Of so many columns only without parts of k, whose sums take their registers.
 TILE, WIDE = Tile(128, 1), Tile(256, 1)
-COLUMNS_TILE = columns_tile(TILE.columns)
-_STEP, _COLUMNS_STEP = {128: 920, 256: 1400}, 1900  # cycles
+_STEP = {128: 920, 256: 1400}  # cycles
 _LEAST_K = 3072  # without equal bits, see `is_full`
 _CLUSTER = 2  # blocks that have columns in common, as in mul_mat_tiles.cu
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
@@ -48,8 +48,7 @@ def is_faster(p: Product, device: DeviceInfo) -> bool:
     steps, parts, tile = p.k / 64, parts_of_k(p, device), tile_for(p, device)
     blocks = p.tiles(tile.rows // 2) * ceil_div(p.m, tile.columns)
     mine = ceil_div(blocks, device.sm_count) * (steps * _STEP[tile.columns] + 9000)
-    blocks = p.tiles(COLUMNS_TILE.rows // 2) * ceil_div(p.m, COLUMNS_TILE.columns) * parts
-    other = ceil_div(blocks, device.sm_count) * steps / parts * _COLUMNS_STEP + 5000
+    other = columns_cycles(p, columns_tile(p, device), device) + 5000
     other += 5000 + 8 * parts * p.m * p.n / 2000 if parts > 1 else 0
     return mine < other
 

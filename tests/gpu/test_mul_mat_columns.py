@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import build_case, nmse, run_on
+from harness import build_case, declare_case, nmse, run_on
 from kernel_list import launches_of
 
 from gguflow.engine.graph import Case, Operand, op_spec
@@ -15,7 +15,6 @@ from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch, supports
 from gguflow.kernels.cuda.launch import Operand as DeviceOperand
 from gguflow.kernels.cuda.mul_mat_batch import applies
-from gguflow.kernels.cuda.mul_mat_columns import tile_for
 from gguflow.kernels.cuda.mul_mat_few import MOST as FEW
 
 TYPES = ["f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K",
@@ -170,7 +169,7 @@ def test_heads(gpu: Any, types: tuple[str, str, str], mode: str, m: int) -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f16", "q4_0", "q6_K"])
 @pytest.mark.parametrize("op", ["mul_mat", "mul_mat_swiglu", "norm_mul_mat"])
-@pytest.mark.parametrize("n", [300, 40_000])
+@pytest.mark.parametrize("n", [300, 33_000])
 @pytest.mark.parametrize("few, many", [((5, 9), 16), ((20, 64), 128)])
 def test_a_column_does_not_depend_on_how_many_there_are(
     gpu: Any, dtype: str, op: str, n: int, few: tuple[int, ...], many: int
@@ -179,15 +178,33 @@ def test_a_column_does_not_depend_on_how_many_there_are(
     ws = [weight(n, 512, dtype) for _ in range(2 if op == "mul_mat_swiglu" else 1)]
     norm = Operand((512,), data=lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
 
-    def result(m: int) -> np.ndarray:
+    def built(m: int) -> Any:
         columns = Operand((m, 512), "f32", x[:m])
         fused = op.startswith("norm_")
         srcs = (columns, norm, *ws) if fused else (*ws, columns)
-        return run_on(gpu, build(op, *srcs, **(EPS if fused else {})))
+        return build(op, *srcs, **(EPS if fused else {}))
 
-    assert [tile_for(m).columns for m in (20, 64, 128)] == [32, 64, 128]
+    def result(m: int) -> np.ndarray:
+        return run_on(gpu, built(m))
+
+    for m, columns in ((20, 32), (64, 64), (128, 128)) if dtype != "f16" else ():
+        kernels = [launch.kernel.entry for launch in made_by(built(m).node)]
+        assert any(k.startswith("mul_mat_columns<") and f", {columns}, " in k for k in kernels)
     if op.endswith("swiglu") and dtype == "f16":
         many = min(many, 64)  # more are a library's, which adds in another order
     whole = result(many)
     for m in few:
         assert result(m).tobytes() == whole[:m].tobytes()
+
+
+def test_blocks_for_all_multiprocessors() -> None:
+    """80 blocks of 128 columns leave 52 multiprocessors alone, 112 do not."""
+
+    def columns(n: int, m: int) -> set[str]:
+        srcs = (*(weight(n, 4096, "q4_0") for _ in range(2)), Operand((m, 4096)))
+        made = made_by(declare_case(op_spec("mul_mat_swiglu"), Case(srcs, {})))
+        kernels = [launch.kernel.entry for launch in made]
+        return {k.split(", ")[1] for k in kernels if k.startswith("mul_mat_columns<")}
+
+    assert [columns(10_240, m) for m in (64, 128)] == [{"64"}, {"64"}]
+    assert [columns(14_336, m) for m in (64, 128)] == [{"64"}, {"128"}]

@@ -7,12 +7,11 @@ import pytest
 from fuzz_drive import drive, targets
 
 # Inputs, the corpus first: a minute of one core in all.
-RUNS = {"consumers": 700, "inspect": 350, "whole": 420, "requests": 800, "tokenizers": 1400,
-        "reader": 2800}  # fmt: skip
+RUNS = {"consumers": 700, "inspect": 350, "whole": 420, "requests": 800, "tokenizers": 1400}
 
 
 @pytest.mark.parametrize("name", sorted(targets()))
 def test_a_few_mutants(name: str) -> None:
-    tally = drive(name, RUNS.get(name, 5000), 600, seed=0)
+    tally = drive(name, RUNS.get(name, 2000), 600, seed=0)
     assert not tally.findings, tally.findings
     assert tally.outcomes["ran"] >= len(targets()[name].corpus()) / 2, tally.outcomes

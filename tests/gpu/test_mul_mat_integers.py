@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness import Built, nmse, run_on
 from kernel_list import EQUAL
-from test_mul_mat_columns import EPS, build, heads, made_by, weight
+from test_mul_mat_columns import EPS, build, declared, heads, made_by, weight
 from test_mul_mat_few import COMPILED, TYPES, norm
 
 from gguflow.engine.backends.base import find_backend
@@ -102,8 +102,8 @@ def test_values_of_another_type_read_the_same_columns() -> None:
 def test_quarters_of_tiles_are_shared_by_all_multiprocessors() -> None:
     for n, k, m, together in ((6144, 4096, 64, False), (28672, 4096, 64, False),
                               (4096, 14336, 512, True), (9000, 512, 257, False)):  # fmt: skip
-        w, x = Operand((n, k), "q4_0", 0.0, role="weight"), Operand((m, k), data=0.0)
-        product = made_by(build("mul_mat", w, x).node, EQUAL)[1]
+        node = declared("mul_mat", weight(n, k, "q4_0"), Operand((m, k)))
+        product = made_by(node, EQUAL)[1]
         name = "mul_mat_integers_together" if together else "mul_mat_integers"
         assert product.kernel.entry.split("<")[0] == name
         assert 0.7 * EQUAL.sm_count < product.grid[0] <= EQUAL.sm_count

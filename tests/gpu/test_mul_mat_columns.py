@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -180,17 +181,17 @@ def test_a_column_does_not_depend_on_how_many_there_are(
     ws = [weight(n, 512, dtype) for _ in range(2 if op == "mul_mat_swiglu" else 1)]
     norm = Operand((512,), data=lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
 
-    def built(m: int) -> Any:
-        columns = Operand((m, 512), "f32", x[:m])
+    def with_columns(columns: Operand, make: Callable[..., Any] = build) -> Any:
         fused = op.startswith("norm_")
         srcs = (columns, norm, *ws) if fused else (*ws, columns)
-        return build(op, *srcs, **(EPS if fused else {}))
+        return make(op, *srcs, **(EPS if fused else {}))
 
     def result(m: int) -> np.ndarray:
-        return run_on(gpu, built(m))
+        return run_on(gpu, with_columns(Operand((m, 512), "f32", x[:m])))
 
     for m, columns in ((20, 32), (64, 64), (128, 128)) if dtype != "f16" else ():
-        kernels = [launch.kernel.entry for launch in made_by(built(m).node)]
+        made = made_by(with_columns(Operand((m, 512)), declared))
+        kernels = [launch.kernel.entry for launch in made]
         assert any(k.startswith("mul_mat_columns<") and f", {columns}, " in k for k in kernels)
     if op.endswith("swiglu") and dtype == "f16":
         many = min(many, 64)  # more are a library's, which adds in another order

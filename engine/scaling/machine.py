@@ -24,10 +24,11 @@ class Machine:
 
     name; source: where the figures come from. memory_gib: of a device. read_gbs: GB/s read from
     memory. f32_tflops, f16_tflops, quant_tflops: tera operations a second of products whose weights
-    are float32, 16-bit, quantized. unpack_ps: picoseconds a quantized weight takes where it is
-    multiplied with several rows, whatever their number. kernel_us: of an op that reads weights or a
-    cache, beside its reading: launch, ramp and tail. many_us: of a product of more than a few rows
-    beside that: they are rounded first, and parts of sums added. small_us: of any other op.
+    are float32, 16-bit, quantized. unpack_ps: picoseconds a quantized weight takes where unpacking
+    has a time of its own (`Work.unpacked`), whatever the number of rows. kernel_us: of an op that
+    reads weights or a cache, beside its reading: launch, ramp and tail. many_us: of a product of
+    more than a few rows beside that: they are rounded first, and parts of sums added. small_us: of
+    any other op.
 
     exchange: (bytes, us) of a sum between two devices, ascending, of those that come at once;
     apart_us: that one comes later. link_gbs: between two devices,
@@ -74,18 +75,19 @@ _NVLINK = (
 )  # fmt: skip
 # Measured: read_gbs (256 MiB), small_us, exchange, link_gbs, hop_us (4,096 floats, then a flag),
 # wire_us (half of there and back); assumed: wire_gbs. Fitted together, to the rows that
-# bench/scaling_check.py calls so: the two tflops, unpack_ps, kernel_us, many_us and apart_us.
+# bench/scaling_check.py calls so: the two tflops, unpack_ps, kernel_us and many_us; before them,
+# beside other rows, apart_us.
 H200 = Machine(
     "h200",
     "one H200 and two of one host over NVLink; wire: Ray calls on one machine",
     memory_gib=139.0,
     read_gbs=4300.0,
     f32_tflops=45.0,
-    f16_tflops=779.0,
-    quant_tflops=461.0,
-    unpack_ps=76.0e-3,
-    kernel_us=3.57,
-    many_us=4.2,
+    f16_tflops=798.0,
+    quant_tflops=566.0,
+    unpack_ps=83.0e-3,
+    kernel_us=3.53,
+    many_us=5.35,
     small_us=0.97,  # a kernel of a graph of dependent tiny ones
     exchange=_NVLINK,
     apart_us=2.38,

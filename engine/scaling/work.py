@@ -13,6 +13,10 @@ from gguflow.engine.graph import OpSpec, Role, Tensor, exchanged, exchanged_by_r
 _LAYER = re.compile(r"(?:blk|kv|ssm)\.(\d+)\.")
 FIRST, LAST = -1, 1 << 30  # what comes before the layers, what after them
 FEW = 16  # rows that a product takes as they are; more are rounded first, and parts of sums added
+# Rows that kernels of ours take, which unpack weights as they multiply; for more a library finds
+# them unpacked: MOST and _MOST_OF of kernels/cuda/mul_mat_batch.py, which forecasts do not import.
+MANY = 256
+MANY_OF = {"q4_0": 512}
 
 
 @dataclass
@@ -20,7 +24,7 @@ class Work:
     """Of one device in one layer.
 
     read: bytes moved. flops: operations by the kind of the weights: "f32", "f16", "quant".
-    unpacked: quantized weights that are multiplied with several rows. kernels: ops that read
+    unpacked: quantized weights whose unpacking takes a time of its own. kernels: ops that read
     weights or a cache; many: of these, products of more than FEW rows; small: all others.
     exchanges: sums between all devices, by bytes of a part. shared: those whose rows the devices
     share out, by the bytes that come to a device. crossed: bytes of each time that the device waits
@@ -113,8 +117,12 @@ def _reads_state(node: Tensor) -> bool:
 
 
 def _unpacked(node: Tensor, spec: OpSpec) -> Iterator[Tensor]:
-    """Quantized matrices that an op multiplies with several rows."""
+    """Quantized matrices that an op multiplies with a few rows, where all of the work on a weight
+    is seen beside its reading, or with more than MANY, for which they are unpacked into memory."""
+    n = node.shape[0]
     for i in spec.weights:
         w = node.srcs[i] if i < len(node.srcs) else None
-        if w is not None and w.dtype.is_quantized and node.shape[0] > 1:
+        if w is None or not w.dtype.is_quantized:
+            continue
+        if 1 < n <= FEW or n > MANY_OF.get(w.dtype.name, MANY):
             yield w

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import gpu_queue
 import pytest
 from reference_families import unpack
 
@@ -21,6 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if queue := os.environ.get("QUEUE"):
+        gpu_queue.join(config, queue)
     folder = config.getoption("--cpu-lib")
     if folder:
         # Sets that were built there, of those that this machine runs.

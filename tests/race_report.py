@@ -15,12 +15,16 @@ from collections import Counter
 from pathlib import Path
 
 Place = tuple[str, str]  # function and file
-FEW, CLUSTER = "mul_mat_few.cu", ("address_at", "cluster.cuh")
+FEW, STREAM = "mul_mat_few.cu", "mul_mat_stream.cu"
+CLUSTER = ("address_at", "cluster.cuh")
 # Where it finds something, and why it is nothing.
 MISREAD: dict[frozenset[Place], str] = {
     frozenset({("multiply", FEW), ("add", FEW)}): (
         "a warp writes its sums when `sums_free` says that those of the phase before were read, "
         "and they are read when `sums_full` has all warps' arrivals"
+    ),
+    frozenset({("multiply", STREAM), ("add", STREAM)}): (
+        "the same, where every adding warp arrives at `sums_free` behind its reads"
     ),
     frozenset({CLUSTER, ("Joiner::finish_pending", "mul_mat_integers.cu")}): (
         "the same between blocks of a cluster: arrivals release and waits acquire for all of it"
@@ -30,6 +34,20 @@ MISREAD: dict[frozenset[Place], str] = {
         "have read what they were given, and has read its own"
     ),
 }
+CHAIN, WEIGHTS = "mul_mat_chain.cu", "columns_weights.cuh"
+# What fills a stage of a ring again, and the files whose functions read what was there.
+FILLS: dict[Place, set[str]] = {
+    ("ask", FEW): {"int8_weights.cuh"},
+    ("bring", STREAM): {WEIGHTS},
+    ("bring", CHAIN): {CHAIN},
+    ("copy16_async", "async_copy.cuh"): {WEIGHTS, "expert_columns.cu", "eight.cuh", "signed8.cuh"},
+}
+RING = (
+    "a stage is filled again when its `free` barrier has an arrival of every warp that multiplies, "
+    "each behind `__syncwarp` and its reads of the stage, and read when `full` has every arrival "
+    "and byte of those who fill it"
+)
+_LIBRARY = re.compile(r"(?:Read|Write) access at (?:void )?(nvjet|cutlass|cublas)")
 _ACCESS = re.compile(r"\bat (\S.*?)\+0x[0-9a-f]+ in (\S+?):\d+")
 _SAYS = re.compile(r"(?<!=)={9}(?: (?!=)(.*)|\s*)$")  # behind what the program writes itself, too
 _ENDS = "RACECHECK SUMMARY"
@@ -48,6 +66,22 @@ def _name(function: str) -> str:
     return function.partition("(")[0].rpartition(" ")[2]
 
 
+def misread(record: str) -> tuple[str, str] | None:
+    """Where, and why it is nothing; None for what may be something."""
+    places = places_of(record)
+    at = " and ".join(f"{f} ({file})" for f, file in sorted(places))
+    if places in MISREAD:
+        return at, MISREAD[places]
+    if not places and _LIBRARY.search(record):
+        return "kernels of a library", "they are not ours"
+    writes = places_of("\n".join(x for x in record.split("\n") if "Write access" in x))
+    reads = {f for _, f in places - writes if not f.endswith(".h")}  # but those that decode a type
+    if len(writes) == 1 and reads and reads <= FILLS.get(next(iter(writes)), set()):
+        ((function, file),) = writes
+        return f"{function} ({file}) and reads of weights", RING
+    return None
+
+
 def findings(log: str) -> list[str]:
     """One text each, without hosts' frames."""
     said = [m[1] or "" for line in log.splitlines() if (m := _SAYS.search(line))]
@@ -56,7 +90,7 @@ def findings(log: str) -> list[str]:
 
 
 def main(paths: list[str]) -> int:
-    known: Counter[frozenset[Place]] = Counter()
+    known: Counter[tuple[str, str]] = Counter()
     others: Counter[str] = Counter()
     unfinished = []
     for path in paths:
@@ -64,14 +98,13 @@ def main(paths: list[str]) -> int:
         if _ENDS not in log:
             unfinished.append(path)
         for record in findings(log):
-            places = places_of(record)
-            if places in MISREAD:
-                known[places] += 1
+            found = misread(record)
+            if found is not None:
+                known[found] += 1
             else:
                 others[record] += 1
-    for places, n in known.items():
-        where = " and ".join(f"{f} ({file})" for f, file in sorted(places))
-        print(f"misread {n} times: {where}: {MISREAD[places]}")
+    for (where, why), n in known.items():
+        print(f"misread {n} times: {where}: {why}")
     for record, n in others.most_common():
         print(f"{n} times:\n{record}")
     for path in unfinished:

@@ -279,6 +279,7 @@ __global__ void __launch_bounds__(B) add_norm(const __grid_constant__ RowsArgs a
     }
   });
   if (a.w != nullptr) norm<B, W>(a, x);
-  each_word<B, W>(
-      a.d, [&](int i, int j) { reinterpret_cast<float4*>(a.to + (i64)row * a.d * 4)[i] = x[j]; });
+  each_word<B, W>(a.d / 4, [&](int i, int j) {
+    reinterpret_cast<float4*>(a.to + (i64)row * a.d * 4)[i] = x[j];
+  });
 }

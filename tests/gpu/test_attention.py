@@ -21,6 +21,7 @@ from attention_cases import (
     run_part,
 )
 from harness import build_case, nmse, results_of_runs
+from sizes import SANITIZED, fewer
 
 from gguflow.engine.graph import Case, Operand, op_spec
 from gguflow.kernels.cuda import attention
@@ -43,6 +44,8 @@ def test_decode(
 def test_prefill(
     gpu: Any, heads: tuple[int, int], hd: int, n_tok: int, past: int, options: dict[str, Any]
 ) -> None:
+    if SANITIZED and n_tok > 250:
+        n_tok, past = n_tok - 90, past // 2  # behind the widest window still
     check(gpu, case([(n_tok, past)], heads, hd, **options))
 
 
@@ -289,4 +292,4 @@ def test_every_run_gives_the_same_bits(gpu: Any, seqs: Seqs, dtype: str) -> None
     for hd in (64, 96, 256, 512):
         c = case(seqs, (8, 2), hd, dtype)
         built = build_case(op_spec("attention"), c, np.random.default_rng(1))
-        assert len(results_of_runs(gpu, built, 20)) == 1
+        assert len(results_of_runs(gpu, built, fewer(4, 20))) == 1

@@ -8,6 +8,7 @@ from typing import Any
 import equal_bits
 import pytest
 from equal_bits import WEIGHTS
+from sizes import SANITIZED, TOOL, fewer
 
 from gguflow.engine.graph import dtype_by_name
 from gguflow.engine.runtime import BoundPlan
@@ -22,29 +23,31 @@ def check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, type_kv: str, equal: bool
 ) -> None:
     """Step by step, with logits, and then as the device makes token after token by itself."""
+    if TOOL == "racecheck" and equal and weights in ("F16", "BF16"):
+        pytest.skip("racecheck stands still in mul_mat_wide.cu")
     kv = dtype_by_name(type_kv)
     model = equal_bits.load(tmp_path, weights, backends=CUDA, k_type=kv, v_type=kv,
                             equal_bits=equal)  # fmt: skip
-    todo = equal_bits.requests(60)
+    todo = equal_bits.requests(fewer(6, 60))
     with monkeypatch.context() as m:
         m.setattr(BoundPlan, "token_loop", None)
         m.setattr(BoundPlan, "round_loop", lambda *_: None)
         expected = equal_bits.alone(model, todo)
         assert len({b.digest for b in expected} - {""}) == len(todo)
-        for n_seqs in (1, 3, 8, 32, 128):
+        for n_seqs in fewer((3,), (1, 3, 8, 32, 128)):
             for guesses in (None, Speculation(lookup=True, adaptive=False)):
                 model.speculate(guesses)
                 stress = equal_bits.together(model, todo, n_seqs, n_seqs)
                 assert equal_bits.check(expected, stress) > len(todo)
     assert equal_bits.check(expected, enumerate(equal_bits.alone(model, todo))) == len(todo)
-    for n_seqs in (1, 8, 32):
+    for n_seqs in fewer((3,), (1, 8, 32)):
         stress = equal_bits.together(model, todo, n_seqs, n_seqs)
         assert equal_bits.check(expected, stress) > len(todo)
 
 
 # To be taken off with the last of the changes of kernels that docs/equal-bits.md lists.
 @pytest.mark.xfail(
-    strict=True,
+    strict=not SANITIZED,
     raises=AssertionError,
     reason="products change kernels with the number of columns",
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from harness import declare_case
 from kernel_list import EQUAL
+from sizes import TOOL, smaller
 from test_mul_mat_columns import heads, made_by
 
 import gguflow.engine.ops  # noqa: F401  (registers the ops)
@@ -63,6 +64,7 @@ class Product:
         mode: str = "norm",
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(0)
+        k = smaller(k)  # and not the rows, of which the choice of a kernel depends
         self.gpu, self.op, self.rows, self.k, self.mode = gpu, op, rows, k, mode
         self.dtype, self.used = dtype_by_name(dtype), []
         normal = lambda *shape: rng.standard_normal(shape, np.float32)  # noqa: E731
@@ -191,8 +193,18 @@ def test_blocks_share_the_tiles_of_a_long_matrix() -> None:
         assert launch.grid == (132, 1, 1) and launch.block == (32 * (warps + 3), 1, 1)
 
 
-def check(p: Product, whole: list[np.ndarray], m: int, first: int = 0) -> str:
+def runs(m: int) -> bool:
+    """racecheck stands still where a block of mul_mat_wide.cu fills a stage of weights again
+    (docs/verify.md)."""
+    return TOOL != "racecheck" or not 16 < m <= 128
+
+
+def check(
+    p: Product, whole: list[np.ndarray], m: int, first: int = 0, anyhow: bool = False
+) -> str:  # fmt: skip
     """What differs between m columns by themselves and the same ones of all."""
+    if not (anyhow or runs(m)):
+        return ""
     found = p.result(m, first)
     differ = [int((a != b[first : first + m]).sum()) for a, b in zip(found, whole, strict=True)]
     return f"{m} columns from {first}: {differ} differ, by {p.used}" if any(differ) else ""
@@ -206,12 +218,23 @@ def test_a_column_has_the_same_bits_beside_any_others(
 ) -> None:
     p = Product(gpu, op, dtype, rows, k)
     # Of more columns a library has another order where rows are no multiple of eight.
-    most = 128 if any(n % 8 for n in rows) else MOST
+    most = (128 if runs(128) else 16) if any(n % 8 for n in rows) else MOST
     whole = p.result(most)
     wrong = [check(p, whole, m) for m in COUNTS if m < most]
     some = (1, 77), (5, 90), (40, 60), (100, 211)
     wrong += [check(p, whole, m, first) for m, first in some if first + m <= most]
     assert not any(wrong), "\n".join(w for w in wrong if w)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("op, rows", dict.fromkeys(case[:2] for case in CASES))
+def test_rows_shorter_than_a_ring(gpu: Any, op: str, rows: tuple[int, ...], dtype: str) -> None:
+    """Of which no stage is filled twice, and racecheck gets through."""
+    p = Product(gpu, op, dtype, rows, 128)
+    whole = p.result(128)
+    differ = [check(p, whole, m, anyhow=True) for m in (1, 16, 17, 64, 65, 100)]
+    assert not any(differ), "\n".join(d for d in differ if d)
 
 
 @pytest.mark.gpu
@@ -245,12 +268,12 @@ def test_results_are_the_products(
     bits = raw.view(np.uint16)
     halves = bits.view(np.float16) if dtype == "f16" else (bits.astype(np.uint32) << 16).view("f4")
     w = halves.astype(np.float64)
-    x = p.x.read(0, p.x.nbytes).view(np.float32).reshape(MOST, k).astype(np.float64)
+    x = p.x.read(0, p.x.nbytes).view(np.float32).reshape(MOST, p.k).astype(np.float64)
     if op.startswith("norm_"):
         norm = p.norm.read(0, p.norm.nbytes).view(np.float32)
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * norm
-    expected = x @ w.reshape(rows[0], k).T
-    for m in (1, 3, 16, 17, 64, 128, 200):
+    expected = x @ w.reshape(p.rows[0], p.k).T
+    for m in filter(runs, (1, 3, 16, 17, 64, 128, 200)):
         found = p.result(m)[0].view(np.float32)
         error = ((found - expected[:m]) ** 2).sum() / (expected[:m] ** 2).sum()
         assert error < (1e-6 if dtype == "f16" else 2e-5), m

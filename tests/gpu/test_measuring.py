@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sizes import SANITIZED
 
 from gguflow.engine.backends.cuda import peaks, rivals, timing
 from gguflow.engine.graph import Operand, Tensor, dtype_by_name, op_spec
@@ -201,8 +202,9 @@ def test_a_copy_is_the_drivers() -> None:
 @pytest.mark.gpu
 def test_peaks_are_those_of_a_gpu(gpu: Any) -> None:
     read, f32, int8, f16 = gpu.peaks()
-    assert 100 < read < 50_000 and 1_000 < f32 < 1_000_000
-    assert int8 > f32 and f16 > 2 * f32
+    if not SANITIZED:
+        assert 100 < read < 50_000 and 1_000 < f32 < 1_000_000
+        assert int8 > f32 and f16 > 2 * f32
     assert gpu.device.name in gpu.describe()
 
 

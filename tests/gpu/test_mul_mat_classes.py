@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from harness import Built, build_case, nmse, run_on
 from kernel_list import EQUAL
+from sizes import fewer
 from test_mul_mat_columns import EPS, declared, heads, made_by, weight
 from test_mul_mat_columns import build as build_op
 from test_mul_mat_few import COMPILED, TYPES, norm
@@ -30,7 +31,7 @@ from gguflow.engine.graph import Operand, op_spec
 from gguflow.kernels.cuda.launch import scratch_bytes, supports
 
 CHUNKS = {"columns_round.cu", "mul_mat_columns.cu", "mul_mat_tiles.cu"}
-COUNTS = (1, 2, 8, 9, 16, 17, 33, 64, 65, 128, 129, 200, 256)  # beside those of 257
+COUNTS = fewer((1, 8, 17, 65, 200), (1, 2, 8, 9, 16, 17, 33, 64, 65, 128, 129, 200, 256))  # of 257
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,8 @@ def test_rows_of_either_class_have_the_same_bits_beside_others(
         srcs = list(operands(op, Operand((m, k), "f32", x[begin:end]), n, k, dtype, m))
         if op == "mul_mat_add":
             srcs[2] = Operand((m, n), "f32", r[begin:end])
-        return run_on(gpu, build(op, *srcs, n_single=n_single, **params_of(op)))
+        built = build(op, *srcs, oracle=False, n_single=n_single, **params_of(op))
+        return run_on(gpu, built)
 
     held(result)
 
@@ -197,7 +199,7 @@ def test_heads_of_both_classes(gpu: Any) -> None:
 @pytest.mark.parametrize("dtype", ["q4_0", "q8_0", "q4_K", "q6_K"])
 @pytest.mark.parametrize("n, k", SHAPES_8B)
 def test_large_shapes_have_the_same_bits(gpu: Any, dtype: str, n: int, k: int) -> None:
-    x = np.random.default_rng(1).standard_normal((1000, k)).astype(np.float32)
+    x = np.random.default_rng(1).standard_normal((fewer(300, 1000), k)).astype(np.float32)
 
     def result(x: np.ndarray) -> np.ndarray:
         built = large(x, n, dtype)
@@ -206,5 +208,5 @@ def test_large_shapes_have_the_same_bits(gpu: Any, dtype: str, n: int, k: int) -
 
     whole = result(x)
     assert np.isfinite(whole).all()
-    for m in (1, 16, 17, 100, 256, 300, 512):
+    for m in fewer((), (1, 16, 17, 100, 256, 300, 512)):
         assert result(x[-m:]).tobytes() == whole[-m:].tobytes(), m

@@ -28,6 +28,15 @@ JOINED = """========= Error: Race reported between Write access at address_at(un
 =========     and Read access at Joiner<(int)32>::finish_pending()+0xb8f0 in mul_mat_integers.cu:244 [3968 hazards]
 =========
 """  # noqa: E501
+FILLED = """========= Error: Race reported between Write access at copy16_async(unsigned int, const char *)+0x13200 in async_copy.cuh:12
+=========     and Read access at word_at2(const unsigned char *)+0x12a0 in eight.cuh:15 [496 hazards]
+=========     and Read access at gf_scale_q3_K(const unsigned char *, int)+0x2b40 in q3_k.h:20 [256 hazards]
+=========
+"""  # noqa: E501
+LIBRARY = """========= Error: Race reported between Read access at nvjet_sm90_hss_64x8_64x16_1x4_h_bz_splitK_TNT+0xb20
+=========     and Write access at nvjet_sm90_hss_64x8_64x16_1x4_h_bz_splitK_TNT+0x44d0 [24 hazards]
+=========
+"""  # noqa: E501
 BEGIN = "========= COMPUTE-SANITIZER\n.. [100%]\n2 passed in 7.96s\n"
 END = "========= RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)\n"
 
@@ -44,6 +53,10 @@ def test_what_is_misread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "misread 2 times: add (mul_mat_few.cu) and multiply (mul_mat_few.cu)" in out
     assert report(tmp_path, BEGIN, END) == 0
+    assert report(tmp_path, BEGIN, FILLED, LIBRARY, END) == 0
+    out = capsys.readouterr().out
+    assert "misread 1 times: copy16_async (async_copy.cuh) and reads of weights: a stage" in out
+    assert "misread 1 times: kernels of a library" in out
 
 
 @pytest.mark.parametrize(
@@ -54,6 +67,11 @@ def test_what_is_misread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         FEW.replace(" in mul_mat_few.cu:270", ""),  # a place without its line
         JOINED.replace("finish_pending", "give"),
         EXITED.replace("address_at", "store"),
+        FILLED.replace("copy16_async", "copy_or_zeros"),
+        FILLED.replace("eight.cuh", "attention_mma.cuh"),  # no ring of weights
+        FILLED.replace("and Read", "and Write"),
+        FILLED.replace("copy16_async", "bring").replace("async_copy.cuh", "mul_mat_wide.cu"),
+        LIBRARY.replace("nvjet_sm90_hss", "mul_mat_wide"),
         "========= Invalid __shared__ read of size 4 bytes\n=========     at f()+0x10\n",
     ],
 )

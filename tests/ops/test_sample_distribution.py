@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import GuardedMemory, build_case
 from scipy.stats import chi2
+from sizes import smaller
 
-from gguflow.engine.backends.base import Backend, find_backend
+import gguflow.engine.ops  # noqa: F401  (registers the ops)
+from gguflow.engine.backends.base import Backend, Buffer, find_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
-from gguflow.engine.graph import Case, Operand, op_spec
+from gguflow.engine.graph import F32, I32, I64, Graph, Tensor
 
-DRAWS, ROWS, N_VOCAB = 1_000_000, 20_000, 24
+DRAWS, ROWS, N_VOCAB = smaller(1_000_000, 50), 20_000, 24
+AT_ONCE = 800  # rows of a run, at least
 LEAST_EXPECTED = 10.0  # draws of a cell; rarer tokens share one
 
 SETTINGS = {
@@ -44,27 +46,48 @@ def stated(logits: np.ndarray, temp: float, k: float, top_p: float, min_p: float
     return out / out.sum()
 
 
+class Rows:
+    """Memory of a graph: a buffer a leaf, and one of all results, which follow each other."""
+
+    def __init__(self, backend: Backend, g: Graph, nodes: list[Tensor]) -> None:
+        self.rows: dict[Tensor, str] = {}
+        self.results = backend.alloc(sum(n.nbytes for n in nodes))
+        self._at = {t: (backend.alloc(t.nbytes), 0) for t in g.leaves.values()}
+        self._at |= {n: (self.results, i * n.nbytes) for i, n in enumerate(nodes)}
+
+    def locate(self, owner: Tensor) -> tuple[Buffer, int]:
+        return self._at[owner]
+
+    def is_packed(self, owner: Tensor) -> bool:
+        return False
+
+
 def draw(
     backend: Backend, logits: np.ndarray, settings: tuple[float, ...], numbers: np.ndarray,
     rows: int = ROWS,
 ) -> np.ndarray:  # fmt: skip
-    """How often each token is drawn, `rows` at a time. numbers: i64 [DRAWS, 2], seeds and steps."""
-    spec = op_spec("sample")
-    full = (*settings, 1.0, 0, 0, 0)
-    operands = (
-        Operand((rows, N_VOCAB), data=logits), Operand((rows, 8), data=full),
-        Operand((rows, 2), "i64", numbers[:rows]), Operand((rows, 1), "i32", -1),
-    )  # fmt: skip
-    spec_case = Case(operands)
-    built = build_case(spec, spec_case, np.random.default_rng(0))
-    memory = GuardedMemory(backend, built)
-    program = backend.lower([built.node], memory)
-    buffer, offset = memory.locate(built.graph.leaves["src2"])
+    """How often each token is drawn, by ops of `rows` rows, some of them a run. numbers: i64
+    [DRAWS, 2], seeds and steps."""
+    many, g = max(rows, AT_ONCE), Graph()
+    constant = {
+        g.input("logits", F32, (rows, N_VOCAB)): np.tile(logits, (rows, 1)),
+        g.input("settings", F32, (rows, 8)): np.tile([*settings, 1.0, 0, 0, 0], (rows, 1)),
+        g.input("history", I32, (rows, 1)): np.full((rows, 1), -1),
+    }
+    drawn = g.input("numbers", I64, (many, 2))
+    x, s, h = constant
+    parts = [g.slice(drawn, 0, i, i + rows) for i in range(0, many, rows)]
+    nodes = [g.op("sample", x, s, part, h) for part in parts]
+    memory = Rows(backend, g, nodes)
+    for leaf, values in constant.items():
+        memory.locate(leaf)[0].write(0, np.ascontiguousarray(values, leaf.dtype.storage))
+    program, buffer = backend.lower(nodes, memory), memory.locate(drawn)[0]
     counts = np.zeros(N_VOCAB, np.int64)
-    for i in range(0, len(numbers), rows):
-        buffer.write(offset, numbers[i : i + rows])
+    for i in range(0, len(numbers), many):
+        buffer.write(0, numbers[i : i + many])
         program.run()
-        counts += np.bincount(memory.bytes_of(built.node).view(np.int32), minlength=N_VOCAB)
+        ids = memory.results.read(0, memory.results.nbytes).view(np.int32)
+        counts += np.bincount(ids, minlength=N_VOCAB)
     return counts
 
 

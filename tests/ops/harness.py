@@ -23,6 +23,7 @@ import pytest
 
 import gguflow.engine.ops  # noqa: F401  (registers the ops)
 from gguflow.engine.backends.base import Backend, Buffer
+from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.backends.numpy import evaluate, read, window
 from gguflow.engine.graph import (
     Case,
@@ -41,6 +42,14 @@ from gguflow.engine.quants import codec, encode
 GUARD = 256  # bytes before and after each buffer; a multiple of every alignment kernels rely on
 RUBBISH = 0xA5
 MANY = 1 << 16  # elements
+
+
+def isas() -> list[Any]:
+    """The instruction sets of this machine, as parameters. avx512bf16 has the kernels of avx512 but
+    for BF16."""
+    found = runnable_isas()
+    slow = {"avx512"} if "avx512bf16" in found else set()
+    return [pytest.param(isa, marks=pytest.mark.slow) if isa in slow else isa for isa in found]
 
 
 @dataclass

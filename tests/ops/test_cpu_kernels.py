@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import all_cases, build_case, built_once, in_place_sources, nmse, run_on
+from harness import all_cases, build_case, built_once, in_place_sources, isas, nmse, run_on
 
 from gguflow.engine.backends.cpu import backend as cpu_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
-from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.graph import Case, Operand, OpSpec, all_ops, op_spec
 from gguflow.engine.plan_key import PAGE
 
-ISAS = runnable_isas()
+ISAS = isas()
 
 
 @pytest.fixture(params=ISAS)

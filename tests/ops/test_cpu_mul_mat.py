@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from harness import Built, build_case, nmse, random_blocks, run_on
+from harness import Built, build_case, isas, nmse, random_blocks, run_on
 
 from gguflow.engine.backends.cpu import backend as cpu_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
@@ -27,7 +27,7 @@ GRIDS = ("tq1_0", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq
 COLUMNS = (*range(1, 14), 15, 16, 17, 23, 33, 149)
 
 
-@pytest.fixture(params=runnable_isas())
+@pytest.fixture(params=isas())
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CpuBackend:
     monkeypatch.setattr(cpu_backend, "SINGLE_THREAD_BYTES", 0)
     return CpuBackend(n_threads=2, isa=request.param)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import build_case, nmse, reference, results_of_runs, run_on
+from harness import build_case, isas, nmse, reference, results_of_runs, run_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,7 +113,7 @@ def dense(layer: Layer) -> np.ndarray:
     return h.astype(np.float64) @ down.astype(np.float64)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("m", [1, 7])
 def test_skipping_nothing_is_the_dense_layer(isa: str, dtype: str, m: int) -> None:
@@ -132,7 +132,7 @@ def test_skipping_nothing_is_the_dense_layer(isa: str, dtype: str, m: int) -> No
     assert parts.tobytes() == lowest.tobytes()
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("m", [1, 7, 40])
 def test_skipping_nothing_is_the_dense_layer_without_a_gate(isa: str, dtype: str, m: int) -> None:
@@ -150,7 +150,7 @@ def test_skipping_nothing_is_the_dense_layer_without_a_gate(isa: str, dtype: str
     assert parts.tobytes() == lowest.tobytes()
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("dtype", [*TYPES, "q5_1", "q3_K"])
 def test_a_token_does_not_depend_on_its_neighbours(isa: str, dtype: str) -> None:
     layer = Layer(dtype, 300, 70, 4)
@@ -172,7 +172,7 @@ def test_a_token_does_not_depend_on_its_neighbours(isa: str, dtype: str) -> None
                 assert part.tobytes() == whole[begin:end].tobytes(), f"{op}, tokens from {begin}"
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", isas())
 def test_what_is_skipped_is_not_read(isa: str) -> None:
     """Rows of skipped neurons may hold anything, and so may h where it does not count."""
     layer = Layer("f32", 40, 2, 5)
@@ -188,7 +188,7 @@ def test_what_is_skipped_is_not_read(isa: str) -> None:
     assert np.isfinite(run(isa, "axpy_sparse", down, h, layer.idx)).all()
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("m", [1, 3])
 def test_a_nan_in_the_input_shows(isa: str, m: int) -> None:
     layer = Layer("f32", 40, m, 6)
@@ -198,7 +198,7 @@ def test_a_nan_in_the_input_shows(isa: str, m: int) -> None:
 
 
 @pytest.mark.parametrize("n_threads", [2, 3, 7])
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", isas())
 def test_phases_of_many_tokens_meet_at_every_run(isa: str, n_threads: int) -> None:
     """Products read what all threads have converted, also where processors are fewer."""
     w = Operand((64, 512), "q4_K", role="weight")

@@ -10,11 +10,10 @@ from math import prod
 
 import numpy as np
 import pytest
-from harness import Built, build_case, declare_case, nmse, run_on
+from harness import Built, build_case, declare_case, isas, nmse, run_on
 
 from gguflow.engine.backends.cpu.abi import Dims, GfOp, GfTensor
 from gguflow.engine.backends.cpu.backend import CpuBackend
-from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.backends.numpy import NumpyBackend
 from gguflow.engine.graph import (
     F32,
@@ -95,7 +94,7 @@ def test_the_oracle_takes_what_shape_inference_accepts(op: str) -> None:
         assert min(spec.cost_at(built.node, 0)) >= 0
 
 
-@pytest.mark.parametrize("isa", runnable_isas())
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("op", [s.name for s in all_ops()])
 def test_the_cpu_does_as_the_oracle(op: str, isa: str) -> None:
     spec, backend = op_spec(op), _backend(isa)
@@ -107,7 +106,7 @@ def test_the_cpu_does_as_the_oracle(op: str, isa: str) -> None:
         assert nmse(got, built.expected) <= built.tolerance, built.node
 
 
-@pytest.mark.parametrize("isa", runnable_isas())
+@pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("heads", [(0, 0), (0, 2), (4, 0)])
 def test_native_attention_without_heads_computes_nothing(isa: str, heads: tuple[int, int]) -> None:
     """Shape inference refuses such operands; a record made by hand must not kill the process."""

@@ -70,15 +70,22 @@ class Fault:
 # A launch that is refused, what fails on the device and shows when it is waited for; in a prompt
 # (the first run), among several rows, and where the device runs ahead of the host.
 CASES = [
-    ("layer", SimulatedProgram, "start", 1), ("tensor", SimulatedProgram, "start", 2),
-    ("layer", SimulatedProgram, "finish", 1), ("tensor", SimulatedProgram, "finish", 2),
-    ("layer", SimulatedProgram, "_run", 3), ("layer", SimulatedProgram, "_run", 40),
-    ("tensor", SimulatedLoop, "start", 1), ("tensor", SimulatedLoop, "launch", 3),
-    ("tensor", SimulatedLoop, "launch", 4), ("tensor", SimulatedLoop, "wait", 2),
+    ("layer", SimulatedProgram, "start", 1), ("tensor", SimulatedProgram, "finish", 2),
+    ("layer", SimulatedProgram, "_run", 40), ("tensor", SimulatedLoop, "launch", 3),
+    ("tensor", SimulatedLoop, "wait", 2),
+]  # fmt: skip
+MORE = [
+    ("tensor", SimulatedProgram, "start", 2), ("layer", SimulatedProgram, "finish", 1),
+    ("layer", SimulatedProgram, "_run", 3), ("tensor", SimulatedLoop, "start", 1),
+    ("tensor", SimulatedLoop, "launch", 4),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("server", "where", "name", "n"), CASES, indirect=["server"])
+@pytest.mark.parametrize(
+    ("server", "where", "name", "n"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)],
+    indirect=["server"],
+)
 def test_a_run_that_fails(
     server: Running, monkeypatch: pytest.MonkeyPatch, where: type, name: str, n: int
 ) -> None:

@@ -31,7 +31,7 @@ class Pool(Executor):
         self._threads: list[Thread] = []
         self._lock = threading.Lock()
         self._is_over = False
-        self._end = weakref.finalize(self, _end, self._jobs, self._threads)
+        self._end = weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
@@ -64,19 +64,18 @@ class Pool(Executor):
                     job = self._jobs.get_nowait()
                 except queue.Empty:
                     break
-                if job is not None:
-                    job[0].cancel()
+                if job is None:  # which is the last one, and stays
+                    self._jobs.put(None)
+                    break
+                job[0].cancel()
         self._end()
         for thread in self._threads if wait else ():
             thread.join()
 
 
-def _end(jobs: queue.SimpleQueue[Job | None], threads: list[Thread]) -> None:
-    for _ in threads:
-        jobs.put(None)
-
-
 def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
+    """Until there is None, which every thread leaves to the next: one whose start was interrupted
+    may be at work and on nobody's list."""
     while (job := jobs.get()) is not None:
         future, run = job
         del job
@@ -89,3 +88,4 @@ def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
                 future.set_result(found)
                 del found
         del future, run
+    jobs.put(None)

@@ -101,3 +101,28 @@ def test_threads_end_with_their_pool() -> None:
         del t
         time.sleep(0.01)
     assert (t := thread()) is None or not t.is_alive()
+
+
+def test_an_interrupt_as_a_thread_starts_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C may come when a thread of a pool runs already and is on no list yet."""
+    started: list[Thread] = []
+    begin = Thread.start
+
+    def start(thread: Thread) -> None:
+        begin(thread)
+        started.append(thread)
+        if len(started) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Thread, "start", start)
+    pool = Pool(3)
+    assert pool.submit(int, "1").result() == 1
+    with pytest.raises(KeyboardInterrupt):
+        pool.submit(int, "2")
+    pool.shutdown(wait=False)
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
+    pool.shutdown(cancel_futures=True)

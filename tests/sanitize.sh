@@ -23,8 +23,9 @@ if [ "$kind" = few ]; then
 	ISAS=${ISAS:-$($python -c "
 from gguflow.engine.backends.cpu import runnable_isas
 print('avx2' if 'avx2' in runnable_isas() else runnable_isas()[0])")}
-	# Without long products, which take minutes.
-	options=(-m "not slow" --ignore tests/ops/test_cpu_pool.py --ignore tests/serving/test_equal_bits.py)
+	# Without long products and a million draws, which take minutes.
+	options=(-m "not slow" --ignore tests/ops/test_cpu_pool.py --ignore tests/serving/test_equal_bits.py
+		--ignore tests/ops/test_sample_distribution.py)
 	# Functions with many accesses call for their checks: compiled in half the time.
 	flags="--param asan-instrumentation-with-call-threshold=30"
 fi

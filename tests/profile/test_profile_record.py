@@ -96,10 +96,10 @@ def test_adding_a_step_is_cheap():
     profile = Profile()
     rows = plan() * 21
     ends = clock_reads([1.0] * len(rows))
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(1000):
         profile.add_step("decode", 1, rows, ends, 1)
-    assert (time.perf_counter() - start) / 1000 < 100e-6
+    assert (time.thread_time() - start) / 1000 < 100e-6
 
 
 def test_row_of_a_graph_node(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
     from .config import ServerConfig
     from .manager import Loaded
+
+
+_ID = re.compile(r"0|[1-9][0-9]{0,9}")  # a token in `logit_bias`
 
 
 def make_ask(
@@ -87,9 +91,11 @@ def _stop(given: str | list[str] | None) -> tuple[str, ...]:
 def _bias(given: dict[str, float] | None, n_vocab: int) -> dict[int, float]:
     out = {}
     for name, value in (given or {}).items():
-        if not (name.isascii() and name.isdigit()) or int(name) >= n_vocab:
+        # As numbers are written, so that no two names are one token, of whose values one would go.
+        token = int(name) if _ID.fullmatch(name) else n_vocab
+        if token >= n_vocab:
             raise refused(f"logit_bias.{name[:40]}", f"not a token of 0 to {n_vocab - 1}")
-        out[int(name)] = float(value)
+        out[token] = float(value)
     return out
 
 

@@ -12,6 +12,7 @@ from gguflow.engine.constraints.constraint import Constraint
 from gguflow.engine.constraints.vocabulary import Checked
 from gguflow.engine.dataclass import replace
 from gguflow.engine.serving.request import Request
+from gguflow.engine.text import StopStrings
 
 from .answer import Ask
 from .errors import ApiError, refused, refusing
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .manager import Loaded
 
 
+MOST_STOPS = 16_384  # characters of all stop strings, each of which takes some hundred bytes
 _ID = re.compile(r"0|[1-9][0-9]{0,9}")  # a token in `logit_bias`
 
 
@@ -79,13 +81,15 @@ def _limit(given: int | None, field: str, config: ServerConfig) -> int:
     return config.max_output if given is None else given
 
 
-def _stop(given: str | list[str] | None) -> tuple[str, ...]:
+def _stop(given: str | list[str] | None) -> StopStrings:
     texts = [given] if isinstance(given, str) else given or []
     for i, text in enumerate(texts):
         if not text:
             field = "stop" if isinstance(given, str) else f"stop.{i}"
             raise refused(field, "an empty text would end every answer")
-    return tuple(texts)
+    if sum(map(len, texts)) > MOST_STOPS:
+        raise refused("stop", f"more than {MOST_STOPS} characters in all")
+    return StopStrings(texts)
 
 
 def _bias(given: dict[str, float] | None, n_vocab: int) -> dict[int, float]:

@@ -17,6 +17,7 @@ from serving import OPTIONS, Running
 from gguflow.cli.load import bundled_model
 from gguflow.engine.constraints.error import ConstraintError
 from gguflow.engine.constraints.masker import Masker
+from gguflow.engine.text import StopStrings
 from gguflow.server.config import ModelSpec
 from gguflow.server.schema.base import Body
 from gguflow.server.schema.chat import ChatBody, CompletionBody
@@ -84,6 +85,8 @@ BODIES: list[tuple[str, bytes]] = [
     ("long stop", json.dumps({"prompt": "a", "stop": "x" * 1_000_000}).encode()),
     ("long stops", json.dumps({"prompt": "a", "stop": ["x" * 1_000_000] * 3}).encode()),
     ("many stops", json.dumps({"prompt": "a", "stop": ["x"] * 100_000}).encode()),
+    ("stops that are long together",
+     json.dumps({"prompt": "a", "stop": [str(i) * 2000 for i in range(10, 15)]}).encode()),
     ("many prompts", json.dumps({"prompt": ["a"] * 100_000}).encode()),
     ("many ids", json.dumps({"prompt": [1] * 300_000}).encode()),
     ("mixed ids", json.dumps({"prompt": [1, "a"] * 100_000}).encode()),
@@ -119,6 +122,21 @@ def test_one_fault_of_many_is_looked_at(cls: type[Body], body: Any) -> None:
     with pytest.raises(ValidationError) as error:
         cls.model_validate_json(json.dumps(body))
     assert error.value.error_count() < 40
+
+
+def test_stop_strings_are_made_ready_once(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each answer to a request: what finds them takes more memory than they do."""
+    made, init = list[Any](), StopStrings.__init__
+
+    def counted(self: StopStrings, stops: Sequence[str]) -> None:
+        made.append(stops)
+        init(self, stops)
+
+    monkeypatch.setattr(StopStrings, "__init__", counted)
+    status, _, answer = server.post(TEXT, GOOD | {"prompt": ["a", "b"], "n": 3, "stop": ["x", "y"]})
+    assert status == 200 and len(answer["choices"]) == 6 and made == [["x", "y"]]
 
 
 def test_nothing_of_it_stays(server: Running) -> None:

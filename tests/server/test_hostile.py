@@ -124,9 +124,7 @@ def test_one_fault_of_many_is_looked_at(cls: type[Body], body: Any) -> None:
     assert error.value.error_count() < 40
 
 
-def test_stop_strings_are_made_ready_once(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_strings_are_made_ready_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for each answer to a request: what finds them takes more memory than they do."""
     made, init = list[Any](), StopStrings.__init__
 

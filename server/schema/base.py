@@ -54,10 +54,10 @@ def parse(cls: type[B], data: bytes) -> B:
     except ValidationError as error:
         raise _refusal(error) from None
     # Of two fields of one name the last one counts, and what the first one asked for is dropped.
-    # The reader before this one does not tell; this one tells, but takes JSON of any depth and halves
-    # of characters. What is too deep or too long for it was refused, or has no names. Where a field
-    # may be anything both take NaN, and numbers so large that they are infinity, of which no answer
-    # could be made.
+    # The reader before this one does not tell; this one tells, but takes JSON of any depth and
+    # halves of characters. What is too deep or too long for it was refused, or has no names. Where
+    # a field may be anything both take NaN, and numbers so large that they are infinity, of which
+    # no answer could be made.
     with suppress(ValueError, RecursionError):
         json.loads(
             data, object_pairs_hook=_names, parse_constant=_no_number, parse_float=_finite

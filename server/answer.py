@@ -13,7 +13,7 @@ from gguflow.engine.constraints.vocabulary import Checked
 from gguflow.engine.dataclass import dataclass, field, replace
 from gguflow.engine.serving.aio import EngineBusyError, EngineClosedError
 from gguflow.engine.serving.request import LogitsError, Request, Token
-from gguflow.engine.text import StoppingText
+from gguflow.engine.text import StoppingText, StopStrings
 from gguflow.models.tokenizer.stream import TextStream
 
 from .admission import QueueFullError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .monitor import Timeline
 
 log = logging.getLogger("gguflow.server")
+_NONE = StopStrings(())
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Ask:
     """
 
     request: Request
-    stop: tuple[str, ...] = ()
+    stop: StopStrings = _NONE
     shown: frozenset[int] = frozenset()
     constraint: Checked | None = None
     min_tokens: int = 0
@@ -51,7 +52,7 @@ class Ask:
     @property
     def may_be_cut(self) -> bool:
         """Whether it may end within its form though the model did not run out of tokens."""
-        return self.constraint is not None and (bool(self.stop) or self.ends_early)
+        return self.constraint is not None and (not self.stop.is_empty or self.ends_early)
 
 
 @dataclass

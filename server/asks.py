@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from gguflow.engine.constraints.constraint import Constraint
 from gguflow.engine.constraints.vocabulary import Checked
 from gguflow.engine.dataclass import replace
 from gguflow.engine.serving.request import Request
+from gguflow.engine.text import StopStrings
 
 from .answer import Ask
 from .errors import ApiError, refused, refusing
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
     from .config import ServerConfig
     from .manager import Loaded
+
+
+MOST_STOPS = 16_384  # characters of all stop strings, each of which takes some hundred bytes
+_ID = re.compile(r"0|[1-9][0-9]{0,9}")  # a token in `logit_bias`
 
 
 def make_ask(
@@ -75,21 +81,25 @@ def _limit(given: int | None, field: str, config: ServerConfig) -> int:
     return config.max_output if given is None else given
 
 
-def _stop(given: str | list[str] | None) -> tuple[str, ...]:
+def _stop(given: str | list[str] | None) -> StopStrings:
     texts = [given] if isinstance(given, str) else given or []
     for i, text in enumerate(texts):
         if not text:
             field = "stop" if isinstance(given, str) else f"stop.{i}"
             raise refused(field, "an empty text would end every answer")
-    return tuple(texts)
+    if sum(map(len, texts)) > MOST_STOPS:
+        raise refused("stop", f"more than {MOST_STOPS} characters in all")
+    return StopStrings(texts)
 
 
 def _bias(given: dict[str, float] | None, n_vocab: int) -> dict[int, float]:
     out = {}
     for name, value in (given or {}).items():
-        if not (name.isascii() and name.isdigit()) or int(name) >= n_vocab:
+        # As numbers are written, so that no two names are one token, of whose values one would go.
+        token = int(name) if _ID.fullmatch(name) else n_vocab
+        if token >= n_vocab:
             raise refused(f"logit_bias.{name[:40]}", f"not a token of 0 to {n_vocab - 1}")
-        out[int(name)] = float(value)
+        out[token] = float(value)
     return out
 
 

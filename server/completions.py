@@ -41,16 +41,16 @@ async def completions(exchange: Exchange) -> None:
         if n * len(prompts) > most:
             raise refused("prompt", f"at most {most} answers to a request")
         constraint = await compiled(loaded, form_of(body))
+        ask = make_ask(
+            loaded, body, exchange.service.config, prompts[0],
+            max_tokens=16 if body.max_tokens is None else body.max_tokens,
+            max_field="max_tokens", logprobs=body.logprobs, constraint=constraint,
+        )  # fmt: skip
+        if body.echo and body.logprobs is not None:
+            ask = replace(ask, request=replace(ask.request, prompt_logprobs=True))
         asks: list[Ask] = []
         for ids in prompts:
-            ask = make_ask(
-                loaded, body, exchange.service.config, ids,
-                max_tokens=16 if body.max_tokens is None else body.max_tokens,
-                max_field="max_tokens", logprobs=body.logprobs, constraint=constraint,
-            )  # fmt: skip
-            if body.echo and body.logprobs is not None:
-                ask = replace(ask, request=replace(ask.request, prompt_logprobs=True))
-            asks += choices(ask, n)
+            asks += choices(replace(ask, request=replace(ask.request, ids=ids)), n)
         answers = Answers(exchange, loaded, asks, line)
         readers = [Reader(loaded, body, a.request.ids) for a in asks]
         name = exchange.service.manager.shown(body.model)

@@ -41,11 +41,14 @@ async def embeddings(exchange: Exchange) -> None:
         line.n_prompt = sum(map(len, texts))
         pooling = body.pooling or "mean"
         lora = factors(loaded, body.model, None)
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(_embed(exchange, loaded, EmbedRequest(ids, pooling, lora)))
-                for ids in texts
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(_embed(exchange, loaded, EmbedRequest(ids, pooling, lora)))
+                    for ids in texts
+                ]
+        except ExceptionGroup as errors:  # of which any one is the answer
+            raise errors.exceptions[0] from None
         vectors = [t.result() for t in tasks]
         if body.normalize is not False:
             vectors = [v / max(float(np.linalg.norm(v)), 1e-12) for v in vectors]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gguflow.engine.calls.formats import ToolFormat
+from gguflow.models import chat
 from gguflow.models.chat import ChatTemplateError
 from gguflow.models.chat_history import in_words, rendered
 from gguflow.models.chat_tools import told_of_tools
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .manager import Loaded
 
 # What templates see and `chat_template_kwargs` cannot set.
-OWN = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+OWN = ("tools", *chat.OWN)
 
 
 def chat_messages(

@@ -33,7 +33,7 @@ function drawMessage(message, i) {
   fill(body, message, live);
   const foot = h("div", { class: "foot" }, h("span", { class: "told" }, message.note || ""));
   if (!live) {
-    foot.append(h("button", { class: "small", onclick: () => navigator.clipboard.writeText(message.content) }, "copy"));
+    foot.append(h("button", { class: "small", onclick: () => copyText(message.content) }, "copy"));
     foot.append(h("button", { class: "small", onclick: () => edit(i) }, "edit"));
     if (!mine) foot.append(h("button", { class: "small", onclick: () => again(i) }, "again"));
   }
@@ -149,11 +149,14 @@ async function answer() {
     }
   }
   message.note = note(began, first, usage, finish);
-  if (!message.content && !message.thought && finish === "stopped") conversation.messages.pop();
+  if (!message.content && !message.thought && finish === "stopped") {
+    // Another answer may have taken its place already.
+    conversation.messages = conversation.messages.filter((m) => m !== message);
+  }
   if (running === mine) running = null;
   store.save();
   showRunning();
-  if (store.current === conversation) drawChat();
+  if (store.current === conversation && !$("messages").querySelector(".edit")) drawChat();
 }
 
 function note(began, first, usage, finish) {

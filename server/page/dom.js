@@ -25,3 +25,16 @@ function bytes(n) {
 }
 
 const seconds = (s) => (s < 1 ? `${number(1000 * s)} ms` : `${number(s, 2)} s`);
+
+// Browsers give the clipboard to pages of https and of this machine alone; others select and copy.
+async function copyText(text) {
+  if (navigator.clipboard) {
+    return navigator.clipboard.writeText(text).then(() => true, () => false);
+  }
+  const area = h("textarea", { value: text, class: "aside" });
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  return done;
+}

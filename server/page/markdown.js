@@ -79,8 +79,7 @@ function table(lines) {
 
 function codeBlock(code, language) {
   const copy = h("button", { class: "small", type: "button", onclick: async () => {
-    await navigator.clipboard.writeText(code);
-    copy.textContent = "copied";
+    copy.textContent = await copyText(code) ? "copied" : "not allowed";
     setTimeout(() => { copy.textContent = "copy"; }, 1500);
   } }, "copy");
   return h("div", { class: "code" }, h("div", { class: "bar" }, language || "code", copy),

@@ -16,7 +16,7 @@ function write(key, value) {
   } catch { /* storage is full or forbidden: the page works without */ }
 }
 
-// A conversation: {id, title, messages: [{role, content, note, failed}]}.
+// A conversation: {title, messages: [{role, content, note, failed}]}.
 const store = {
   conversations: read(KEY, []),
   current: null,
@@ -26,7 +26,7 @@ const store = {
   },
   begin() {
     const empty = this.conversations.find((c) => !c.messages.length);
-    if (!empty) this.conversations.unshift({ id: crypto.randomUUID(), title: "New conversation", messages: [] });
+    if (!empty) this.conversations.unshift({ title: "New conversation", messages: [] });
     this.current = empty || this.conversations[0];
   },
   remove(conversation) {

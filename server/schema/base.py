@@ -5,13 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from math import isinf
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 
 from gguflow.server.errors import ApiError, refused
 
 MAX_NAMED = 20  # unknown fields that a warning lists
+
+
+def _stop_at_first(schema: Any) -> None:
+    """Every list and object of values ends at its first fault: one error is told, and a body of a
+    few megabytes has room for millions, of a kilobyte each."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "dict"):
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _stop_at_first(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _stop_at_first(part)
 
 
 class Body(BaseModel):
@@ -21,6 +36,12 @@ class Body(BaseModel):
         extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=(),
         hide_input_in_errors=True,
     )  # fmt: skip
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_at_first(schema)
+        return schema
 
 
 B = TypeVar("B", bound=Body)
@@ -33,11 +54,24 @@ def parse(cls: type[B], data: bytes) -> B:
     except ValidationError as error:
         raise _refusal(error) from None
     # Of two fields of one name the last one counts, and what the first one asked for is dropped.
-    # The reader before this one does not tell; this one tells, but takes JSON of any depth, halves
-    # of characters and NaN. What is too deep or too long for it was refused, or has no names.
+    # The reader before this one does not tell; this one tells, but takes JSON of any depth and
+    # halves of characters. What is too deep or too long for it was refused, or has no names. Where
+    # a field may be anything both take NaN, and numbers so large that they are infinity, of which
+    # no answer could be made.
     with suppress(ValueError, RecursionError):
-        json.loads(data, object_pairs_hook=_names)
+        json.loads(
+            data, object_pairs_hook=_names, parse_constant=_no_number, parse_float=_finite
+        )  # fmt: skip
     return body
+
+
+def _no_number(text: str) -> None:
+    raise ApiError(400, f"the body is not JSON: {text[:40]} is no number", code="invalid_json")
+
+
+def _finite(text: str) -> None:
+    if isinf(float(text)):
+        _no_number(text)
 
 
 def _names(pairs: list[tuple[str, Any]]) -> None:

@@ -12,9 +12,9 @@ from .base import Body
 from .output import Grammar, OutputFields
 from .sampling import Count, Penalty, SamplingFields, Stop, TokenId
 
-Texts = Annotated[list[str], Field(max_length=4096, fail_fast=True)]
-Ids = Annotated[list[TokenId], Field(fail_fast=True)]
-Prompt = str | Ids | Texts | Annotated[list[Ids], Field(max_length=4096, fail_fast=True)]
+Texts = Annotated[list[str], Field(max_length=4096)]
+Ids = list[TokenId]
+Prompt = str | Ids | Texts | Annotated[list[Ids], Field(max_length=4096)]
 Budget = Annotated[int, Field(ge=-1, lt=1 << 31)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
 
@@ -105,14 +105,14 @@ class StreamOptions(Body):
 class ChatBody(SamplingFields, OutputFields):
     """A conversation to answer."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
     model: Annotated[str, Field(max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=256, fail_fast=True)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=256)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -147,7 +147,7 @@ class CompletionBody(SamplingFields, OutputFields):
     best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
     echo: bool | None = None
     suffix: str | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=256, fail_fast=True)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=256)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     presence_penalty: Penalty | None = None

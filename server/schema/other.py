@@ -43,5 +43,5 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """Token ids to turn into text."""
 
-    tokens: Annotated[list[TokenId], Field(max_length=4_000_000, fail_fast=True)]
+    tokens: Annotated[list[TokenId], Field(max_length=4_000_000)]
     model: ModelName | None = None

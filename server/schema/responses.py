@@ -123,7 +123,7 @@ class ResponsesBody(SamplingFields):
         str
         | Annotated[
             list[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem],
-            Field(min_length=1, max_length=10_000, fail_fast=True),
+            Field(min_length=1, max_length=10_000),
         ]
     )
     model: Annotated[str, Field(max_length=1024)] | None = None

@@ -89,6 +89,7 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": {"type": "object"}, "ignore_eos": True}, "ignore_eos"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs.self"),
     ({"repeat_penalty": 1.1, "repetition_penalty": 1.1}, "body"),
     ({"min_tokens": 4}, "min_tokens"),
     # What other servers know and this one does not is no 200 without it.

@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from serving import OPTIONS, Running
 
 from gguflow.cli.load import bundled_model
 from gguflow.engine.constraints.error import ConstraintError
 from gguflow.engine.constraints.masker import Masker
+from gguflow.engine.text import StopStrings
 from gguflow.server.config import ModelSpec
+from gguflow.server.schema.base import Body
+from gguflow.server.schema.chat import ChatBody, CompletionBody
+from gguflow.server.schema.responses import ResponsesBody
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GOOD = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
@@ -80,12 +85,20 @@ BODIES: list[tuple[str, bytes]] = [
     ("long stop", json.dumps({"prompt": "a", "stop": "x" * 1_000_000}).encode()),
     ("long stops", json.dumps({"prompt": "a", "stop": ["x" * 1_000_000] * 3}).encode()),
     ("many stops", json.dumps({"prompt": "a", "stop": ["x"] * 100_000}).encode()),
+    ("stops that are long together",
+     json.dumps({"prompt": "a", "stop": [str(i) * 2000 for i in range(10, 15)]}).encode()),
     ("many prompts", json.dumps({"prompt": ["a"] * 100_000}).encode()),
     ("many ids", json.dumps({"prompt": [1] * 300_000}).encode()),
     ("mixed ids", json.dumps({"prompt": [1, "a"] * 100_000}).encode()),
     ("long prompt", json.dumps({"prompt": "word " * 150_000}).encode()),
     ("many biases",
      json.dumps({"prompt": "a", "logit_bias": BIASES}).encode()),
+    ("a bias of many digits", json.dumps({"prompt": "a", "logit_bias": {"9" * 5000: 1}}).encode()),
+    ("two names of a token", b'{"prompt": "a", "logit_bias": {"5": -100, "05": 1}}'),
+    ("repetitions of repetitions", json.dumps({"prompt": "a", "structured_outputs": {
+        "regex": "(" * 500 + "a" + "{999999999})" * 500}}).encode()),
+    ("NaN in any field", b'{"prompt": "a", "metadata": {"a": [NaN]}}'),
+    ("infinity in any field", b'{"prompt": "a", "metadata": {"a": [-1e999]}}'),
 ]  # fmt: skip
 
 
@@ -95,6 +108,33 @@ def test_bodies(server: Running, name: str, body: bytes) -> None:
     assert 400 <= status < 500, (name, status, answer)
     assert headers["content-type"] == "application/json" and answer["error"]["message"]
     assert len(json.dumps(answer)) < 4000
+
+
+@pytest.mark.parametrize(("cls", "body"), [
+    (ChatBody, {"messages": [{"role": "user", "content": [{}] * 1000}]}),
+    (ChatBody, {"messages": [{"role": "user", "content": "a"}], "tools": [{}] * 1000}),
+    (CompletionBody, {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(1000)), "a")}),
+    (ResponsesBody, {"input": [{"type": "reasoning", "content": [{}] * 1000}]}),
+    (ResponsesBody, {"input": "a", "metadata": dict.fromkeys(map(str, range(1000)), 1)}),
+])  # fmt: skip
+def test_one_fault_of_many_is_looked_at(cls: type[Body], body: Any) -> None:
+    """Each that is found takes a kilobyte, and a large body has room for millions."""
+    with pytest.raises(ValidationError) as error:
+        cls.model_validate_json(json.dumps(body))
+    assert error.value.error_count() < 40
+
+
+def test_stop_strings_are_made_ready_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each answer to a request: what finds them takes more memory than they do."""
+    made, init = list[Any](), StopStrings.__init__
+
+    def counted(self: StopStrings, stops: Sequence[str]) -> None:
+        made.append(stops)
+        init(self, stops)
+
+    monkeypatch.setattr(StopStrings, "__init__", counted)
+    status, _, answer = server.post(TEXT, GOOD | {"prompt": ["a", "b"], "n": 3, "stop": ["x", "y"]})
+    assert status == 200 and len(answer["choices"]) == 6 and made == [["x", "y"]]
 
 
 def test_nothing_of_it_stays(server: Running) -> None:

@@ -122,7 +122,8 @@ def browser() -> Iterator[Browser]:
     options = ChromeOptions()
     options.binary_location = CHROMIUM or ""
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                 "--disable-background-networking", "--no-first-run"):  # fmt: skip
+                 "--disable-background-networking", "--no-first-run",
+                 "--host-resolver-rules=MAP another.example 127.0.0.1"):  # fmt: skip
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     running = Running(options=OPTIONS)
@@ -181,6 +182,13 @@ def test_stop_edit_and_again(browser: Browser, slow_answers: None) -> None:
     browser.until(answering, "another text")
     browser.one("#stop").click()
     assert len(browser.answered(2)) == 2
+    # What is edited while an answer comes stays open when that has ended.
+    browser.all(".message.assistant .foot button")[2].click()
+    browser.until(answering, "an answer")
+    browser.all(".message.user .foot button")[1].click()
+    browser.until(lambda: not browser.server.service.requests.live, "the request's end")
+    browser.until(lambda: not browser.one("#stop").is_displayed(), "the end")
+    browser.all(".message.user .foot button")[1].click()  # cancel
     # Edit the question: what came after it goes.
     browser.all(".message.user .foot button")[1].click()
     area = browser.one("textarea.edit")
@@ -329,6 +337,23 @@ def test_a_server_with_keys(browser: Browser) -> None:
     finally:
         browser.driver.get("about:blank")
         server.stop()
+
+
+@real
+def test_a_page_of_another_machine(browser: Browser) -> None:
+    """Over plain http, where browsers keep the clipboard and more to themselves."""
+    driver, server = browser.driver, browser.server
+    driver.get(f"http://another.example:{server.port}/")
+    assert not browser.script("return isSecureContext")
+    browser.until(lambda: browser.all("#model option"), "models")
+    browser.script("localStorage.setItem('gguflow.settings', '{\"max_tokens\": 5}')")
+    driver.refresh()
+    browser.until(lambda: browser.all("#model option"), "models")
+    browser.say("Once")
+    assert len(browser.answered(2)) == 2
+    browser.all(".message.user .foot button")[0].click()
+    browser.one("#input").send_keys(Keys.CONTROL, "v")
+    assert browser.one("#input").get_attribute("value") == "Once" and not browser.errors()
 
 
 @real

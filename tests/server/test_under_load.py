@@ -118,6 +118,10 @@ def test_a_queue_that_is_full() -> None:
         server.wait_idle()
         text = server.get("/metrics")[2].decode()
         n = statuses.count(429)
+        # Texts of one request wait one by one.
+        status, headers, _ = server.post("/v1/embeddings", {"input": ["a"] * 20})
+        assert status == 429 and headers["retry-after"]
+        server.wait_idle()
         assert f'gguflow:requests_rejected_total{{model_name="tales-8m"}} {float(n)}' in text
     finally:
         server.stop()

@@ -38,7 +38,7 @@ def add_keys(p: ArgumentParser) -> None:
                    help="how positions are stretched (default: as the file says)")  # fmt: skip
     g.add_argument("--rope-scale", type=real, metavar="N",
                    help="how many times as far the context reaches")  # fmt: skip
-    g.add_argument("--rope-freq-scale", type=real, metavar="N", help="1 by --rope-scale")
+    g.add_argument("--rope-freq-scale", type=real, metavar="N", help="1 / --rope-scale")
     g.add_argument("--rope-freq-base", type=real, metavar="N", help="base of the frequencies")
     g.add_argument("--yarn-orig-ctx", type=whole(0), metavar="N",
                    help="the context the model was trained with, before YaRN")  # fmt: skip

@@ -168,9 +168,13 @@ def write_imatrix(path: str | os.PathLike[str], m: ImportanceMatrix) -> None:
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
-    """A file of either format. Raises GgufError naming what is wrong in it."""
-    with open(path, "rb") as f:
-        is_gguf = f.read(4) == b"GGUF"
+    """A file of either format. Raises GgufError naming what is wrong in it, or that it cannot be
+    read."""
+    try:
+        with open(path, "rb") as f:
+            is_gguf = f.read(4) == b"GGUF"
+    except OSError as e:
+        raise GgufError(path, "file", e.strerror or e, "an importance matrix") from e
     found = _read_gguf(path) if is_gguf else _read_old(Path(path))
     for name, e in found.entries.items():
         if not (np.isfinite(e.sums).all() and (e.sums >= 0).all() and (e.counts >= 0).all()):

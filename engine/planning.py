@@ -156,7 +156,3 @@ class Planner:
         if n_verify:
             keys.append(sizes.verifying)
         return [self.plan(setup, key) for key in keys]
-
-    def plans_of(self, setup: Setup) -> dict[PlanKey, Plan]:
-        """The plans of a setup that are there already."""
-        return {key: plan for (of, key), plan in self._kept.items() if of is setup}

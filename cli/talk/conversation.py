@@ -189,7 +189,7 @@ class Conversation:
                 )
                 thoughts.close()
                 continue
-            if not self._is_cut(ids, made, text):
+            if not self._is_cut(made, text):
                 break
             before = self._rolled
             yield from self._roll(len(made))
@@ -241,7 +241,7 @@ class Conversation:
             choices.close()
             self.total.add(timings)
 
-    def _is_cut(self, ids: list[int], made: list[int], text: StoppingText) -> bool:
+    def _is_cut(self, made: list[int], text: StoppingText) -> bool:
         """Whether an answer ended because the context is full."""
         o = self.options
         asked = 0 <= o.n_predict <= len(made)

@@ -27,7 +27,6 @@ from .mxfp4 import BLOCKS, SCALES, mxfp4
 from .safetensors import F8
 from .vocabulary import vocabulary
 
-OUT_TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 OutType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
 _SLAB = 8 << 20  # elements converted at a time
 # Buffers that are no weights: masks, and angles that follow from the configuration.

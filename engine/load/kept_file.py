@@ -27,7 +27,6 @@ from gguflow.engine.gguf import GgufError
 from gguflow.engine.mapped import MappedBytes, guarded
 
 MAGIC = b"gguflow repacked 1\n".ljust(32, b"\0")
-KEY_BYTES = 32
 CHUNK = 256 << 10  # data bytes that share a sum
 ALIGNMENT = 64
 _HEAD = struct.Struct("<32s32sQI")  # magic, key, sums, bytes of the title

@@ -166,8 +166,10 @@ def test_quantizing_with_it(call: Call, model: Path, tmp_path: Path) -> None:
 
 def test_what_is_refused(call: Call, model: Path, tmp_path: Path) -> None:
     other = tmp_path / "o.dat"
-    other.write_bytes(old_file({"no.weight": (1, [1.0])}))
     args = "--imatrix", str(other), str(model), str(tmp_path / "x.gguf"), "Q4_K_M"
+    code, _, err = call("quantize", *args)
+    assert code == 3 and f"{other}: file: found No such file" in err
+    other.write_bytes(old_file({"no.weight": (1, [1.0])}))
     code, _, err = call("quantize", *args)
     assert code == 3 and "importance matrix" in err
     other.write_bytes(old_file({"blk.0.attn_q.weight": (1, [1.0])}))

@@ -153,7 +153,7 @@ class DevicePlacement:
         hp = self.setup.source.arch.hp
         none = no_neurons(hp.n_layer, hp.n_ff)
         groups = self._groups(none)
-        split, how = (fixed, "as given") if fixed is not None else self._choose(none, groups)
+        split, how = (fixed, "as given") if fixed is not None else self._choose(groups)
         placed, limit = self.placed(split, groups), self.limit
         total = self.needs(self._plan(placed))
         if total > limit:
@@ -197,7 +197,7 @@ class DevicePlacement:
                 return i
         return source.arch.hp.n_layer
 
-    def _choose(self, none: NeuronSplit, groups: Groups) -> tuple[NeuronSplit, str]:
+    def _choose(self, groups: Groups) -> tuple[NeuronSplit, str]:
         """The solver's split for what is left."""
 
         def plan_for(split: NeuronSplit) -> Plan:

@@ -19,6 +19,7 @@ import numpy as np
 from gguflow.engine.dataclass import dataclass
 from gguflow.engine.gguf import GgufError, GgufFile, Typed
 from gguflow.engine.graph import F32, Graph, Role, Tensor
+from gguflow.engine.opened import open_file
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -169,8 +170,12 @@ def write_imatrix(path: str | os.PathLike[str], m: ImportanceMatrix) -> None:
 
 def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
     """A file of either format. Raises GgufError naming what is wrong in it."""
-    with open(path, "rb") as f:
-        is_gguf = f.read(4) == b"GGUF"
+    try:
+        with open_file(path, regular=True) as f:
+            is_gguf = f.read(4) == b"GGUF"
+    except OSError as error:
+        why = error.strerror or error
+        raise GgufError(path, "file", why, "an importance matrix") from None
     found = _read_gguf(path) if is_gguf else _read_old(Path(path))
     for name, e in found.entries.items():
         if not (np.isfinite(e.sums).all() and (e.sums >= 0).all() and (e.counts >= 0).all()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from argparse import Action, ArgumentParser, Namespace
 from pathlib import Path
@@ -74,10 +75,19 @@ class _Both:
         return getattr(self.stream, name)
 
 
+def _not_waiting(path: str, flags: int) -> int:
+    """A pipe that nobody reads is an error, and not waited for."""
+    fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if hasattr(os, "set_blocking"):
+        os.set_blocking(fd, True)
+    return fd
+
+
 def log_to(path: str) -> None:
     """From now on what standard error is told goes to a new file too. Raises UsageError."""
     try:
-        file = open(Path(path).expanduser(), "w", 1, "utf-8", "replace")  # noqa: SIM115
+        place = Path(path).expanduser()
+        file = open(place, "w", 1, "utf-8", "replace", opener=_not_waiting)  # noqa: SIM115
     except OSError as e:
         raise UsageError(f"--log-file {path}: {e.strerror or e}") from None
     sys.stderr = _Both(sys.stderr, file)  # type: ignore[assignment]

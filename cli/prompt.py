@@ -10,6 +10,8 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from gguflow.engine.opened import open_file
+
 from .errors import UsageError
 
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
@@ -46,7 +48,7 @@ def stdin_waits() -> bool:
 def read_file(path: str, flag: str) -> str:
     """A text file given by `flag`. Raises UsageError naming it."""
     try:
-        with open(Path(path).expanduser(), "rb") as f:
+        with open_file(Path(path).expanduser()) as f:
             return _decode(f.read(MOST_BYTES + 1), f"{flag} {path}")
     except OSError as e:
         raise UsageError(f"{flag} {path}: {e.strerror or e}") from None

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .opened import open_file
+
 PART = ".part"  # how the names of unfinished files end
 PATIENCE_S = 1.0  # with others who have the target open, on Windows
 LEFT_S = 60.0  # since a part was written to that nobody goes on with, on Windows
@@ -20,8 +22,9 @@ MOST_READ = 64 << 20  # bytes of a file that is taken into memory
 
 
 def read_file(path: str | os.PathLike[str], most: int = MOST_READ) -> bytes:
-    """A file's bytes. Raises OSError, also for one that is longer, or that never ends."""
-    with open(path, "rb") as f:
+    """A file's bytes. Raises OSError, also for one that is longer, or that never ends, and for a
+    pipe that nobody writes to."""
+    with open_file(path) as f:
         data = f.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EINVAL, f"more than {most >> 20} MiB", str(path))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gguflow.engine import env
 from gguflow.engine.dataclass import dataclass
+from gguflow.engine.files import read_file
 
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q8_0")  # of a repo named without a type, as llama.cpp
 ANSWER_S = 10.0  # for the hub to say what a repository has
@@ -210,7 +211,7 @@ def _of_ollama() -> Iterator[Kept]:
     root = env.ollama_dir()
     for manifest in sorted((root / "manifests").glob("*/*/*/*")):
         try:
-            layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
+            layers = json.loads(read_file(manifest))["layers"]
             (digest,) = [x["digest"] for x in layers if x["mediaType"].endswith(".image.model")]
             path = root / "blobs" / digest.replace(":", "-")
             n = path.stat().st_size

@@ -19,6 +19,7 @@ import numpy as np
 from gguflow.engine.dataclass import dataclass
 from gguflow.engine.gguf import GgufError, GgufFile, Typed
 from gguflow.engine.graph import F32, Graph, Role, Tensor
+from gguflow.engine.opened import open_file
 
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
@@ -171,7 +172,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
     """A file of either format. Raises GgufError naming what is wrong in it, or that it cannot be
     read."""
     try:
-        with open(path, "rb") as f:
+        with open_file(path, regular=True) as f:
             is_gguf = f.read(4) == b"GGUF"
     except OSError as e:
         raise GgufError(path, "file", e.strerror or e, "an importance matrix") from e

@@ -18,6 +18,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import Buffer
 from gguflow.engine.files import whole_file
+from gguflow.engine.opened import open_file
 from gguflow.engine.plan_key import PAGE, STATES
 from gguflow.models.batch import CacheLayer, StateLayer
 
@@ -100,7 +101,7 @@ def load_rows(
     """Fill a sequence. empty: makes an empty one, once nothing else can be wrong with the file.
     Raises OSError and SessionFileError."""
     path = Path(path).expanduser()
-    with open(path, "rb") as f:
+    with open_file(path, regular=True) as f:
         header = _checked(path, f, model, _sizes(model, kv, states))
         tokens: list[int] = header["tokens"]
         n_copied: int = header["n_copied"]

@@ -15,6 +15,8 @@ from .safetensors import ConvertError, Stored, read_header
 __all__ = ["Checkpoint", "Config", "ConvertError"]
 
 INDEX = "model.safetensors.index.json"
+MOST = 1e15  # of numbers that say something of a model
+MAX_LAYERS = 1 << 12  # what loading takes
 MAX_JSON = 256 << 20  # bytes; the largest tokenizer.json has some 30 MB
 
 
@@ -37,6 +39,8 @@ class Config:
         value = self.get(*names, default=default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConvertError(f"{self.path}: {names[0]} is {value!r}, expected a number")
+        if not abs(value) < MOST:  # NaN too
+            raise ConvertError(f"{self.path}: {names[0]} is {value!r}, expected less than {MOST:g}")
         return value
 
     @property
@@ -72,7 +76,7 @@ class Config:
 
     @property
     def heads(self) -> int:
-        return int(self.number("num_attention_heads", "n_head", "n_heads"))
+        return self._at_least_one("num_attention_heads", "n_head", "n_heads")
 
     @property
     def kv_heads(self) -> int:
@@ -80,7 +84,16 @@ class Config:
 
     @property
     def layers(self) -> int:
-        return int(self.number("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
+        n = self._at_least_one("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+        if n > MAX_LAYERS:
+            raise ConvertError(f"{self.path}: {n} layers, expected at most {MAX_LAYERS}")
+        return n
+
+    def _at_least_one(self, *names: str) -> int:
+        n = int(self.number(*names))
+        if n < 1:
+            raise ConvertError(f"{self.path}: {names[0]} is {n}, expected a number from 1 on")
+        return n
 
 
 class Checkpoint:

@@ -4,6 +4,7 @@ file's size before anything is read."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.graph import BF16, F16, F32, I8, DType
 from gguflow.engine.mapped import MappedBytes
+from gguflow.engine.opened import open_file
 
 MAX_HEADER = 100 << 20  # bytes, the format's own limit
 MAX_DIMS = 8
@@ -51,11 +53,11 @@ def read_header(path: Path) -> dict[str, Stored]:
         return ConvertError(f"{path}: {what}")
 
     try:
-        with path.open("rb") as f:
-            size = path.stat().st_size
+        with open_file(path, regular=True) as f:
+            size = os.fstat(f.fileno()).st_size
             file = MappedBytes(f.fileno()) if size else None
-    except OSError as e:
-        raise wrong(e.strerror or str(e)) from None
+    except (OSError, ValueError) as e:  # of a name that is none, too
+        raise wrong(getattr(e, "strerror", None) or str(e)) from None
     if file is None or size < 8:
         raise wrong(f"{size} bytes: no safetensors file")
     data = file.data

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gguflow.models.tokenizer.vocab import MOST_TOKENS
+
 from .checkpoint import Checkpoint, ConvertError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -16,13 +18,15 @@ class Tokens:
     """Texts, types and scores of n tokens, by id; those that nothing names are unused."""
 
     def __init__(self, n: int, score: float) -> None:
+        if not 0 <= n <= MOST_TOKENS:
+            raise ConvertError(f"vocab_size is {n}, expected 0 to {MOST_TOKENS}")
         self.texts = [f"[PAD{i}]" for i in range(n)]
         self.types = [UNUSED] * n
         self.scores = [score] * n
 
     def put(self, i: int, text: str, kind: int, score: float = 0.0) -> None:
-        if i < 0 or i > 1 << 24:
-            raise ConvertError(f"token {text!r} has the id {i}")
+        if not 0 <= i < MOST_TOKENS:
+            raise ConvertError(f"token {text!r} has the id {i}, expected 0 to {MOST_TOKENS - 1}")
         while len(self.texts) <= i:
             self.texts.append(f"[PAD{len(self.texts)}]")
             self.types.append(UNUSED)

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gguflow.engine.files import read_file
+
 from .checkpoint import Checkpoint, ConvertError
 from .frame import Frame, frame_of
 from .pretokenizer import pre_tokenizer_of
@@ -15,6 +17,7 @@ from .token_list import BYTE, NORMAL, UNKNOWN, Tokens, added, id_of, kind_of
 from .unigram import unigram
 from .wordpiece import wordpiece
 
+MAX_TEMPLATE = 1 << 20  # bytes
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator",
             "mask": "mask"}  # fmt: skip
 # Vocabularies of models that read whole texts, in files of which both flags have a default.
@@ -44,9 +47,13 @@ def _json(source: Checkpoint, n: int, pre: str | None) -> dict[str, Any]:
         raise ConvertError(f"{path}: model is no vocabulary of BPE")
     if model.get("type", "BPE") != "BPE":
         raise ConvertError(f"{path}: a tokenizer of type {model['type']!r} is not supported")
-    merges = [" ".join(m) if isinstance(m, list) else m for m in model.get("merges") or []]
-    if not all(isinstance(m, str) for m in merges):
+    listed: Any = model.get("merges") or []
+    if not isinstance(listed, list):
+        raise ConvertError(f"{path}: merges are no list")
+    pairs: list[list[Any]] = [m if isinstance(m, list) else [m] for m in listed]
+    if not all(isinstance(t, str) for m in pairs for t in m):
         raise ConvertError(f"{path}: merges are no pairs of tokens")
+    merges = [" ".join(m) for m in pairs]
     characters = bool(model.get("byte_fallback"))
     found = Tokens(n, 0.0)
     for text, i in model["vocab"].items():
@@ -124,7 +131,10 @@ def _framed(
 def _chat_template(source: Checkpoint) -> str | None:
     path = source.path / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        try:
+            return read_file(path, MAX_TEMPLATE).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConvertError(f"{path}: {e}") from None
     for name in ("tokenizer_config.json", "chat_template.json"):
         template = source.json(name, needed=False).get("chat_template")
         if isinstance(template, list):

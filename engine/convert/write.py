@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -53,10 +54,12 @@ def convert(
     source = Checkpoint(directory)
     family = family_of(source.config)
     matrices = _matrix_type(source, out_type)
-    keys = _metadata(source, family, matrices)
-    check_activation(source.config, family.arch)
-    tensors = dict(_tensors(source, family, matrices))
-    metadata = keys | vocabulary(source, pre)
+    with _of_values(source, source.config.path.name):
+        keys = _metadata(source, family, matrices)
+        check_activation(source.config, family.arch)
+        tensors = dict(_tensors(source, family, matrices))
+    with _of_values(source, "tokenizer"):
+        metadata = keys | vocabulary(source, pre)
     _check(family, metadata, {name: shape for name, (_, shape, _) in tensors.items()}, source)
 
     def written(done: int, total: int, name: str) -> None:
@@ -67,6 +70,24 @@ def convert(
 
     write_gguf(out, metadata, tensors, progress=written)
     return len(tensors), sum(t.array_bytes(shape) for t, shape, _ in tensors.values())
+
+
+# What reading a value makes of one of another type, or of a number that no model has.
+_UNFIT = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+
+
+@contextmanager
+def _of_values(source: Checkpoint, name: str) -> Iterator[None]:
+    """Families read values of many names and forms: one that is of another form than they have is
+    an error of the file."""
+    try:
+        yield
+    except ConvertError:
+        raise
+    except _UNFIT as e:
+        raise ConvertError(
+            f"{source.path / name}: a value that cannot be used: {type(e).__name__}: {e}"
+        ) from e
 
 
 def _matrix_type(source: Checkpoint, out_type: OutType) -> DType:

@@ -5,26 +5,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import stat
 
 import numpy as np
 
 from gguflow.engine.mapped import MappedBytes
+from gguflow.engine.opened import file_kind
 
 from .errors import GgufError
-
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-
-
-def file_kind(mode: int) -> str | None:
-    """What a file that is not a regular one is called; None for a regular file."""
-    return next((name for test, name in _KINDS if test(mode)), None)
 
 
 class MappedFile:

@@ -13,11 +13,11 @@ from gguf.gguf_writer import GGUFWriter, WriterState
 
 from gguflow.engine.dataclass import dataclass
 from gguflow.engine.files import whole_file
+from gguflow.engine.opened import file_kind
 
 from .encode import encode, encode_string
 from .errors import GgufError, show
 from .header import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, alignment_fault
-from .mapping import file_kind
 from .metadata import MAX_KEY_BYTES
 from .synced import SyncedMeanwhile
 from .tensors import MAX_DIMS, MAX_NAME_BYTES, ElementType

@@ -11,12 +11,14 @@ from typing import Any, TextIO, get_args, get_origin, get_type_hints
 
 from gguflow.engine.dataclass import dataclass, fields
 from gguflow.engine.harmless import json_text, one_line
+from gguflow.engine.opened import open_file
 
 from .errors import ProfileFileError
 from .peaks import Peaks
 from .record import ActivityRow, Header, OpRow, Recording, StepRow
 
 FORMAT = 1
+MOST_LINE = 16 << 20  # bytes; an op's row has some hundred
 _DIGITS = {
     "start_us": 3, "us": 3, "wall_us": 3, "host_us": 3, "gbs": 4, "gflops": 4, "share": 5,
     "active": 6, "computed": 6, "recall": 6,
@@ -70,10 +72,12 @@ def load_jsonl(path: str | Path) -> Dump:
     ops: list[OpRow] = []
     activity: list[ActivityRow] = []
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
+        with open_file(path) as file:
+            for number, raw in enumerate(iter(lambda: file.readline(MOST_LINE + 1), b""), 1):
                 where = f"{path}:{number}"
-                obj = _parse(line, where)
+                if len(raw) > MOST_LINE:
+                    raise ProfileFileError(f"{where}: a line of more than {MOST_LINE >> 20} MiB")
+                obj = _parse(raw.decode("utf-8"), where)
                 kind = obj.get("kind")
                 if number == 1:
                     header = _header(obj, where)

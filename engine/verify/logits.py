@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gguflow.engine.dataclass import dataclass
+from gguflow.engine.opened import open_file
 
 # Of what `llama-perplexity --save-all-logits` writes (llama.cpp, tools/perplexity/perplexity.cpp).
 MAGIC = b"_logits_"
@@ -89,7 +90,7 @@ def read_logits(path: str, n_vocab: int, bos: int | None, most: int) -> GivenLog
     most: windows of it that are read. Raises LogitsError.
     """
     try:
-        with Path(path).open("rb") as f:
+        with open_file(path, regular=True) as f:
             head = f.read(len(MAGIC))
         if head == MAGIC:
             given = _llama_cpp(path, bos, most)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GROUND = ("engine.graph", "engine.quants", "engine.ops", "engine.gguf", "engine.env",
           "engine.harmless", "engine.mapped", "engine.room", "engine.files", "engine.limits",
           "engine.plan_key", "engine.prompt", "engine.adapters", "engine.found", "engine.threads",
-          "engine.pool")  # fmt: skip
+          "engine.pool", "engine.opened")  # fmt: skip
 BASE = (*GROUND, "models", "engine.compile", "engine.backends.base", "engine.options",
         "engine.sampling", "engine.profile")  # fmt: skip
 LOADED = (*BASE, "engine.load", "engine.requantize", "engine.runtime", "engine.planning")
@@ -33,6 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.files",
         "engine.harmless",
         "engine.mapped",
+        "engine.opened",
         "engine.pool",
     ),
     "engine/dataclass.py": (),
@@ -40,13 +41,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/room.py": (),
     "engine/harmless.py": (),
     "engine/env.py": (),
-    "engine/files.py": (),
+    "engine/opened.py": (),
+    "engine/files.py": ("engine.opened",),
     "engine/locked.py": (),
     "engine/limits.py": (),
     "engine/threads.py": (),
     "engine/pool.py": ("engine.threads",),
     "engine/interrupt.py": ("engine.threads",),
-    "engine/hub.py": ("engine.env",),
+    "engine/hub.py": ("engine.env", "engine.files"),
     "engine/url.py": ("engine.env", "engine.hub"),
     "engine/plan_key.py": (),
     "engine/prompt.py": (),
@@ -54,7 +56,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/found.py": (),
     "kernels": ("engine.graph", "engine.files", "engine.found", "engine.plan_key"),
     "engine/compile": ("engine.graph",),
-    "engine/profile": ("engine.graph", "engine.env", "engine.files", "engine.harmless"),
+    "engine/profile": (
+        "engine.graph",
+        "engine.env",
+        "engine.files",
+        "engine.harmless",
+        "engine.opened",
+    ),
     "engine/backends": (
         "engine.found",
         "engine.graph",
@@ -161,8 +169,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/convert": (
         "engine.graph",
         "engine.quants",
+        "engine.files",
         "engine.gguf",
         "engine.mapped",
+        "engine.opened",
         "models",
     ),
     "server": ("engine", "models"),

@@ -155,6 +155,11 @@ def edit(path: Path, **changes: Any) -> None:
         ({"architectures": ["NoSuchModel"]}, "architecture 'NoSuchModel' is not supported; have"),
         ({"architectures": None}, "architectures is"),
         ({"num_attention_heads": "4"}, "num_attention_heads is '4', expected a number"),
+        ({"vocab_size": 1 << 31}, "vocab_size is"),
+        ({"num_hidden_layers": 1 << 20}, "1048576 layers, expected at most"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"hidden_size": float("inf")}, "hidden_size is inf"),
+        ({"rms_norm_eps": {}}, "config.json: a value that cannot be used: TypeError"),
         ({"num_hidden_layers": 3}, "tensor blk.2.attn_norm.weight is missing"),
         ({"num_hidden_layers": 1}, "llama has no such weight"),
         ({"hidden_size": 64}, "expected|for|layers"),
@@ -174,6 +179,31 @@ def test_configurations_that_do_not_fit(
     with pytest.raises(ConvertError, match=message):
         convert(source, tmp_path / "m.gguf")
     assert not (tmp_path / "m.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        ("chat_template.jinja", "can't decode byte 0xff"),
+        ("merges", "merges are no pairs of tokens"),
+        ("id", "has the id 16777216, expected"),
+    ],
+)
+def test_tokenizers_that_are_none(
+    checkpoint: Callable[[str], Path], tmp_path: Path, file: str, what: str
+) -> None:
+    source = checkpoint("llama")
+    path = source / "tokenizer.json"
+    values = json.loads(path.read_text())
+    if file == "merges":
+        values["model"]["merges"] = [["a", 1.0]]
+    elif file == "id":
+        values["model"]["vocab"]["zz"] = 1 << 24
+    else:
+        (source / file).write_bytes(b"\xff")
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConvertError, match=what):
+        convert(source, tmp_path / "m.gguf")
 
 
 def test_prefix_models(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from argparse import Action, ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, TextIO
 
+from gguflow.engine.opened import NONBLOCKING
+
 from .errors import UsageError
 from .options_values import whole
 
@@ -77,8 +79,8 @@ class _Both:
 
 def _not_waiting(path: str, flags: int) -> int:
     """A pipe that nobody reads is an error, and not waited for."""
-    fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
-    if hasattr(os, "set_blocking"):
+    fd = os.open(path, flags | NONBLOCKING, 0o666)
+    if NONBLOCKING:
         os.set_blocking(fd, True)
     return fd
 

@@ -174,8 +174,8 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
     try:
         with open_file(path, regular=True) as f:
             is_gguf = f.read(4) == b"GGUF"
-    except OSError as e:
-        raise GgufError(path, "file", e.strerror or e, "an importance matrix") from e
+    except OSError as error:
+        raise GgufError(path, "file", error.strerror or error, "an importance matrix") from error
     found = _read_gguf(path) if is_gguf else _read_old(Path(path))
     for name, e in found.entries.items():
         if not (np.isfinite(e.sums).all() and (e.sums >= 0).all() and (e.counts >= 0).all()):

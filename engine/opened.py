@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import io
 import os
+import select
 import stat
 import time
 from typing import BinaryIO
 
+NONBLOCKING = getattr(os, "O_NONBLOCK", 0)  # not on Windows, whose pipes are no files
 WRITER_S = 5.0  # a pipe's writer may come so much later
 _POLL_S = 0.02
 _KINDS = (
@@ -32,7 +34,7 @@ def open_file(path: str | os.PathLike[str], regular: bool = False) -> BinaryIO:
     that nobody writes to, when its first byte is asked for.
     """
     # Non-blocking, or opening such a pipe would wait for ever.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    flags = os.O_RDONLY | NONBLOCKING | getattr(os, "O_BINARY", 0)
     fd = os.open(path, flags)
     try:
         mode = os.fstat(fd).st_mode
@@ -43,7 +45,7 @@ def open_file(path: str | os.PathLike[str], regular: bool = False) -> BinaryIO:
             raise OSError(errno.EINVAL, f"{kind}, expected a regular file", str(path))
         if stat.S_ISFIFO(mode):
             return io.BufferedReader(_Pipe(fd, str(path)))
-        if hasattr(os, "set_blocking"):
+        if NONBLOCKING:
             os.set_blocking(fd, True)
         return open(fd, "rb")
     except BaseException:
@@ -69,6 +71,8 @@ class _Pipe(io.FileIO):
                 return n
             if n is None:  # there is a writer, and nothing to read yet
                 self._has_writer = True
-            elif time.monotonic() > self._until:
+                select.select([self], [], [])
+                continue
+            if time.monotonic() > self._until:
                 raise OSError(errno.EINVAL, "a pipe that nobody writes to", self._path)
             time.sleep(_POLL_S)

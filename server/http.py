@@ -22,7 +22,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._in_head, self._n_head = True, 0
+        self._in_head, self._in_message, self._n_head = True, False, 0
         self._timer: asyncio.TimerHandle | None = None
         self._arm()
 
@@ -41,10 +41,14 @@ class BoundedProtocol(HttpToolsProtocol):
         # What came with the end of a head was body: only an unfinished head is counted.
         if self._in_head and self._n_head > MAX_HEAD:
             self._refuse(431)
+        # Empty lines between requests begin none, and have ended the time that uvicorn waits.
+        between = self.cycle is not None and self.cycle.response_complete and not self._in_message
+        if between and self._timer is None:
+            self._arm()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._n_head, self._n_fields = True, 0, 0
+        self._in_head, self._in_message, self._n_head, self._n_fields = True, True, 0, 0
         if self._timer is None:
             self._arm()
 
@@ -54,7 +58,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        if self._in_head:  # what follows a body in pieces is no header of its request
+            super().on_header(name, value)
 
     def _count(self, n: int) -> None:
         """A head that comes in one piece is over before `data_received` has looked at its size."""
@@ -66,6 +71,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._disarm()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, answered as every other error."""

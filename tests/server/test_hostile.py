@@ -210,6 +210,23 @@ def test_slowloris(strict: Running) -> None:
     still_works(strict)
 
 
+def test_empty_lines_after_an_answer_begin_nothing(strict: Running) -> None:
+    began = time.monotonic()
+    answer = raw(strict, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"\r\n", pause=0.1)
+    assert status_of(answer) == 200 and time.monotonic() - began < 4  # it ended
+
+
+def test_what_follows_a_body_is_no_header() -> None:
+    server = Running(keys=frozenset({"secret"}))
+    try:
+        head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        chunked = b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        body = b'd\r\n{"content":1}\r\n0\r\nauthorization: Bearer secret\r\n\r\n'
+        assert status_of(raw(server, head + chunked + body)) == 401
+    finally:
+        server.stop()
+
+
 def test_huge_bodies(strict: Running) -> None:
     body = json.dumps({"prompt": "x" * (2 << 20)}).encode()
     status, _, answer = strict.post(TEXT, body)
@@ -236,6 +253,10 @@ def test_pages_of_other_sites(server: Running) -> None:
     status, _, answer = server.post(TEXT, GOOD, headers)
     assert status == 403 and answer["error"]["code"] == "cross_site"
     assert server.post(TEXT, GOOD, {"sec-fetch-site": "same-origin"})[0] == 200
+    # Over plain http browsers tell only where the page is from.
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{server.port + 1}"):
+        assert server.post(TEXT, GOOD, {"origin": origin})[0] == 403
+    assert server.post(TEXT, GOOD, {"origin": f"http://127.0.0.1:{server.port}"})[0] == 200
 
 
 def test_names_a_server_is_not_called_by() -> None:

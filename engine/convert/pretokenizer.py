@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .apart import tokenized
 from .checkpoint import ConvertError
 
 # Scripts, cases, numbers of many lengths, contractions, marks, white space of all kinds.
@@ -24,8 +25,6 @@ PROBE = (
 
 def pre_tokenizer_of(path: Path, values: Mapping[str, Any]) -> str:
     """The name of the known rules that are those of a tokenizer.json. Raises ConvertError."""
-    import tokenizers
-
     from gguflow.models.tokenizer.pretokenizers import PRE_TOKENIZERS
 
     alone: dict[str, Any] = {
@@ -34,13 +33,7 @@ def pre_tokenizer_of(path: Path, values: Mapping[str, Any]) -> str:
         "decoder": None,
         "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
     }  # fmt: skip
-    try:
-        theirs = tokenizers.Tokenizer.from_str(json.dumps(alone)).pre_tokenizer
-        if theirs is None:
-            raise ValueError("there is none")
-        words = [at for _, at in theirs.pre_tokenize_str(PROBE)]
-    except Exception as e:  # the library raises bare Exception
-        raise ConvertError(f"{path}: pre_tokenizer: {e}") from None
+    (words,) = tokenized(f"{path}: pre_tokenizer", json.dumps(alone), [PROBE], cuts=True)
     merges = bool(values.get("model", {}).get("ignore_merges"))
     same = [
         name for name, rules in PRE_TOKENIZERS.items() if not rules.raw and _cuts(rules) == words
@@ -53,5 +46,5 @@ def pre_tokenizer_of(path: Path, values: Mapping[str, Any]) -> str:
     return same[0]
 
 
-def _cuts(rules: Any) -> list[tuple[int, int]]:
-    return [at for _, at in rules.splitter().pre_tokenize_str(PROBE)]
+def _cuts(rules: Any) -> list[list[int]]:
+    return [list(at) for _, at in rules.splitter().pre_tokenize_str(PROBE)]

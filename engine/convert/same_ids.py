@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gguflow.engine.gguf import GgufError
 from gguflow.models.tokenizer import Tokenizer
 
+from .apart import tokenized
 from .checkpoint import ConvertError
 
 # Spaces in all places, scripts, cases, numbers, forms that normalization changes.
@@ -24,24 +25,19 @@ PROBES = (
 )  # fmt: skip
 
 
-def agrees(path: Path, values: Mapping[str, Any], keys: Mapping[str, Any]) -> bool:
-    """Of every probe, without the tokens around it. Raises ConvertError for a tokenizer.json that
-    the tokenizers library does not take and for keys that are no vocabulary."""
-    import tokenizers
-
+def first_that_agrees(
+    path: Path, values: Mapping[str, Any], several: Iterable[dict[str, Any]]
+) -> dict[str, Any] | None:
+    """The first of several keys with which every probe has the tokens that tokenizer.json gives,
+    without those around it. Raises ConvertError for a tokenizer.json that the tokenizers library
+    does not take and for keys that are no vocabulary."""
     plain = json.dumps({**values, "truncation": None, "padding": None})
-    try:
-        theirs = tokenizers.Tokenizer.from_str(plain)
-        wanted = [theirs.encode(text, add_special_tokens=False).ids for text in PROBES]
-    except BaseException as e:  # the library raises bare Exception; a panic of Rust is none
-        if isinstance(e, Exception) or type(e).__name__ == "PanicException":
-            raise ConvertError(f"{path}: {e}") from None
-        raise
-    try:
-        ours = Tokenizer.from_metadata(keys, str(path))
-    except GgufError as e:
-        raise ConvertError(str(e)) from None
-    return all(
-        ours.encode(text, add_special=False) == ids
-        for text, ids in zip(PROBES, wanted, strict=True)
-    )
+    wanted = tokenized(str(path), plain, PROBES)
+    for keys in several:
+        try:
+            ours = Tokenizer.from_metadata(keys, str(path))
+        except GgufError as e:
+            raise ConvertError(str(e)) from None
+        if [ours.encode(text, add_special=False) for text in PROBES] == wanted:
+            return keys
+    return None

@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any
 
 from .checkpoint import Checkpoint, ConvertError
-from .same_ids import agrees
+from .same_ids import first_that_agrees
 from .sentencepiece_file import charsmap_called, unigram_keys
 from .token_list import BYTE, NORMAL, UNKNOWN, Tokens, added, kind_of
 
@@ -43,12 +43,13 @@ def unigram(source: Checkpoint, values: dict[str, Any], n: int) -> dict[str, Any
     if unknown is not None:
         found.types[unknown] = UNKNOWN
     charsmap = _charsmap(source, values.get("normalizer"))
-    for prefix, merge in product((True, False), repeat=2):
-        keys = unigram_keys(found, prefix, merge, charsmap)
-        if unknown is not None:
-            keys["tokenizer.ggml.unknown_token_id"] = unknown
-        if agrees(path, values, keys):
-            return keys
+    more = {} if unknown is None else {"tokenizer.ggml.unknown_token_id": unknown}
+    several = (
+        unigram_keys(found, prefix, merge, charsmap) | more
+        for prefix, merge in product((True, False), repeat=2)
+    )
+    if (keys := first_that_agrees(path, values, several)) is not None:
+        return keys
     raise ConvertError(
         f"{path}: GGUF has no keys for its normalizer and pre-tokenizer: with none of their values "
         "texts give the same tokens"

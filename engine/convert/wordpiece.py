@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from .checkpoint import Checkpoint, ConvertError
-from .same_ids import agrees
+from .same_ids import first_that_agrees
 from .token_list import CONTROL, NORMAL, UNKNOWN, Tokens, added, id_of, kind_of
 
 _CONTINUES = "##"
@@ -39,7 +39,7 @@ def wordpiece(source: Checkpoint, values: dict[str, Any], n: int) -> dict[str, A
     accents = normalizer.get("strip_accents")
     keys["tokenizer.ggml.normalizer.lowercase"] = lower
     keys["tokenizer.ggml.normalizer.strip_accents"] = lower if accents is None else bool(accents)
-    if not agrees(path, values, keys):
+    if first_that_agrees(path, values, [keys]) is None:
         raise ConvertError(
             f"{path}: its normalizer and pre-tokenizer are not BERT's, and GGUF has no keys for "
             "others: texts give other tokens"

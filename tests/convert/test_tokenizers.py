@@ -15,7 +15,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from gguflow.engine.convert import ConvertError, convert
+from gguflow.engine.convert import ConvertError, apart, convert
 from gguflow.engine.convert.checkpoint import Checkpoint
 from gguflow.engine.convert.sentencepiece_file import rules_of
 from gguflow.engine.convert.vocabulary import vocabulary
@@ -190,6 +190,31 @@ def test_unigram_lists_that_are_broken(source: Callable[..., Checkpoint], vocab:
     path.write_text(json.dumps(values))
     with pytest.raises(ConvertError, match="expected a text|no vocabulary of a unigram"):
         vocabulary(found)
+
+
+def test_a_panic_of_the_library_is_one_line(
+    source: Callable[..., Checkpoint], capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = source(llm_jp(trained("identity"), b""), {}, 512)
+    path = found.path / "tokenizer.json"
+    values = json.loads(path.read_text())
+    damaged = base64.b64encode(b"\xff" * 4 + bytes(64)).decode()
+    values["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": damaged}
+    path.write_text(json.dumps(values))
+    capfd.readouterr()
+    with pytest.raises(ConvertError, match="tokenizer.json: "):
+        vocabulary(found)
+    assert capfd.readouterr().err == ""
+
+
+def test_an_end_of_the_library_s_process_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text("import os\nos.abort()\n")
+    monkeypatch.setattr(apart, "_SCRIPT", script)
+    with pytest.raises(ConvertError, match="here: the tokenizers library ended with "):
+        apart.tokenized("here", "{}", ["a"])
 
 
 @pytest.mark.parametrize("token", [1, None, "x", [], True])

@@ -14,11 +14,12 @@ MOST_MEMORY, MOST_S = 4 << 30, 60  # bytes of addresses, seconds of a processor
 
 
 def limit() -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
+    with contextlib.suppress(ImportError):  # not on every system
         import resource
 
         for what, most in ((resource.RLIMIT_AS, MOST_MEMORY), (resource.RLIMIT_CPU, MOST_S)):
-            resource.setrlimit(what, (most, most))
+            with contextlib.suppress(OSError, ValueError):  # a lower one is there already
+                resource.setrlimit(what, (most, most))
 
 
 def made(asked: dict[str, Any]) -> list[Any]:

@@ -8,17 +8,20 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // A block of 32 elements onto the chunk's sums, in the order of int8_columns.cuh. dots: the exact
-// sums of both halves of 16, or of the whole; numbers: of the columns' block.
+// sums of both halves of 16, or of the whole; numbers: of the columns' block. Returns bits of all
+// that it has read, for after_reads.
 template <class W, int N, int S>
-__device__ __forceinline__ void add_block(float (&acc)[N / 2], const float (&dots)[S][N / 2],
-                                          const IntegerBlock& q, const float* numbers, int t) {
+__device__ __forceinline__ u32 add_block(float (&acc)[N / 2], const float (&dots)[S][N / 2],
+                                         const IntegerBlock& q, const float* numbers, int t) {
   using T = Int8<W>;
+  u32 read = 0;
 #pragma unroll
   for (int two = 0; two < N / 16; ++two) {  // tiles of eight columns
     float4 c[3];
 #pragma unroll
     for (int i = 0; i < kNumbers<W>; ++i) {
       c[i] = *reinterpret_cast<const float4*>(numbers + i * 2 * N + two * 16 + t * 4);
+      read |= gf_bits_of(c[i].w);
     }
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
@@ -37,6 +40,7 @@ __device__ __forceinline__ void add_block(float (&acc)[N / 2], const float (&dot
       acc[i] = fmaf(of(c[0]), y, acc[i]);
     }
   }
+  return read;
 }
 
 template <class W, int N, bool TOGETHER>
@@ -58,6 +62,7 @@ struct Multiplier {
   u32 starts[2];  // the last bits of where rows start
   IntegerBlock blocks[2];
   float dots[AT_ONCE][DOTS][N / 2];
+  u32 read = 0;  // of the columns' numbers, and so of the weights that were asked for before them
 
   __device__ __forceinline__ Multiplier(const IntegersArgs& args, const Memory& m,
                                         const Consumer& me)
@@ -93,10 +98,13 @@ struct Multiplier {
     }
     products_end();
   }
+  __device__ __forceinline__ u64* all_read(u64* bar) const {
+    return after_reads(bar, read, masks.bytes.high & masks.bytes.low);
+  }
   // By all whose columns may be overwritten.
   __device__ __forceinline__ void free_columns() {
     __syncwarp();
-    u64* const bar = m.x_free + x.stage;
+    u64* const bar = all_read(m.x_free + x.stage);
     if (!TOGETHER) {
       if (me.lane == 0) barrier_arrive(bar);
     } else if (me.lane < kCluster) {
@@ -128,7 +136,7 @@ struct Multiplier {
           load(b + 1);
         } else {
           __syncwarp();
-          if (me.lane == 0) barrier_arrive(m.w_free + w.stage);
+          if (me.lane == 0) barrier_arrive(all_read(m.w_free + w.stage));
           w.next(args.c.w_stages);
           if (chunk + 1 < q.end) enter(chunk + 1);
         }
@@ -142,7 +150,8 @@ struct Multiplier {
         }
         pin(dots[b % AT_ONCE]);
         const float* const numbers = m.numbers + x.stage * (2 * N * kNumbers<W>)+b % 2 * N;
-        add_block<W, N>(acc, dots[b % AT_ONCE], blocks[b % 2], numbers, me.t);
+        const u32 now = add_block<W, N>(acc, dots[b % AT_ONCE], blocks[b % 2], numbers, me.t);
+        read = b % 2 == 1 ? read | now : now;
         if (b % 2 == 1) {
           free_columns();
           x = next;

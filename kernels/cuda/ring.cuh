@@ -14,6 +14,14 @@ __device__ __forceinline__ void barrier_arrive(u64* bar) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 
+// A barrier at which to arrive when what was read has come into registers. read: of every load;
+// zero: zero, which the compiler must not know. Loads that a warp has only asked for wait in line
+// behind other warps' asynchronous copies, and an arrival does not: it overtook them (H200,
+// compiler 13), and what was brought next came first.
+__device__ __forceinline__ u64* after_reads(u64* bar, u32 read, u32 zero) {
+  return bar + (read & zero);
+}
+
 // A stage of a ring, and how often it has been passed.
 struct Place {
   int stage = 0;

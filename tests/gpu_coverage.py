@@ -72,23 +72,24 @@ def read(path: Path) -> dict[str, Ran]:
 
 def order(plain: dict[str, Ran], before: dict[str, Ran]) -> list[str]:
     """A greedy cover of all kernels that were not launched before, then the other tests, short
-    ones first."""
+    ones first; by the time they took before, if they were run."""
     wanted = launched(plain) - launched(before)
+    seconds = {t: max(r.seconds, before[t].seconds if t in before else 0) for t, r in plain.items()}
     left = {t: set(r.kernels) & wanted for t, r in plain.items()}
-    worth = [(-len(ks) / (START + plain[t].seconds), t) for t, ks in left.items() if ks]
+    worth = [(-len(ks) / (START + seconds[t]), t) for t, ks in left.items() if ks]
     heapq.heapify(worth)
     first: dict[str, None] = {}
     while wanted and worth:
         _, test = heapq.heappop(worth)
         new = left[test] & wanted
-        now = -len(new) / (START + plain[test].seconds)
+        now = -len(new) / (START + seconds[test])
         if new and worth and now > worth[0][0]:  # others have taken some of its kernels
             heapq.heappush(worth, (now, test))
         elif new:
             first[test] = None
             wanted -= new
     rest = [t for t in plain if t not in first]
-    return [*first, *sorted(rest, key=lambda t: round(2 * plain[t].seconds))]
+    return [*first, *sorted(rest, key=lambda t: round(2 * seconds[t]))]
 
 
 def report(tests: dict[str, Ran], plain: dict[str, Ran] | None) -> bool:

@@ -49,6 +49,9 @@ CASES = [
     ("mul_mat", (70,), 544),
 ]
 
+# Of which a block has the fewest it may have.
+FEW_ROWS = [("norm_mul_mat_swiglu", (96, 96)), ("norm_qkv_rope", (128, 64, 64))]
+
 
 @pytest.fixture(scope="module")
 def gpu(gpu: Any) -> Any:
@@ -228,7 +231,7 @@ def test_a_column_has_the_same_bits_beside_any_others(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("op, rows", dict.fromkeys(case[:2] for case in CASES))
+@pytest.mark.parametrize("op, rows", [*dict.fromkeys(case[:2] for case in CASES), *FEW_ROWS])
 def test_rows_shorter_than_a_ring(gpu: Any, op: str, rows: tuple[int, ...], dtype: str) -> None:
     """Of which no stage is filled twice, and racecheck gets through."""
     p = Product(gpu, op, dtype, rows, 128)

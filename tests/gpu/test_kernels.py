@@ -305,10 +305,18 @@ def test_rows_of_padding_are_dropped_and_zeros(gpu: Any, dtype: str) -> None:
     check(gpu, "set_rows", [Operand((9, 4096), dtype, role="state"), Operand((6, 4096)), ids])
 
 
-@pytest.mark.parametrize("m", [1, 4, 8])
-def test_keys_and_values_are_written_where_the_rows_say(gpu: Any, m: int) -> None:
+@pytest.mark.parametrize(
+    "m, types",
+    [(1, ("q8_0",) * 3), (4, ("q8_0",) * 3), (8, ("q8_0",) * 3), (1, ("q4_K",) * 3),
+     (1, ("q4_K", "q4_K", "q6_K")), (1, ("bf16",) * 3)],
+)  # fmt: skip
+def test_keys_and_values_are_written_where_the_rows_say(
+    gpu: Any, m: int, types: tuple[str, str, str]
+) -> None:
     k, hd = 1024, 128
-    weights = [Operand((n * hd, k), "q8_0", role="weight") for n in (4, 2, 2)]
+    weights = [
+        Operand((n * hd, k), t, role="weight") for n, t in zip((4, 2, 2), types, strict=True)
+    ]
     states = [Operand((640, 2 * hd), "f16", role="state") for _ in "kv"]
     rows = np.random.default_rng(2).permutation(640)[:m]
     rows[1::3] = -1
@@ -317,3 +325,11 @@ def test_keys_and_values_are_written_where_the_rows_say(gpu: Any, m: int) -> Non
             Operand((m,), "i32", rows), *states]  # fmt: skip
     rope = {"head_dim": hd, "n_dims": hd, "mode": "norm", "freq_base": 5e5}
     check(gpu, "norm_qkv_rope", srcs, eps=1e-5, **rope)
+
+
+@pytest.mark.parametrize(
+    "op, dtype", [("mul_mat_swiglu", "q4_0"), ("mul_mat_swiglu", "q4_K"), ("mul_mat_geglu", "q8_0")]
+)
+def test_gates_of_one_column(gpu: Any, op: str, dtype: str) -> None:
+    weights = [Operand((333, 1024), dtype, role="weight") for _ in range(2)]
+    check(gpu, op, [*weights, Operand((1, 1024))])

@@ -197,9 +197,9 @@ def test_heads_of_both_classes(gpu: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["q4_0", "q8_0", "q4_K", "q6_K"])
-@pytest.mark.parametrize("n, k", SHAPES_8B)
+@pytest.mark.parametrize("n, k", fewer([(28672, 512)], SHAPES_8B))
 def test_large_shapes_have_the_same_bits(gpu: Any, dtype: str, n: int, k: int) -> None:
-    x = np.random.default_rng(1).standard_normal((fewer(300, 1000), k)).astype(np.float32)
+    x = np.random.default_rng(1).standard_normal((fewer(250, 1000), k)).astype(np.float32)
 
     def result(x: np.ndarray) -> np.ndarray:
         built = large(x, n, dtype)
@@ -208,5 +208,5 @@ def test_large_shapes_have_the_same_bits(gpu: Any, dtype: str, n: int, k: int) -
 
     whole = result(x)
     assert np.isfinite(whole).all()
-    for m in fewer((), (1, 16, 17, 100, 256, 300, 512)):
+    for m in fewer((16,), (1, 16, 17, 100, 256, 300, 512)):
         assert result(x[-m:]).tobytes() == whole[-m:].tobytes(), m

@@ -20,11 +20,12 @@ from gguflow.kernels.cuda.launch import scratch_bytes, supports
 from gguflow.models.shapes import random_rows
 
 OPS = ("mul_mat", "mul_mat_add", "norm_mul_mat", "mul_mat_swiglu", "norm_mul_mat_swiglu")
-MIXED = [("q4_0",) * 3, ("q8_0",) * 3, ("q4_K", "q4_K", "q6_K")]
+MIXED = [("q4_0",) * 3, ("q8_0",) * 3, ("q4_K",) * 3, ("q4_K", "q4_K", "q6_K")]
 # Of columns beside which those of 257 are compared.
 COUNTS = fewer((1, 8, 9, 17, 65), (1, 2, 8, 9, 16, 17, 33, 64, 65, 128, 200))
 MOST = 257
 SHAPES_8B = [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)]
+TOGETHER = (2048, 1024)  # of which 512 columns go to pairs of blocks
 FILES = {"columns_integers.cu", "mul_mat_integers.cu"}
 
 
@@ -188,7 +189,7 @@ def large(x: np.ndarray, n: int, dtype: str) -> Built:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["q4_0", "q8_0", "q4_K", "q6_K"])
-@pytest.mark.parametrize("n, k", SHAPES_8B)
+@pytest.mark.parametrize("n, k", fewer([TOGETHER], SHAPES_8B))
 def test_large_shapes_have_the_same_bits(gpu: Any, dtype: str, n: int, k: int) -> None:
     x = np.random.default_rng(1).standard_normal((512, k)).astype(np.float32)
     whole = run_on(gpu, large(x, n, dtype))

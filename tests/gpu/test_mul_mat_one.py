@@ -18,7 +18,7 @@ from gguflow.engine.graph import Operand
 from gguflow.kernels.cuda.launch import scratch_bytes, supports
 
 COUNTS = (1, 2, 3, 8, 9)  # of columns beside which those of 16 are compared
-MIXED = [("q4_0",) * 3, ("q8_0",) * 3, ("q4_K", "q4_K", "q6_K")]
+MIXED = [("q4_0",) * 3, ("q8_0",) * 3, ("q4_K",) * 3, ("q4_K", "q4_K", "q6_K")]
 OPS = ("mul_mat", "mul_mat_add", "norm_mul_mat", "mul_mat_swiglu", "norm_mul_mat_swiglu")
 
 

@@ -40,6 +40,7 @@ FILLS: dict[Place, set[str]] = {
     ("ask", FEW): {"int8_weights.cuh"},
     ("bring", STREAM): {WEIGHTS},
     ("bring", CHAIN): {CHAIN},
+    ("bulk_copy", "mul_mat_integers.cu"): {"integers_products.cuh", "integers_weights.cuh"},
     ("copy16_async", "async_copy.cuh"): {WEIGHTS, "expert_columns.cu", "eight.cuh", "signed8.cuh"},
 }
 RING = (
@@ -78,7 +79,7 @@ def misread(record: str) -> tuple[str, str] | None:
     reads = {f for _, f in places - writes if not f.endswith(".h")}  # but those that decode a type
     if len(writes) == 1 and reads and reads <= FILLS.get(next(iter(writes)), set()):
         ((function, file),) = writes
-        return f"{function} ({file}) and reads of weights", RING
+        return f"{function} ({file}) and reads of a stage", RING
     return None
 
 

@@ -102,9 +102,9 @@ struct Multiplier {
     return after_reads(bar, read, masks.bytes.high & masks.bytes.low);
   }
   // By all whose columns may be overwritten.
-  __device__ __forceinline__ void free_columns() {
+  __device__ __forceinline__ void free_columns(const Place& at) {
     __syncwarp();
-    u64* const bar = all_read(m.x_free + x.stage);
+    u64* const bar = all_read(m.x_free + at.stage);
     if (!TOGETHER) {
       if (me.lane == 0) barrier_arrive(bar);
     } else if (me.lane < kCluster) {
@@ -124,6 +124,7 @@ struct Multiplier {
   __device__ __forceinline__ void run(const Range& q, float (&sums)[N / 2]) {
     if (q.begin >= q.end) return;
     enter(q.begin);
+    Place before = x;  // whose columns are used up; given back when their numbers have long come
     for (int chunk = q.begin; chunk < q.end; ++chunk) {
       float acc[N / 2] = {};
       issue(0, x);
@@ -149,17 +150,17 @@ struct Multiplier {
           products_wait<0>();
         }
         pin(dots[b % AT_ONCE]);
+        if (b > 0 && b % 2 == 0) free_columns(before);
         const float* const numbers = m.numbers + x.stage * (2 * N * kNumbers<W>)+b % 2 * N;
         const u32 now = add_block<W, N>(acc, dots[b % AT_ONCE], blocks[b % 2], numbers, me.t);
         read = b % 2 == 1 ? read | now : now;
-        if (b % 2 == 1) {
-          free_columns();
-          x = next;
-        }
+        before = x;
+        x = next;
         if (AT_ONCE == 1 && !last) issue(b + 1, x);
       }
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) sums[i] += acc[i];
+      free_columns(before);
     }
   }
 };

@@ -55,7 +55,7 @@ def test_what_is_misread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert report(tmp_path, BEGIN, END) == 0
     assert report(tmp_path, BEGIN, FILLED, LIBRARY, END) == 0
     out = capsys.readouterr().out
-    assert "misread 1 times: copy16_async (async_copy.cuh) and reads of weights: a stage" in out
+    assert "misread 1 times: copy16_async (async_copy.cuh) and reads of a stage: a stage" in out
     assert "misread 1 times: kernels of a library" in out
 
 

@@ -64,10 +64,11 @@ class Product:
 
     def __init__(
         self, gpu: Any, op: str, dtype: str, rows: tuple[int, ...], k: int, size: float = 1.0,
-        mode: str = "norm",
+        mode: str = "norm", whole: bool = False,
     ) -> None:  # fmt: skip
+        """whole: under a sanitizer too."""
         rng = np.random.default_rng(0)
-        k = smaller(k)  # and not the rows, of which the choice of a kernel depends
+        k = k if whole else smaller(k)  # and not the rows, of which the choice of a kernel depends
         self.gpu, self.op, self.rows, self.k, self.mode = gpu, op, rows, k, mode
         self.dtype, self.used = dtype_by_name(dtype), []
         normal = lambda *shape: rng.standard_normal(shape, np.float32)  # noqa: E731
@@ -237,6 +238,16 @@ def test_rows_shorter_than_a_ring(gpu: Any, op: str, rows: tuple[int, ...], dtyp
     p = Product(gpu, op, dtype, rows, 128)
     whole = p.result(128)
     differ = [check(p, whole, m, anyhow=True) for m in (1, 16, 17, 64, 65, 100)]
+    assert not any(differ), "\n".join(d for d in differ if d)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_long_rows(gpu: Any, dtype: str) -> None:
+    """Of whose columns a thread rounds two parts."""
+    p = Product(gpu, "mul_mat", dtype, (64,), 8448, whole=True)
+    whole = p.result(16)
+    differ = [check(p, whole, m) for m in (1, 2, 9)]
     assert not any(differ), "\n".join(d for d in differ if d)
 
 

@@ -313,7 +313,7 @@ def test_rows_of_padding_are_dropped_and_zeros(gpu: Any, dtype: str) -> None:
 def test_keys_and_values_are_written_where_the_rows_say(
     gpu: Any, m: int, types: tuple[str, str, str]
 ) -> None:
-    k, hd = 1024, 128
+    k, hd = 2048, 128
     weights = [
         Operand((n * hd, k), t, role="weight") for n, t in zip((4, 2, 2), types, strict=True)
     ]

@@ -197,7 +197,7 @@ def test_heads_of_both_classes(gpu: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["q4_0", "q8_0", "q4_K", "q6_K"])
-@pytest.mark.parametrize("n, k", fewer([(28672, 512)], SHAPES_8B))
+@pytest.mark.parametrize("n, k", fewer([(28672, 1024)], SHAPES_8B))
 def test_large_shapes_have_the_same_bits(gpu: Any, dtype: str, n: int, k: int) -> None:
     x = np.random.default_rng(1).standard_normal((fewer(250, 1000), k)).astype(np.float32)
 

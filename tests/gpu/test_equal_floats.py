@@ -50,7 +50,7 @@ CASES = [
 ]
 
 # Of which a block has the fewest it may have.
-FEW_ROWS = [("norm_mul_mat_swiglu", (96, 96)), ("norm_qkv_rope", (128, 64, 64))]
+FEW_ROWS = [("norm_mul_mat_swiglu", (96, 96)), ("norm_qkv_rope", (256, 128, 128))]
 
 
 @pytest.fixture(scope="module")

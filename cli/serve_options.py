@@ -91,7 +91,7 @@ def add_http(p: ArgumentParser) -> None:
         type=real,
         default=600.0,
         metavar="S",
-        help="seconds a request may take (default 600)",
+        help="seconds a request may take, and its reader may be behind (default 600)",
     )
     g.add_argument(
         "--max-body", type=real, default=8.0, metavar="MiB", help="size of a request (default 8)"

@@ -44,7 +44,7 @@ def _check(body: ChatBody, exchange: Exchange) -> None:
         raise refused("n", f"at most {most} answers to a request")
     unused(body.store, (None, False), "store", "this server keeps no conversations")
     unused(body.modalities, (None, ["text"]), "modalities", "answers are text")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:  # 0 asks for none
         raise refused("top_logprobs", "needs logprobs")
     if body.stream_options is not None and not body.stream:
         raise refused("stream_options", "needs stream")

@@ -40,16 +40,15 @@ class ServerConfig:
 
     n_queue: requests a model lets wait; more are answered 429. max_body: bytes of a request.
     max_output: tokens of an answer, -1 for what the context holds. max_choices: `n` times prompts
-    of one request. timeout: seconds a request may take, the queue included. header_timeout,
-    body_timeout: seconds to send them in. max_connections: at once, 0 for no limit.
-    keys: what may stand in `Authorization`; none for an open server. hosts: names the server may be
-    called by, none for any. origins: pages of other hosts that may call it. memory: bytes for
-    models together, 0 for no limit. idle: seconds after which a model nobody asks for is put away,
-    0 for never. drain: seconds that requests in work get when the server is told to end.
+    of one request. timeout: seconds a request may take, the queue included, and that its reader may
+    be behind. header_timeout, body_timeout: seconds to send them in. max_connections: at once, 0
+    for no limit. keys: what may stand in `Authorization`; none for an open server. hosts: names the
+    server may be called by, none for any. origins: pages of other hosts that may call it. memory:
+    bytes for models together, 0 for no limit. idle: seconds after which a model nobody asks for is
+    put away, 0 for never. drain: seconds that requests in work get when the server is told to end.
     reasoning_format: where a model's thoughts go; reasoning_budget: tokens of them, -1 for no
-    limit; both where a request does not say. template_kwargs: more for chat templates to
-    see, which requests may change. access_log: a JSON line a request. page: whether there is one at
-    `/`.
+    limit; both where a request does not say. template_kwargs: more for chat templates to see, which
+    requests may change. access_log: a JSON line a request. page: whether there is one at `/`.
     """
 
     host: str = "127.0.0.1"

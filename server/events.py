@@ -13,6 +13,12 @@ def event(value: Any) -> bytes:
     return b"data: " + text.encode() + b"\n\n"
 
 
+def typed_event(kind: str, number: int, fields: dict[str, Any]) -> bytes:
+    """One event of /v1/responses, which says its type and its place in the stream."""
+    value = {"type": kind, "sequence_number": number, **fields}
+    return f"event: {kind}\n".encode() + event(value)
+
+
 class ChunkWriter:
     """Chunks of one answer. kind: their `object`. field: of a choice, that has its text."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Message, Receive, Scope, Send
 
 from .errors import ApiError, ClientGone
+from .events import event
 
 if TYPE_CHECKING:
     from .service import Service
@@ -48,6 +49,8 @@ class Exchange:
         self.deadline = asyncio.get_running_loop().time() + service.config.timeout
         self.warnings: list[str] = []  # fields that had no effect
         self.streams = False  # whether an event stream has begun
+        # An error as an event of the stream: an endpoint whose events have another form says which.
+        self.error_event: Callable[[ApiError], bytes] = lambda error: event(error.body())
         self.status = 0
         self._over = False
         self._gone = False
@@ -146,7 +149,7 @@ class Exchange:
         if not self.streams:
             await self.json(error.body(), error.status, error.headers)
             return
-        await self.event(b"data: " + json.dumps(error.body()).encode() + b"\n\n")
+        await self.event(self.error_event(error))
         await self.end_events()
 
     # -- the whole -------------------------------------------------------------------------------

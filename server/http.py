@@ -1,33 +1,47 @@
-"""The connection: uvicorn's protocol with bounds on what comes before a request is one.
+"""The connection: uvicorn's protocol with bounds on what comes before a request is one, and on the
+time an answer waits for its reader.
 
-uvicorn waits for ever for a request's head and keeps however much of it comes.
+uvicorn waits for ever for a request's head and keeps however much of it comes. It waits for ever,
+too, for a reader that takes nothing: closing a transport leaves it open until all is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from .errors import ApiError
 
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+log = logging.getLogger("gguflow.server")
 MAX_HEAD = 64 << 10  # bytes of a request line and its headers
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """header_timeout: seconds in which a request's head has to be complete."""
+    """header_timeout: seconds in which a request's head has to be complete. send_timeout: seconds
+    in which a reader that is behind has to catch up."""
 
     header_timeout = 10.0
+    send_timeout = 600.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._in_head, self._in_message, self._n_head = True, False, 0
         self._timer: asyncio.TimerHandle | None = None
+        self._behind: asyncio.TimerHandle | None = None
+        self._answered: RequestResponseCycle | None = None  # `cycle` may be one that waits for it
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._caught_up()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -76,6 +90,59 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_message = False
         super().on_message_complete()
 
+    # -- a reader that is behind -----------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._caught_up()
+        self._falls_behind()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._caught_up()
+        self._look_at_rest()
+
+    def on_response_complete(self) -> None:
+        self._look_at_rest()
+        super().on_response_complete()
+
+    def _look_at_rest(self) -> None:
+        """The end of an answer may be too little to stop writing for, and still never be taken."""
+        if not self.flow.write_paused and self._is_rest():
+            self._caught_up()
+            self._falls_behind()
+
+    def _is_rest(self) -> bool:
+        """Whether what is unsent ends an answer, and no other one has begun behind it."""
+        over = self._answered is None or self._answered.response_complete
+        return over and self.transport.get_write_buffer_size() > 0
+
+    def _falls_behind(self) -> None:
+        self._behind = self.loop.call_later(self.send_timeout, self._abandon)
+
+    def _caught_up(self) -> None:
+        if self._behind is not None:
+            self._behind.cancel()
+            self._behind = None
+
+    def _abandon(self) -> None:
+        """Closes the connection with what was not taken, which cancels the request in work."""
+        self._behind = None
+        if not self.flow.write_paused and not self._is_rest():
+            return
+        scope = {} if self._answered is None else self._answered.scope
+        log.warning(
+            "request %s: its reader was behind for %g s, its connection is closed; %d bytes unsent",
+            scope.get("gguflow.id"), self.send_timeout, self.transport.get_write_buffer_size(),
+        )  # fmt: skip
+        self.transport.abort()
+
+    # --------------------------------------------------------------------------------------------
+
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, answered as every other error."""
         self._disarm()
@@ -107,6 +174,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol(header_timeout: float) -> type[asyncio.Protocol]:
-    """The protocol with its timeout."""
-    return type("Protocol", (BoundedProtocol,), {"header_timeout": header_timeout})
+def protocol(header_timeout: float, send_timeout: float) -> type[asyncio.Protocol]:
+    """The protocol with its timeouts."""
+    bounds = {"header_timeout": header_timeout, "send_timeout": send_timeout}
+    return type("Protocol", (BoundedProtocol,), bounds)

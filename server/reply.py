@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Literal
 
 from gguflow.engine.dataclass import dataclass, field
 
 from .answer import Answers
+from .events import typed_event
 from .reading import Reader, Taken
 
 if TYPE_CHECKING:
+    from .errors import ApiError
     from .exchange import Exchange
     from .schema.responses import ResponsesBody
 
@@ -134,6 +135,7 @@ class Reply:
         n_begun = 0
         async for _, piece in self.answers.pieces():
             if not self.exchange.streams:
+                self.exchange.error_event = self._error
                 await self.exchange.begin_events()
                 for name in ("created", "in_progress"):
                     await self._send(f"response.{name}", response=self.document("in_progress"))
@@ -191,10 +193,14 @@ class Reply:
         return {"item_id": item.id, "output_index": at, **part}
 
     async def _send(self, kind: str, **fields: Any) -> None:
-        value = {"type": kind, "sequence_number": self._n, **fields}
-        self._n += 1
-        data = json.dumps(value, separators=(",", ":"), allow_nan=False)
-        await self.exchange.event(f"event: {kind}\ndata: {data}\n\n".encode())
+        await self.exchange.event(typed_event(kind, self._n, fields))
+        self._n += 1  # not before: an event that was cancelled while it waited was never sent
+
+    def _error(self, error: ApiError) -> bytes:
+        """What ends the stream when something goes wrong in its middle."""
+        told = error.body()["error"]
+        fields = {name: told[name] for name in ("code", "message", "param")}
+        return typed_event("error", self._n, fields)
 
 
 def _part(item: Item, text: str) -> dict[str, Any]:

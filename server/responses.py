@@ -45,15 +45,15 @@ async def responses(exchange: Exchange) -> None:
     async with exchange.service.using(exchange, body.model, "response") as (loaded, line):
         try:
             turn = await Turn.of(loaded, chat, exchange)
+            answers = Answers(exchange, loaded, [turn.ask], line)
+            name = exchange.service.manager.shown(body.model)
+            reply = Reply(exchange, body, name, turn.reader(loaded), answers)
+            if body.stream:
+                await reply.stream()
+            else:
+                await reply.whole()
         except ApiError as error:
             raise _renamed(error) from None
-        answers = Answers(exchange, loaded, [turn.ask], line)
-        name = exchange.service.manager.shown(body.model)
-        reply = Reply(exchange, body, name, turn.reader(loaded), answers)
-        if body.stream:
-            await reply.stream()
-        else:
-            await reply.whole()
         line.finish = reply.reader.finish
 
 

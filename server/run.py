@@ -80,7 +80,7 @@ def make_server(service: Service, ready: Callable[[], None]) -> Server:
     server = Server(
         uvicorn.Config(
             build_app(service),
-            http=protocol(config.header_timeout),
+            http=protocol(config.header_timeout, config.timeout),
             ws="none",
             lifespan="on",
             log_config=None,

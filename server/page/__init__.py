@@ -12,7 +12,7 @@ from gguflow.server.exchange import Exchange
 _HERE = Path(__file__).parent
 # In the order they run: each adds to what those before it define.
 SCRIPTS = ("dom.js", "api.js", "store.js", "markdown.js", "settings.js", "chat.js", "charts.js",
-           "live.js", "main.js")  # fmt: skip
+           "live.js", "windows.js", "main.js")  # fmt: skip
 
 
 async def page(exchange: Exchange) -> None:

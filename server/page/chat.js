@@ -56,20 +56,24 @@ function edit(i) {
     message.content = area.value;
     if (send && message.role === "user") {
       store.current.messages.length = i + 1;
-      store.save();
+      store.save(store.current);
       answer();
     } else {
-      store.save();
+      store.save(store.current);
       drawChat();
     }
+  };
+  const cancel = () => {
+    store.take(read(PREFIX + store.current.id, null)); // another window may have gone on meanwhile
+    drawChat();
   };
   $("messages").children[i].querySelector(".body").replaceChildren(area);
   $("messages").children[i].querySelector(".foot").replaceChildren(
     h("button", { class: "small", onclick: () => done(true) }, message.role === "user" ? "send" : "keep"),
-    h("button", { class: "small", onclick: drawChat }, "cancel"));
+    h("button", { class: "small", onclick: cancel }, "cancel"));
   area.addEventListener("keydown", (e) => {
     if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) done(true);
-    if (e.key === "Escape") { e.stopPropagation(); drawChat(); }
+    if (e.key === "Escape") { e.stopPropagation(); cancel(); }
   });
   area.focus();
 }
@@ -77,7 +81,7 @@ function edit(i) {
 function again(i) {
   halt();
   store.current.messages.length = i;
-  store.save();
+  store.save(store.current);
   answer();
 }
 
@@ -85,8 +89,7 @@ function say(text) {
   const { messages } = store.current;
   if (!messages.length) store.current.title = text.slice(0, 60);
   messages.push({ role: "user", content: text });
-  store.conversations = [store.current, ...store.conversations.filter((c) => c !== store.current)];
-  store.save();
+  store.save(store.current);
   answer();
 }
 
@@ -154,7 +157,7 @@ async function answer() {
     conversation.messages = conversation.messages.filter((m) => m !== message);
   }
   if (running === mine) running = null;
-  store.save();
+  store.save(conversation);
   showRunning();
   if (store.current === conversation && !$("messages").querySelector(".edit")) drawChat();
 }

@@ -180,6 +180,20 @@ def test_a_response_that_cannot_be_obeyed_is_refused(
     assert answer["error"]["param"] == field, answer
 
 
+def test_no_top_logprobs_need_no_logprobs(server: Running) -> None:
+    """0 asks for nothing, and clients that fill in every field send it."""
+    for more in ({}, {"logprobs": False}, {"logprobs": None}):
+        body = CHAT | {"top_logprobs": 0} | more
+        status, _, answer = server.post("/v1/chat/completions", body)
+        assert status == 200 and answer["choices"][0]["logprobs"] is None, answer
+    status, _, answer = server.post(
+        "/v1/chat/completions", CHAT | {"top_logprobs": 0, "logprobs": True}
+    )
+    assert all(t["top_logprobs"] == [] for t in answer["choices"][0]["logprobs"]["content"])
+    status, _, answer = server.post("/v1/chat/completions", CHAT | {"top_logprobs": 1})
+    assert status == 400 and answer["error"]["param"] == "top_logprobs"
+
+
 def test_a_name_that_stands_twice(server: Running) -> None:
     """The last one would count, and the form that the first one asks for be dropped."""
     form = '{"type": "regex", "pattern": "a+"}'

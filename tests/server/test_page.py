@@ -231,6 +231,96 @@ def test_conversations_settings_and_themes(browser: Browser) -> None:
 
 
 @real
+def test_two_windows_keep_each_other_s_conversations(
+    browser: Browser, request: pytest.FixtureRequest
+) -> None:
+    driver = browser.driver
+    browser.open(max_tokens=5)
+    first = driver.current_window_handle
+    driver.switch_to.new_window("tab")
+    second = driver.current_window_handle
+
+    def close() -> None:
+        driver.switch_to.window(second)
+        driver.close()
+        driver.switch_to.window(first)
+
+    request.addfinalizer(close)
+
+    def listed(*names: str) -> None:
+        """Until the list shows these and no others that have been begun."""
+
+        def found() -> bool:
+            shown = [c.text for c in browser.all("#conversations .name")]
+            return [n for n in shown if n != "New conversation"] == list(names)
+
+        browser.until(found, f"{names} in the list")
+
+    driver.get(f"{browser.server.url}/#chat")
+    browser.until(lambda: browser.all("#model option"), "models")
+    driver.switch_to.window(first)
+    browser.say("First")
+    browser.answered(2)
+    driver.switch_to.window(second)
+    listed("First")
+    browser.say("Second")
+    browser.answered(2)
+    listed("Second", "First")
+    # Each goes on with its own, and has the other's as it is now.
+    driver.switch_to.window(first)
+    listed("Second", "First")
+    browser.say("More")
+    browser.answered(4)
+    driver.switch_to.window(second)
+    listed("First", "Second")
+    browser.say("Again")
+    assert browser.answered(4)[2] == "Again"
+    browser.all("#conversations .name")[1].click()
+    browser.until(lambda: len(browser.all(".message")) == 4, "what the other window wrote")
+    assert browser.all(".message .body")[2].text == "More"
+    # The conversation that is shown follows, and so do settings.
+    driver.switch_to.window(first)
+    browser.say("And then?")
+    browser.answered(6)
+    browser.one("#settings-open").click()
+    browser.one("#settings textarea").send_keys("You are a king.")
+    browser.one("#settings [type=submit]").click()
+    driver.switch_to.window(second)
+    browser.until(lambda: len(browser.all(".message")) == 6, "what was said in the other window")
+    browser.one("#settings-open").click()
+    assert browser.one("#settings textarea").get_attribute("value") == "You are a king."
+    browser.one("#settings button").send_keys(Keys.ESCAPE)
+    # What one deletes is gone in the other, which shows another one in its place.
+    browser.all("#conversations .small")[0].click()
+    listed("Second")
+    driver.switch_to.window(first)
+    listed("Second")
+    browser.until(lambda: browser.all(".message .body")[0].text == "Second", "another one")
+    for window in (first, second):
+        driver.switch_to.window(window)
+        driver.refresh()
+        listed("Second")
+        assert [m.text for m in browser.all(".message.user .body")] == ["Second", "Again"]
+    assert not browser.errors()
+
+
+@real
+def test_conversations_of_the_old_list(browser: Browser) -> None:
+    """They were kept in one list once."""
+    browser.open()
+    browser.script(
+        "localStorage.setItem('gguflow.conversations', JSON.stringify(['B', 'A'].map((title) => ("
+        "{title, messages: [{role: 'user', content: title}]}))))"
+    )
+    for _ in range(2):
+        browser.driver.refresh()
+        browser.until(lambda: len(browser.all("#conversations .name")) == 2, "the conversations")
+        assert [c.text for c in browser.all("#conversations .name")] == ["B", "A"]
+    assert browser.script("return localStorage.getItem('gguflow.conversations')") is None
+    assert not browser.errors()
+
+
+@real
 def test_what_a_model_writes_is_text(browser: Browser) -> None:
     """Markdown becomes elements; markup, scripts and odd links in it stay text."""
     browser.open()

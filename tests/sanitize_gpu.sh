@@ -11,7 +11,7 @@
 # and covered.json; LIMIT: seconds after which no test begins; TEST_LIMIT: seconds a test may take
 # (120); PLAIN: covered.json of a run without a tool; BEFORE: that of a run with this tool, whose
 # tests need not run again; GPUS: how many there are; PORT: the first of those that processes use;
-# MARGIN: seconds after LIMIT when what is left is killed (30).
+# MARGIN: seconds after LIMIT when what is left is killed (60).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tool=${1:?"usage: tests/sanitize_gpu.sh none|memcheck|racecheck|initcheck|synccheck [pytest arguments]"}
@@ -41,7 +41,7 @@ options+=(--launch-timeout 0)
 # One process; number: its place among all, for a port of its own. What is not over some time after
 # the last test may begin is killed.
 under_tool() {
-	local number=$1 left=$((until + ${MARGIN:-30} - $(date +%s)))
+	local number=$1 left=$((until + ${MARGIN:-60} - $(date +%s)))
 	shift
 	if [ "$tool" = none ]; then
 		timeout -k 3 $left "$@"

@@ -134,10 +134,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._behind = None
         if not self.flow.write_paused and not self._is_rest():
             return
-        scope = {} if self._answered is None else self._answered.scope
+        request = None if self._answered is None else self._answered.scope.get("gguflow.id")
         log.warning(
             "request %s: its reader was behind for %g s, its connection is closed; %d bytes unsent",
-            scope.get("gguflow.id"), self.send_timeout, self.transport.get_write_buffer_size(),
+            request, self.send_timeout, self.transport.get_write_buffer_size(),
         )  # fmt: skip
         self.transport.abort()
 

@@ -8,9 +8,9 @@ processor's.
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -75,7 +75,9 @@ def template(path: str) -> Callable[[], Any]:
 
 
 def main() -> None:
-    path = sys.argv[1]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("vocabulary", help="path of a GGUF file that has one")
+    path = parser.parse_args().vocabulary
     size = os.path.getsize(path)
     rows = (("header", header, size), ("vocabulary", vocabulary, size),
             ("words", words, TEXT_MB << 20), ("digits", digits, TEXT_MB << 20),

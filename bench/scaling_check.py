@@ -10,6 +10,8 @@ maximum. All others are forecasts.
 
 from __future__ import annotations
 
+import argparse
+
 from gguflow.engine.load.random import random_model
 from gguflow.engine.scaling import PRESETS, Question, forecast
 
@@ -108,6 +110,7 @@ def _round(speed: float) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     print("| machine | model | cards | test | sequences | measured | model says | error | |")
     print("|---|---|---|---|---|---|---|---|---|")
     groups = dict.fromkeys(row[:3] for row in MEASURED)

@@ -7,19 +7,25 @@ import re
 from .error import ConstraintRefused
 
 MOST_PARTS = 5000  # of an expression whose repetitions are written out
+# Under the flag x, spaces and comments may stand between a part and its repetition, and within it.
+_SPACED = re.compile(r"\(\?[a-zA-Z]*x")
+_SPACE = re.compile(r"(\\.)|\s+|#[^\n]*", re.DOTALL)
 _REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
-def check_pattern(pattern: str, field: str) -> None:
-    """Raises ConstraintRefused for a pattern that is small and becomes very large."""
+def check_pattern(pattern: str, field: str, where: str = "") -> None:
+    """Raises ConstraintRefused for a pattern that is small and becomes very large. where: what has
+    it within the field, for the message."""
     if parts(pattern) > MOST_PARTS:
-        raise ConstraintRefused(field, f"a pattern of more than {MOST_PARTS} parts")
+        raise ConstraintRefused(field, f"{where}a pattern of more than {MOST_PARTS} parts")
 
 
 def parts(pattern: str) -> int:
     """Characters, classes and groups of a pattern, those that are repeated counted as often. Of
     groups in groups they would be numbers of thousands of digits: what is repeated counts no more
     than it takes to be too much."""
+    if _SPACED.search(pattern):
+        pattern = _SPACE.sub(lambda found: found[1] or "", pattern)
     sizes, last, at = [0], 0, 0  # of open groups; of the part that a repetition would repeat
     while at < len(pattern):
         c, repeat = pattern[at], _REPEAT.match(pattern, at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from math import isinf
@@ -14,6 +15,10 @@ from pydantic_core import CoreSchema
 from gguflow.server.errors import ApiError, refused
 
 MAX_NAMED = 20  # unknown fields that a warning lists
+# Of a body. Each takes a kilobyte or more when it is read, and a body of a few megabytes has room
+# for a million. As many messages as a conversation may have, each with a part, are 30,000.
+MAX_NESTED = 50_000
+_MARK = re.compile(rb'"([^"]*)"?(\s*:)?|[{\[]|[}\]]')
 
 
 def _stop_at_first(schema: Any) -> None:
@@ -49,6 +54,7 @@ B = TypeVar("B", bound=Body)
 
 def parse(cls: type[B], data: bytes) -> B:
     """A request's body. Raises ApiError 400 that names the first field at fault."""
+    _check_nested(data)
     try:
         body = cls.model_validate_json(data)
     except ValidationError as error:
@@ -63,6 +69,27 @@ def parse(cls: type[B], data: bytes) -> B:
             data, object_pairs_hook=_names, parse_constant=_no_number, parse_float=_finite
         )  # fmt: skip
     return body
+
+
+def _check_nested(data: bytes) -> None:
+    """Counts objects and lists before they are made. Most bodies have few brackets, texts and all;
+    of the others those in texts do not count."""
+    if data.count(b"{") + data.count(b"[") <= MAX_NESTED:
+        return
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # a text ends at its next mark
+    field, depth, n = b"", 0, 0
+    for found in _MARK.finditer(plain):
+        first = found[0][:1]
+        if first == b'"':
+            if depth == 1 and found[2]:
+                field = found[1]
+        elif first in b"{[":
+            depth, n = depth + 1, n + 1
+            if n > MAX_NESTED:
+                name = field[:64].decode("utf-8", "replace") or "body"
+                raise refused(name, f"the body has more than {MAX_NESTED} objects and lists")
+        else:
+            depth -= 1
 
 
 def _no_number(text: str) -> None:
@@ -94,8 +121,10 @@ def _refusal(error: ValidationError) -> ApiError:
     return refused(path, first["msg"].removeprefix("Value error, "))
 
 
-def _depth(error: Any) -> tuple[int, bool]:
-    return len(_path(error["loc"])), error["type"] != "extra_forbidden"
+def _depth(error: Any) -> tuple[int, bool, bool]:
+    kind = error["type"]
+    # A list that is too long was meant as a list, where a text may stand, too.
+    return len(_path(error["loc"])), kind != "extra_forbidden", not kind.endswith("_type")
 
 
 def _path(loc: tuple[int | str, ...]) -> list[int | str]:

@@ -277,6 +277,7 @@ def test_parts_of_a_pattern(pattern: str, n: int) -> None:
 def test_patterns_that_become_very_large_are_refused(model: Model) -> None:
     huge = "^(a{1000}){1000}$"
     for form in (
+        {"regex": "(?ix)( a{1000} ) # twice\n { 1000 }"},
         {"json_schema": {"type": "string", "pattern": huge}},
         {"json_schema": {"type": "object", "properties": {"x": {"pattern": huge}}}},
         {"json_schema": {"type": "object", "patternProperties": {huge: {"type": "integer"}}}},

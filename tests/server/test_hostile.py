@@ -97,6 +97,12 @@ BODIES: list[tuple[str, bytes]] = [
     ("two names of a token", b'{"prompt": "a", "logit_bias": {"5": -100, "05": 1}}'),
     ("repetitions of repetitions", json.dumps({"prompt": "a", "structured_outputs": {
         "regex": "(" * 500 + "a" + "{999999999})" * 500}}).encode()),
+    ("a terminal of repetitions of repetitions", json.dumps({"prompt": "a", "structured_outputs": {
+        "grammar": 'start: A~100000\nA: ("x" "y")~100000'}}).encode()),
+    ("a chain of rules", json.dumps({"prompt": "a", "grammar": "root ::= r0\n" + "".join(
+        f"r{i} ::= r{i + 1}\n" for i in range(25_000))}).encode()),
+    ("empty lines of a grammar", json.dumps({"prompt": "a", "grammar": "\n" * 499_999}).encode()),
+    ("objects", b'{"prompt": "a", "metadata": [' + b"{}," * 10**6 + b"{}]}"),
     ("NaN in any field", b'{"prompt": "a", "metadata": {"a": [NaN]}}'),
     ("infinity in any field", b'{"prompt": "a", "metadata": {"a": [-1e999]}}'),
 ]  # fmt: skip

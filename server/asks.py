@@ -24,6 +24,7 @@ from .schema.output import (
     JsonSchemaFormat,
     OutputFields,
     RegexFormat,
+    TextFormat,
 )
 
 if TYPE_CHECKING:
@@ -120,9 +121,17 @@ def choices(ask: Ask, n: int) -> list[Ask]:
 # -- the form of an answer -------------------------------------------------------------------------
 
 
+async def form_of(body: OutputFields) -> Constraint | None:
+    """The constraint that a body's fields ask for, read outside of the event loop: a grammar may
+    take a second. Raises ApiError for two of them."""
+    fields = body.response_format, body.structured_outputs, body.grammar, body.json_schema
+    if all(f is None or isinstance(f, TextFormat) for f in fields):
+        return None  # as of most requests, for which no thread is asked
+    return await asyncio.to_thread(_form_of, body)
+
+
 @refusing()
-def form_of(body: OutputFields) -> Constraint | None:
-    """The constraint that a body's fields ask for. Raises ApiError for two of them."""
+def _form_of(body: OutputFields) -> Constraint | None:
     found = [f for f in (_format(body), _structured(body), _llama_server(body)) if f is not None]
     if len(found) > 1:
         raise refused(found[1].field, f"{found[0].field} asks for a form already")

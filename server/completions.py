@@ -40,7 +40,7 @@ async def completions(exchange: Exchange) -> None:
         most = exchange.service.config.max_choices
         if n * len(prompts) > most:
             raise refused("prompt", f"at most {most} answers to a request")
-        constraint = await compiled(loaded, await asyncio.to_thread(form_of, body))
+        constraint = await compiled(loaded, await form_of(body))
         ask = make_ask(
             loaded, body, exchange.service.config, prompts[0],
             max_tokens=16 if body.max_tokens is None else body.max_tokens,

@@ -61,7 +61,7 @@ class Turn:
         if tools:
             constraint, found = await _tool_constraint(loaded, body, exchange, thinking)
         else:
-            form = await asyncio.to_thread(form_of, body)
+            form = await form_of(body)
             if form is not None:  # refused under its own name before thoughts come into it
                 await compiled(loaded, form)
                 form = thinking.around(form, loaded.vocabulary)
@@ -137,7 +137,7 @@ async def _tool_constraint(
     for i, name in enumerate(names):
         if name in names[:i]:
             raise refused(f"tools.{i}.function.name", f"there are two tools {name!r}")
-    form = await asyncio.to_thread(form_of, body)
+    form = await form_of(body)
     answer: Any = None
     if form is not None:
         answer = form.schema

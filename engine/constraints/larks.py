@@ -26,7 +26,7 @@ _TOKEN = re.compile(
     | (?P<regex>/(?:\\.|[^/\\])+/[imslux]*)
     | (?P<value>%(?:json|regex|llguidance)) | (?P<lark>%lark) | (?P<if>%if)
     | (?P<statement>%[a-z]+)
-    | (?P<repeat>{{(?:{_NUMBER}(?:,(?:{_NUMBER}|\s*))?|\s*,{_NUMBER})}}
+    | (?P<times>{{(?:{_NUMBER}(?:,(?:{_NUMBER}|\s*))?|\s*,{_NUMBER})}}
                   |~{_NUMBER}(?:\.\.{_NUMBER})?)
     | (?P<name>!?[_?]?[a-z][_a-z0-9-]* | _?[A-Z][_A-Z0-9-]*)
     | (?P<open>[(\[{{]) | (?P<close>[)\]}}]) | (?P<colon>:(?!:)) | (?P<equals>=)
@@ -67,7 +67,7 @@ class _Reader:
             pattern = f"(?{flags}){body}" if flags else body
             check_pattern(pattern, self._field, self._where())
             self._items.append(parts(pattern))
-        elif kind == "repeat":
+        elif kind == "times":
             numbers = [int(n[:9]) for n in re.findall("[0-9]+", value)]
             self._items.append(_Times(max([1, *numbers[-1:]])))
         elif kind == "name":

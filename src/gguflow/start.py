@@ -10,7 +10,7 @@ import threading
 from types import FrameType
 
 MOMENT_S = 0.005
-_KEEPERS = ("<frozen importlib._bootstrap>", f"{os.sep}weakref.py")
+_KEEPERS = ("<frozen importlib._bootstrap>", f"{os.sep}weakref.py", f"{os.sep}_weakrefset.py")
 
 
 def _leave(number: int, frame: object) -> None:

@@ -17,14 +17,13 @@ from test_mul_mat_columns import build as build_op
 from test_mul_mat_few import COMPILED, TYPES, norm
 from test_mul_mat_integers import (
     FILES,
-    MIXED,
     MOST,
-    OPS,
     SHAPES_8B,
     large,
     operands,
     params_of,
 )
+from test_mul_mat_one import MIXED, OPS
 
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import Operand, op_spec

@@ -13,14 +13,13 @@ from kernel_list import EQUAL
 from sizes import fewer
 from test_mul_mat_columns import EPS, build, declared, heads, made_by, weight
 from test_mul_mat_few import COMPILED, TYPES, norm
+from test_mul_mat_one import MIXED, OPS
 
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import F32, Graph, Operand, dtype_by_name
 from gguflow.kernels.cuda.launch import scratch_bytes, supports
 from gguflow.models.shapes import random_rows
 
-OPS = ("mul_mat", "mul_mat_add", "norm_mul_mat", "mul_mat_swiglu", "norm_mul_mat_swiglu")
-MIXED = [("q4_0",) * 3, ("q8_0",) * 3, ("q4_K",) * 3, ("q4_K", "q4_K", "q6_K")]
 # Of columns beside which those of 257 are compared.
 COUNTS = fewer((1, 8, 9, 17, 65), (1, 2, 8, 9, 16, 17, 33, 64, 65, 128, 200))
 MOST = 257

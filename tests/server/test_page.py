@@ -15,9 +15,7 @@ import pytest
 from serving import OPTIONS, Running
 
 from gguflow.cli.load import bundled_model
-from gguflow.engine.serving.request import Token
 from gguflow.server.config import ModelSpec
-from gguflow.server.monitor import WatchedEngine
 from gguflow.server.page import document
 
 selenium = pytest.importorskip("selenium", reason="selenium is missing: pip install 'gguflow[dev]'")
@@ -149,18 +147,6 @@ def test_chat(browser: Browser) -> None:
     browser.driver.refresh()
     browser.until(lambda: len(browser.all(".message")) == 4, "the conversation")
     assert browser.all("#conversations li") and not browser.errors()
-
-
-@pytest.fixture
-def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 20 ms: an answer of 480 tokens is still being written when a test looks at it."""
-    step = WatchedEngine.step
-
-    def slow(engine: WatchedEngine) -> list[Token]:
-        time.sleep(0.02)
-        return step(engine)
-
-    monkeypatch.setattr(WatchedEngine, "step", slow)
 
 
 @real

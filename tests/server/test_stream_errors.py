@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ from serving import Running
 
 from gguflow.engine.constraints.error import ConstraintError
 from gguflow.engine.constraints.masker import Masker
-from gguflow.engine.serving.request import Token
-from gguflow.server.monitor import WatchedEngine
 
 openai = pytest.importorskip("openai", reason="openai is missing: pip install 'gguflow[dev]'")
 
@@ -66,14 +63,7 @@ def test_of_a_response_to_the_official_client(server: Running, fails_late: None)
     assert (last.code, last.param) == ("constraint_failed", "text.format")
 
 
-def test_of_a_response_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = WatchedEngine.step
-
-    def slow(engine: WatchedEngine) -> list[Token]:
-        time.sleep(0.02)
-        return step(engine)
-
-    monkeypatch.setattr(WatchedEngine, "step", slow)
+def test_of_a_response_that_takes_too_long(slow_answers: None) -> None:
     server = Running(timeout=0.5)
     try:
         body = {"input": "Hi", "stream": True, "ignore_eos": True}

@@ -32,8 +32,7 @@ def json_schema(schema: dict[str, Any] | bool, field: str) -> Constraint:
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:  # objects of Python that JSON has no form for
         raise ConstraintRefused(field, f"no JSON: {error}") from None
-    if len(text) > MAX_SOURCE:
-        raise ConstraintRefused(field, f"the schema is larger than {MAX_SOURCE} characters")
+    _check_size(text, field, "schema")
     grammar = {"grammars": [{"json_schema": with_options(schema)}]}
     return Constraint(json.dumps(grammar), field, schema)
 
@@ -56,13 +55,13 @@ def regex(pattern: str, field: str) -> Constraint:
 
 def lark(text: str, field: str) -> Constraint:
     """Text of a Lark grammar."""
-    _check_size(text, field)
+    _check_size(text, field, "grammar")
     return _checked(text, field)
 
 
 def gbnf(text: str, field: str) -> Constraint:
     """Text of one of llama.cpp's grammars, or of a Lark grammar, which shows."""
-    _check_size(text, field)
+    _check_size(text, field, "grammar")
     if _LARK.search(text):
         return _checked(text, field)
     if text.count("::=") > MOST_RULES:
@@ -74,9 +73,9 @@ def gbnf(text: str, field: str) -> Constraint:
     return _checked(converted, field)
 
 
-def _check_size(text: str, field: str) -> None:
+def _check_size(text: str, field: str, what: str) -> None:
     if len(text) > MAX_SOURCE:
-        raise ConstraintRefused(field, f"the grammar is larger than {MAX_SOURCE} characters")
+        raise ConstraintRefused(field, f"the {what} is larger than {MAX_SOURCE} characters")
 
 
 def _checked(text: str, field: str) -> Constraint:

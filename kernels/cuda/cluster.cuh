@@ -31,6 +31,14 @@ __device__ __forceinline__ void put_at(u32 there, float4 v) {
                "f"(v.z), "f"(v.w)
                : "memory");
 }
+__device__ __forceinline__ float2 get_at(u32 there) {
+  float2 v;
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+               : "=f"(v.x), "=f"(v.y)
+               : "r"(there)
+               : "memory");
+  return v;
+}
 
 // What this thread, and those that it has met at a barrier, have written and read before is seen by
 // who waits.

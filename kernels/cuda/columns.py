@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gguflow.engine.graph import Role, Tensor
 
 from .elementwise import cpp_bool
-from .launch import Kernel, Launch, Operand, ceil_div, pack
+from .launch import Kernel, Launch, Operand, Rounded, ceil_div, pack
 from .mul_mat_rows import repeated
 from .mul_mat_vec import STATES
 from .rope import rope_numbers
@@ -46,6 +46,7 @@ class Product:
 
     norm: weights of a norm that x gets first. value: what x holds, if other products may read it.
     chunk: whether its columns are of the chunk class of docs/equal-bits.md, where classes count.
+    ready: where x is rounded already.
     """
 
     kind: int
@@ -58,6 +59,7 @@ class Product:
     heads: Heads | None = None
     value: Tensor | None = None
     chunk: bool = False
+    ready: Rounded | None = None
 
     @property
     def m(self) -> int:

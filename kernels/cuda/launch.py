@@ -46,8 +46,27 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """A CUtensorMap: how tiles of a matrix of 16-bit floats come into shared memory, in rows of 128
+    bytes whose pieces of 16 are swizzled. What lies outside is zero.
+
+    lengths, tile: in elements, the innermost dimension first. steps: bytes, of all but that one.
+    """
+
+    address: int
+    dtype: str
+    lengths: tuple[int, ...]
+    steps: tuple[int, ...]
+    tile: tuple[int, ...]
+
+
+TENSOR_MAP_BYTES = 128
+
+
+@dataclass(frozen=True)
 class Launch:
-    """One kernel launch. args: the bytes of its argument struct. shared: dynamic shared memory.
+    """One kernel launch. args: the bytes of its argument struct, behind those of `maps`. shared:
+    dynamic shared memory.
 
     dependent: the kernel calls griddepcontrol.wait, so it may start before the one before it ends
     (programmatic dependent launch; ignored below sm_90).
@@ -62,6 +81,12 @@ class Launch:
     shared: int = 0
     dependent: bool = False
     leaves: Tensor | None = None
+    maps: tuple[TensorMap, ...] = ()
+
+    @property
+    def n_argument_bytes(self) -> int:
+        """Of the whole struct."""
+        return TENSOR_MAP_BYTES * len(self.maps) + len(self.args)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,8 @@ def rounds_to(node: Tensor, device: DeviceInfo) -> str | None:
     srcs = tuple(None if s is None else Operand.of(s, s.view_offset) for s in node.srcs)
     ways = _ways(node, device, None)
     way = next((w for w in ways if w.applies(node, srcs, device)), None)
+    if way is mul_mat_batch:
+        return mul_mat_batch.rounds_to(node, srcs, device)
     return mul_mat_gemm.rounds_to(node, srcs) if way is mul_mat_gemm else None
 
 

@@ -18,6 +18,7 @@ from . import (
     mul_mat_one,
     mul_mat_stream,
     mul_mat_tiles,
+    mul_mat_tma,
     mul_mat_wide,
 )
 from .columns import GLU, PLAIN, QKV, Product, columns_between, products
@@ -53,6 +54,8 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     t = p.weights[0].dtype
     if device.equal_bits and not t.is_quantized:
         return next((w for w in EQUAL_FLOATS if w.takes(p, device)), None)
+    if mul_mat_tma.takes(p, device):
+        return mul_mat_tma
     if p.chunk:
         return _columns(p, device)
     if p.m > mul_mat_few.MOST and mul_mat_integers.takes(p, device):
@@ -113,6 +116,13 @@ def applies(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) ->
     return all(made) and all(way(p, device) is not None for ps in made for p in ps)
 
 
+def rounds_to(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> str | None:
+    """As `launch.rounds_to`, of a node that `applies`."""
+    ps = [p for made in _products(node, srcs, device) for p in made]
+    ready = all(way(p, device) is mul_mat_tma and p.norm is None for p in ps)
+    return ps[0].rounded if ready else None
+
+
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     srcs = tuple(None if s is None else Operand.of(s, 0) for s in node.srcs)
     if not applies(node, srcs, device):
@@ -129,7 +139,8 @@ def launches(call: Call) -> list[Launch | Gemm]:
         for p in ps:
             w = way(p, call.device)
             assert w is not None, call.node.name
-            for launch in w.launches(p, call.device, call.scratch):
+            given = p if call.rounded is None else replace(p, ready=call.rounded)
+            for launch in w.launches(given, call.device, call.scratch):
                 if launch not in found[first:]:  # columns that are there already
                     found.append(launch)
     return found

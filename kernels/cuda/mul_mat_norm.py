@@ -163,6 +163,17 @@ def scratch_bytes(node: Tensor, device: DeviceInfo, most: int | None = None) -> 
     return kept.end + mul_mat_batch.scratch_bytes(products, device)
 
 
+def rounds_to(node: Tensor, device: DeviceInfo) -> str | None:
+    """As `launch.rounds_to`: of queries, keys and values without a norm of their own."""
+    products, _ = _products(node)
+    if products is None or products.srcs[1] is not None:
+        return None
+    srcs = _operands(products)
+    if _way(products, srcs, device, None) is not mul_mat_batch:
+        return None
+    return mul_mat_batch.rounds_to(products, srcs, device)
+
+
 def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
     """most: up to so many columns mul_mat_vec.cu; None: while it is fastest."""
     node, device = call.node, call.device
@@ -173,7 +184,7 @@ def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
         q, k, v = map(Operand.of, kept.nodes, places)
         srcs = (*call.srcs[:6], replace(call.src(6), address=0), k, v)
         dst = Operand.of(products, q.address)
-        mine = Call(products, dst, srcs, device, call.scratch + kept.end)
+        mine = Call(products, dst, srcs, device, call.scratch + kept.end, call.rounded)
     way = _way(products, mine.srcs, device, most)
     if way is None:
         return by_parts(call, launch.launches)
@@ -227,5 +238,10 @@ def by_parts(
 
 
 register(
-    OPS, launches, supports=supports, supports_equal=supports_equal, scratch_bytes=scratch_bytes
+    OPS,
+    launches,
+    supports=supports,
+    supports_equal=supports_equal,
+    scratch_bytes=scratch_bytes,
+    rounds_to=rounds_to,
 )

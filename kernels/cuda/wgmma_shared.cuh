@@ -11,6 +11,7 @@
 #define GF_TEXT40 GF_TEXT32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define GF_TEXT48 GF_TEXT40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define GF_TEXT56 GF_TEXT48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define GF_TEXT64 GF_TEXT56 ", %56, %57, %58, %59, %60, %61, %62, %63"
 #define GF_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define GF_SUMS8 GF_FOUR(0), GF_FOUR(4)
 #define GF_SUMS16 GF_SUMS8, GF_FOUR(8), GF_FOUR(12)
@@ -19,6 +20,7 @@
 #define GF_SUMS40 GF_SUMS32, GF_FOUR(32), GF_FOUR(36)
 #define GF_SUMS48 GF_SUMS40, GF_FOUR(40), GF_FOUR(44)
 #define GF_SUMS56 GF_SUMS48, GF_FOUR(48), GF_FOUR(52)
+#define GF_SUMS64 GF_SUMS56, GF_FOUR(56), GF_FOUR(60)
 // Immediates: neither operand is negated, neither is transposed. The sum goes on.
 #define GF_PRODUCT(N, TYPE, TEXT, A, B, ...)                                                 \
   asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" N \
@@ -50,6 +52,8 @@ __device__ __forceinline__ void product_shared(float (&d)[N / 2], u64 a, u64 b) 
     GF_EITHER("96", GF_TEXT48, "%48", "%49", GF_SUMS48);
   } else if constexpr (N == 112) {
     GF_EITHER("112", GF_TEXT56, "%56", "%57", GF_SUMS56);
+  } else if constexpr (N == 128) {
+    GF_EITHER("128", GF_TEXT64, "%64", "%65", GF_SUMS64);
   } else {
     static_assert(N == 16, "no such number of rows");
   }
@@ -62,6 +66,7 @@ __device__ __forceinline__ void product_shared(float (&d)[N / 2], u64 a, u64 b) 
 #undef GF_TEXT40
 #undef GF_TEXT48
 #undef GF_TEXT56
+#undef GF_TEXT64
 #undef GF_FOUR
 #undef GF_SUMS8
 #undef GF_SUMS16
@@ -70,5 +75,6 @@ __device__ __forceinline__ void product_shared(float (&d)[N / 2], u64 a, u64 b) 
 #undef GF_SUMS40
 #undef GF_SUMS48
 #undef GF_SUMS56
+#undef GF_SUMS64
 #undef GF_PRODUCT
 #undef GF_EITHER

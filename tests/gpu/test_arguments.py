@@ -27,7 +27,7 @@ CHECK = 'static_assert(Argument<decltype(&{entry})>::bytes == {nbytes}, "{entry}
 def packed(source: str) -> set[tuple[str, int]]:
     """(entry, bytes to whole 16) of every launch of this source."""
     return {
-        (x.kernel.entry, -(-len(x.args) // 16) * 16)
+        (x.kernel.entry, -(-x.n_argument_bytes // 16) * 16)
         for x in all_launches()
         if x.kernel.source == source
     }

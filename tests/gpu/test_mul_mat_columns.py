@@ -70,8 +70,7 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
         for m in several
         for s in made_by(build("mul_mat", weight(8, 512, dtype), Operand((m, 512))).node)
     }
-    # More columns of floats are a library's, before which they are rounded.
-    floats = {"columns_round.cu", "mul_mat_stream.cu", "mul_mat_rows.cu"}
+    floats = {"columns_round.cu", "mul_mat_stream.cu", "mul_mat_tma.cu"}
     quantized = {"columns_int8.cu", "mul_mat_few.cu", "columns_round.cu", "mul_mat_columns.cu"}
     assert {k.source for k in kernels} == (floats if dtype in ("f16", "bf16") else quantized)
     for kernel in kernels:

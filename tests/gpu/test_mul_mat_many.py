@@ -15,6 +15,7 @@ from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch
 from gguflow.kernels.cuda.mul_mat_batch import MOST as COLUMNS
 from gguflow.kernels.cuda.mul_mat_few import MOST as FEW
+from gguflow.kernels.cuda.mul_mat_tma import MOST as TMA
 from gguflow.kernels.cuda.mul_mat_vec import STATIC
 
 TYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K",
@@ -78,11 +79,11 @@ def test_every_type_compiles(nvrtc: Any, arch: str) -> None:
 def test_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
     w, x = weight(n, k, dtype), Operand((m, k))
     floats = dtype in ("f16", "bf16") and m > 16
-    library = dtype == "f32" or floats or m > COLUMNS
+    library = dtype == "f32" or (floats and (m > TMA or n % 2 > 0)) or m > COLUMNS
     check(gpu, "mul_mat", w, x, library=library)
     check(gpu, "mul_mat_add", w, x, Operand((m, n)), library=library)
     check(gpu, "mul_mat_add", w, x, Operand((n,)), library=library)
-    gated = dtype == "f32" or m > (64 if floats else COLUMNS)
+    gated = dtype == "f32" or m > (TMA if floats else COLUMNS)
     check(gpu, "mul_mat_swiglu", w, weight(n, k, dtype), x, library=gated)
 
 
@@ -93,7 +94,11 @@ def test_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
         ("f16", 64, 4096, 9, "mul_mat_stream<f16, 2,"),
         ("bf16", 64, 4096, 8, "mul_mat_stream<bf16, 1,"),
         ("bf16", 64, 4160, 8, "mul_mat_stream<bf16, 1,"),
-        ("bf16", 64, 4160, 17, "library"),  # rows are no whole chunks
+        ("bf16", 64, 4160, 17, "mul_mat_tma<PLAIN, bf16, 32,"),
+        ("f16", 64, 4096, 128, "mul_mat_tma<PLAIN, f16, 128,"),
+        ("f16", 64, 4096, 129, "library"),
+        ("f16", 65, 4096, 17, "library"),  # a row has no other one
+        ("bf16", 64, 4128, 17, "library"),  # rows are no whole tiles
         ("f16", 64, 14336, 3, "mul_mat_stream<f16, 1,"),
         ("f16", 64, 4096, 1, "mul_mat_vec<PLAIN"),
         ("f32", 64, 4096, 2, "library"),

@@ -10,7 +10,7 @@ from gguflow.engine import env
 from gguflow.engine.pool import Pool
 from gguflow.kernels.cuda import jit
 from gguflow.kernels.cuda.gemm import Gemm
-from gguflow.kernels.cuda.launch import Kernel, Launch
+from gguflow.kernels.cuda.launch import TENSOR_MAP_BYTES, Kernel, Launch, TensorMap
 
 from .cublas import BoundGemm, Cublas
 from .device import CudaDevice
@@ -18,6 +18,7 @@ from .errors import CudaError
 
 COMPILE_THREADS = 8
 SHARED_BY_DEFAULT = 48 << 10  # bytes of shared memory that need no opt-in,
+_TYPES = {"f16": "FLOAT16", "bf16": "BFLOAT16"}
 DECLARED = 16 << 10  # of which kernels declare some themselves, at most so many
 
 
@@ -81,6 +82,26 @@ class Modules:
             self._beside.add(launch.kernel)
         return BoundLaunch(self, launch, function)
 
+    def tensor_map(self, launch: Launch, t: TensorMap) -> bytes:
+        """The driver's form of it."""
+        driver, n = self.driver, len(t.lengths)
+        types = driver.CUtensorMapDataType
+        made = self._call(
+            driver.cuTensorMapEncodeTiled(
+                getattr(types, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[t.dtype]}"), n, t.address,
+                [driver.cuuint64_t(x) for x in t.lengths],
+                [driver.cuuint64_t(x) for x in t.steps],
+                [driver.cuuint32_t(x) for x in t.tile],
+                [driver.cuuint32_t(1)] * n,
+                driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+                driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            ),
+            launch.kernel,
+        )  # fmt: skip
+        return ctypes.string_at(int(made.getPtr()), TENSOR_MAP_BYTES)
+
 
 class BoundLaunch:
     """A launch that only has to be issued."""
@@ -91,7 +112,8 @@ class BoundLaunch:
         self._modules = modules
         self._function = function
         self._launch_kernel = driver.cuLaunchKernelEx
-        self._args = ctypes.create_string_buffer(launch.args, len(launch.args))
+        maps = b"".join(modules.tensor_map(launch, m) for m in launch.maps)
+        self._args = ctypes.create_string_buffer(maps + launch.args, launch.n_argument_bytes)
         self._params = (ctypes.c_void_p * 1)(ctypes.addressof(self._args))
         self._address = ctypes.addressof(self._params)
         config = driver.CUlaunchConfig()

@@ -1,0 +1,320 @@
+// 16-bit weights times 17 to 128 columns on Hopper, where bits may depend on how many columns there
+// are. Weights and columns come as tiles of a tensor map (TMA), which lie in shared memory as
+// products of warpgroups read them: one thread asks for all of them.
+//
+// A block has G groups of 64 pairs of rows, which two warpgroups share, and all columns. S blocks,
+// a cluster, have parts of k of the same rows, so that there are blocks for all multiprocessors;
+// their sums are added through each other's shared memory, in the order of the parts. The first
+// stages of weights are asked for before the kernels before this one are done (programmatic
+// dependent launch): a ring is as large as shared memory, so while small kernels run the device's
+// memory is read.
+#include "cuda/cluster.cuh"
+#include "cuda/columns.cuh"
+#include "cuda/wgmma_shared.cuh"
+
+constexpr int kTileK = 64, kTilePairs = 64;
+constexpr int kThreads = 256;                      // that multiply: two warpgroups
+constexpr int kTileRow = 2 * kTileK;               // bytes
+constexpr int kTileBytes = kTilePairs * kTileRow;  // of the first or the second rows of pairs
+
+// CUtensorMap.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+// Mirrored by mul_mat_tma.py. w: of each matrix; its dimensions are k, pairs before the next heads,
+// first and second row of a pair, heads. x: k, columns. scales: of the columns, or null; c has
+// none.
+struct TmaArgs {
+  TensorMap w[3], x;
+  ColumnsArgs c;
+  const float* scales;
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+__device__ __forceinline__ void expect_bytes(u64* bar, u32 nbytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
+               "r"(nbytes)
+               : "memory");
+}
+__device__ __forceinline__ void bring_rows(char* to, const TensorMap& map, u64* bar, int k, int i,
+                                           int half, int head, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(k), "r"(i), "r"(half), "r"(head), "r"(shared_address(bar)), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void bring_columns(char* to, const TensorMap& map, u64* bar, int k) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
+      "l"(&map), "r"(k), "r"(0), "r"(shared_address(bar))
+      : "memory");
+}
+
+// N: columns. G: groups of 64 pairs. S: parts of k.
+template <int KIND, class W, int N, int G, int S>
+struct Block {
+  static constexpr int W_BYTES = 2 * G * kTileBytes, STAGE = W_BYTES + N * kTileRow;
+  // Others would be much code, unrolled over the sums of a thread.
+  static constexpr bool DIRECT = S == 1 && G == 2 && KIND == GLU;
+  static constexpr int STRIDE = 2 * kTilePairs * G + 8;  // of sums in shared memory, of a column
+
+  const TmaArgs& t;
+  const ColumnsArgs& a;
+  char* const ring;
+  u64 *const full, *const free;
+  float* const scales;  // [N]
+  const int stages;
+  const Tile tile;
+  int begin, end;  // of k, in tiles
+
+  __device__ Block(const TmaArgs& args, char* memory)
+      : t(args),
+        a(args.c),
+        ring(memory + (-shared_address(memory) & 1023)),
+        full(reinterpret_cast<u64*>(ring + args.c.w_stages * STAGE)),
+        free(full + args.c.w_stages),
+        scales(reinterpret_cast<float*>(free + args.c.w_stages)),
+        stages(args.c.w_stages),
+        tile(tile_of<kTilePairs * G>(args.c, blockIdx.x / S)) {
+    const int part = blockIdx.x % S, tiles = a.k / kTileK;
+    begin = tiles * part / S;
+    end = tiles * (part + 1) / S;
+  }
+
+  __device__ __forceinline__ void start() const {
+    if (threadIdx.x != 0) return;
+    for (int s = 0; s < stages; ++s) {
+      barrier_make(full + s, 1);
+      barrier_make(free + s, kThreads / 32);
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+
+  // -- bringing, by one thread -------------------------------------------------------------------
+
+  __device__ __forceinline__ void weights(int stage, int k, u64 policy) const {
+    const bool halves = KIND == QKV && a.first + tile.matrix < 2 && a.neox;
+    expect_bytes(full + stage, STAGE);
+#pragma unroll
+    for (int i = 0; i < 2 * G; ++i) {
+      const int pair = tile.pair + i / 2 * kTilePairs, second = i % 2;
+      char* const to = ring + stage * STAGE + i * kTileBytes;
+      const int inner = KIND == GLU ? pair : halves ? pair % (a.head_dim / 2) : 0;
+      const int head = KIND == GLU ? 0 : halves ? pair / (a.head_dim / 2) : pair;
+      const TensorMap& map = t.w[KIND == GLU ? second : tile.matrix];
+      bring_rows(to, map, full + stage, k * kTileK, inner, KIND == GLU ? 0 : second, head, policy);
+    }
+  }
+  __device__ __forceinline__ void columns(int stage, int k) const {
+    bring_columns(ring + stage * STAGE + W_BYTES, t.x, full + stage, k * kTileK);
+  }
+
+  __device__ __forceinline__ void bring() const {
+    const int early = min(stages, end - begin);
+    const u64 policy = read_once();
+    for (int i = 0; i < early; ++i) weights(i, begin + i, policy);
+    wait_for_previous();
+    asm volatile("fence.proxy.async;" ::: "memory");  // columns: other threads' stores
+    for (int i = 0; i < early; ++i) columns(i, begin + i);
+    Place at;
+    for (int k = begin + early; k < end; ++k) {
+      barrier_wait(free + at.stage, at.parity);
+      weights(at.stage, k, policy);
+      columns(at.stage, k);
+      at.next(stages);
+    }
+  }
+
+  // -- multiplying -------------------------------------------------------------------------------
+
+  // A warpgroup's: first and second rows of its pairs, or one of both.
+  using Sums = float[G][N / 2];
+
+  __device__ __forceinline__ void multiply(Sums& sums) const {
+    Place at;
+    const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+    int used = -1;
+    for (int k = begin; k < end; ++k) {
+      barrier_wait(full + at.stage, at.parity);
+      const u32 stage = shared_address(ring + at.stage * STAGE);
+      const u64 x = columns_descriptor(stage + W_BYTES);
+      const u64 w = columns_descriptor(stage + group * G * kTileBytes);
+      products_fence();
+#pragma unroll
+      for (int s = 0; s < kTileK / 16; ++s) {
+#pragma unroll
+        for (int i = 0; i < G; ++i) {
+          product_shared<W, N>(sums[i], w + i * (kTileBytes / 16) + 2 * s, x + 2 * s);
+        }
+      }
+      products_end();
+      products_wait<1>();  // the tile before is done
+      if (used >= 0 && lane == 0) barrier_arrive(free + used);
+      used = at.stage;
+      at.next(stages);
+    }
+    products_wait<0>();
+#pragma unroll
+    for (int i = 0; i < G * N / 2; ++i) {  // no use of a sum moves before the wait
+      asm volatile("" : "+f"(sums[i / (N / 2)][i % (N / 2)])::"memory");
+    }
+  }
+
+  // -- what becomes of the sums ------------------------------------------------------------------
+
+  __device__ __forceinline__ void keep_scales() const {
+    for (int i = threadIdx.x; i < N; i += kThreads) {
+      scales[i] = t.scales != nullptr && i < a.m ? __ldcg(t.scales + i) : 1.0f;
+    }
+  }
+  __device__ __forceinline__ BesideOne beside(int pair, int column) const {
+    BesideOne b = beside_one(KIND, a, tile.matrix, pair, column);
+    b.scale = scales[column];
+    return b;
+  }
+  __device__ __forceinline__ void finish(int pair, int column, float2 sum,
+                                         const BesideOne& b) const {
+    finish_one(KIND, a, tile.matrix, pair, column, sum.x, sum.y, b);
+  }
+  __device__ __forceinline__ void consumers_meet() const {
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+  }
+
+  // All of k is here: from registers.
+  __device__ __forceinline__ void finish_own(const Sums& sums) const {
+    constexpr int AT_ONCE = 2;
+    const int first = tile.pair + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int j = 0; j < N / 8; j += AT_ONCE) {
+      const auto pair = [&](int i) { return first + i / 2 % 2 * 8; };
+      const auto column = [&](int i) { return (j + i / 4) * 8 + (int)threadIdx.x % 4 * 2 + i % 2; };
+      BesideOne besides[4 * AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < 4 * AT_ONCE; ++i) besides[i] = beside(pair(i), column(i));
+#pragma unroll
+      for (int i = 0; i < 4 * AT_ONCE; ++i) {
+        finish(pair(i), column(i), {sums[0][4 * j + i], sums[1][4 * j + i]}, besides[i]);
+      }
+    }
+  }
+
+  // Into this block's shared memory, where the ring was: [columns][pairs] of two sums.
+  __device__ __forceinline__ void leave(const Sums& sums) const {
+    const int warp = threadIdx.x / 32 % (4 * G), lane = threadIdx.x % 32;
+    float* const to = reinterpret_cast<float*>(ring) + 2 * (warp * 16 + lane / 4) +
+                      lane % 4 * 2 * STRIDE + (G == 1 ? threadIdx.x / 128 : 0);
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float* const at = to + (8 * j + i % 2) * STRIDE + i / 2 * 16;
+        if constexpr (G == 1) {
+          *at = sums[0][4 * j + i];
+        } else {
+          *reinterpret_cast<float2*>(at) = {sums[0][4 * j + i], sums[1][4 * j + i]};
+        }
+      }
+    }
+  }
+
+  // Every block of a cluster finishes some columns of all its rows, in units of a column and 32
+  // pairs, of which a warp has every eighth.
+  static constexpr int WARPS = kThreads / 32, ROWS32 = 2 * G,
+                       AT_ONCE = S <= 4 && KIND != QKV ? 8 : 4;
+  using Besides = BesideOne[AT_ONCE];
+
+  __device__ __forceinline__ int units() const {
+    return (a.m - (int)blockIdx.x % S + S - 1) / S * ROWS32;
+  }
+  __device__ __forceinline__ int column_of(int unit) const {
+    return unit / ROWS32 * S + (int)blockIdx.x % S;
+  }
+  __device__ __forceinline__ int pair_of(int unit) const {  // in the block
+    return unit % ROWS32 * 32 + (int)threadIdx.x % 32;
+  }
+  __device__ __forceinline__ void ask(int first, Besides& besides) const {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int unit = min(first + i * WARPS, units() - 1);
+      besides[i] = beside(tile.pair + pair_of(unit), column_of(unit));
+    }
+  }
+  __device__ __forceinline__ void finish_parts(int first, Besides& besides) const {
+    u32 there[S];
+#pragma unroll
+    for (int s = 0; s < S; ++s) there[s] = address_at(shared_address(ring), s);
+#pragma unroll 1
+    while (first < units()) {
+      float2 parts[AT_ONCE][S];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int unit = min(first + i * WARPS, units() - 1);
+#pragma unroll
+        for (int s = 0; s < S; ++s) {
+          parts[i][s] = get_at(there[s] + 4 * (column_of(unit) * STRIDE + 2 * pair_of(unit)));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int unit = first + i * WARPS;
+        float2 sum = parts[i][0];
+#pragma unroll
+        for (int s = 1; s < S; ++s) sum = {sum.x + parts[i][s].x, sum.y + parts[i][s].y};
+        if (unit < units()) finish(tile.pair + pair_of(unit), column_of(unit), sum, besides[i]);
+      }
+      first += WARPS * AT_ONCE;
+      if (first < units()) ask(first, besides);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    start();
+    __syncthreads();
+    if (threadIdx.x >= kThreads) {
+      launch_dependents();
+      if (elected()) bring();
+      __syncwarp();
+      if (DIRECT) return;
+      meet();
+    } else {
+      wait_for_previous();
+      keep_scales();
+      Sums sums = {};
+      multiply(sums);
+      consumers_meet();
+      if constexpr (DIRECT) {
+        finish_own(sums);
+        return;
+      }
+      leave(sums);
+      const int first = threadIdx.x / 32;
+      Besides besides;
+      ask(first, besides);
+      meet();
+      finish_parts(first, besides);
+    }
+    meet();  // this block's sums may still be read
+  }
+
+  __device__ __forceinline__ void meet() const {
+    if (S > 1) {
+      cluster_sync();
+    } else {
+      __syncthreads();
+    }
+  }
+};
+#endif
+
+template <int KIND, class W, int N, int G, int S>
+__global__ void GF_CLUSTER(S) __launch_bounds__(kThreads + 32, 1)
+    mul_mat_tma(const __grid_constant__ TmaArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) char memory[];
+  Block<KIND, W, N, G, S>(args, memory).run();
+#endif
+}

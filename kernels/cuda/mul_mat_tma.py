@@ -1,0 +1,148 @@
+"""Launches mul_mat_tma.cu: 16-bit weights times 17 to 128 columns, on Hopper, in the order of sums
+that is fastest."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+
+from gguflow.engine.graph import DType
+
+from .columns import (
+    GLU,
+    QKV,
+    ROWS,
+    Product,
+    arguments,
+    columns_ok,
+    layout,
+    round_launch,
+    rows_ok,
+)
+from .launch import DeviceInfo, Kernel, Launch, TensorMap, ceil_div, cpp_type
+
+LEAST, MOST = 17, 128  # columns
+_OPTIONS = ("-arch=sm_90a",)  # whose devices alone have such products
+_KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
+_TILE_K, _PAIRS, _THREADS = 64, 64, 288  # as in mul_mat_tma.cu
+_ROW = 128  # bytes, of a tile
+_COLUMNS = (32, 64, 128)  # a block may have
+_GROUPS = (2, 1)
+# Clusters of so many blocks, a multiprocessor each, that run at once (H200: 132 multiprocessors, in
+# groups of sixteen and eighteen, some less).
+_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
+_ENOUGH = 96  # multiprocessors that bring as much as the memory gives
+# What a byte of columns takes beside one of weights, as they come from the second-level cache; what
+# beginning and ending blocks take, and adding up a part, in bytes.
+_COLUMNS_SHARE, _TURN, _PART = 0.05, 18 << 20, 6 << 20
+_STATIC, _ALIGN = 1024, 1024  # bytes of shared memory: left alone; that tiles are aligned to
+_MAX_STAGES = 16
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """groups: of 64 pairs of rows a block. parts: of k, blocks of a cluster."""
+
+    groups: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    columns: int
+    tiles: int
+    blocks: int
+    stages: int
+    shared: int
+
+
+def tiles_for(p: Product, device: DeviceInfo) -> Tiles:
+    """Those that take least time, in bytes of the device's memory."""
+    weights = sum(w.ne[1] * w.nb[1] for w in p.weights)
+
+    def cost(t: Tiles) -> float:
+        tiles = p.tiles(_PAIRS * t.groups)
+        turns = ceil_div(tiles, max(1, _AT_ONCE[t.parts] * device.sm_count // 132))
+        share = max(1.0, _ENOUGH * turns / (tiles * t.parts))
+        columns = tiles * p.m * 2 * p.k
+        return share * weights + _COLUMNS_SHARE * columns + _TURN * turns + _PART * t.parts
+
+    found = [Tiles(g, s) for g in _GROUPS for s in _AT_ONCE if p.k >= 2 * s * _TILE_K]
+    return min(found or [Tiles(2, 1)], key=cost)
+
+
+def _plan(p: Product, t: Tiles, device: DeviceInfo) -> _Plan:
+    columns = next(c for c in _COLUMNS if c >= p.m)
+    tiles = p.tiles(_PAIRS * t.groups)
+    stage = (2 * _PAIRS * t.groups + columns) * _ROW
+    fixed = _ALIGN + 4 * columns
+    stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // (stage + 16))
+    return _Plan(columns, tiles, tiles * t.parts, stages, fixed + stages * (stage + 16))
+
+
+def takes(p: Product, device: DeviceInfo) -> bool:
+    t = p.weights[0].dtype
+    half = p.heads.head_dim // 2 if p.heads is not None and p.heads.neox else _PAIRS
+    return (
+        device.arch == "sm_90"
+        and LEAST <= p.m <= MOST
+        and not t.is_quantized
+        and len({(w.dtype, w.nb[1]) for w in p.weights}) == 1
+        and all(rows_ok(w, 16, _TILE_K) and _in_pairs(p.kind, w.ne[1]) for w in p.weights)
+        and (_PAIRS % half == 0 or half % _PAIRS == 0)
+        and columns_ok(p.x)
+        and _plan(p, Tiles(2, 1), device).stages > 2
+    )
+
+
+def _in_pairs(kind: int, rows: int) -> bool:
+    return kind == GLU or rows % 2 == 0
+
+
+def scratch_bytes(p: Product, device: DeviceInfo) -> int:
+    return layout(p, 1).end
+
+
+def launches(
+    p: Product, device: DeviceInfo, scratch: int, tiles: Tiles | None = None
+) -> list[Launch]:
+    """The launches of a product that `takes` takes. tiles: others than `tiles_for` chooses."""
+    tiles = tiles or tiles_for(p, device)
+    plan, t = _plan(p, tiles, device), p.weights[0].dtype
+    at = layout(p, 1, address=scratch)
+    x, scales = (at.x, at.scales) if p.ready is None else (p.ready.address, p.ready.scales)
+
+    maps = [_rows_map(p, i) for i in range(len(p.weights))]
+    maps += [maps[0]] * (3 - len(maps)) + [_columns_map(x, t, p, plan.columns)]
+    args = arguments(p, replace(at, scales=0), plan.tiles, tiles.parts, plan.stages, 0, 0)
+    args += struct.pack("@P", scales if p.rounded == "f16" else 0)
+    args += bytes(-len(args) % 64)
+    sizes = f"{plan.columns}, {tiles.groups}, {tiles.parts}"
+    entry = f"mul_mat_tma<{_KINDS[p.kind]}, {cpp_type(t)}, {sizes}>"
+    grid, block = (plan.blocks, 1, 1), (_THREADS, 1, 1)
+    product = Launch(Kernel("mul_mat_tma.cu", entry, _OPTIONS), grid, block, args, plan.shared,
+                     dependent=True, maps=tuple(maps))  # fmt: skip
+    return [product] if p.ready is not None else [round_launch(p, at, 1, ROWS), product]
+
+
+def _rows_map(p: Product, i: int) -> TensorMap:
+    """Of weights i: k, pairs before the next heads, first and second row of a pair, heads. Of gate
+    and up the rows are neither."""
+    w, row = p.weights[i], p.weights[i].nb[1]
+    if p.kind == GLU:
+        pairs, second, heads, step = w.ne[1], row, 1, row
+    elif p.kind == QKV and p.heads is not None and p.heads.neox and p.heads.first + i < 2:
+        pairs = p.heads.head_dim // 2
+        second, heads, step = pairs * row, w.ne[1] // (2 * pairs), 2 * pairs * row
+    else:
+        pairs, second, heads, step = 1, row, w.ne[1] // 2, 2 * row
+    inner = min(pairs, _PAIRS)
+    halves = 1 if p.kind == GLU else 2
+    return TensorMap(
+        w.address, w.dtype.name, (p.k, pairs, halves, heads), (row, second, step),
+        (_TILE_K, inner, 1, _PAIRS // inner),
+    )  # fmt: skip
+
+
+def _columns_map(address: int, t: DType, p: Product, columns: int) -> TensorMap:
+    return TensorMap(address, t.name, (p.k, p.m), (2 * p.k,), (_TILE_K, columns))

@@ -226,9 +226,9 @@ def round_launch(p: Product, at: Layout, columns: int, how: int) -> Launch:
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
     numbers += struct.pack("@f", p.eps) + _order(p)
     numbers += struct.pack("@3i", columns, how, heads.head_dim // 2 if heads else 0)
-    threads = 512 if p.k <= 4096 else 1024
+    threads = 512 if p.k <= 16384 else 1024
     each = 1 << (ceil_div(p.k, 8 * threads) - 1).bit_length()
-    types = f"{p.rounded}, {cpp_bool(scaled)}, {each}"
+    types = f"{p.rounded}, {cpp_bool(scaled)}, {cpp_bool(p.norm is not None)}, {each}, {threads}"
     kernel = Kernel("columns_round.cu", f"round_columns<{types}>")
     args, grid = pack(p.x, numbers), (p.m, 1, 1)
     return Launch(kernel, grid, (threads, 1, 1), args, dependent=True, leaves=p.value)

@@ -47,30 +47,32 @@ __device__ __forceinline__ uint4 rounded(const ColumnsOrder& o, const float4 (&v
   return {w[0], w[1], w[2], w[3]};
 }
 
-// A block a column; a thread has R times eight elements.
-template <class T, bool SCALED, int R>
-__global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ RoundColumnsArgs a) {
+// A block a column, of B threads; a thread has R times eight elements. Small, so that it is there
+// before the product ahead is done: the one behind may only then ask for its weights.
+template <class T, bool SCALED, bool NORMED, int R, int B>
+__global__ void __launch_bounds__(B, NORMED || B > 512 ? 1 : 2)
+    round_columns(const __grid_constant__ RoundColumnsArgs a) {
   __shared__ float squares[kMostChunks];
   launch_dependents();
   const int column = blockIdx.x, k = (int)a.x.ne[0];
   const float* const x = reinterpret_cast<const float*>(a.x.row(column));
   // Of piece r of this thread, lane t of block32 has two times four elements.
   const auto place = [&](int r, int h) {
-    const int i = r * blockDim.x + threadIdx.x;
+    const int i = r * B + threadIdx.x;
     return i / 4 * 32 + i % 4 * a.order.lane + h * a.order.half;
   };
-  const auto inside = [&](int r) { return r * blockDim.x + threadIdx.x < k / 8; };
+  const auto inside = [&](int r) { return r * B + threadIdx.x < k / 8; };
   double angle = 0.0;
   if (threadIdx.x < a.half_dim) {
     angle = angle_of(a.rope, threadIdx.x, a.factors ? a.factors[threadIdx.x] : 1.0f);
   }
   float4 by[R][2], v[R][2];
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; NORMED && r < R; ++r) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       by[r][h] = {1.0f, 1.0f, 1.0f, 1.0f};
-      if (a.norm && inside(r)) by[r][h] = *reinterpret_cast<const float4*>(a.norm + place(r, h));
+      if (inside(r)) by[r][h] = *reinterpret_cast<const float4*>(a.norm + place(r, h));
     }
   }
   wait_for_previous();
@@ -83,8 +85,8 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
       if (inside(r)) v[r][h] = __ldcg(reinterpret_cast<const float4*>(x + place(r, h)));
     }
   }
-  for (int i = threadIdx.x; i < a.half_dim; i += blockDim.x) {
-    if (i >= blockDim.x) angle = angle_of(a.rope, i, a.factors ? a.factors[i] : 1.0f);
+  for (int i = threadIdx.x; i < a.half_dim; i += B) {
+    if (i >= B) angle = angle_of(a.rope, i, a.factors ? a.factors[i] : 1.0f);
     float2 at;
     turn(a.rope, __ldcg(a.pos + column) * angle, &at.y, &at.x);
     a.turns[column * a.half_dim + i] = at;
@@ -92,19 +94,19 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
   const int chunks = (k + kSquaresChunk - 1) / kSquaresChunk;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    if (a.norm) {  // a warp has a chunk
-      const int chunk = (r * blockDim.x + threadIdx.x) / 32;
+    if (NORMED) {  // a warp has a chunk
+      const int chunk = (r * B + threadIdx.x) / 32;
       const float sum = warp_reduce(add_squares(v[r][1], add_squares(v[r][0], 0.0f)), Add());
       if (threadIdx.x % 32 == 0 && chunk < chunks) squares[chunk] = sum;
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      v[r][h] = times(v[r][h], by[r][h]);
+      if (NORMED) v[r][h] = times(v[r][h], by[r][h]);
       largest = fmaxf(largest, largest_of(v[r][h]));
     }
   }
   float scale = 1.0f;  // of all elements
-  if (a.norm) {
+  if (NORMED) {
     __syncthreads();
     scale = float_norm_scale(sum_of_chunks(squares, chunks), k, a.eps);
   }
@@ -117,7 +119,7 @@ __global__ void __launch_bounds__(1024) round_columns(const __grid_constant__ Ro
   const int group = column / a.n, within = column % a.n;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    const int i = r * blockDim.x + threadIdx.x, block32 = i / 4, t = i % 4;
+    const int i = r * B + threadIdx.x, block32 = i / 4, t = i % 4;
     const uint4 w = rounded<T>(a.order, v[r], scale);
     if (!inside(r)) continue;
     if (a.layout == ROWS) {

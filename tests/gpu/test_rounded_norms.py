@@ -1,4 +1,4 @@
-"""Which norms cross between GPUs in 16 bits: those that only a library's products read."""
+"""Which norms cross between GPUs in 16 bits: those that products read which round them so."""
 
 from __future__ import annotations
 
@@ -61,22 +61,23 @@ def test_which_rows_are_shared_out() -> None:
 
     assert shares_rows(257, 4096, False) and shares_rows(512, 8192, True)
     assert not shares_rows(256, 4096, False)  # of which quantized products norm themselves
-    assert shares_rows(65, 4096, True) and not shares_rows(64, 4096, True)
+    assert shares_rows(17, 4096, True) and not shares_rows(16, 4096, True)
     assert not shares_rows(512, 4096, True, equal_bits=True)
     assert not shares_rows(512, 4100, True) and not shares_rows(512, 16384, True)
 
 
 @pytest.mark.parametrize(
     ("model", "n", "shared"),
-    [("llama3-8b:Q4_0", 256, False), ("llama3-8b:F16", 64, False), ("llama3-8b:F16", 65, True),
+    [("llama3-8b:Q4_0", 256, False), ("llama3-8b:F16", 16, False), ("llama3-8b:F16", 17, True),
      ("llama3-8b:F16", 128, True)],
 )  # fmt: skip
 def test_rows_of_a_step(model: str, n: int, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are not shared out. Where they are, gate and up find their columns rounded."""
+    """Few rows are not shared out. Where they are, products find their columns rounded."""
     monkeypatch.setattr(NullBackend, "supports", lambda self, node: launch.supports(node))
     plans = Plans(random_model(model), 2, 640, 256)
     plan = plans._model.plan(PlanKey(n, 0, n, n, True))
     found = rounded_types(plan, plans.names[1])
     assert bool(found) == shared
     if shared:
-        assert {found[t] for t in found if ".attn." in t.name} == {"f16"}
+        *normed, last = found
+        assert {found[t] for t in normed} == {"f16"} and found[last] is None

@@ -20,7 +20,7 @@ from .launch import Call, Kernel, Launch, Rounded, ceil_div, register
 OPS = ("all_reduce_norm",)
 # From more on shared rows are sooner there: where products take them in 16 bits, as those with
 # 16-bit weights do from fewer on (mul_mat_tma.cu).
-ROWS, ROWS_OF_FLOATS = 256, 16
+ROWS, ROWS_OF_FLOATS = 256, 64
 ELEMENTS = 8192  # of a row, at most
 # Threads of a block, and words of four elements that each of them may have of a row.
 _BLOCKS = (256, 1), (256, 2), (256, 4), (512, 4)

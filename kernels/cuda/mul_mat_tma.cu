@@ -9,7 +9,7 @@
 // dependent launch): a ring is as large as shared memory, so while small kernels run the device's
 // memory is read.
 #include "cuda/cluster.cuh"
-#include "cuda/columns.cuh"
+#include "cuda/tma_finish.cuh"
 #include "cuda/wgmma_shared.cuh"
 
 constexpr int kTileK = 64, kTilePairs = 64;
@@ -171,33 +171,24 @@ struct Block {
       scales[i] = t.scales != nullptr && i < a.m ? __ldcg(t.scales + i) : 1.0f;
     }
   }
-  __device__ __forceinline__ BesideOne beside(int pair, int column) const {
-    BesideOne b = beside_one(KIND, a, tile.matrix, pair, column);
-    b.scale = scales[column];
-    return b;
-  }
-  __device__ __forceinline__ void finish(int pair, int column, float2 sum,
-                                         const BesideOne& b) const {
-    finish_one(KIND, a, tile.matrix, pair, column, sum.x, sum.y, b);
-  }
   __device__ __forceinline__ void consumers_meet() const {
     asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
   }
 
   // All of k is here: from registers.
   __device__ __forceinline__ void finish_own(const Sums& sums) const {
-    constexpr int AT_ONCE = 2;
-    const int first = tile.pair + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    const int column = threadIdx.x % 4 * 2;
+    const int pair = tile.pair + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    float* const to = a.dst + (i64)column * a.n + pair;
 #pragma unroll
-    for (int j = 0; j < N / 8; j += AT_ONCE) {
-      const auto pair = [&](int i) { return first + i / 2 % 2 * 8; };
-      const auto column = [&](int i) { return (j + i / 4) * 8 + (int)threadIdx.x % 4 * 2 + i % 2; };
-      BesideOne besides[4 * AT_ONCE];
+    for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4 * AT_ONCE; ++i) besides[i] = beside(pair(i), column(i));
-#pragma unroll
-      for (int i = 0; i < 4 * AT_ONCE; ++i) {
-        finish(pair(i), column(i), {sums[0][4 * j + i], sums[1][4 * j + i]}, besides[i]);
+      for (int i = 0; i < 4; ++i) {
+        const int c = 8 * j + i % 2;
+        if (column + c < a.m && pair + i / 2 * 8 < a.pairs[0]) {
+          to[c * (i64)a.n + i / 2 * 8] =
+              gated(sums[0][4 * j + i], sums[1][4 * j + i], scales[column + c]);
+        }
       }
     }
   }
@@ -221,53 +212,51 @@ struct Block {
     }
   }
 
-  // Every block of a cluster finishes some columns of all its rows, in units of a column and 32
-  // pairs, of which a warp has every eighth.
-  static constexpr int WARPS = kThreads / 32, ROWS32 = 2 * G,
-                       AT_ONCE = S <= 4 && KIND != QKV ? 8 : 4;
-  using Besides = BesideOne[AT_ONCE];
+  // Every block of a cluster finishes some columns of all its rows: a warp has 64 pairs, two a
+  // lane, of some of these columns.
+  static constexpr int WARPS = kThreads / 32 / G;  // that have the same pairs
+  static constexpr int AT_ONCE = S <= 4 ? 4 : 2;
+  using Lane = LaneRows<KIND>;
+  using Besides = typename Lane::Beside[AT_ONCE];
 
-  __device__ __forceinline__ int units() const {
-    return (a.m - (int)blockIdx.x % S + S - 1) / S * ROWS32;
+  __device__ __forceinline__ int column_of(int turn) const {
+    return ((int)threadIdx.x / (32 * G) + turn * WARPS) * S + (int)blockIdx.x % S;
   }
-  __device__ __forceinline__ int column_of(int unit) const {
-    return unit / ROWS32 * S + (int)blockIdx.x % S;
-  }
-  __device__ __forceinline__ int pair_of(int unit) const {  // in the block
-    return unit % ROWS32 * 32 + (int)threadIdx.x % 32;
-  }
-  __device__ __forceinline__ void ask(int first, Besides& besides) const {
+  __device__ __forceinline__ void ask(const Lane& lane, int first, Besides& besides) const {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
-      const int unit = min(first + i * WARPS, units() - 1);
-      besides[i] = beside(tile.pair + pair_of(unit), column_of(unit));
+      if (column_of(first + i) < a.m) besides[i] = lane.ask(column_of(first + i));
     }
   }
-  __device__ __forceinline__ void finish_parts(int first, Besides& besides) const {
+  __device__ __forceinline__ void finish_parts(const Lane& lane, int within,
+                                               Besides& besides) const {
     u32 there[S];
 #pragma unroll
-    for (int s = 0; s < S; ++s) there[s] = address_at(shared_address(ring), s);
+    for (int s = 0; s < S; ++s) {
+      there[s] = address_at(shared_address(ring), s) + 4 * 2 * within;
+    }
 #pragma unroll 1
-    while (first < units()) {
-      float2 parts[AT_ONCE][S];
+    for (int first = 0; column_of(first) < a.m; first += AT_ONCE) {
+      float4 sums[AT_ONCE][S];
 #pragma unroll
       for (int i = 0; i < AT_ONCE; ++i) {
-        const int unit = min(first + i * WARPS, units() - 1);
 #pragma unroll
         for (int s = 0; s < S; ++s) {
-          parts[i][s] = get_at(there[s] + 4 * (column_of(unit) * STRIDE + 2 * pair_of(unit)));
+          sums[i][s] = get_at(there[s] + 4 * min(column_of(first + i), N - 1) * STRIDE);
         }
       }
+      typename Lane::Beside now[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) now[i] = besides[i];
+      ask(lane, first + AT_ONCE, besides);
 #pragma unroll
       for (int i = 0; i < AT_ONCE; ++i) {
-        const int unit = first + i * WARPS;
-        float2 sum = parts[i][0];
+        const int column = column_of(first + i);
+        float4 sum = sums[i][0];
 #pragma unroll
-        for (int s = 1; s < S; ++s) sum = {sum.x + parts[i][s].x, sum.y + parts[i][s].y};
-        if (unit < units()) finish(tile.pair + pair_of(unit), column_of(unit), sum, besides[i]);
+        for (int s = 1; s < S; ++s) sum = plus(sum, sums[i][s]);
+        if (column < a.m) lane.finish(column, sum, scales[column], now[i]);
       }
-      first += WARPS * AT_ONCE;
-      if (first < units()) ask(first, besides);
     }
   }
 
@@ -291,11 +280,12 @@ struct Block {
         return;
       }
       leave(sums);
-      const int first = threadIdx.x / 32;
+      const int within = threadIdx.x / 32 % G * kTilePairs + threadIdx.x % 32 * 2;
+      const Lane lane(a, tile, within);
       Besides besides;
-      ask(first, besides);
+      ask(lane, 0, besides);
       meet();
-      finish_parts(first, besides);
+      finish_parts(lane, within, besides);
     }
     meet();  // this block's sums may still be read
   }

@@ -61,14 +61,14 @@ def test_which_rows_are_shared_out() -> None:
 
     assert shares_rows(257, 4096, False) and shares_rows(512, 8192, True)
     assert not shares_rows(256, 4096, False)  # of which quantized products norm themselves
-    assert shares_rows(17, 4096, True) and not shares_rows(16, 4096, True)
+    assert shares_rows(65, 4096, True) and not shares_rows(64, 4096, True)
     assert not shares_rows(512, 4096, True, equal_bits=True)
     assert not shares_rows(512, 4100, True) and not shares_rows(512, 16384, True)
 
 
 @pytest.mark.parametrize(
     ("model", "n", "shared"),
-    [("llama3-8b:Q4_0", 256, False), ("llama3-8b:F16", 16, False), ("llama3-8b:F16", 17, True),
+    [("llama3-8b:Q4_0", 256, False), ("llama3-8b:F16", 64, False), ("llama3-8b:F16", 65, True),
      ("llama3-8b:F16", 128, True)],
 )  # fmt: skip
 def test_rows_of_a_step(model: str, n: int, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,133 @@
+// What becomes of the sums of mul_mat_tma.cu: of a lane's two pairs of rows, which it has of
+// several columns. Where these rows lie is found once; what a column adds to them is asked for
+// before its sums are there.
+#pragma once
+
+#include "cuda/columns.cuh"
+
+// Gate's and up's sums. Exact functions would take 3 us for 64 columns of 8B, when no weights are
+// on their way.
+__device__ __forceinline__ float gated(float gate, float up, float scale) {
+  return silu().rough(gate * scale) * (up * scale);
+}
+__device__ __forceinline__ float4 plus(float4 a, float4 b) {
+  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+__device__ __forceinline__ float4 times(float4 a, float s) {
+  return {a.x * s, a.y * s, a.z * s, a.w * s};
+}
+
+// sums: of the first and the second row of the first pair, then of the next pair's.
+template <int KIND>
+struct LaneRows;
+
+template <>
+struct LaneRows<GLU> {
+  struct Beside {};
+  const ColumnsArgs& a;
+  const int pair;
+
+  __device__ LaneRows(const ColumnsArgs& args, Tile tile, int within)
+      : a(args), pair(tile.pair + within) {}
+  __device__ __forceinline__ Beside ask(int) const { return {}; }
+  __device__ __forceinline__ void finish(int column, float4 sums, float scale, Beside) const {
+    float* const to = a.dst + (i64)column * a.n + pair;
+    if (pair < a.pairs[0]) to[0] = gated(sums.x, sums.y, scale);
+    if (pair + 1 < a.pairs[0]) to[1] = gated(sums.z, sums.w, scale);
+  }
+};
+
+template <>
+struct LaneRows<PLAIN> {
+  using Beside = float4;
+  const ColumnsArgs& a;
+  const int row, left;        // rows that there are from the first on
+  const bool stores4, adds4;  // whether four rows are 16 bytes
+
+  __device__ LaneRows(const ColumnsArgs& args, Tile tile, int within)
+      : a(args),
+        row(2 * (tile.pair + within)),
+        left(args.rows[0] - row),
+        stores4(left >= 4 && args.n % 4 == 0 && (u64)args.dst % 16 == 0),
+        adds4(left >= 4 && args.r_step == 4 && args.r_row % 16 == 0 && (u64)args.r % 16 == 0) {}
+  __device__ __forceinline__ Beside ask(int column) const {
+    float4 v = {};
+    if (a.r == nullptr) return v;
+    const char* const r = a.r + column * a.r_row + row * a.r_step;
+    if (adds4) return __ldcg(reinterpret_cast<const float4*>(r));
+    const auto at = [&](int i) { return __ldcg(reinterpret_cast<const float*>(r + i * a.r_step)); };
+    if (left > 0) v.x = at(0), v.y = at(1);
+    if (left > 2) v.z = at(2), v.w = at(3);
+    return v;
+  }
+  __device__ __forceinline__ void finish(int column, float4 sums, float scale,
+                                         const Beside& beside) const {
+    const float4 y = plus(times(sums, scale), beside);
+    float* const to = a.dst + (i64)column * a.n + row;
+    if (stores4) {
+      *reinterpret_cast<float4*>(to) = y;
+      return;
+    }
+    if (left > 0) to[0] = y.x, to[1] = y.y;
+    if (left > 2) to[2] = y.z, to[3] = y.w;
+  }
+};
+
+template <>
+struct LaneRows<QKV> {
+  struct Beside {
+    float2 turns[2];
+    int state_row;
+  };
+  const ColumnsArgs& a;
+  const int matrix, role, half;  // half: dimensions of a head that turn others
+  int pair, turn[2];
+  int2 rows[2];
+
+  __device__ LaneRows(const ColumnsArgs& args, Tile tile, int within)
+      : a(args),
+        matrix(tile.matrix),
+        role(args.first + tile.matrix),
+        half(args.head_dim / 2),
+        pair(tile.pair + within) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      rows[i] = rows_of(QKV, a, matrix, pair + i);
+      turn[i] = (pair + i) % half;
+    }
+  }
+  __device__ __forceinline__ bool is_there(int i) const { return pair + i < a.pairs[matrix]; }
+  __device__ __forceinline__ Beside ask(int column) const {
+    Beside b = {{}, column};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (role < 2) b.turns[i] = __ldcg(a.turns + column * half + turn[i]);
+    }
+    if (role > 0 && a.state_rows) b.state_row = __ldcg(a.state_rows + column);
+    return b;
+  }
+  __device__ __forceinline__ void finish(int column, float4 sums, float scale,
+                                         const Beside& beside) const {
+    const float4 y = times(sums, scale);
+    const float2 pairs[2] = {{y.x, y.y}, {y.z, y.w}};
+    const bool kept = beside.state_row >= 0 && beside.state_row < a.n_state;
+    if (role > 0 && !kept) return;
+    char* const state =
+        role > 0 ? a.state[role - 1] + beside.state_row * a.state_step[role - 1] : nullptr;
+    float* const to = a.dst + (i64)column * a.n;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float2 v = pairs[i];
+      const float2 turn = beside.turns[i];
+      if (role < 2) v = {v.x * turn.x - v.y * turn.y, v.x * turn.y + v.y * turn.x};
+      if (!is_there(i)) continue;
+      if (role > 0) {
+        put_state(state, a.state_type[role - 1], rows[i].x, v.x);
+        put_state(state, a.state_type[role - 1], rows[i].y, v.y);
+      } else {
+        to[rows[i].x] = v.x;
+        to[rows[i].y] = v.y;
+      }
+    }
+  }
+};

@@ -23,12 +23,13 @@ struct alignas(64) TensorMap {
 };
 
 // Mirrored by mul_mat_tma.py. w: of each matrix; its dimensions are k, pairs before the next heads,
-// first and second row of a pair, heads. x: k, columns. scales: of the columns, or null; c has
-// none.
+// first and second row of a pair, heads. x: k, columns. scales: of these, or null; c has neither
+// scales nor turns.
 struct TmaArgs {
   TensorMap w[3], x;
   ColumnsArgs c;
   const float* scales;
+  Turns turns;
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -216,6 +217,7 @@ struct Block {
   // lane, of some of these columns.
   static constexpr int WARPS = kThreads / 32 / G;  // that have the same pairs
   static constexpr int AT_ONCE = S <= 4 ? 4 : 2;
+  static constexpr bool EARLY = G == 1;  // what meets the first sums is there, as registers allow
   using Lane = LaneRows<KIND>;
   using Besides = typename Lane::Beside[AT_ONCE];
 
@@ -270,8 +272,12 @@ struct Block {
       if (DIRECT) return;
       meet();
     } else {
+      const int within = threadIdx.x / 32 % G * kTilePairs + threadIdx.x % 32 * 2;
+      const Lane lane(a, t.turns, tile, within);
+      Besides besides;
       wait_for_previous();
       keep_scales();
+      if (EARLY) ask(lane, 0, besides);
       Sums sums = {};
       multiply(sums);
       consumers_meet();
@@ -280,10 +286,7 @@ struct Block {
         return;
       }
       leave(sums);
-      const int within = threadIdx.x / 32 % G * kTilePairs + threadIdx.x % 32 * 2;
-      const Lane lane(a, tile, within);
-      Besides besides;
-      ask(lane, 0, besides);
+      if (!EARLY) ask(lane, 0, besides);
       meet();
       finish_parts(lane, within, besides);
     }

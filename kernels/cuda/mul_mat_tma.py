@@ -100,7 +100,7 @@ def _in_pairs(kind: int, rows: int) -> bool:
 
 
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
-    return layout(p, 1).end
+    return layout(replace(p, heads=None), 1).end
 
 
 def launches(
@@ -109,20 +109,30 @@ def launches(
     """The launches of a product that `takes` takes. tiles: others than `tiles_for` chooses."""
     tiles = tiles or tiles_for(p, device)
     plan, t = _plan(p, tiles, device), p.weights[0].dtype
-    at = layout(p, 1, address=scratch)
+    at = layout(replace(p, heads=None), 1, address=scratch)
     x, scales = (at.x, at.scales) if p.ready is None else (p.ready.address, p.ready.scales)
 
     maps = [_rows_map(p, i) for i in range(len(p.weights))]
     maps += [maps[0]] * (3 - len(maps)) + [_columns_map(x, t, p, plan.columns)]
     args = arguments(p, replace(at, scales=0), plan.tiles, tiles.parts, plan.stages, 0, 0)
-    args += struct.pack("@P", scales if p.rounded == "f16" else 0)
+    args += struct.pack("@P", scales if p.rounded == "f16" else 0) + _turns(p)
     args += bytes(-len(args) % 64)
     sizes = f"{plan.columns}, {tiles.groups}, {tiles.parts}"
     entry = f"mul_mat_tma<{_KINDS[p.kind]}, {cpp_type(t)}, {sizes}>"
     grid, block = (plan.blocks, 1, 1), (_THREADS, 1, 1)
     product = Launch(Kernel("mul_mat_tma.cu", entry, _OPTIONS), grid, block, args, plan.shared,
                      dependent=True, maps=tuple(maps))  # fmt: skip
-    return [product] if p.ready is not None else [round_launch(p, at, 1, ROWS), product]
+    if p.ready is not None:
+        return [product]
+    return [round_launch(replace(p, heads=None), at, 1, ROWS), product]
+
+
+def _turns(p: Product) -> bytes:
+    """`Turns` of tma_finish.cuh."""
+    if p.heads is None:
+        return bytes(56)
+    factors = p.heads.factors
+    return p.heads.rope + struct.pack("@2P", p.heads.pos.address, factors.address if factors else 0)
 
 
 def _rows_map(p: Product, i: int) -> TensorMap:

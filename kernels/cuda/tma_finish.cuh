@@ -4,6 +4,14 @@
 #pragma once
 
 #include "cuda/columns.cuh"
+#include "cuda/rope.cuh"
+
+// How heads turn. Angles are made where they are used: columns may have been rounded elsewhere.
+struct Turns {
+  RopeNumbers rope;
+  const i32* pos;        // of each column
+  const float* factors;  // of the frequencies, or null
+};
 
 // Gate's and up's sums. Exact functions would take 3 us for 64 columns of 8B, when no weights are
 // on their way.
@@ -27,7 +35,7 @@ struct LaneRows<GLU> {
   const ColumnsArgs& a;
   const int pair;
 
-  __device__ LaneRows(const ColumnsArgs& args, Tile tile, int within)
+  __device__ LaneRows(const ColumnsArgs& args, const Turns&, Tile tile, int within)
       : a(args), pair(tile.pair + within) {}
   __device__ __forceinline__ Beside ask(int) const { return {}; }
   __device__ __forceinline__ void finish(int column, float4 sums, float scale, Beside) const {
@@ -44,7 +52,7 @@ struct LaneRows<PLAIN> {
   const int row, left;        // rows that there are from the first on
   const bool stores4, adds4;  // whether four rows are 16 bytes
 
-  __device__ LaneRows(const ColumnsArgs& args, Tile tile, int within)
+  __device__ LaneRows(const ColumnsArgs& args, const Turns&, Tile tile, int within)
       : a(args),
         row(2 * (tile.pair + within)),
         left(args.rows[0] - row),
@@ -76,34 +84,39 @@ struct LaneRows<PLAIN> {
 template <>
 struct LaneRows<QKV> {
   struct Beside {
-    float2 turns[2];
+    float2 turns[2];  // cosine and sine
     int state_row;
   };
   const ColumnsArgs& a;
-  const int matrix, role, half;  // half: dimensions of a head that turn others
-  int pair, turn[2];
+  const Turns& turns;
+  const int matrix, role;
+  int pair;
   int2 rows[2];
+  double angles[2];  // from one position to the next
 
-  __device__ LaneRows(const ColumnsArgs& args, Tile tile, int within)
+  __device__ LaneRows(const ColumnsArgs& args, const Turns& t, Tile tile, int within)
       : a(args),
+        turns(t),
         matrix(tile.matrix),
         role(args.first + tile.matrix),
-        half(args.head_dim / 2),
         pair(tile.pair + within) {
+    const int half = a.head_dim / 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       rows[i] = rows_of(QKV, a, matrix, pair + i);
-      turn[i] = (pair + i) % half;
+      const int dim = (pair + i) % half;
+      angles[i] = role < 2 ? angle_of(t.rope, dim, t.factors ? t.factors[dim] : 1.0f) : 0.0;
     }
   }
   __device__ __forceinline__ bool is_there(int i) const { return pair + i < a.pairs[matrix]; }
   __device__ __forceinline__ Beside ask(int column) const {
     Beside b = {{}, column};
+    const int pos = role < 2 ? __ldcg(turns.pos + column) : 0;
+    if (role > 0 && a.state_rows) b.state_row = __ldcg(a.state_rows + column);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (role < 2) b.turns[i] = __ldcg(a.turns + column * half + turn[i]);
+      if (role < 2) turn(turns.rope, pos * angles[i], &b.turns[i].y, &b.turns[i].x);
     }
-    if (role > 0 && a.state_rows) b.state_row = __ldcg(a.state_rows + column);
     return b;
   }
   __device__ __forceinline__ void finish(int column, float4 sums, float scale,

@@ -10,11 +10,19 @@ import pytest
 from harness import build_case, declare_case, nmse, run_on
 from kernel_list import DEVICE, launches_of
 
-from gguflow.engine.graph import Case, Operand, op_spec
+from gguflow.engine.graph import F16, F32, I32, Case, Graph, Operand, Tensor, op_spec
 from gguflow.kernels.cuda import mul_mat_tma
 from gguflow.kernels.cuda.columns import Product, products
 from gguflow.kernels.cuda.gemm import Gemm
-from gguflow.kernels.cuda.launch import DeviceInfo, Launch
+from gguflow.kernels.cuda.launch import (
+    Call,
+    DeviceInfo,
+    Launch,
+    Rounded,
+    launches,
+    rounds_to,
+    scratch_bytes,
+)
 from gguflow.kernels.cuda.launch import Operand as DeviceOperand
 from gguflow.kernels.cuda.mul_mat_tma import Tiles
 
@@ -192,3 +200,56 @@ def test_rows_that_float16_cannot_hold(gpu: Any) -> None:
     built = build("mul_mat_add", weight(96, 512, "f16"), x, Operand((40, 96)))
     for row, expected in zip(check(gpu, built), built.expected, strict=True):
         assert nmse(row, expected) < 5e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["norm_qkv_rope", "mul_mat_swiglu"])
+def test_columns_that_are_rounded_already(gpu: Any, op: str) -> None:
+    """As an exchange between GPUs leaves them."""
+    m, k, hd, rng = 48, 512, 64, np.random.default_rng(3)
+    g = Graph()
+    x = g.input("x", F32, (m, k))
+    data = {x: rng.standard_normal((m, k)).astype(np.float32)}
+
+    def weights(*rows: int) -> list[Tensor]:
+        made = [g.weight(f"w{i}", F16, (n, k)) for i, n in enumerate(rows)]
+        data.update({w: rng.standard_normal(w.shape).astype(np.float16) for w in made})
+        return made
+
+    states: list[Tensor] = []
+    if op == "mul_mat_swiglu":
+        node = g.op(op, *weights(256, 256), x)
+    else:
+        where = g.input("pos", I32, (m,)), g.input("rows", I32, (m,))
+        data |= dict.fromkeys(where, rng.permutation(m).astype(np.int32))
+        states = [g.state(n, F16, (m, hd)) for n in ("keys", "values")]
+        data |= {s: np.zeros(s.shape, np.float16) for s in states}
+        node = g.op(op, x, None, *weights(4 * hd, hd, hd), *where, *states, eps=1e-5, head_dim=hd,
+                    n_dims=hd, mode="neox")  # fmt: skip
+    at = {t: gpu.alloc(t.nbytes) for t in (*data, node)}
+    for t, v in data.items():
+        at[t].write(0, v)
+    info = gpu.device.info
+    assert rounds_to(node, info) == "f16"
+    scratch = gpu.alloc(scratch_bytes(node, info))
+    rounded = gpu.alloc(2 * m * k + 4 * m)
+    rounded.write(0, data[x].astype(np.float16))
+    rounded.write(2 * m * k, np.ones(m, np.float32))
+    ready = Rounded("f16", rounded.address, rounded.address + 2 * m * k)
+
+    def result(ready: Rounded | None) -> bytes:
+        srcs = tuple(None if s is None else DeviceOperand.of(s, at[s].address) for s in node.srcs)
+        call = Call(
+            node, DeviceOperand.of(node, at[node].address), srcs, info, scratch.address, ready
+        )
+        made = [s for s in launches(call) if isinstance(s, Launch)]
+        assert len(made) == (1 if ready else 2)
+        for t in (node, *states):
+            at[t].write(0, np.zeros(t.nbytes, np.uint8))
+        gpu.modules.prepare(s.kernel for s in made)
+        for s in made:
+            gpu.modules.bind(s).issue()
+        gpu.device.synchronize()
+        return b"".join(at[t].read(0, t.nbytes).tobytes() for t in (node, *states))
+
+    assert result(ready) == result(None)

@@ -26,7 +26,7 @@ struct ColumnsArgs {
   const float2* turns;       // [m, head_dim / 2] cosine and sine
   const i32* state_rows;     // rows of the states that the columns become; null: as they come
   char* state[2];            // keys and values
-  float* dst;                // [m, n]
+  float* dst;                // [m, n], dst_row elements from column to column
   float4* parts;             // sums of parts of k, if there are several
   i64 w_row, r_row, r_step;  // bytes: r's from column to column and from row to row
   i64 state_step[2];         // bytes from row to row
@@ -36,6 +36,7 @@ struct ColumnsArgs {
   int head_dim, neox, state_type[2], n_state;
   int w_stages, x_stages, w_stride;  // how the kernel's memory is divided
   Masks masks;
+  i64 dst_row;
 };
 
 // A tile of so many pairs: its matrix and its first pair.
@@ -122,7 +123,7 @@ __device__ __forceinline__ void finish_one(int kind, const ColumnsArgs& a, int m
   if (pair >= a.pairs[matrix] || column >= a.m) return;
   const int2 rows = rows_of(kind, a, matrix, pair);
   const int role = a.first + matrix;
-  float* const dst = a.dst + (i64)column * a.n;
+  float* const dst = a.dst + column * a.dst_row;
   y0 = __fmul_rn(y0, b.scale);
   y1 = __fmul_rn(y1, b.scale);
   if (kind == GLU) {

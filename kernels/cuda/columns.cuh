@@ -117,7 +117,10 @@ __device__ __forceinline__ BesideOne beside_one(const ColumnsArgs& a, int matrix
 }
 
 // What becomes of the sums y0 and y1 of a pair's rows in a column. Each operation is rounded as
-// written, so that all kernels give the same bits.
+// written, so that all kernels give the same bits. AT_ONCE: neighbours are one store, for warps
+// that write runs of pairs, maybe to another device, to which a sector written by two stores
+// crosses twice.
+template <bool AT_ONCE = false>
 __device__ __forceinline__ void finish_one(int kind, const ColumnsArgs& a, int matrix, int pair,
                                            int column, float y0, float y1, const BesideOne& b) {
   if (pair >= a.pairs[matrix] || column >= a.m) return;
@@ -142,8 +145,17 @@ __device__ __forceinline__ void finish_one(int kind, const ColumnsArgs& a, int m
     put_state(row, a.state_type[role - 1], rows.y, y1);
     return;
   }
-  dst[rows.x] = y0 + b.r[0];
-  dst[rows.y] = y1 + b.r[1];
+  y0 += b.r[0];
+  y1 += b.r[1];
+  if constexpr (AT_ONCE) {
+    float* const to = dst + rows.x;
+    if (rows.y == rows.x + 1 && reinterpret_cast<size_t>(to) % sizeof(float2) == 0) {
+      *reinterpret_cast<float2*>(to) = {y0, y1};
+      return;
+    }
+  }
+  dst[rows.x] = y0;
+  dst[rows.y] = y1;
 }
 __device__ __forceinline__ void finish_one(const ColumnsArgs& a, int matrix, int pair, int column,
                                            float y0, float y1, const BesideOne& b) {

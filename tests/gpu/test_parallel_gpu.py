@@ -274,24 +274,22 @@ def reach(cards: Callable[[int], Backend], n: int) -> bool:
                for a, b in ((first, x) for x in others))  # fmt: skip
 
 
-@pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q4_0"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_logits_are_what_they_are_where_they_cross(
     patched: None, cut: None, cards: Callable[[int], Backend], tmp_path: Path, n: int, dtype: str,
-    equal: bool, monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     path = write_tiny(tmp_path / "m.gguf", dtype=dtype, gain=2.0, **WIDE)
     ids = [3 + i * 7 % 1000 for i in range(300)]
     sizes = (1, 2, 5, 8, 16, 17, 40, 64, 100, 128, 300)
-    options: dict[str, Any] = {"n_ctx": 512, "equal_bits": equal}
-    model = on(path, n, **options)
+    model = on(path, n, n_ctx=512)
     bound = model.new_session().bound_plan(40, "all", False)
     assert n_written(bound) == (n - 1 if reach(cards, n) else 0)
     found = [model.logits(ids[:m]).copy() for m in sizes]
     again = [model.logits(ids[:m]).copy() for m in sizes]
     moved(monkeypatch)
-    model = on(path, n, **options)
+    model = on(path, n, n_ctx=512)
     assert n_written(model.new_session().bound_plan(40, "all", False)) == 0
     for m, x, y in zip(sizes, found, again, strict=True):
         assert np.array_equal(x, y), m

@@ -313,7 +313,7 @@ def refuse(step: Step, backend: str) -> NoReturn:
     """Raises UnsupportedStepError."""
     if isinstance(step, Send | Recv):
         kind = "send" if isinstance(step, Send) else "receive"
-        what = f"{kind} of {', '.join(o.name for o in step.meeting.owners)}"
+        what = f"{kind} of {', '.join(t.name for t in step.meeting.values)}"
     else:
         what = f"{step.op} {step.name}"
     raise UnsupportedStepError(f"{backend} has no way to run {what}")
@@ -429,6 +429,11 @@ class Backend(ABC):
     @abstractmethod
     def supports(self, node: Tensor) -> bool:
         """Whether this backend has a kernel for the node's op, types and layout."""
+
+    def supports_strides(self, node: Tensor) -> bool:
+        """Whether its kernel for a node that it supports writes the result where the node's strides
+        and offset say, in rows with gaps between them: its memory may be a part of another's."""
+        return False
 
     @abstractmethod
     def peaks(self) -> tuple[float | None, ...] | None:

@@ -9,10 +9,10 @@ outside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
-from gguflow.engine.graph import Role, ShapeError, Tensor, op_spec
+from gguflow.engine.graph import Role, ShapeError, Tensor, is_in_place, op_spec
 from gguflow.engine.graph.tensor import MAX_DIMS, contiguous_strides
 
 from .base import Memory
@@ -61,7 +61,9 @@ def _check_op(node: Tensor) -> None:
         )
     if spec.writes_into is None:
         if node.owner is not node:
-            raise DescriptorError(f"lies in {node.owner.name}, which it does not write into")
+            if not any(t is node for t in _made_within(node.owner)):
+                raise DescriptorError(f"lies in {node.owner.name}, which it does not write into")
+            return
         if node.strides != contiguous_strides(node.shape, node.dtype):
             raise DescriptorError(f"a result with strides {list(node.strides)}")
         return
@@ -70,6 +72,14 @@ def _check_op(node: Tensor) -> None:
     same = (target.owner, target.view_offset, target.strides)
     if (node.owner, node.view_offset, node.strides) != same:
         raise DescriptorError(f"writes into {target.name}, but lies elsewhere")
+
+
+def _made_within(joined: Tensor) -> Iterator[Tensor]:
+    """The operands that lie where they stand in the result of an op, and theirs."""
+    for i, s in enumerate(joined.srcs):
+        if s is not None and is_in_place(joined, i):
+            yield s
+            yield from _made_within(s)
 
 
 def check_layout(t: Tensor) -> int:
@@ -160,7 +170,7 @@ def _check_sharing(node: Tensor, spans: Sequence[tuple[int, int] | None]) -> Non
                 continue
             if not (span[0] < target[1] and target[0] < span[1]):
                 continue
-            if k is None and i == spec.writes_into:
+            if k is None and (i == spec.writes_into or is_in_place(node, i)):
                 continue
             alike = (source.dtype, source.shape) == (node.dtype, node.shape)
             in_place = k is None and i in spec.in_place and span == target and alike

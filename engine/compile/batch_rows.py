@@ -121,7 +121,7 @@ def _see(t: Tensor, found: dict[Tensor, str]) -> None:
 
 def _name_of_node(node: Tensor, found: Mapping[Tensor, str]) -> str | None:
     spec = op_spec(node.op or "")
-    if spec.rows_of is None or node.owner is not node:
+    if spec.rows_of is None or spec.writes_into is not None:
         return None
     source = node.srcs[spec.rows_of]
     if source is None or source not in found or max(len(source.shape), len(node.shape)) < 2:

@@ -49,14 +49,18 @@ def plan_memory(
     nodes: Sequence[Tensor],
     outputs: Sequence[Tensor],
     until: Mapping[Tensor, int] | None = None,
+    since: Mapping[Tensor, int] | None = None,
 ) -> ArenaPlan:
     """Place the results of `nodes` (execution order) that own memory; `outputs` live to the end.
 
-    until: values that somebody else reads after so many of the nodes have run.
+    until: values that somebody else reads after so many of the nodes have run. since: values that
+    somebody else may write from the moment on when so many of the nodes have run.
     """
     lives = _lifetimes(nodes, outputs)
     for t, n in (until or {}).items():
         lives[t].end = max(lives[t].end, n)
+    for t, n in (since or {}).items():
+        lives[t].start = min(lives[t].start, n)
     takes_over = _in_place(nodes, lives)
     plan = ArenaPlan(naive_nbytes=sum(round_up(x.nbytes) for x in lives.values()))
 
@@ -94,13 +98,17 @@ def plan_memory(
 
 
 def _lifetimes(nodes: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[Tensor, _Life]:
-    lives: dict[Tensor, _Life] = {}
+    lives = {
+        node: _Life(node, node.nbytes, i, i)
+        for i, node in enumerate(nodes)
+        if node.view_of is None and node.role is Role.NODE
+    }
     for i, node in enumerate(nodes):
-        if node.view_of is None and node.role is Role.NODE:
-            lives[node] = _Life(node, node.nbytes, i, i)
+        if node.owner in lives:  # made within another, maybe before that is complete
+            lives[node.owner].start = min(lives[node.owner].start, i)
         for s in node.live_srcs():
             if s.owner in lives:
-                lives[s.owner].end = i
+                lives[s.owner].end = max(lives[s.owner].end, i)
     for t in outputs:
         if t.owner in lives:
             lives[t.owner].end = len(nodes)

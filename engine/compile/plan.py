@@ -1,4 +1,5 @@
-"""The plan: prune -> pad rows -> fuse -> join -> place -> split -> memory, put together.
+"""The plan: prune -> pad rows -> fuse -> join -> place -> split -> schedule -> within -> memory,
+put together.
 
 Pure; no device is touched.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,7 @@ from .row_padding import pad_rows
 from .schedule import Step, backend_of, schedule
 from .split import Copy, Segment, split
 from .types import HOST_SPACE, BackendInfo
+from .within import make_within
 
 
 @dataclass
@@ -180,16 +182,17 @@ def compile_graph(graph: Graph, options: PlanOptions) -> Plan:
     placement = place(graph.nodes, graph.leaves, options.placement)
     spaces = {b.name: b.space for b in order}
     segments = split(graph.nodes, placement, spaces)
+    steps, brought = schedule(segments)
+    since = make_within(graph, placement, order, segments, steps)
     arenas: dict[str, ArenaPlan] = {}
     for space in dict.fromkeys(spaces.values()):
-        arenas[space] = _plan_space(graph, placement, segments, spaces, space)
+        arenas[space] = _plan_space(graph, placement, segments, spaces, space, since)
     scratch = {}
     for b in order:
         if b.memory is not None:
             mine = [n for n in graph.nodes if placement.of[n] == b.name]
             scratch[b.space] = b.memory.scratch_bytes(mine)
     units = {b.space: b.memory.unit if b.memory is not None else ALIGN for b in order}
-    steps, brought = schedule(segments)
     return Plan(
         graph, placement, segments, steps, brought, arenas, spaces, fused, scratch, units,
         _channels(graph.nodes, placement, order),
@@ -234,8 +237,10 @@ def _plan_space(
     segments: Sequence[Segment],
     spaces: dict[str, str],
     space: str,
+    written: Mapping[Tensor, Tensor],
 ) -> ArenaPlan:
-    """Memory of one space: values made there; values copied in are placed by the runtime.
+    """Memory of one space: values made there; values copied in are placed by the runtime. written:
+    values that other devices write parts of, and from which node of theirs on.
 
     What crosses to another space is copied when a segment there starts, and must last until then.
     Of the host's values that is not enough: in a linked run a device may come for them while the
@@ -251,4 +256,6 @@ def _plan_space(
                 last = bisect_left(position, at[s.nodes[0]])  # made here before it starts
                 until[c.owner] = len(here) if space == HOST_SPACE else last
     ours = [t for t in graph.outputs if spaces[placement.of[t.owner]] == space]
-    return plan_memory(here, ours, until)
+    since = {t: bisect_left(position, at[n]) for t, n in written.items()
+             if spaces[placement.of[t]] == space}  # fmt: skip
+    return plan_memory(here, ours, until, since)

@@ -35,7 +35,8 @@ class Meeting:
 
     source, target: backend names. after: the node of the source that the send follows. before: the
     node of the target that the receive precedes. flops: the source's work since its last send, for
-    which a receiver must have patience.
+    which a receiver must have patience. written: values that nothing has to be brought of, for the
+    source writes them in the target's memory, see `within`.
     """
 
     index: int
@@ -45,6 +46,12 @@ class Meeting:
     before: Tensor
     owners: list[Tensor] = field(default_factory=list)
     flops: int = 0
+    written: list[Tensor] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[Tensor]:
+        """All of them."""
+        return [*self.owners, *self.written]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from gguflow.engine.graph import Tensor
 
@@ -33,6 +33,10 @@ class LinksInfo(Protocol):
     def channel_bytes(self) -> ChannelBytes | None:
         """Memory of a device for exchanges of that many, of these sizes (`compile.exchanges`)."""
 
+    @property
+    def reaches(self) -> Callable[[Any], bool]:
+        """Whether this device's programs can write into the memory of another backend."""
+
 
 class BackendInfo(Protocol):
     """The part of a backend that planning asks; no device is needed to provide it."""
@@ -53,3 +57,7 @@ class BackendInfo(Protocol):
         """None where programs can only take turns."""
 
     def supports(self, node: Tensor) -> bool: ...
+
+    def supports_strides(self, node: Tensor) -> bool:
+        """Whether its kernel for a node that it supports writes the result where the node's strides
+        and offset say, in rows with gaps between them."""

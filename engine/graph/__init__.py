@@ -28,6 +28,7 @@ from .opspec import (
     all_ops,
     exchanged,
     exchanged_by_rank,
+    is_in_place,
     op_spec,
     written_owners,
 )
@@ -37,6 +38,6 @@ __all__ = [
     "BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "LEAST_POSITIVE",
     "Case", "DType", "Graph", "Operand", "OpSpec", "Param", "ParamRangeError", "Role", "Shape",
     "ShapeError", "Tensor", "all_dtypes", "all_ops", "contiguous_strides", "dtype_by_id",
-    "dtype_by_name", "exchanged", "exchanged_by_rank", "least_above", "op_spec", "register_dtype",
-    "written_owners",
+    "dtype_by_name", "exchanged", "exchanged_by_rank", "is_in_place", "least_above", "op_spec",
+    "register_dtype", "written_owners",
 ]  # fmt: skip

@@ -163,6 +163,12 @@ class OpSpec:
         """Test cases: odd sizes, views, permuted and broadcast operands, all types."""
         raise NotImplementedError
 
+    def place_of(self, out: Tensor, i: int) -> tuple[int, tuple[int, ...]] | None:
+        """Where operand i stands in `out` as it is: the byte it begins at, and its strides there.
+        None where it does not. An op of which this is all has nothing to do for an operand that
+        lies there already, see `is_in_place`."""
+        return None
+
     # -- helpers -------------------------------------------------------------------------------
 
     def lacks(self, srcs: Sequence[Tensor | None]) -> int | None:
@@ -241,6 +247,16 @@ def written_owners(node: Tensor) -> list[Tensor]:
         return []
     also = (node.srcs[i] for i in op_spec(node.op).also_writes)
     return [*([node.view_of] if node.view_of else []), *(s.owner for s in also if s)]
+
+
+def is_in_place(node: Tensor, i: int) -> bool:
+    """Whether operand i of an op lies where it stands in the result."""
+    s = node.srcs[i]
+    place = op_spec(node.op).place_of(node, i) if node.op is not None and s is not None else None
+    if s is None or place is None or s.owner is not node.owner:
+        return False
+    offset, strides = place
+    return (s.view_offset, s.strides) == (node.view_offset + offset, strides)
 
 
 def exchanged(node: Tensor) -> tuple[Tensor, ...]:

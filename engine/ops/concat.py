@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Case, DType, Operand, OpSpec, Param, Shape, Tensor
+from ..graph import Case, DType, Operand, OpSpec, Param, Shape, Tensor, is_in_place
 from ._common import FLOATS
 
 
@@ -37,8 +37,16 @@ class Concat(OpSpec):
     def reference(self, *srcs: Any, **params: Any) -> np.ndarray:
         return np.concatenate(srcs, axis=params["axis"])
 
+    def place_of(self, out: Tensor, i: int) -> tuple[int, tuple[int, ...]]:
+        axis, first = out.params["axis"], out.srcs[0]
+        assert first is not None
+        return i * first.shape[axis] * out.strides[axis], out.strides
+
     def flops(self, out: Tensor) -> int:
         return 0
+
+    def bytes(self, out: Tensor) -> int:
+        return sum(2 * s.nbytes for i, s in enumerate(out.live_srcs()) if not is_in_place(out, i))
 
     def cases(self) -> Iterator[Case]:
         for axis in (-1, -2, -3, -4):

@@ -138,7 +138,8 @@ class SideBySide(Runner):
                     int(1e9 * self._reduce_patience),
                 )  # fmt: skip
         own = (b for b in self._own_flags.values() if b is not None)
-        memory = (self._common, *own, *self._channels.values())
+        written = (self._views[name].locate(t.owner)[0] for m in mine for t in m.written)
+        memory = (self._common, *own, *self._channels.values(), *written)
         return Meets(flags, reduces, memory)
 
     def _line(self, i: int) -> int:

@@ -102,7 +102,7 @@ def step_rows(
         else:
             assert isinstance(step, Send | Recv)
             kind = "signal" if isinstance(step, Send) else "wait"
-            owners = step.meeting.owners
+            owners = step.meeting.values
             row = PlanRow(
                 name=f"{node.name}.{kind}", op=kind, backend=backend, kernel=kernel,
                 shapes=tuple(o.shape for o in owners), types=tuple(o.dtype.name for o in owners),

@@ -80,10 +80,14 @@ def cut(plan: Plan, backends: Mapping[str, Backend]) -> Sides:
             if of is None or of.channel_bytes is None:
                 name = plan.placement.of[node]
                 raise UnlinkableError(f"{name} has no all_reduce, which {node.name} is")
-    return Sides(
+    sides = Sides(
         hosts[0] if hosts else None, devices, {n: plan.program(n) for n in names}, meetings,
         exchanges, _apart(devices, meetings, exchanges, plan, backends),
     )  # fmt: skip
+    for m in meetings:
+        if m.written and not sides.is_direct(m):
+            raise UnlinkableError(f"{m.source} does not reach {m.target}, where it would write")
+    return sides
 
 
 def pinned(device: Backend, nbytes: int) -> HostBuffer:

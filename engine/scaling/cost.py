@@ -21,7 +21,8 @@ def compute_seconds(work: Work, m: Machine) -> float:
     computing = sum(n / (1e12 * rates[kind]) for kind, n in work.flops.items())
     reading = work.read / (1e9 * m.read_gbs)
     beside = m.kernel_us * work.kernels + m.many_us * work.many + m.small_us * work.small
-    return reading + computing + 1e-12 * m.unpack_ps * work.unpacked + 1e-6 * beside
+    writing = work.written / (1e9 * m.link_gbs)
+    return max(reading + computing, writing) + 1e-12 * m.unpack_ps * work.unpacked + 1e-6 * beside
 
 
 def exchange_seconds(nbytes: int, n_devices: int, m: Machine) -> float:

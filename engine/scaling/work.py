@@ -8,7 +8,15 @@ from collections.abc import Iterator
 
 from gguflow.engine.compile import Plan, Recv
 from gguflow.engine.dataclass import dataclass, field
-from gguflow.engine.graph import OpSpec, Role, Tensor, exchanged, exchanged_by_rank, op_spec
+from gguflow.engine.graph import (
+    OpSpec,
+    Role,
+    Tensor,
+    exchanged,
+    exchanged_by_rank,
+    is_in_place,
+    op_spec,
+)
 
 _LAYER = re.compile(r"(?:blk|kv|ssm)\.(\d+)\.")
 FIRST, LAST = -1, 1 << 30  # what comes before the layers, what after them
@@ -28,7 +36,8 @@ class Work:
     weights or a cache; many: of these, products of more than FEW rows; small: all others.
     exchanges: sums between all devices, by bytes of a part. shared: those whose rows the devices
     share out, by the bytes that come to a device. crossed: bytes of each time that the device waits
-    for what another one alone has made.
+    for what another one alone has made. written: bytes of results that it writes into another's
+    memory while it computes them.
     """
 
     read: int = 0
@@ -40,6 +49,7 @@ class Work:
     exchanges: Counter[int] = field(default_factory=Counter)
     shared: Counter[int] = field(default_factory=Counter)
     crossed: list[int] = field(default_factory=list)
+    written: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,8 +73,9 @@ def run_work(plan: Plan, names: list[str], n_layer: int, n_past: int, crossing: 
     for step in plan.steps:
         if isinstance(step, Recv):
             i = min(max(layer_of(step.meeting.before) + 1, 0), n_layer + 1)
-            crossed = sum(o.nbytes for o in step.meeting.owners)
-            layers[i][at[step.meeting.target]].crossed.append(crossed)
+            m = step.meeting
+            layers[i][at[m.target]].crossed.append(sum(o.nbytes for o in m.owners))
+            layers[i][at[m.source]].written += sum(t.nbytes for t in m.written)
     return RunWork(tuple(layers), crossing, len(names))
 
 
@@ -84,6 +95,8 @@ def _add(work: Work, node: Tensor, n_past: int) -> None:
         else:
             work.exchanges[node.nbytes] += 1
         return
+    if node.srcs and all(is_in_place(node, i) for i in range(len(node.srcs))):
+        return  # it joins what lies where it belongs
     spec = op_spec(node.op or "")
     nbytes, flops = spec.cost_at(node, n_past)
     work.read += nbytes

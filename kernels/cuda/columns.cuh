@@ -26,7 +26,7 @@ struct ColumnsArgs {
   const float2* turns;       // [m, head_dim / 2] cosine and sine
   const i32* state_rows;     // rows of the states that the columns become; null: as they come
   char* state[2];            // keys and values
-  float* dst;                // [m, n]
+  float* dst;                // [m, n], dst_row elements from column to column
   float4* parts;             // sums of parts of k, if there are several
   i64 w_row, r_row, r_step;  // bytes: r's from column to column and from row to row
   i64 state_step[2];         // bytes from row to row
@@ -36,6 +36,7 @@ struct ColumnsArgs {
   int head_dim, neox, state_type[2], n_state;
   int w_stages, x_stages, w_stride;  // how the kernel's memory is divided
   Masks masks;
+  i64 dst_row;
 };
 
 // A tile of so many pairs: its matrix and its first pair.
@@ -116,13 +117,16 @@ __device__ __forceinline__ BesideOne beside_one(const ColumnsArgs& a, int matrix
 }
 
 // What becomes of the sums y0 and y1 of a pair's rows in a column. Each operation is rounded as
-// written, so that all kernels give the same bits.
+// written, so that all kernels give the same bits. AT_ONCE: neighbours are one store, for warps
+// that write runs of pairs, maybe to another device, to which a sector written by two stores
+// crosses twice.
+template <bool AT_ONCE = false>
 __device__ __forceinline__ void finish_one(int kind, const ColumnsArgs& a, int matrix, int pair,
                                            int column, float y0, float y1, const BesideOne& b) {
   if (pair >= a.pairs[matrix] || column >= a.m) return;
   const int2 rows = rows_of(kind, a, matrix, pair);
   const int role = a.first + matrix;
-  float* const dst = a.dst + (i64)column * a.n;
+  float* const dst = a.dst + column * a.dst_row;
   y0 = __fmul_rn(y0, b.scale);
   y1 = __fmul_rn(y1, b.scale);
   if (kind == GLU) {
@@ -141,8 +145,17 @@ __device__ __forceinline__ void finish_one(int kind, const ColumnsArgs& a, int m
     put_state(row, a.state_type[role - 1], rows.y, y1);
     return;
   }
-  dst[rows.x] = y0 + b.r[0];
-  dst[rows.y] = y1 + b.r[1];
+  y0 += b.r[0];
+  y1 += b.r[1];
+  if constexpr (AT_ONCE) {
+    float* const to = dst + rows.x;
+    if (rows.y == rows.x + 1 && reinterpret_cast<size_t>(to) % sizeof(float2) == 0) {
+      *reinterpret_cast<float2*>(to) = {y0, y1};
+      return;
+    }
+  }
+  dst[rows.x] = y0;
+  dst[rows.y] = y1;
 }
 __device__ __forceinline__ void finish_one(const ColumnsArgs& a, int matrix, int pair, int column,
                                            float y0, float y1, const BesideOne& b) {

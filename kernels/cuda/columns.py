@@ -263,7 +263,7 @@ def arguments(
         states[0].ne[1] if states else 0, w_stages, x_stages, w_stride,
         *_MASKS,
     )  # fmt: skip
-    return body + bytes(-len(body) % 8)
+    return body + bytes(-len(body) % 8) + struct.pack("@q", n if heads else p.dst.nb[1] // 4)
 
 
 def rows_ok(w: Operand, aligned: int, multiple: int) -> bool:

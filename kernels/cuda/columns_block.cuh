@@ -284,8 +284,8 @@ __device__ __forceinline__ void finish_tile(int kind, const ColumnsArgs& a, char
     for (int i = 0; i < AT_ONCE; ++i) {
       const float2 y =
           *reinterpret_cast<const float2*>(all + column_of(i) * STRIDE + 2 * pair_of(i));
-      finish_one(kind, a, at.matrix, at.pair + pair_of(i), columns + column_of(i), y.x, y.y,
-                 besides[i]);
+      finish_one<true>(kind, a, at.matrix, at.pair + pair_of(i), columns + column_of(i), y.x, y.y,
+                       besides[i]);
     }
   }
 }

@@ -6,6 +6,8 @@ import struct
 from dataclasses import replace
 from math import prod
 
+from gguflow.engine.graph import Tensor, is_in_place
+
 from .collapse import collapse
 from .elementwise import BLOCK, cpp_bool, divisors, is_wide, n_blocks
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, pack, register
@@ -69,8 +71,14 @@ def launches(call: Call) -> list[Launch]:
     d = -1 - call.node.params["axis"]  # the joined dimension, innermost first
     parts = [(dst, a), (dst.shift(a.ne[d] * dst.nb[d]), call.src(1))]
     return [
-        copy_launch(to.shift(0, ne=x.ne), x, call.device) for to, x in parts if x.size > 0
-    ]  # fmt: skip
+        copy_launch(to.shift(0, ne=x.ne), x, call.device)
+        for i, (to, x) in enumerate(parts)
+        if x.size > 0 and not is_in_place(call.node, i)
+    ]
 
 
-register(OPS, launches, any_type=True)
+def _strided(node: Tensor, device: DeviceInfo) -> bool:
+    return node.op == "concat"
+
+
+register(OPS, launches, any_type=True, strided=_strided)

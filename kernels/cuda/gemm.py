@@ -44,6 +44,13 @@ class Gemm:
     whole: bool = False
 
     @property
+    def d_bytes(self) -> int:
+        """From the first of d to behind the last."""
+        size = 2 if self.out in ("f16", "bf16") else 4
+        last = (self.batch - 1) * self.d.batch_stride + (self.m - 1) * self.d.ld
+        return size * (last + self.n)
+
+    @property
     def name(self) -> str:
         """What a profile calls it."""
         return f"cublas_{self.dtype}"

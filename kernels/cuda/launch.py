@@ -265,6 +265,10 @@ def _not(node: Tensor, device: DeviceInfo) -> str | None:
     return None
 
 
+def _dense_only(node: Tensor, device: DeviceInfo) -> bool:
+    return False
+
+
 @dataclass
 class OpLaunches:
     """What a launch file says of its ops."""
@@ -275,6 +279,7 @@ class OpLaunches:
     scratch_bytes: Callable[[Tensor, DeviceInfo], int]  # temporary device memory
     rounds_to: Callable[[Tensor, DeviceInfo], str | None]  # of a product: what its columns become
     any_type: bool  # elements are moved, not read
+    strided: Callable[[Tensor, DeviceInfo], bool]  # see `supports_strides`
 
 
 _registered: dict[str, OpLaunches] = {}
@@ -289,10 +294,11 @@ def register(
     scratch_bytes: Callable[[Tensor, DeviceInfo], int] = _nothing,
     rounds_to: Callable[[Tensor, DeviceInfo], str | None] = _not,
     any_type: bool = False,
+    strided: Callable[[Tensor, DeviceInfo], bool] = _dense_only,
 ) -> None:
     """Raises RuntimeError for an op that another file launches."""
     made = OpLaunches(
-        launches, supports, supports_equal or supports, scratch_bytes, rounds_to, any_type
+        launches, supports, supports_equal or supports, scratch_bytes, rounds_to, any_type, strided
     )
     for op in ops:
         if op in _registered:
@@ -375,6 +381,13 @@ def is_legal(grid: Dim3) -> bool:
 def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     """Temporary device memory the node's launches want."""
     return launch_files()[node.op or ""].scratch_bytes(node, device)
+
+
+def supports_strides(node: Tensor, device: DeviceInfo) -> bool:
+    """Whether the launches of a node write its result with the strides that it has, which may leave
+    gaps between rows, from its offset on."""
+    of_op = launch_files().get(node.op or "")
+    return of_op is not None and of_op.strided(node, device)
 
 
 def rounds_to(node: Tensor, device: DeviceInfo) -> str | None:

@@ -36,7 +36,9 @@ __device__ __forceinline__ bool is_last(u32* ticket) {
   return gridDim.x == 1 || atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
 }
 
-// Copy to where the other side is, then set the flag.
+// Copy to where the other side is, then set the flag. What the kernels before this one wrote, maybe
+// right into the other device's memory, comes before the flag too: it is done and can be seen here
+// after wait_for_previous, and the release is one for the whole system.
 __global__ void __launch_bounds__(1024) link_signal(const __grid_constant__ LinkArgs a) {
   launch_dependents();
   wait_for_previous();

@@ -95,6 +95,15 @@ def rounds_to(node: Tensor, device: DeviceInfo) -> str | None:
     return mul_mat_gemm.rounds_to(node, srcs) if way is mul_mat_gemm else None
 
 
+def strided(node: Tensor, device: DeviceInfo) -> bool:
+    """As `launch.supports_strides`."""
+    if node.op != "mul_mat" or len(node.shape) != 2:
+        return False
+    srcs = tuple(None if s is None else Operand.of(s, s.view_offset) for s in node.srcs)
+    way = next((w for w in _ways(node, device, None) if w.applies(node, srcs, device)), None)
+    return way is not mul_mat_mma and (node.strides[1], node.strides[0] % 4) == (4, 0)
+
+
 def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
     """most: up to so many columns mul_mat_vec.cu, which rounds no column of float weights; None:
     while it is fastest."""
@@ -117,4 +126,7 @@ def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
     ]
 
 
-register(OPS, launches, supports=supports, scratch_bytes=scratch_bytes, rounds_to=rounds_to)
+register(
+    OPS, launches, supports=supports, scratch_bytes=scratch_bytes, rounds_to=rounds_to,
+    strided=strided,
+)  # fmt: skip

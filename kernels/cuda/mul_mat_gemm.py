@@ -138,7 +138,9 @@ def launches(call: Call) -> list[Launch | Gemm]:
     r = call.optional(2)
     added = r is not None and r.ne == call.dst.ne and r.is_dense and r.address % 16 == 0
     c = Matrix(r.address, p.n, p.m * p.n) if r is not None and added else None
-    made += _multiply(call.src(0), p, rows, Matrix(call.dst.address, p.n, p.m * p.n), "f32", at, c)
+    row = call.dst.nb[1] // 4
+    d = Matrix(call.dst.address, row, p.m * row)
+    made += _multiply(call.src(0), p, rows, d, "f32", at, c)
     if scales or (r is not None and not added):
         made.append(finish_launch(call.dst, r, scales, added))
     return made

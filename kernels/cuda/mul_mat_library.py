@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from .columns import (
     GLU,
+    PLAIN,
     QKV,
     ROWS,
     Layout,
@@ -49,7 +50,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
         and len({w.dtype for w in p.weights}) == 1
         and all(rows_ok(w, 16, 8) for w in p.weights)
         and columns_ok(p.x)
-        and p.dst.is_dense
+        and (p.kind == PLAIN or p.dst.is_dense)
     )
 
 
@@ -68,8 +69,9 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch | Gemm
     made: list[Launch | Gemm] = [round_launch(p, at, 1, ROWS)]
     for w, y in zip(p.weights, to, strict=True):
         rows = Matrix(w.address, w.nb[1] // 2)
-        made.append(Gemm(t, "f32", w.ne[1], p.m, p.k, rows, Matrix(at.x, p.k),
-                         Matrix(y, w.ne[1]), at.parts, c, whole=True))  # fmt: skip
+        d = Matrix(y, p.dst.nb[1] // 4 if p.kind == PLAIN else w.ne[1])
+        made.append(Gemm(t, "f32", w.ne[1], p.m, p.k, rows, Matrix(at.x, p.k), d, at.parts, c,
+                         whole=True))  # fmt: skip
     if p.kind == GLU:
         gate, up = to
         made.append(gate_launch(p.dst, gate, up, "f32", scales))

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from gguflow.engine.graph import F32, Graph, Role, Tensor, op_spec
 
-from . import launch, mul_mat_batch, mul_mat_vec, qkv_heads
+from . import launch, mul_mat, mul_mat_batch, mul_mat_vec, qkv_heads
 from .gemm import Gemm
 from .launch import Call, DeviceInfo, Launch, Operand, ceil_div, register
 
@@ -111,6 +111,7 @@ def _parts(node: Tensor) -> tuple[_Parts, list[Tensor]]:
     else:
         assert node.op is not None
         last = [g.op(node.op.removeprefix("norm_"), *rest, h)]
+        last[0].strides = node.strides
         made.nodes += last
     for t in last:
         t.n_single = node.n_single
@@ -172,6 +173,16 @@ def rounds_to(node: Tensor, device: DeviceInfo) -> str | None:
     if _way(products, srcs, device, None) is not mul_mat_batch:
         return None
     return mul_mat_batch.rounds_to(products, srcs, device)
+
+
+def strided(node: Tensor, device: DeviceInfo) -> bool:
+    """As `launch.supports_strides`."""
+    if node.op != "norm_mul_mat" or len(node.shape) != 2:
+        return False
+    if _way(node, _operands(node), device, None) is None:
+        _, (product,) = _parts(node)
+        return mul_mat.strided(product, device)
+    return (node.strides[1], node.strides[0] % 4) == (4, 0)
 
 
 def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
@@ -238,10 +249,6 @@ def by_parts(
 
 
 register(
-    OPS,
-    launches,
-    supports=supports,
-    supports_equal=supports_equal,
-    scratch_bytes=scratch_bytes,
-    rounds_to=rounds_to,
-)
+    OPS, launches, supports=supports, supports_equal=supports_equal, scratch_bytes=scratch_bytes,
+    rounds_to=rounds_to, strided=strided,
+)  # fmt: skip

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) round_rows(const __grid_constant__ R
 }
 
 struct FinishArgs {
-  gf_tensor dst, r;     // [.., m, n] f32, dst dense; r with dst's lengths, or null
+  gf_tensor dst, r;     // [.., m, n] f32, rows of dst dense; r with dst's lengths, or null
   const float* scales;  // of each row, or null
   i64 added;            // whether dst already contains r
 };
@@ -59,9 +59,10 @@ __global__ void __launch_bounds__(kThreads) finish_rows(const __grid_constant__ 
   if (row >= a.dst.ne[1] * a.dst.ne[2] * a.dst.ne[3]) return;
   const float scale = a.scales ? a.scales[row] : 1.0f;
   if (scale == 1.0f && (a.added || !a.r.data)) return;
-  float* const y = reinterpret_cast<float*>(a.dst.data) + row * n;
   const i64 i1 = row % a.dst.ne[1], q = row / a.dst.ne[1];
-  const char* const r = a.r.data ? a.r.row(i1, q % a.dst.ne[2], q / a.dst.ne[2]) : nullptr;
+  const i64 i2 = q % a.dst.ne[2], i3 = q / a.dst.ne[2];
+  float* const y = reinterpret_cast<float*>(a.dst.row(i1, i2, i3));
+  const char* const r = a.r.data ? a.r.row(i1, i2, i3) : nullptr;
   for (i64 i = blockIdx.y * 32 + threadIdx.x % 32; i < n; i += 32 * gridDim.y) {
     const float add = r ? *reinterpret_cast<const float*>(r + i * a.r.nb[0]) : 0.0f;
     y[i] = (a.added ? y[i] - add : y[i]) * scale + add;

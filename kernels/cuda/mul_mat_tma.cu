@@ -180,14 +180,14 @@ struct Block {
   __device__ __forceinline__ void finish_own(const Sums& sums) const {
     const int column = threadIdx.x % 4 * 2;
     const int pair = tile.pair + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    float* const to = a.dst + (i64)column * a.n + pair;
+    float* const to = a.dst + column * a.dst_row + pair;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int c = 8 * j + i % 2;
         if (column + c < a.m && pair + i / 2 * 8 < a.pairs[0]) {
-          to[c * (i64)a.n + i / 2 * 8] =
+          to[c * a.dst_row + i / 2 * 8] =
               gated(sums[0][4 * j + i], sums[1][4 * j + i], scales[column + c]);
         }
       }

@@ -39,7 +39,7 @@ struct LaneRows<GLU> {
       : a(args), pair(tile.pair + within) {}
   __device__ __forceinline__ Beside ask(int) const { return {}; }
   __device__ __forceinline__ void finish(int column, float4 sums, float scale, Beside) const {
-    float* const to = a.dst + (i64)column * a.n + pair;
+    float* const to = a.dst + column * a.dst_row + pair;
     if (pair < a.pairs[0]) to[0] = gated(sums.x, sums.y, scale);
     if (pair + 1 < a.pairs[0]) to[1] = gated(sums.z, sums.w, scale);
   }
@@ -56,7 +56,7 @@ struct LaneRows<PLAIN> {
       : a(args),
         row(2 * (tile.pair + within)),
         left(args.rows[0] - row),
-        stores4(left >= 4 && args.n % 4 == 0 && (u64)args.dst % 16 == 0),
+        stores4(left >= 4 && args.dst_row % 4 == 0 && (u64)args.dst % 16 == 0),
         adds4(left >= 4 && args.r_step == 4 && args.r_row % 16 == 0 && (u64)args.r % 16 == 0) {}
   __device__ __forceinline__ Beside ask(int column) const {
     float4 v = {};
@@ -71,7 +71,7 @@ struct LaneRows<PLAIN> {
   __device__ __forceinline__ void finish(int column, float4 sums, float scale,
                                          const Beside& beside) const {
     const float4 y = plus(times(sums, scale), beside);
-    float* const to = a.dst + (i64)column * a.n + row;
+    float* const to = a.dst + column * a.dst_row + row;
     if (stores4) {
       *reinterpret_cast<float4*>(to) = y;
       return;
@@ -127,7 +127,7 @@ struct LaneRows<QKV> {
     if (role > 0 && !kept) return;
     char* const state =
         role > 0 ? a.state[role - 1] + beside.state_row * a.state_step[role - 1] : nullptr;
-    float* const to = a.dst + (i64)column * a.n;
+    float* const to = a.dst + column * a.dst_row;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float2 v = pairs[i];

@@ -4,6 +4,7 @@ same time."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny_model import write_tiny
 
 from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Backend, DeviceId, find_backend
+from gguflow.engine.compile import Recv
 from gguflow.engine.graph import BF16, F16, F32
 from gguflow.engine.model import Model
 from gguflow.engine.profile import Profile
@@ -23,6 +25,8 @@ from gguflow.engine.runtime.loops import LoopTogether
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
+from gguflow.engine.variants.parallel import variant
+from gguflow.engine.variants.parallel.cuts import decide
 from gguflow.kernels.cuda import all_reduce, all_reduce_norm
 
 pytestmark = pytest.mark.gpu
@@ -240,3 +244,98 @@ def test_a_profile_has_both_cards(patched: None, tmp_path: Path) -> None:
     rows = [r for r in profile.rows([len(profile.steps) - 1]) if r.op in sums]
     assert {r.backend for r in rows} == {"cuda:0", "cuda:1"}
     assert all(0 <= r.us < 1e6 for r in rows)
+
+
+# -- logits that are made where they are read ------------------------------------------------------
+
+WIDE: dict[str, Any] = {"n_vocab": 1031, "n_embd": 256, "n_head": 4, "n_head_kv": 4,
+                        "head_dim": 64, "head_dim_v": 64, "n_ff": 512}  # fmt: skip
+
+
+def moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where devices do not reach each other's memory."""
+    monkeypatch.setattr("gguflow.engine.compile.plan.make_within", lambda *args: {})
+
+
+def n_written(bound: BoundPlan) -> int:
+    """Parts of logits that another device writes where they are read."""
+    return sum(len(s.meeting.written) for s in bound.plan.steps if isinstance(s, Recv))
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the vocabulary were large."""
+    monkeypatch.setattr(variant, "decide", partial(decide, least=0))
+
+
+def n_reach(cards: Callable[[int], Backend], n: int) -> int:
+    """Devices that reach the first one's memory, as it does theirs."""
+    first, *others = (cards(k) for k in range(n))
+    pairs = ((a.links, b.links, a, b) for a, b in ((first, x) for x in others))
+    return sum(bool(x and y and x.reaches(b) and y.reaches(a)) for x, y, a, b in pairs)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "q4_0"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_logits_are_what_they_are_where_they_cross(
+    patched: None, cut: None, cards: Callable[[int], Backend], tmp_path: Path, n: int, dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path = write_tiny(tmp_path / "m.gguf", dtype=dtype, gain=2.0, **WIDE)
+    ids = [3 + i * 7 % 1000 for i in range(300)]
+    sizes = (1, 2, 5, 8, 16, 17, 40, 64, 100, 128, 300)
+    model = on(path, n, n_ctx=512)
+    bound = model.new_session().bound_plan(40, "all", False)
+    assert n_written(bound) == n_reach(cards, n)
+    found = [model.logits(ids[:m]).copy() for m in sizes]
+    again = [model.logits(ids[:m]).copy() for m in sizes]
+    moved(monkeypatch)
+    model = on(path, n, n_ctx=512)
+    assert n_written(model.new_session().bound_plan(40, "all", False)) == 0
+    for m, x, y in zip(sizes, found, again, strict=True):
+        assert np.array_equal(x, y), m
+        expected = model.logits(ids[:m])
+        # For rows of another distance a library may choose another algorithm.
+        if m <= (256 if dtype == "q4_0" else 16):
+            assert np.array_equal(x, expected), m
+        else:
+            assert nmse(x, expected) < 1e-10, m
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q4_0"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_steps_without_the_host_write_logits_for_the_next(
+    patched: None, cut: None, cards: Callable[[int], Backend], tmp_path: Path, n: int, dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A device that is ahead waits until those of the step before have been read."""
+    path = write_tiny(tmp_path / "m.gguf", dtype=dtype, gain=2.0, **WIDE)
+    settings = SamplerSettings(temperature=1.5, seed=4)
+    session = on(path, n, n_ctx=1024).new_session()
+    found = [list(session.generate(IDS, 600, settings)) for _ in range(2)]
+    bound = session.bound_plan(1, "last", True)
+    assert n_written(bound) == n_reach(cards, n)
+    assert isinstance(bound.token_loop, LoopTogether)
+    moved(monkeypatch)
+    session = on(path, n, n_ctx=1024).new_session()
+    assert [list(session.generate(IDS, 600, settings)) for _ in range(2)] == found
+
+
+def test_logits_of_many_sequences(
+    patched: None, cut: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", dtype="q4_0", gain=2.0, **WIDE)
+    prompts = [tuple(3 + (i * 31 + k) % 1000 for k in range(3 + i % 5)) for i in range(64)]
+
+    def texts() -> list[list[int | None]]:
+        engine = Engine(on(path, 2, n_ctx=128, n_seqs=64))
+        ids = [engine.add(Request(p, 60, GREEDY)) for p in prompts]
+        found: dict[int, list[int | None]] = {i: [] for i in ids}
+        while engine.has_work:
+            for t in engine.step():
+                found[t.request].append(t.id)
+        return [found[i] for i in ids]
+
+    found = texts()
+    moved(monkeypatch)
+    assert texts() == found

@@ -57,6 +57,10 @@ class Bound:
 class BoundProduct(Bound):
     """A library's."""
 
+    def __init__(self, gemm: Gemm, stream: Stream) -> None:
+        self.gemm = gemm
+        self.issue = lambda to=0: stream.put("product to spare memory" if to else "product")
+
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -71,7 +75,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
             alloc=lambda n: SimpleNamespace(ptr=next(place)),
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )),
-        copy=None, synchronize=lambda: stream.put("wait"),
+        copy=None, synchronize=lambda: stream.put("wait"), is_elsewhere=lambda address: False,
         event=lambda: SimpleNamespace(record=lambda of: of.put("record")),
         wait=lambda event: stream.put("wait for what was recorded"),
     )  # fmt: skip
@@ -80,7 +84,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def bind(step: Any) -> Bound:
         if isinstance(step, Gemm):
-            return BoundProduct("product", stream)
+            return BoundProduct(step, stream)
         assert step.kernel in prepared, "bound before it was loaded"
         return Bound(step.kernel.entry.split("<")[0], stream)
 
@@ -144,6 +148,19 @@ def test_a_program_that_meets_has_all_loaded_and_is_captured_at_once(backend: An
     wait = "wait for what was recorded"  # and not for a run of another plan behind it
     assert taken(backend) == [wait, graph, "record", wait]
     assert len(program.kernels) == 3
+
+
+def test_what_is_loaded_writes_into_no_other_devices_memory(backend: Any) -> None:
+    """Which may be in the middle of a run."""
+    y = product()
+    flags = {(m := Meeting(0, "cuda:0", "cuda:1", y, y, [], 0, [y])): Flag(64, 0, 1, 10**9)}
+    places = Places(backend)
+    there, _ = places.locate(y)
+    backend.device.is_elsewhere = lambda address: address == there.address
+    program = CudaProgram(backend, [y, Send(m)], places, Meets(flags))
+    assert taken(backend) == ["product to spare memory", "link_signal", "link_wait", "wait"]
+    program.run()
+    assert taken(backend)[0].startswith("graph of ['round_rows', 'product'")
 
 
 def test_a_timed_run_reads_the_clock_around_every_step(

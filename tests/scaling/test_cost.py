@@ -83,8 +83,12 @@ def test_exchanges_are_the_measured_ones_and_rise() -> None:
 
 
 def test_logits_cross_where_the_vocabulary_is_cut() -> None:
+    """One device writes its half where the other one has the whole, which waits for it."""
     run = Plans(random_model(SHAPE), 2, 256, 64).decode(64, 64)
-    assert [w.crossed for w in run.layers[-1]] == [[4 * 64 * 16000], []]
+    assert [w.crossed for w in run.layers[-1]] == [[0], []]
+    assert [w.written for w in run.layers[-1]] == [0, 4 * 64 * 16000]
+    before, slow = sum(layer_seconds(run, H200)), replace(H200, link_gbs=1.0)
+    assert sum(layer_seconds(run, slow)) > before + 0.8 * 4 * 64 * 16000 / 1e9
 
 
 def test_two_sums_a_layer() -> None:

@@ -68,6 +68,9 @@ class CudaBackend(Backend):
     def supports(self, node: Tensor) -> bool:
         return launch.supports(node, self.device.info.equal_bits)
 
+    def supports_strides(self, node: Tensor) -> bool:
+        return launch.supports_strides(node, self.device.info)
+
     def alloc(self, nbytes: int) -> CudaBuffer:
         return CudaBuffer(self.device, nbytes)
 

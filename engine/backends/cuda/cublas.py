@@ -179,9 +179,14 @@ class BoundGemm:
             _set("MatrixLayout", layout, _LAYOUT_BATCH_STRIDE, c_int64(m.batch_stride))
         return layout
 
-    def issue(self) -> None:
-        """Put it into the device's stream."""
-        status = self._matmul(*self._args)
+    def issue(self, to: int = 0) -> None:
+        """Put it into the device's stream. to: where the result goes instead of its place; there is
+        then nothing to be added."""
+        args = self._args
+        if to:
+            result = c_void_p(to)
+            args = (*args[:8], result, args[9], result, *args[11:])
+        status = self._matmul(*args)
         if status != 0:
             raise CudaError(f"cublasLtMatmul failed with status {status}: {self.gemm}")
 

@@ -136,7 +136,7 @@ class CudaProgram(Program):
         if t is None:
             return None
         buffer, address = _place(memory, t)
-        if isinstance(buffer, MirroredBuffer):
+        if isinstance(buffer, MirroredBuffer) and buffer.device is self._device:
             moved = self._uploads if t.owner.role is Role.INPUT else self._downloads
             moved[buffer.address] = buffer
         return Operand.of(t, address)
@@ -155,14 +155,18 @@ class CudaProgram(Program):
     def _load(self) -> None:
         """Have everything loaded that the first run would load, once. No op but products is run for
         it: one that moves a recurrent state on would do so twice. What a product writes is nobody's
-        before a run has begun."""
+        before a run has begun, but for another device's memory, where one may be under way."""
         if self._is_loaded:
             return
         device, modules = self._device, self._backend.modules
         device.use()
         for op in self._ops:
             for step in op:
-                if isinstance(step, BoundGemm):
+                if not isinstance(step, BoundGemm):
+                    continue
+                if device.is_elsewhere(step.gemm.d.address):
+                    step.issue(CudaBuffer(device, step.gemm.d_bytes, zero=False).address)
+                else:
                     step.issue()
         if self._ticket is not None:
             kernels = link.SIGNAL, link.WAIT

@@ -58,6 +58,9 @@ class NullBackend(Backend):
     def supports(self, node: Tensor) -> bool:
         return node.op is not None
 
+    def supports_strides(self, node: Tensor) -> bool:
+        return True
+
     def peaks(self) -> tuple[float, ...]:
         return self._peaks
 

@@ -38,6 +38,9 @@ class NumpyBackend(Backend):
     def supports(self, node: Tensor) -> bool:
         return node.op is not None
 
+    def supports_strides(self, node: Tensor) -> bool:
+        return True
+
     def peaks(self) -> tuple[float, ...] | None:
         return None
 

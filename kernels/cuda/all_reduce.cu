@@ -2,11 +2,8 @@
 // too. A device writes its part into the channels of the others (see all_reduce.py), which arrive
 // there at the same time as theirs do here, and waits at its own channel. All add in the same
 // order, or one adds for all, so that every device has the same bits.
-#include "cuda/dependent.cuh"
-#include "cuda/sent_words.cuh"
+#include "cuda/all_reduce.cuh"
 
-constexpr int kDevices = 8;           // DEVICES of all_reduce.py
-constexpr int kCounters = 256;        // COUNTERS: blocks, at most
 constexpr int kBlock = 256;           // BLOCK
 constexpr i64 kPieceWords = 1 << 10;  // PIECE, in words of 16 bytes
 
@@ -25,36 +22,6 @@ __global__ void __launch_bounds__(kBlock) add_parts(const __grid_constant__ AddA
     for (int p = 1; p < a.n_parts; ++p) sum += a.parts[p][i];
     a.to[i] = sum;
   }
-}
-
-// residual: added in the end, or null.
-struct ReduceArgs {
-  char* channels[kDevices];
-  const char* part;
-  const char* residual;
-  char* to;
-  u32* given_up;
-  i64 timeout_ns, nbytes;
-  i64 room;    // where rooms begin in a channel
-  i64 stride;  // from one device's to the next one's
-  u32 code;
-  i32 rank, n;
-  i32 early;  // whether the next kernel's blocks may come while this one's wait
-};
-
-// The number of this exchange. Every block has a counter of its own: a common one could only be
-// changed by the last block to end, which all would have to tell that they did. Counters of blocks
-// that this exchange has not are set too, so that all stay equal.
-__device__ __forceinline__ u32* counters(const ReduceArgs& a) {
-  return reinterpret_cast<u32*>(a.channels[a.rank]);
-}
-__device__ __forceinline__ u32 next_exchange(const ReduceArgs& a) {
-  return load_fresh(counters(a) + blockIdx.x) + 1;
-}
-__device__ __forceinline__ void end_exchange(const ReduceArgs& a, u32 e) {
-  __syncthreads();
-  const int i = blockIdx.x + threadIdx.x * gridDim.x;
-  if (i < kCounters) counters(a)[i] = e;
 }
 
 // -- small parts: data with flags

@@ -12,7 +12,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from .launch import Call, Kernel, Launch, ceil_div, pack, register
+from .elementwise import cpp_bool
+from .launch import Call, Kernel, Launch, RoundedNorm, ceil_div, pack, register
 
 OPS = ("all_reduce", "all_reduce_add")
 DEVICES = 8  # kDevices of all_reduce.cu
@@ -22,6 +23,9 @@ PIECE = 16 << 10  # bytes of a part: kPieceWords of 16
 SMALL = 512 << 10  # bytes that come to a device, up to which flags beside the data are sooner there
 BLOCK = 256  # kBlock
 SHARED_BLOCKS = 128  # of all streams of one GPU together, see `most_blocks`
+ROW = 8192  # elements of a row whose norm is made too
+_REDUCE = struct.Struct(f"@{DEVICES + 4}P4qI3i")  # ReduceArgs
+_AT_N = _REDUCE.size - 8  # where it has the number of devices
 LINE = 8  # bytes of a part in a 16-byte word with its flags
 
 SMALL_PARTS, LARGE_PARTS = (
@@ -73,8 +77,8 @@ def exchange(
     small, large, _ = _layout(n, sizes)
     is_small = _is_small(n, nbytes)
     units = ceil_div(nbytes, LINE if is_small else PIECE)
-    args = struct.pack(
-        f"@{DEVICES + 4}P4qI3i", *channels, *(0,) * (DEVICES - n), part, residual, to, given_up,
+    args = _REDUCE.pack(
+        *channels, *(0,) * (DEVICES - n), part, residual, to, given_up,
         timeout_ns, nbytes, small if is_small else large, _stride(sizes, n, is_small), code, rank,
         n, not shared,
     )  # fmt: skip
@@ -82,6 +86,22 @@ def exchange(
     kernel = SMALL_PARTS if is_small else LARGE_PARTS
     grid = (min(blocks, most_blocks(n, shared)), 1, 1)
     return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)
+
+
+def exchange_rounded(exchange: Launch, norm: RoundedNorm, m: int, d: int) -> Launch | None:
+    """What also makes the norm of the rows, [m, d], that `exchange` adds to a residual; None where
+    its kernel is another one than that of two devices' large parts."""
+    n_devices = struct.unpack_from("@i", exchange.args, _AT_N)[0]
+    if exchange.kernel != LARGE_PARTS or n_devices != 2 or d % 8 or d > ROW:
+        return None
+    block = 256 if d <= 4096 else 512
+    each, scaled = ceil_div(d, 8 * block), norm.to.dtype == "f16"
+    args = exchange.args[: _REDUCE.size] + struct.pack(
+        "@3Pf2i4x", norm.weights, norm.to.address, norm.to.scales, norm.eps, m, d
+    )  # fmt: skip
+    entry = f"all_reduce_rounded<{norm.to.dtype}, {cpp_bool(scaled)}, {block}, {each}>"
+    grid = (min(m, exchange.grid[0]), 1, 1)
+    return Launch(Kernel("all_reduce_rounded.cu", entry), grid, (block, 1, 1), args, dependent=True)
 
 
 def most_blocks(n_devices: int, shared: bool) -> int:

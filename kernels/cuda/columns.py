@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gguflow.engine.graph import Role, Tensor
 
 from .elementwise import cpp_bool
-from .launch import Kernel, Launch, Operand, Rounded, ceil_div, pack
+from .launch import Kernel, Launch, Operand, Rounded, RoundedNorm, ceil_div, pack
 from .mul_mat_rows import repeated
 from .mul_mat_vec import STATES
 from .rope import rope_numbers
@@ -231,7 +231,10 @@ def round_launch(p: Product, at: Layout, columns: int, how: int) -> Launch:
     types = f"{p.rounded}, {cpp_bool(scaled)}, {cpp_bool(p.norm is not None)}, {each}, {threads}"
     kernel = Kernel("columns_round.cu", f"round_columns<{types}>")
     args, grid = pack(p.x, numbers), (p.m, 1, 1)
-    return Launch(kernel, grid, (threads, 1, 1), args, dependent=True, leaves=p.value)
+    norm = None
+    if how == ROWS and p.norm is not None and not heads:
+        norm = RoundedNorm(p.norm.address, p.eps, Rounded(p.rounded, at.x, at.scales * scaled))
+    return Launch(kernel, grid, (threads, 1, 1), args, dependent=True, leaves=p.value, norm=norm)
 
 
 def arguments(

@@ -46,6 +46,24 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """Rows that are there as dense rows of 16 bits: of f16 divided by scales, f32 [rows]."""
+
+    dtype: str
+    address: int
+    scales: int
+
+
+@dataclass(frozen=True)
+class RoundedNorm:
+    """What a launch makes of rows: their norm by `weights` (an address), in 16 bits."""
+
+    weights: int
+    eps: float
+    to: Rounded
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A CUtensorMap: how tiles of a matrix of 16-bit floats come into shared memory, in rows of 128
     bytes whose pieces of 16 are swizzled. What lies outside is zero.
@@ -72,6 +90,7 @@ class Launch:
     (programmatic dependent launch; ignored below sm_90).
     leaves: the value of which it leaves another form at the start of the scratch memory; it is then
     the first launch of its op. The next op to start with the same launch finds it there.
+    norm: that it makes nothing but that, of the rows of this value: an exchange may do so instead.
     """
 
     kernel: Kernel
@@ -81,6 +100,7 @@ class Launch:
     shared: int = 0
     dependent: bool = False
     leaves: Tensor | None = None
+    norm: RoundedNorm | None = None
     maps: tuple[TensorMap, ...] = ()
 
     @property
@@ -144,15 +164,6 @@ class Operand:
     def shift(self, nbytes: int, ne: tuple[int, ...] = (), nb: tuple[int, ...] = ()) -> Operand:
         """The operand that starts `nbytes` later, with other ne or nb if given."""
         return replace(self, address=self.address + nbytes, ne=ne or self.ne, nb=nb or self.nb)
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """Rows that are there as dense rows of 16 bits: of f16 divided by scales, f32 [rows]."""
-
-    dtype: str
-    address: int
-    scales: int
 
 
 @dataclass(frozen=True)

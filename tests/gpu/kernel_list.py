@@ -30,6 +30,8 @@ from gguflow.kernels.cuda.launch import (
     Kernel,
     Launch,
     Operand,
+    Rounded,
+    RoundedNorm,
     joined,
     launches,
     supports,
@@ -175,9 +177,12 @@ def all_launches() -> tuple[Launch, ...]:
                              for x in launches_of_cases(s, d))  # fmt: skip
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
     sizes = 4096, 8 << 20
-    reduced = (all_reduce.exchange(0, 0, 0, n, 0, (0, 0), sizes, False, 0, 1, 1) for n in sizes)
+    reduced = [all_reduce.exchange(0, 0, 0, n, 0, (0, 0), sizes, False, 0, 1, 1) for n in sizes]
+    norms = [RoundedNorm(0, 1e-5, Rounded(t, 0, 0)) for t in ("f16", "bf16")]
+    rounded = (all_reduce.exchange_rounded(reduced[1], n, 64, d)
+               for n in norms for d in (2048, 4096, 8192))  # fmt: skip
     sides = all_reduce_norm.Sides((0, 0), (), ((150, 1 << 15),), False, 0, 1, 1)
-    reduced = *reduced, *(
+    reduced = *reduced, *(x for x in rounded if x is not None), *(
         all_reduce_norm.exchange(0, 0, 0, 0, 1e-5, d, (150, 150), 0, dtype, sides)
         for d in (1024, 2048, 4096, 8192) for dtype in ("f32", "f16", "bf16")
     )  # fmt: skip

@@ -136,6 +136,31 @@ def test_prompts_have_the_bits_of_whole_sums(
     assert ((few - whole) ** 2).sum() <= 1e-5 * (whole**2).sum()
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_norms_that_exchanges_round_have_the_bits_of_launches(
+    patched: None, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 33 to 64 rows, which are large enough and not shared out."""
+    path = write_tiny(tmp_path / "m.gguf", dtype=dtype, gain=2.0, n_layer=3, n_embd=4096,
+                      n_head=4, n_head_kv=2, head_dim=64, head_dim_v=64, n_ff=512)  # fmt: skip
+    prompts = [[3 + i * 7 % 90 for i in range(n)] for n in (33, 50, 64)]
+    made: list[object] = []
+    rounded = all_reduce.exchange_rounded
+
+    def kept(*given: Any) -> Any:
+        made.append(rounded(*given))
+        return made[-1]
+
+    monkeypatch.setattr(all_reduce, "exchange_rounded", kept)
+    model = on(path, 2, n_ctx=128)
+    found = [model.logits(ids) for ids in prompts * 2]
+    assert made and all(made)
+    monkeypatch.setattr(all_reduce, "exchange_rounded", lambda *given: None)
+    model = on(path, 2, n_ctx=128)
+    expected = [model.logits(ids) for ids in prompts]
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected * 2, strict=True))
+
+
 def test_exchanges_through_the_hosts_memory(
     cards: Callable[[int], Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:

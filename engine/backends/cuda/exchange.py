@@ -25,6 +25,14 @@ class Exchanges:
         norms = {s for s in reduces if len(exchanged_by_rank(s)[0]) > 1}
         self._dtypes = self._rounded_types(norms, steps) if norms else {}
 
+    def launch_with_norm(self, node: Tensor, locate: Locate, following: Launch) -> Launch | None:
+        """The launch of a node that exchanges and what `following` makes of its rows, if one can do
+        both."""
+        norm, wanted = following.norm, following.leaves is node and node.op == "all_reduce_add"
+        if norm is None or not wanted or len(node.shape) != 2:
+            return None
+        return all_reduce.exchange_rounded(self.launch(node, locate), norm, *node.shape)
+
     def launch(self, node: Tensor, locate: Locate) -> Launch:
         """The launch of a node that exchanges."""
         reduce = self._reduces[node]

@@ -93,7 +93,14 @@ class CudaProgram(Program):
                 continue
             call = calls[i]
             if call is None:
-                made.append([exchanges.launch(s, partial(self._operand, memory=memory))])
+                locate = partial(self._operand, memory=memory)
+                following = self._following(calls[i + 1 : i + 1 + MOST_JOINED])
+                first = following[0] if following else None
+                both = isinstance(first, Launch) and exchanges.launch_with_norm(s, locate, first)
+                made.append([both or exchanges.launch(s, locate)])
+                if both:
+                    made.append(following[1:])
+                    left = first
                 continue
             together = joined([c for c in takewhile(bool, calls[i : i + MOST_JOINED]) if c])
             if together is not None:
@@ -124,6 +131,12 @@ class CudaProgram(Program):
         self._graph: Any = None
         self._timed: tuple[Any, CudaBuffer] | None = None
         self._is_timed = False
+
+    @staticmethod
+    def _following(calls: Sequence[Call | None]) -> list[Launch | Gemm]:
+        """The launches of the op behind an exchange; none where it is launched with others."""
+        several = [c for c in takewhile(bool, calls) if c]
+        return list(launches(several[0])) if several and joined(several) is None else []
 
     def _call(self, node: Tensor, memory: Memory, exchanges: Exchanges) -> Call:
         dst = self._operand(node, memory)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
 import numpy as np
 
 import gguflow.engine.ops  # noqa: F401  (registers them)
-from gguflow.engine.backends.base import Backend
+from gguflow.engine.backends.base import Backend, Buffer
 from gguflow.engine.compile import PlacementRules, Plan, PlanOptions, compile_graph
 from gguflow.engine.graph import F32, DType, Graph, Tensor
 from gguflow.engine.quants import encode
@@ -46,11 +46,14 @@ def exchanging(devices: Sequence[Backend], sizes: Sequence[int]) -> BoundPlan:
 
 
 def bound_to(
-    devices: Sequence[Backend], plan: Plan, workspace: Workspace | None = None
+    devices: Sequence[Backend],
+    plan: Plan,
+    workspace: Workspace | None = None,
+    weights: Mapping[str, Buffer] = {},  # noqa: B006
 ) -> BoundPlan:
     by_space = {d.space: d for d in devices}
     arenas = {s: by_space[s].alloc(max(a.nbytes, 1)) for s, a in plan.arenas.items()}
-    return bind(plan, {d.name: d for d in devices}, {}, set(), {}, arenas, 1, workspace)
+    return bind(plan, {d.name: d for d in devices}, weights, set(), {}, arenas, 1, workspace)
 
 
 def fill(bound: BoundPlan, rng: np.random.Generator) -> list[np.ndarray]:

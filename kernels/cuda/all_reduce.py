@@ -94,7 +94,7 @@ def exchange_rounded(exchange: Launch, norm: RoundedNorm, m: int, d: int) -> Lau
     n_devices = struct.unpack_from("@i", exchange.args, _AT_N)[0]
     if exchange.kernel != LARGE_PARTS or n_devices != 2 or d % 8 or d > ROW:
         return None
-    block = 256 if d <= 4096 else 512
+    block = 512 if d <= 4096 else 1024
     each, scaled = ceil_div(d, 8 * block), norm.to.dtype == "f16"
     args = exchange.args[: _REDUCE.size] + struct.pack(
         "@3Pf2i4x", norm.weights, norm.to.address, norm.to.scales, norm.eps, m, d

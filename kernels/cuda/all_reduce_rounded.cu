@@ -56,12 +56,13 @@ struct Rows {
     }
   }
 
+  // Neighbouring threads send neighbouring words: what crosses goes in whole lines.
   __device__ __forceinline__ void send(int row) const {
     uint4* const to = room(1 - reduce.rank, reduce.rank, row);
     const uint4* const from = of(reduce.part, row);
     uint4 v[2 * R];
-    each([&](int i, int j) { v[j] = load_fresh(from + i); });
-    each([&](int i, int j) { store_volatile(to + i, sent(v[j])); });
+    each_word<B, 2 * R>(a.d / 4, [&](int i, int j) { v[j] = load_fresh(from + i); });
+    each_word<B, 2 * R>(a.d / 4, [&](int i, int j) { store_volatile(to + i, sent(v[j])); });
   }
 
   // The other device's part, once all of the thread's words are there; zeros are put back.

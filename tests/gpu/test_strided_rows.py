@@ -154,8 +154,8 @@ def test_parts_are_what_they_were(
     held = {}
     for i, n in enumerate(sizes):
         w = encode(t, rng.standard_normal((n, k), np.float32) * k**-0.5)
-        held[f"w.{i}"] = device.alloc(w.nbytes)
-        held[f"w.{i}"].write(0, w)
+        leaf = Graph().weight(f"w.{i}", t, (n, k))
+        held[leaf.name] = device.load_weight(leaf, w.reshape(-1).view(np.uint8), False)
     for m in COLUMNS:
         x, norm = rng.standard_normal((m, k), np.float32), rng.standard_normal(k, np.float32)
         if m > 2:

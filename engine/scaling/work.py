@@ -21,6 +21,8 @@ from gguflow.engine.graph import (
 _LAYER = re.compile(r"(?:blk|kv|ssm)\.(\d+)\.")
 FIRST, LAST = -1, 1 << 30  # what comes before the layers, what after them
 FEW = 16  # rows that a product takes as they are; more are rounded first, and parts of sums added
+# Rows up to which that is hidden with 16-bit weights: MOST of kernels/cuda/mul_mat_tma.py.
+FEW_OF_FLOATS = 128
 # Rows that kernels of ours take, which unpack weights as they multiply; for more a library finds
 # them unpacked: MOST and _MOST_OF of kernels/cuda/mul_mat_batch.py, which forecasts do not import.
 MANY = 256
@@ -33,7 +35,8 @@ class Work:
 
     read: bytes moved. flops: operations by the kind of the weights: "f32", "f16", "quant".
     unpacked: quantized weights whose unpacking takes a time of its own. kernels: ops that read
-    weights or a cache; many: of these, products of more than FEW rows; small: all others.
+    weights or a cache; many: of these, products of more rows than cost nothing of their own; small:
+    all others.
     exchanges: sums between all devices, by bytes of a part. shared: those whose rows the devices
     share out, by the bytes that come to a device. crossed: bytes of each time that the device waits
     for what another one alone has made. written: bytes of results that it writes into another's
@@ -104,7 +107,8 @@ def _add(work: Work, node: Tensor, n_past: int) -> None:
     work.unpacked += sum(w.size for w in _unpacked(node, spec))
     if spec.weights or (spec.writes_into is None and _reads_state(node)):
         work.kernels += 1
-        work.many += bool(spec.weights) and node.shape[0] > FEW
+        few = FEW_OF_FLOATS if _kind(node) == "f16" else FEW
+        work.many += bool(spec.weights) and node.shape[0] > few
     else:
         work.small += 1
 

@@ -25,7 +25,8 @@ BLOCK = 256  # kBlock
 SHARED_BLOCKS = 128  # of all streams of one GPU together, see `most_blocks`
 ROW = 8192  # elements of a row whose norm is made too
 _REDUCE = struct.Struct(f"@{DEVICES + 4}P4qI3i")  # ReduceArgs
-_AT_N = _REDUCE.size - 8  # where it has the number of devices
+_AT_RESIDUAL = struct.calcsize(f"@{DEVICES + 1}P")  # where it has that, and the number of devices
+_AT_N = _REDUCE.size - 8
 LINE = 8  # bytes of a part in a 16-byte word with its flags
 
 SMALL_PARTS, LARGE_PARTS = (
@@ -91,8 +92,11 @@ def exchange(
 def exchange_rounded(exchange: Launch, norm: RoundedNorm, m: int, d: int) -> Launch | None:
     """What also makes the norm of the rows, [m, d], that `exchange` adds to a residual; None where
     its kernel is another one than that of two devices' large parts."""
-    n_devices = struct.unpack_from("@i", exchange.args, _AT_N)[0]
-    if exchange.kernel != LARGE_PARTS or n_devices != 2 or d % 8 or d > ROW:
+    if exchange.kernel != LARGE_PARTS or d % 8 or d > ROW:
+        return None
+    (residual,) = struct.unpack_from("@P", exchange.args, _AT_RESIDUAL)
+    (n_devices,) = struct.unpack_from("@i", exchange.args, _AT_N)
+    if not residual or n_devices != 2:
         return None
     block = 512 if d <= 4096 else 1024
     each, scaled = ceil_div(d, 8 * block), norm.to.dtype == "f16"

@@ -177,7 +177,7 @@ def all_launches() -> tuple[Launch, ...]:
                              for x in launches_of_cases(s, d))  # fmt: skip
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
     sizes = 4096, 8 << 20
-    reduced = [all_reduce.exchange(0, 0, 0, n, 0, (0, 0), sizes, False, 0, 1, 1) for n in sizes]
+    reduced = [all_reduce.exchange(0, 0, 256, n, 0, (0, 0), sizes, False, 0, 1, 1) for n in sizes]
     norms = [RoundedNorm(0, 1e-5, Rounded(t, 0, 0)) for t in ("f16", "bf16")]
     rounded = (all_reduce.exchange_rounded(reduced[1], n, 64, d)
                for n in norms for d in (2048, 4096, 8192))  # fmt: skip

@@ -28,8 +28,8 @@ class Exchanges:
     def launch_with_norm(self, node: Tensor, locate: Locate, following: Launch) -> Launch | None:
         """The launch of a node that exchanges and what `following` makes of its rows, if one can do
         both."""
-        norm, wanted = following.norm, following.leaves is node and node.op == "all_reduce_add"
-        if norm is None or not wanted or len(node.shape) != 2:
+        norm = following.norm
+        if norm is None or following.leaves is not node or len(node.shape) != 2:
             return None
         return all_reduce.exchange_rounded(self.launch(node, locate), norm, *node.shape)
 

@@ -34,6 +34,7 @@ _AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 _ENOUGH = 96  # multiprocessors that bring as much as the memory gives
 # What a byte of columns takes beside one of weights, as they come from the second-level cache; what
 # beginning and ending blocks take, and adding up a part, in bytes.
+_TYPICAL = 64  # columns
 _COLUMNS_SHARE, _TURN, _PART = 0.05, 18 << 20, 6 << 20
 _STATIC, _ALIGN = 1024, 1024  # bytes of shared memory: left alone; that tiles are aligned to
 _MAX_STAGES = 16
@@ -57,14 +58,15 @@ class _Plan:
 
 
 def tiles_for(p: Product, device: DeviceInfo) -> Tiles:
-    """Those that take least time, in bytes of the device's memory."""
+    """Those that take least time, in bytes of the device's memory. Not by the number of columns, so
+    that a column's sums are added in the same order among any others."""
     weights = sum(w.ne[1] * w.nb[1] for w in p.weights)
 
     def cost(t: Tiles) -> float:
         tiles = p.tiles(_PAIRS * t.groups)
         turns = ceil_div(tiles, max(1, _AT_ONCE[t.parts] * device.sm_count // 132))
         share = max(1.0, _ENOUGH * turns / (tiles * t.parts))
-        columns = tiles * p.m * 2 * p.k
+        columns = tiles * _TYPICAL * 2 * p.k
         return share * weights + _COLUMNS_SHARE * columns + _TURN * turns + _PART * t.parts
 
     found = [Tiles(g, s) for g in _GROUPS for s in _AT_ONCE if p.k >= 2 * s * _TILE_K]

@@ -185,6 +185,23 @@ def test_heads(gpu: Any, hd: int, mode: str) -> None:
         check(gpu, heads("bf16", m, mode, hd, k, n_heads=8))
 
 
+def test_parts_of_k_do_not_depend_on_the_columns() -> None:
+    for n, k in ((4096, 4096), (8192, 28672), (6144, 4096), (128256, 4096), (1024, 512)):
+        assert len({chosen(n, k, m)[0] for m in (17, 32, 64, 65, 128)}) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n, k", [(4096, 4096), (1024, 14336), (330, 1088)])
+def test_a_column_has_the_same_bits_among_any_others(gpu: Any, n: int, k: int) -> None:
+    rng = np.random.default_rng(4)
+    w = Operand((n, k), "f16", rng.standard_normal((n, k)) / np.sqrt(k), role="weight")
+    x = rng.standard_normal((128, k)).astype(np.float32)
+    whole = check(gpu, build("mul_mat", w, Operand(x.shape, "f32", x)))
+    for m in (17, 32, 33, 64, 65, 100):
+        some = check(gpu, build("mul_mat", w, Operand((m, k), "f32", x[:m])))
+        assert np.array_equal(some, whole[:m]), m
+
+
 @pytest.mark.gpu
 def test_the_same_bits_every_time(gpu: Any) -> None:
     """Parts of k are added in their order."""

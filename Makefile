@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start a thousand processes, each of which would compile the sources once more.
+unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/quants/*.h kernels/guard/*.cpp)
 
 .PHONY: demo test slow lint format types layout check docs site wheels arm64 sanitize checked fuzz kills faults soak pins audit sbom clean
@@ -108,14 +110,23 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 
-$(VENV)/installed: $(BIN)/pip $(NATIVE)
-	$(BIN)/python -m pip install -q -e .
+# The project alone, whose kernels are compiled, and beside that (make -j2) what CI has of the versions
+# in .ci/requirements.txt; then what is missing.
+$(VENV)/built: $(BIN)/pip $(NATIVE)
+	$(BIN)/python -m pip install -q --no-deps -e .
 	@touch $@
 
-$(VENV)/installed-dev: $(BIN)/pip $(NATIVE)
+$(VENV)/pinned: $(BIN)/pip .ci/requirements.txt
 	$(if $(PINNED),$(BIN)/python -m pip install -q --require-hashes -r .ci/requirements.txt || \
 		echo "some of .ci/requirements.txt is not to be had here: other versions are installed")
-	$(BIN)/python -m pip install -q -e ".[dev]"
+	@touch $@
+
+$(VENV)/installed: $(VENV)/built
+	$(BIN)/python -m pip install -q gguflow
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/built $(VENV)/pinned
+	$(BIN)/python -m pip install -q "gguflow[dev]"
 	@touch $@ $(VENV)/installed
 
 # Not the project itself, whose kernels would be built again.

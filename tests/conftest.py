@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import gpu_queue
 import pytest
@@ -24,6 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if queue := os.environ.get("QUEUE"):
         gpu_queue.join(config, queue)
+    if config.option.markexpr == "not slow":
+        config.pluginmanager.register(_LeftOut())
     folder = config.getoption("--cpu-lib")
     if folder:
         # Sets that were built there, of those that this machine runs.
@@ -40,6 +45,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         i, n = map(int, shard.split("/"))
         config.hook.pytest_deselected(items=[x for k, x in enumerate(items) if k % n != i])
         items[:] = items[i::n]
+
+
+class _LeftOut:
+    """Of `make test`: tests that are slow or want a GPU where there is none are not even made, of
+    which there are ten thousand. With any other -m they are, and say why they are skipped."""
+
+    GPU = "tests that need a GPU are left out: there is no CuPy (pip install 'gguflow[cuda13]')"
+
+    def __init__(self) -> None:
+        self._gpu = "cupy" not in sys.modules and find_spec("cupy") is None
+
+    def _is_out(self, collector: pytest.Collector, test: Any) -> bool:
+        own = getattr(test, "pytestmark", [])
+        marks = {m.name for m in (*collector.iter_markers(), *own) if isinstance(m, pytest.Mark)}
+        return "slow" in marks or (self._gpu and "gpu" in marks)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(self, collector: pytest.Collector, obj: Any) -> Any:
+        return [] if callable(obj) and self._is_out(collector, obj) else None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Any:
+        """Of Schemathesis, whose tests collect themselves."""
+        test = getattr(collector, "test_function", None)
+        if test is None or not self._is_out(collector, test):
+            return None
+        return pytest.CollectReport(collector.nodeid, "passed", None, [])
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._gpu:
+            terminalreporter.write_line(self.GPU)
 
 
 @pytest.hookimpl(wrapper=True)

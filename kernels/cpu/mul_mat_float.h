@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/mul_mat_acts.h"
+#include "cpu/mul_mat_bf16.h"
 #if defined(__AMX_BF16__)
 #include "cpu/mul_mat_float_amx.h"
 #endif

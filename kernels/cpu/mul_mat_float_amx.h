@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/matrix_unit.h"
+#include "cpu/mul_mat_bf16.h"
 #include "cpu/mul_mat_acts.h"
 
 namespace gf {

@@ -1,9 +1,42 @@
-// Whole rows to and from any type, for the quantizer, the loader and the tests. The caller threads
-// it by handing each thread its own range of rows.
+// Whole rows to and from any type: for kernels, and for the quantizer, the loader and the tests,
+// which thread it by handing each thread its own range of rows.
 #include "cpu/abi.h"
 #include "quants/traits.h"
 
+// The searches for scales are in cpu/quantize_search.cpp, compiled once a library.
+void quantize_block(const float* x, block_q2_K* b);
+void quantize_block(const float* x, block_q3_K* b);
+void quantize_block(const float* x, block_q4_K* b);
+void quantize_block(const float* x, block_q5_K* b);
+void quantize_block(const float* x, block_q6_K* b);
+void quantize_block(const float* x, block_iq4_nl* b);
+void quantize_block(const float* x, block_iq4_xs* b);
+void quantize_block(const float* x, block_mxfp4* b);
+void quantize_block(const float* x, block_nvfp4* b);
+void quantize_block(const float* x, block_tq1_0* b);
+void quantize_block(const float* x, block_tq2_0* b);
+
 namespace {
+
+void gf_f16_row_to_f32(const gf_u16* x, float* y, gf_i64 n) {
+  gf_i64 i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8) {
+    _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(x + i))));
+  }
+#endif
+  for (; i < n; ++i) y[i] = gf_f16_to_f32(x[i]);
+}
+
+void gf_f32_row_to_f16(const float* x, gf_u16* y, gf_i64 n) {
+  gf_i64 i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8) {
+    _mm_storeu_si128((__m128i*)(y + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), 0));
+  }
+#endif
+  for (; i < n; ++i) y[i] = gf_f32_to_f16(x[i]);
+}
 
 enum { OK = 0, UNKNOWN_TYPE = 1, BAD_ROW_LENGTH = 2, BAD_VALUE = 3 };
 
@@ -37,6 +70,38 @@ bool all_within(const float* x, int64_t n, float limit) {
 }
 
 }  // namespace
+
+void gf_dequantize_row(int type, const void* row, float* y, gf_i64 n) {
+  if (type == GF_TYPE_F32) {
+    for (gf_i64 i = 0; i < n; ++i) y[i] = ((const float*)row)[i];
+  } else if (type == GF_TYPE_F16) {
+    gf_f16_row_to_f32((const gf_u16*)row, y, n);
+  } else if (type == GF_TYPE_BF16) {
+    for (gf_i64 i = 0; i < n; ++i) y[i] = gf_bf16_to_f32(((const gf_u16*)row)[i]);
+  } else {
+    gf_visit_block(type, [&](auto tag) {
+      using Block = typename decltype(tag)::Block;
+      const Block* b = (const Block*)row;
+      for (gf_i64 i = 0; i < n / Block::QK; ++i) dequantize_block(b + i, y + i * Block::QK);
+    });
+  }
+}
+
+void gf_quantize_row(int type, const float* x, void* row, gf_i64 n) {
+  if (type == GF_TYPE_F32) {
+    for (gf_i64 i = 0; i < n; ++i) ((float*)row)[i] = x[i];
+  } else if (type == GF_TYPE_F16) {
+    gf_f32_row_to_f16(x, (gf_u16*)row, n);
+  } else if (type == GF_TYPE_BF16) {
+    for (gf_i64 i = 0; i < n; ++i) ((gf_u16*)row)[i] = gf_f32_to_bf16(x[i]);
+  } else {
+    gf_visit_writable(type, [&](auto tag) {
+      using Block = typename decltype(tag)::Block;
+      Block* b = (Block*)row;
+      for (gf_i64 i = 0; i < n / Block::QK; ++i) quantize_block(x + i * Block::QK, b + i);
+    });
+  }
+}
 
 // Quantizes n_rows dense rows of n_per_row floats. Returns 0; 1 a type without a quantizer; 2 the
 // row length splits a block; 3 a value is NaN, infinite or beyond what the type's float16 scale can

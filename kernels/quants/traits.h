@@ -121,74 +121,14 @@ static inline gf_i64 gf_row_bytes(int type, gf_i64 n) {
   return n / block * gf_block_bytes(type);
 }
 
-static inline void gf_f16_row_to_f32(const gf_u16* x, float* y, gf_i64 n) {
-  gf_i64 i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8) {
-    _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(x + i))));
-  }
-#endif
-  for (; i < n; ++i) y[i] = gf_f16_to_f32(x[i]);
-}
-
-static inline void gf_f32_row_to_f16(const float* x, gf_u16* y, gf_i64 n) {
-  gf_i64 i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8) {
-    _mm_storeu_si128((__m128i*)(y + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), 0));
-  }
-#endif
-  for (; i < n; ++i) y[i] = gf_f32_to_f16(x[i]);
-}
-
-// y[0..n) = the row's values. The type must be known and n a multiple of gf_block(type).
-static inline void gf_dequantize_row(int type, const void* row, float* y, gf_i64 n) {
-  if (type == GF_TYPE_F32) {
-    for (gf_i64 i = 0; i < n; ++i) y[i] = ((const float*)row)[i];
-  } else if (type == GF_TYPE_F16) {
-    gf_f16_row_to_f32((const gf_u16*)row, y, n);
-  } else if (type == GF_TYPE_BF16) {
-    for (gf_i64 i = 0; i < n; ++i) y[i] = gf_bf16_to_f32(((const gf_u16*)row)[i]);
-  } else {
-    gf_visit_block(type, [&](auto tag) {
-      using Block = typename decltype(tag)::Block;
-      const Block* b = (const Block*)row;
-      for (gf_i64 i = 0; i < n / Block::QK; ++i) dequantize_block(b + i, y + i * Block::QK);
-    });
-  }
-}
+// y[0..n) = the row's values. The type must be known and n a multiple of gf_block(type). This and
+// gf_quantize_row are in cpu/quantize.cpp, compiled once a library: nearly every kernel calls them.
+void gf_dequantize_row(int type, const void* row, float* y, gf_i64 n);
 
 // Whether rows can be written in the type.
 static inline bool gf_writable(int type) {
   return gf_block(type) == 1 || gf_visit_writable(type, [](auto) {});
 }
 
-// The searches for scales are in cpu/quantize_search.cpp, compiled once a library.
-void quantize_block(const float* x, block_q2_K* b);
-void quantize_block(const float* x, block_q3_K* b);
-void quantize_block(const float* x, block_q4_K* b);
-void quantize_block(const float* x, block_q5_K* b);
-void quantize_block(const float* x, block_q6_K* b);
-void quantize_block(const float* x, block_iq4_nl* b);
-void quantize_block(const float* x, block_iq4_xs* b);
-void quantize_block(const float* x, block_mxfp4* b);
-void quantize_block(const float* x, block_nvfp4* b);
-void quantize_block(const float* x, block_tq1_0* b);
-void quantize_block(const float* x, block_tq2_0* b);
-
 // row = x[0..n) in the given type, which is writable; n is a multiple of gf_block(type).
-static inline void gf_quantize_row(int type, const float* x, void* row, gf_i64 n) {
-  if (type == GF_TYPE_F32) {
-    for (gf_i64 i = 0; i < n; ++i) ((float*)row)[i] = x[i];
-  } else if (type == GF_TYPE_F16) {
-    gf_f32_row_to_f16(x, (gf_u16*)row, n);
-  } else if (type == GF_TYPE_BF16) {
-    for (gf_i64 i = 0; i < n; ++i) ((gf_u16*)row)[i] = gf_f32_to_bf16(x[i]);
-  } else {
-    gf_visit_writable(type, [&](auto tag) {
-      using Block = typename decltype(tag)::Block;
-      Block* b = (Block*)row;
-      for (gf_i64 i = 0; i < n / Block::QK; ++i) quantize_block(x + i * Block::QK, b + i);
-    });
-  }
-}
+void gf_quantize_row(int type, const float* x, void* row, gf_i64 n);

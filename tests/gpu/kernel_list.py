@@ -205,15 +205,21 @@ def entries_by_source() -> dict[str, list[str]]:
     return {source: sorted(entries) for source, entries in found.items()}
 
 
-def few_of(entries: list[str]) -> list[str]:
+def few_of(entries: list[str], most: int | None = None) -> list[str]:
     """Of a source's entries so many that each function is there with each value of each of its
-    template's arguments."""
+    template's arguments. most: no more than that, each function before any value of an argument."""
     left = {e: _arguments(e) for e in entries}
     wanted, few = set[tuple[str, int, str]]().union(*left.values()), []
-    while wanted:
-        few.append(max(left, key=lambda e: len(wanted & left[e])))
+    functions = {_function(e) for e in entries}
+    while wanted and (most is None or len(few) < most):
+        few.append(max(left, key=lambda e: (_function(e) in functions, len(wanted & left[e]))))
         wanted -= left.pop(few[-1])
+        functions.discard(_function(few[-1]))
     return sorted(few)
+
+
+def _function(entry: str) -> str:
+    return entry.partition("<")[0]
 
 
 def _arguments(entry: str) -> set[tuple[str, int, str]]:

@@ -73,8 +73,14 @@ def all_cases() -> list[Any]:
     return [
         pytest.param(spec, i, id=f"{spec.name}-{i}-{case.note.replace(' ', '_')}")
         for spec in all_ops()
-        for i, case in enumerate(spec.cases())
+        for i, case in enumerate(cases_of(spec))
     ]
+
+
+@cache
+def cases_of(spec: OpSpec) -> tuple[Case, ...]:
+    """Made once: an op has hundreds."""
+    return tuple(spec.cases())
 
 
 def reference(op: str, *srcs: Any, **params: Any) -> np.ndarray:
@@ -88,7 +94,7 @@ def reference(op: str, *srcs: Any, **params: Any) -> np.ndarray:
 
 def build(spec: OpSpec, index: int) -> Built:
     """Case `index` of `spec`, with random data that depends on nothing else."""
-    case = list(spec.cases())[index]
+    case = cases_of(spec)[index]
     return build_case(spec, case, np.random.default_rng([zlib.crc32(spec.name.encode()), index]))
 
 

@@ -12,11 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import all_cases, build_case, built_once, in_place_sources, isas, nmse, run_on
+from harness import (
+    all_cases,
+    build_case,
+    built_once,
+    cases_of,
+    in_place_sources,
+    isas,
+    nmse,
+    run_on,
+)
 
 from gguflow.engine.backends.cpu import backend as cpu_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
-from gguflow.engine.graph import Case, Operand, OpSpec, all_ops, op_spec
+from gguflow.engine.graph import Case, Operand, OpSpec, all_ops, dtype_by_name, op_spec
 from gguflow.engine.plan_key import PAGE
 
 ISAS = isas()
@@ -72,14 +81,14 @@ def test_kernel(backend: CpuBackend, spec: OpSpec, index: int) -> None:
         assert _same_bits(one, taken), f"in place of source {source}"
 
 
-def _packable() -> list[object]:
-    return [
-        p
-        for p in all_cases()
-        if not p.values[0].optional
-        for s in built_once(*p.values).graph.leaves.values()
-        if s.role.value == "weight" and s.dtype.is_quantized
-    ]
+def _packable() -> list[Any]:
+    """Cases with quantized weights, found without drawing and computing any."""
+    return [p for p in all_cases() if not p.values[0].optional and _has_quantized(*p.values)]
+
+
+def _has_quantized(spec: OpSpec, index: int) -> bool:
+    given = [x for x in cases_of(spec)[index].srcs if x is not None and x.role == "weight"]
+    return any(dtype_by_name(x.dtype).is_quantized for x in given)
 
 
 @pytest.mark.parametrize("spec, index", _packable())

@@ -66,9 +66,13 @@ def hold(
     assert n_complete > 0.6 * 2 * 2 * len(at_once) * n_requests
 
 
-@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(
+    ("weights", "type_kv"),
+    [*((w, "f16") for w in WEIGHTS), (WEIGHTS[0], "q8_0"),
+     *(pytest.param(w, "q8_0", marks=pytest.mark.slow) for w in WEIGHTS[1:])],
+)  # fmt: skip
 def test_a_requests_bits_are_its_own(folder: Path, weights: str, type_kv: str) -> None:
+    """Each type of weights, and one of them with each type of cache."""
     hold(folder, weights, type_kv, 10)
 
 

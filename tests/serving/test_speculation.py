@@ -149,6 +149,14 @@ def alone(model: Model, requests: Sequence[Request]) -> list[list[int]]:
 
 # -- the same bytes --------------------------------------------------------------------------------
 
+
+@pytest.fixture(scope="module")
+def plain(bundled: Model) -> list[list[int]]:
+    """What ten prompts get without guesses, which is asked once."""
+    bundled.speculate(None)
+    return alone(bundled, prompts(bundled, 10))
+
+
 KINDS = {
     "draft": {"most": 4, "adaptive": False},
     "draft that is sure": {"most": 8, "adaptive": False, "p_min": 0.3},
@@ -161,11 +169,10 @@ KINDS = {
 @pytest.mark.parametrize("n_seqs", [0, 1, 7])
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_get_their_plain_texts(
-    bundled: Model, draft: Model, kind: str, n_seqs: int, request: pytest.FixtureRequest
+    bundled: Model, draft: Model, plain: list[list[int]], kind: str, n_seqs: int
 ) -> None:
     """n_seqs: of an engine; 0 for a session."""
-    requests = prompts(bundled, 10)
-    expected = alone(bundled, requests)
+    requests, expected = prompts(bundled, 10), plain
     settings = Speculation(draft=None if kind == "lookup" else draft, **KINDS[kind])
     bundled.speculate(settings)
     if not n_seqs:

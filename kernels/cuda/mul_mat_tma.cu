@@ -1,6 +1,6 @@
-// 16-bit weights times 17 to 128 columns on Hopper, where bits may depend on how many columns there
-// are. Weights and columns come as tiles of a tensor map (TMA), which lie in shared memory as
-// products of warpgroups read them: one thread asks for all of them.
+// 16-bit weights times 17 to 128 columns on Hopper, with k divided as is fastest. Weights and
+// columns come as tiles of a tensor map (TMA), which lie in shared memory as products of warpgroups
+// read them: one thread asks for all of them.
 //
 // A block has G groups of 64 pairs of rows, which two warpgroups share, and all columns. S blocks,
 // a cluster, have parts of k of the same rows, so that there are blocks for all multiprocessors;

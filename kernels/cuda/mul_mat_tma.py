@@ -1,5 +1,5 @@
-"""Launches mul_mat_tma.cu: 16-bit weights times 17 to 128 columns, on Hopper, in the order of sums
-that is fastest."""
+"""Launches mul_mat_tma.cu: 16-bit weights times 17 to 128 columns, on Hopper. k is divided as is
+fastest, which is not the order of equal bits."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _GROUPS = (2, 1)
 # groups of sixteen and eighteen, some less).
 _AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 _ENOUGH = 96  # multiprocessors that bring as much as the memory gives
+_TYPICAL = 64  # columns, of what tiles are chosen for
 # What a byte of columns takes beside one of weights, as they come from the second-level cache; what
 # beginning and ending blocks take, and adding up a part, in bytes.
-_TYPICAL = 64  # columns
 _COLUMNS_SHARE, _TURN, _PART = 0.05, 18 << 20, 6 << 20
 _STATIC, _ALIGN = 1024, 1024  # bytes of shared memory: left alone; that tiles are aligned to
 _MAX_STAGES = 16
@@ -113,7 +113,6 @@ def launches(
     plan, t = _plan(p, tiles, device), p.weights[0].dtype
     at = layout(replace(p, heads=None), 1, address=scratch)
     x, scales = (at.x, at.scales) if p.ready is None else (p.ready.address, p.ready.scales)
-
     maps = [_rows_map(p, i) for i in range(len(p.weights))]
     maps += [maps[0]] * (3 - len(maps)) + [_columns_map(x, t, p, plan.columns)]
     args = arguments(p, replace(at, scales=0), plan.tiles, tiles.parts, plan.stages, 0, 0)

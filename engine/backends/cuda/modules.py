@@ -18,8 +18,8 @@ from .errors import CudaError
 
 COMPILE_THREADS = 8
 SHARED_BY_DEFAULT = 48 << 10  # bytes of shared memory that need no opt-in,
-_TYPES = {"f16": "FLOAT16", "bf16": "BFLOAT16"}
 DECLARED = 16 << 10  # of which kernels declare some themselves, at most so many
+_TYPES = {"f16": "FLOAT16", "bf16": "BFLOAT16"}  # of tensor maps
 
 
 class Modules:

@@ -18,7 +18,7 @@ cxx=${CXX:-g++}
 flags= options=()
 if [ "$kind" = few ]; then
 	kind=address,undefined
-	export SHARD=${SHARD:-0/36}
+	export SHARD=${SHARD:-0/26}
 	JOBS=${JOBS:-2}
 	ISAS=${ISAS:-$($python -c "
 from gguflow.engine.backends.cpu import runnable_isas

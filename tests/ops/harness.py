@@ -77,6 +77,15 @@ def all_cases() -> list[Any]:
     ]
 
 
+def every(n: int, cases: list[Any]) -> list[Any]:
+    """The cases, of which all but every n-th of an op are slow."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(*p.values, id=p.id, marks=(*p.marks, slow) if p.values[-1] % n else p.marks)
+        for p in cases
+    ]
+
+
 @cache
 def cases_of(spec: OpSpec) -> tuple[Case, ...]:
     """Made once: an op has hundreds."""

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from harness import (
     all_cases,
     build_case,
     built_once,
     cases_of,
+    every,
     in_place_sources,
     isas,
     nmse,
@@ -66,7 +68,19 @@ def test_every_op_has_a_kernel(isa: str) -> None:
     assert [s.name for s in missing if not s.optional] == []
 
 
-@pytest.mark.parametrize("spec, index", all_cases())
+def _with_isas(cases: list[Any]) -> list[Any]:
+    """Each case with each instruction set, neighbours, for which it is drawn once. But for the best
+    set all but every third case are slow: of the same sources they go through the same lines."""
+    found = []
+    for case, some in zip(cases, every(3, cases), strict=True):
+        for i, isa in enumerate(ISAS):
+            name, own = (isa.values[0], isa.marks) if isinstance(isa, ParameterSet) else (isa, ())
+            p = some if i else case
+            found.append(pytest.param(name, *p.values, id=f"{name}-{p.id}", marks=(*p.marks, *own)))
+    return found
+
+
+@pytest.mark.parametrize("backend, spec, index", _with_isas(all_cases()), indirect=["backend"])
 def test_kernel(backend: CpuBackend, spec: OpSpec, index: int) -> None:
     built = built_once(spec, index)
     if spec.optional and not backend.supports(built.node):
@@ -91,7 +105,7 @@ def _has_quantized(spec: OpSpec, index: int) -> bool:
     return any(dtype_by_name(x.dtype).is_quantized for x in given)
 
 
-@pytest.mark.parametrize("spec, index", _packable())
+@pytest.mark.parametrize("backend, spec, index", _with_isas(_packable()), indirect=["backend"])
 def test_packed_weights(backend: CpuBackend, spec: OpSpec, index: int) -> None:
     built = built_once(spec, index)
     one = run_on(backend, built, n_threads=1, packed=True)

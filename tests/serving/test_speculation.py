@@ -149,14 +149,6 @@ def alone(model: Model, requests: Sequence[Request]) -> list[list[int]]:
 
 # -- the same bytes --------------------------------------------------------------------------------
 
-
-@pytest.fixture(scope="module")
-def plain(bundled: Model) -> list[list[int]]:
-    """What ten prompts get without guesses, which is asked once."""
-    bundled.speculate(None)
-    return alone(bundled, prompts(bundled, 10))
-
-
 KINDS = {
     "draft": {"most": 4, "adaptive": False},
     "draft that is sure": {"most": 8, "adaptive": False, "p_min": 0.3},
@@ -166,13 +158,14 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("n_seqs", [0, 1, 7])
+@pytest.mark.parametrize("n_seqs", [0, pytest.param(1, marks=pytest.mark.slow), 7])
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_get_their_plain_texts(
-    bundled: Model, draft: Model, plain: list[list[int]], kind: str, n_seqs: int
+    bundled: Model, draft: Model, kind: str, n_seqs: int, request: pytest.FixtureRequest
 ) -> None:
-    """n_seqs: of an engine; 0 for a session."""
-    requests, expected = prompts(bundled, 10), plain
+    """n_seqs: of an engine, where seven meet what one does; 0 for a session."""
+    requests = prompts(bundled, 10)
+    expected = alone(bundled, requests)
     settings = Speculation(draft=None if kind == "lookup" else draft, **KINDS[kind])
     bundled.speculate(settings)
     if not n_seqs:

@@ -73,18 +73,10 @@ __global__ void __launch_bounds__(kBlock) all_reduce_small(const __grid_constant
 // -- large parts: pieces of words that say that they are there
 // -------------------------------------
 
-__device__ __forceinline__ float4 floats(uint4 w) {
-  return make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z),
-                     __uint_as_float(w.w));
-}
 __device__ __forceinline__ uint4 bits(float4 v) {
   return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
                     __float_as_uint(v.w));
 }
-__device__ __forceinline__ float4 plus(float4 a, float4 b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
 // A thread has the same words of a piece on every device: it waits for no other one of its block.
 struct Pieces {
   static constexpr int kTurns = kPieceWords / kBlock;  // words of a thread

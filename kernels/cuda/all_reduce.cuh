@@ -1,8 +1,8 @@
-// What all_reduce.cu and all_reduce_rounded.cu share: one device's side of an exchange, and its
-// number.
+// What kernels of exchanges share: one device's side of one that adds parts, and its number.
 #pragma once
 
 #include "cuda/dependent.cuh"
+#include "cuda/four.cuh"
 #include "cuda/sent_words.cuh"
 
 constexpr int kDevices = 8;     // DEVICES of all_reduce.py
@@ -36,4 +36,9 @@ __device__ __forceinline__ void end_exchange(const ReduceArgs& a, u32 e) {
   __syncthreads();
   const int i = blockIdx.x + threadIdx.x * gridDim.x;
   if (i < kCounters) counters(a)[i] = e;
+}
+
+__device__ __forceinline__ float4 floats(uint4 w) {
+  return make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z),
+                     __uint_as_float(w.w));
 }

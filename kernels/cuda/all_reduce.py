@@ -24,9 +24,6 @@ SMALL = 512 << 10  # bytes that come to a device, up to which flags beside the d
 BLOCK = 256  # kBlock
 SHARED_BLOCKS = 128  # of all streams of one GPU together, see `most_blocks`
 ROW = 8192  # elements of a row whose norm is made too
-_REDUCE = struct.Struct(f"@{DEVICES + 4}P4qI3i")  # ReduceArgs
-_AT_RESIDUAL = struct.calcsize(f"@{DEVICES + 1}P")  # where it has that, and the number of devices
-_AT_N = _REDUCE.size - 8
 LINE = 8  # bytes of a part in a 16-byte word with its flags
 
 SMALL_PARTS, LARGE_PARTS = (
@@ -66,45 +63,47 @@ def exchange(
     given_up: int,
     code: int,
     timeout_ns: int,
+    norm: RoundedNorm | None = None,
 ) -> Launch:
     """A device's part of `nbytes` and those of the others, added in the order of the ranks.
 
     to, part, residual (added in the end, 0 for none): addresses, multiples of 16, of memory in
     multiples of 64 bytes. channels: of all devices, by rank. sizes: of all parts that go over these
     channels. shared: another of the devices may be a stream of the same GPU. given_up, code,
-    timeout_ns: as of a `Flag`.
+    timeout_ns: as of a `Flag`. norm: what is made of the result's rows too, where `makes_norms`.
     """
     n = len(channels)
     small, large, _ = _layout(n, sizes)
     is_small = _is_small(n, nbytes)
     units = ceil_div(nbytes, LINE if is_small else PIECE)
-    args = _REDUCE.pack(
-        *channels, *(0,) * (DEVICES - n), part, residual, to, given_up,
+    args = struct.pack(
+        f"@{DEVICES + 4}P4qI3i", *channels, *(0,) * (DEVICES - n), part, residual, to, given_up,
         timeout_ns, nbytes, small if is_small else large, _stride(sizes, n, is_small), code, rank,
         n, not shared,
     )  # fmt: skip
-    blocks = ceil_div(units, BLOCK) if is_small else units
+    blocks = min(ceil_div(units, BLOCK) if is_small else units, most_blocks(n, shared))
+    if norm is not None:
+        return _with_norm(args, norm, nbytes // (4 * norm.d), blocks)
     kernel = SMALL_PARTS if is_small else LARGE_PARTS
-    grid = (min(blocks, most_blocks(n, shared)), 1, 1)
+    grid = (blocks, 1, 1)
     return Launch(kernel, grid, (BLOCK, 1, 1), pack(args), dependent=True)
 
 
-def exchange_rounded(exchange: Launch, norm: RoundedNorm, m: int, d: int) -> Launch | None:
-    """What also makes the norm of the rows, [m, d], that `exchange` adds to a residual; None where
-    its kernel is another one than that of two devices' large parts."""
-    if exchange.kernel != LARGE_PARTS or d % 8 or d > ROW:
-        return None
-    (residual,) = struct.unpack_from("@P", exchange.args, _AT_RESIDUAL)
-    (n_devices,) = struct.unpack_from("@i", exchange.args, _AT_N)
-    if not residual or n_devices != 2:
-        return None
-    block = 512 if d <= 4096 else 1024
-    each, scaled = ceil_div(d, 8 * block), norm.to.dtype == "f16"
-    args = exchange.args[: _REDUCE.size] + struct.pack(
-        "@3Pf2i4x", norm.weights, norm.to.address, norm.to.scales, norm.eps, m, d
+def makes_norms(n_devices: int, nbytes: int, d: int) -> bool:
+    """Whether an exchange of parts of `nbytes`, rows of d elements that are added to a residual,
+    may make the norm of the rows too."""
+    return n_devices == 2 and not _is_small(n_devices, nbytes) and d % 8 == 0 and d <= ROW
+
+
+def _with_norm(args: bytes, norm: RoundedNorm, m: int, blocks: int) -> Launch:
+    """Of m rows; args: a ReduceArgs."""
+    block = 512 if norm.d <= 4096 else 1024
+    each, scaled = ceil_div(norm.d, 8 * block), norm.to.dtype == "f16"
+    args += struct.pack(
+        "@3Pf2i4x", norm.weights, norm.to.address, norm.to.scales, norm.eps, m, norm.d
     )  # fmt: skip
     entry = f"all_reduce_rounded<{norm.to.dtype}, {cpp_bool(scaled)}, {block}, {each}>"
-    grid = (min(m, exchange.grid[0]), 1, 1)
+    grid = (min(m, blocks), 1, 1)
     return Launch(Kernel("all_reduce_rounded.cu", entry), grid, (block, 1, 1), args, dependent=True)
 
 

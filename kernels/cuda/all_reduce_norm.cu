@@ -2,12 +2,9 @@
 // norm. A device sends the others what it has of the sums of their rows, adds up its own, and sends
 // them the norms of these, rounded to what the next products want. What crosses says by itself that
 // it is there (sent_words.cuh), so the first rows are being normed while the last are on their way.
-#include "cuda/dependent.cuh"
+#include "cuda/all_reduce.cuh"
 #include "cuda/row_scale.cuh"
-#include "cuda/sent_words.cuh"
 
-constexpr int kDevices = 8;     // DEVICES of all_reduce.py
-constexpr int kCounters = 256;  // COUNTERS
 constexpr int kNormBlock = 1024;
 
 // [m, d] rows on this device. Of the residual it has those from bounds[rank] to bounds[rank + 1].
@@ -38,10 +35,6 @@ struct ExchangeArgs {
 
 // -- a row, four elements a word, of which a thread of B has W
 // -------------------------------------
-
-__device__ __forceinline__ float4 plus(float4 a, float4 b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
 
 // The sum of a row's squares in the order of norm.cu, whose block has a thread for every word of a
 // row of up to 4096 elements: this one stands for several of them.

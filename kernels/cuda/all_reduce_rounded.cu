@@ -16,14 +16,6 @@ struct RoundedArgs {
   i32 m, d;
 };
 
-__device__ __forceinline__ float4 floats(uint4 w) {
-  return make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z),
-                     __uint_as_float(w.w));
-}
-__device__ __forceinline__ float4 plus(float4 a, float4 b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
 // A block has whole rows; a thread R times eight neighbouring elements of one, two words each.
 template <class T, bool SCALED, int B, int R>
 struct Rows {

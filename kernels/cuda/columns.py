@@ -219,8 +219,9 @@ def _order(p: Product) -> bytes:
 def round_launch(p: Product, at: Layout, columns: int, how: int) -> Launch:
     """The rows of x, normalized, as f16 with a scale each, or as bf16. how: they lie."""
     heads, scaled = p.heads, p.rounded == "f16"
+    scales = at.scales if scaled else 0
     numbers = struct.pack(
-        "@6P", 0 if p.norm is None else p.norm.address, at.x, at.scales if scaled else 0,
+        "@6P", 0 if p.norm is None else p.norm.address, at.x, scales,
         heads.pos.address if heads else 0, heads.factors.address if heads and heads.factors else 0,
         at.turns if heads else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
@@ -233,7 +234,7 @@ def round_launch(p: Product, at: Layout, columns: int, how: int) -> Launch:
     args, grid = pack(p.x, numbers), (p.m, 1, 1)
     norm = None
     if how == ROWS and p.norm is not None and not heads:
-        norm = RoundedNorm(p.norm.address, p.eps, Rounded(p.rounded, at.x, at.scales * scaled))
+        norm = RoundedNorm(p.norm.address, p.eps, p.k, Rounded(p.rounded, at.x, scales))
     return Launch(kernel, grid, (threads, 1, 1), args, dependent=True, leaves=p.value, norm=norm)
 
 

@@ -56,10 +56,12 @@ class Rounded:
 
 @dataclass(frozen=True)
 class RoundedNorm:
-    """What a launch makes of rows: their norm by `weights` (an address), in 16 bits."""
+    """What a launch makes of rows of d elements: their norm by `weights` (an address), in 16
+    bits."""
 
     weights: int
     eps: float
+    d: int
     to: Rounded
 
 

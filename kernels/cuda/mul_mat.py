@@ -85,11 +85,17 @@ def _ways(node: Tensor, device: DeviceInfo, most: int | None) -> tuple[ModuleTyp
     return (*first, mul_mat_mma if quantized else mul_mat_gemm)
 
 
-def rounds_to(node: Tensor, device: DeviceInfo) -> str | None:
-    """As `launch.rounds_to`."""
+def _way(node: Tensor, device: DeviceInfo) -> tuple[ModuleType | None, tuple[Operand | None, ...]]:
+    """For many columns, the one that takes a node, as far as is known without addresses; and its
+    operands."""
     srcs = tuple(None if s is None else Operand.of(s, s.view_offset) for s in node.srcs)
     ways = _ways(node, device, None)
-    way = next((w for w in ways if w.applies(node, srcs, device)), None)
+    return next((w for w in ways if w.applies(node, srcs, device)), None), srcs
+
+
+def rounds_to(node: Tensor, device: DeviceInfo) -> str | None:
+    """As `launch.rounds_to`."""
+    way, srcs = _way(node, device)
     if way is mul_mat_batch:
         return mul_mat_batch.rounds_to(node, srcs, device)
     return mul_mat_gemm.rounds_to(node, srcs) if way is mul_mat_gemm else None
@@ -99,9 +105,13 @@ def strided(node: Tensor, device: DeviceInfo) -> bool:
     """As `launch.supports_strides`."""
     if node.op != "mul_mat" or len(node.shape) != 2:
         return False
-    srcs = tuple(None if s is None else Operand.of(s, s.view_offset) for s in node.srcs)
-    way = next((w for w in _ways(node, device, None) if w.applies(node, srcs, device)), None)
-    return way is not mul_mat_mma and (node.strides[1], node.strides[0] % 4) == (4, 0)
+    way, _ = _way(node, device)
+    return way is not mul_mat_mma and has_float_rows(node)
+
+
+def has_float_rows(node: Tensor) -> bool:
+    """Whether rows are dense floats, however far apart."""
+    return (node.strides[1], node.strides[0] % 4) == (4, 0)
 
 
 def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:

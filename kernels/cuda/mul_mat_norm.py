@@ -182,7 +182,7 @@ def strided(node: Tensor, device: DeviceInfo) -> bool:
     if _way(node, _operands(node), device, None) is None:
         _, (product,) = _parts(node)
         return mul_mat.strided(product, device)
-    return (node.strides[1], node.strides[0] % 4) == (4, 0)
+    return mul_mat.has_float_rows(node)
 
 
 def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:

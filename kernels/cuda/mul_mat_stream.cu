@@ -158,10 +158,6 @@ __device__ __forceinline__ void multiply(const ColumnsArgs& a, const Memory& m, 
   });
 }
 
-__device__ __forceinline__ float4 plus(float4 a, float4 b) {
-  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-}
-
 // Warp j adds the sums of columns 8 j and following.
 template <int G>
 __device__ __forceinline__ void add(const ColumnsArgs& a, const Memory& m, int j, int lane) {

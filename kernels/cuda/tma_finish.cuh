@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/columns.cuh"
+#include "cuda/four.cuh"
 #include "cuda/rope.cuh"
 
 // How heads turn. Angles are made where they are used: columns may have been rounded elsewhere.
@@ -18,13 +19,6 @@ struct Turns {
 __device__ __forceinline__ float gated(float gate, float up, float scale) {
   return silu().rough(gate * scale) * (up * scale);
 }
-__device__ __forceinline__ float4 plus(float4 a, float4 b) {
-  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-}
-__device__ __forceinline__ float4 times(float4 a, float s) {
-  return {a.x * s, a.y * s, a.z * s, a.w * s};
-}
-
 // sums: of the first and the second row of the first pair, then of the next pair's.
 template <int KIND>
 struct LaneRows;

@@ -178,11 +178,12 @@ def all_launches() -> tuple[Launch, ...]:
     linked = link.idle(link.SIGNAL), link.idle(link.WAIT)
     sizes = 4096, 8 << 20
     reduced = [all_reduce.exchange(0, 0, 256, n, 0, (0, 0), sizes, False, 0, 1, 1) for n in sizes]
-    norms = [RoundedNorm(0, 1e-5, Rounded(t, 0, 0)) for t in ("f16", "bf16")]
-    rounded = (all_reduce.exchange_rounded(reduced[1], n, 64, d)
-               for n in norms for d in (2048, 4096, 8192))  # fmt: skip
+    norms = (RoundedNorm(0, 1e-5, d, Rounded(t, 0, 0))
+             for t in ("f16", "bf16") for d in (2048, 4096, 8192))  # fmt: skip
+    rounded = (all_reduce.exchange(0, 0, 256, 8 << 20, 0, (0, 0), sizes, False, 0, 1, 1, norm)
+               for norm in norms)  # fmt: skip
     sides = all_reduce_norm.Sides((0, 0), (), ((150, 1 << 15),), False, 0, 1, 1)
-    reduced = *reduced, *(x for x in rounded if x is not None), *(
+    reduced = *reduced, *rounded, *(
         all_reduce_norm.exchange(0, 0, 0, 0, 1e-5, d, (150, 150), 0, dtype, sides)
         for d in (1024, 2048, 4096, 8192) for dtype in ("f32", "f16", "bf16")
     )  # fmt: skip

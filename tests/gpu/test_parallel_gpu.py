@@ -144,18 +144,19 @@ def test_norms_that_exchanges_round_have_the_bits_of_launches(
     path = write_tiny(tmp_path / "m.gguf", dtype=dtype, gain=2.0, n_layer=3, n_embd=4096,
                       n_head=4, n_head_kv=2, head_dim=64, head_dim_v=64, n_ff=512)  # fmt: skip
     prompts = [[3 + i * 7 % 90 for i in range(n)] for n in (33, 50, 64)]
-    made: list[object] = []
-    rounded = all_reduce.exchange_rounded
+    made: list[str] = []  # where a norm follows
+    exchange = all_reduce.exchange
 
     def kept(*given: Any) -> Any:
-        made.append(rounded(*given))
-        return made[-1]
+        launch = exchange(*given)
+        made.extend([launch.kernel.source] if given[-1] is not None else [])
+        return launch
 
-    monkeypatch.setattr(all_reduce, "exchange_rounded", kept)
+    monkeypatch.setattr(all_reduce, "exchange", kept)
     model = on(path, 2, n_ctx=128)
     found = [model.logits(ids) for ids in prompts * 2]
-    assert made and all(made)
-    monkeypatch.setattr(all_reduce, "exchange_rounded", lambda *given: None)
+    assert set(made) == {"all_reduce_rounded.cu"}
+    monkeypatch.setattr(all_reduce, "makes_norms", lambda *given: False)
     model = on(path, 2, n_ctx=128)
     expected = [model.logits(ids) for ids in prompts]
     assert all(np.array_equal(a, b) for a, b in zip(found, expected * 2, strict=True))

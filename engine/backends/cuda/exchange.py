@@ -8,7 +8,7 @@ from gguflow.engine.backends.base import Reduce
 from gguflow.engine.compile import Step
 from gguflow.engine.graph import Tensor, exchanged_by_rank
 from gguflow.kernels.cuda import all_reduce, all_reduce_norm
-from gguflow.kernels.cuda.launch import Launch, Operand, Rounded, rounds_to
+from gguflow.kernels.cuda.launch import Launch, Operand, Rounded, RoundedNorm, rounds_to
 
 from .device import CudaDevice
 
@@ -25,16 +25,18 @@ class Exchanges:
         norms = {s for s in reduces if len(exchanged_by_rank(s)[0]) > 1}
         self._dtypes = self._rounded_types(norms, steps) if norms else {}
 
-    def launch_with_norm(self, node: Tensor, locate: Locate, following: Launch) -> Launch | None:
-        """The launch of a node that exchanges and what `following` makes of its rows, if one can do
-        both."""
-        norm = following.norm
-        if norm is None or following.leaves is not node or len(node.shape) != 2:
-            return None
-        return all_reduce.exchange_rounded(self.launch(node, locate), norm, *node.shape)
+    def makes_norm(self, node: Tensor) -> bool:
+        """Whether the launch of a node that exchanges may make the norm of its rows too."""
+        by_rank = exchanged_by_rank(node)
+        added = len(by_rank[0]) == 1 and len(node.srcs) > len(by_rank)
+        return (
+            added
+            and len(node.shape) == 2
+            and all_reduce.makes_norms(len(by_rank), node.nbytes, node.shape[1])
+        )
 
-    def launch(self, node: Tensor, locate: Locate) -> Launch:
-        """The launch of a node that exchanges."""
+    def launch(self, node: Tensor, locate: Locate, norm: RoundedNorm | None = None) -> Launch:
+        """The launch of a node that exchanges. norm: to be made too, where `makes_norm`."""
         reduce = self._reduces[node]
         others = [c for k, c in enumerate(reduce.channels) if k != reduce.rank]
         shared = not all(map(self._device.is_elsewhere, others))
@@ -50,7 +52,7 @@ class Exchanges:
             sizes = all_reduce_norm.whole_sizes(reduce.sizes, reduce.shares)
             return all_reduce.exchange(
                 to, part, residual[0] if residual else 0, node.nbytes, reduce.rank, reduce.channels,
-                sizes, shared, reduce.given_up, reduce.code, reduce.timeout_ns,
+                sizes, shared, reduce.given_up, reduce.code, reduce.timeout_ns, norm,
             )  # fmt: skip
         w, residual_rows, part = addresses
         sides = all_reduce_norm.Sides(

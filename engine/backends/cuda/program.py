@@ -94,12 +94,13 @@ class CudaProgram(Program):
             call = calls[i]
             if call is None:
                 locate = partial(self._operand, memory=memory)
-                following = self._following(calls[i + 1 : i + 1 + MOST_JOINED])
-                first = following[0] if following else None
-                both = isinstance(first, Launch) and exchanges.launch_with_norm(s, locate, first)
-                made.append([both or exchanges.launch(s, locate)])
-                if both:
-                    made.append(following[1:])
+                following = calls[i + 1 : i + 1 + MOST_JOINED]
+                op = self._first_of(following) if exchanges.makes_norm(s) else []
+                first = op[0] if op else None
+                norm = first.norm if isinstance(first, Launch) and first.leaves is s else None
+                made.append([exchanges.launch(s, locate, norm)])
+                if norm is not None:
+                    made.append(op[1:])
                     left = first
                 continue
             together = joined([c for c in takewhile(bool, calls[i : i + MOST_JOINED]) if c])
@@ -133,8 +134,8 @@ class CudaProgram(Program):
         self._is_timed = False
 
     @staticmethod
-    def _following(calls: Sequence[Call | None]) -> list[Launch | Gemm]:
-        """The launches of the op behind an exchange; none where it is launched with others."""
+    def _first_of(calls: Sequence[Call | None]) -> list[Launch | Gemm]:
+        """The launches of the first of these ops; none where it is launched with others."""
         several = [c for c in takewhile(bool, calls) if c]
         return list(launches(several[0])) if several and joined(several) is None else []
 

@@ -77,7 +77,7 @@ def measure(shape: str, n: int, depth: int, ops: bool) -> None:
     got = sum(1 for _ in tokens)
     each = (time.perf_counter() - begin) / got
     bound = session.bound_plan(1, "last", True)
-    us = replay_us(bound.runner.programs[0]._device, bound.token_loop._graph)
+    us = replay_us(bound.runner.programs[0]._device, bound.token_loop._graphs[0])
     leaves = model.plan(step_key(1, "last", True)).leaves(Role.WEIGHT)
     nbytes = sum(t.nbytes for t in leaves if t.name != "token_embd.weight" or len(leaves) < 2)
     print(

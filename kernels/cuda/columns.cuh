@@ -119,10 +119,11 @@ __device__ __forceinline__ BesideOne beside_one(const ColumnsArgs& a, int matrix
 // What becomes of the sums y0 and y1 of a pair's rows in a column. Each operation is rounded as
 // written, so that all kernels give the same bits. AT_ONCE: neighbours are one store, for warps
 // that write runs of pairs, maybe to another device, to which a sector written by two stores
-// crosses twice.
+// crosses twice. rough: silu as in mul_mat_tma.cu.
 template <bool AT_ONCE = false>
 __device__ __forceinline__ void finish_one(int kind, const ColumnsArgs& a, int matrix, int pair,
-                                           int column, float y0, float y1, const BesideOne& b) {
+                                           int column, float y0, float y1, const BesideOne& b,
+                                           bool rough = false) {
   if (pair >= a.pairs[matrix] || column >= a.m) return;
   const int2 rows = rows_of(kind, a, matrix, pair);
   const int role = a.first + matrix;
@@ -130,7 +131,7 @@ __device__ __forceinline__ void finish_one(int kind, const ColumnsArgs& a, int m
   y0 = __fmul_rn(y0, b.scale);
   y1 = __fmul_rn(y1, b.scale);
   if (kind == GLU) {
-    dst[pair] = silu()(y0) * y1;
+    dst[pair] = (rough ? silu().rough(y0) : silu()(y0)) * y1;
     return;
   }
   if (kind == QKV && role < 2) {

@@ -31,8 +31,10 @@ MOST = 256  # columns up to which these come before a library's product of quant
 _MOST_OF = {"q4_0": 512}
 # The same of 16-bit weights, where a kernel of ours does what a library needs several launches for.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
-# Their ways with equal bits, the first that takes a product: all add in one order.
-EQUAL_FLOATS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
+# Their ways with equal bits, the first that takes a product: all add in one order, as one chain or
+# in parts of k.
+CHAINS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
+IN_PARTS = (mul_mat_tma, mul_mat_chain)
 MIXED = (mul_mat_one, mul_mat_few)  # which take values of another type than queries and keys
 
 
@@ -53,8 +55,9 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     """The launch file that is fastest for a product, or None: a library's, or another kernel."""
     t = p.weights[0].dtype
     if device.equal_bits and not t.is_quantized:
-        return next((w for w in EQUAL_FLOATS if w.takes(p, device)), None)
-    if mul_mat_tma.takes(p, device):
+        ways = IN_PARTS if mul_mat_tma.parts_of(p, device) else CHAINS
+        return next((w for w in ways if w.takes(p, device)), None)
+    if p.m > mul_mat_stream.MOST and mul_mat_tma.takes(p, device):
         return mul_mat_tma
     if p.chunk:
         return _columns(p, device)
@@ -64,8 +67,8 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
         tiles = p.m <= most_of(t) and mul_mat_tiles.takes(p, device)
         tiles &= p.kind != GLU or p.norm is not None  # or the norm crosses from others, in 16 bits
         return mul_mat_tiles if tiles and mul_mat_tiles.is_full(p, device) else None
-    ways = (mul_mat_one, mul_mat_few, mul_mat_stream)
-    return next((w for w in ways if w.takes(p, device)), _columns(p, device))
+    few = (mul_mat_one, mul_mat_few, mul_mat_stream)
+    return next((w for w in few if w.takes(p, device)), _columns(p, device))
 
 
 def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:
@@ -75,18 +78,21 @@ def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:
     return mul_mat_columns if mul_mat_columns.takes(p, device) else None
 
 
-def _classes(node: Tensor, device: DeviceInfo) -> list[tuple[int, int, bool]]:
+def _classes(
+    node: Tensor, ps: Sequence[Product], device: DeviceInfo
+) -> list[tuple[int, int, bool]]:
     """The rows of a node that are multiplied together, along axis 0: from, to, whether they are of
-    the chunk class."""
+    the chunk class. ps: the node's products."""
     n, m = node.n_single, node.shape[0]
-    # 16-bit weights have one order for both classes.
-    if (
-        n is None
-        or not device.equal_bits
-        or not any(s.dtype.is_quantized for s in node.live_srcs())
+    in_parts = any(mul_mat_tma.parts_of(p, device) for p in ps)
+    if not device.equal_bits or not (
+        in_parts or any(s.dtype.is_quantized for s in node.live_srcs())
     ):
-        return [(0, m, False)]
-    return [part for part in ((0, n, False), (n, m, True)) if part[0] < part[1]]
+        return [(0, m, False)]  # both classes have one order
+    n = m if n is None else n
+    most = mul_mat_tma.MOST if in_parts else max(1, n)
+    single = [(i, min(i + most, n), False) for i in range(0, n, most)]
+    return [*single, (n, m, True)] if n < m else single
 
 
 def _of_class(ps: list[Product], node: Tensor, begin: int, end: int, chunk: bool) -> list[Product]:
@@ -103,7 +109,7 @@ def _products(
     themselves only where they must."""
     apart, mixed = products(node, srcs, dst), products(node, srcs, dst, mixed=True)
     found = []
-    for part in _classes(node, device):
+    for part in _classes(node, apart, device):
         one = _of_class(mixed, node, *part)
         together = len(one) == 1 and any(w.takes(one[0], device) for w in MIXED)
         found.append(one if together and not one[0].chunk else _of_class(apart, node, *part))
@@ -119,7 +125,8 @@ def applies(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) ->
 def rounds_to(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> str | None:
     """As `launch.rounds_to`, of a node that `applies`."""
     ps = [p for made in _products(node, srcs, device) for p in made]
-    ready = all(way(p, device) is mul_mat_tma and p.norm is None for p in ps)
+    ready = not device.equal_bits  # where others round differently
+    ready &= all(way(p, device) is mul_mat_tma and p.norm is None for p in ps)
     return ps[0].rounded if ready else None
 
 

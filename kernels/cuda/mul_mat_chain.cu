@@ -1,12 +1,13 @@
-// 16-bit weights times 1 to 16 columns. A row's sum is one chain of tensor-core products along k
-// (float_columns.cuh), so that its bits do not depend on how many columns there are.
+// 16-bit weights times 1 to 16 columns. A row's sum is a chain of tensor-core products along k, or
+// a few that are added (float_columns.cuh), so that its bits do not depend on how many columns
+// there are.
 //
 // A step of such a chain takes some 33 cycles and 512 bytes of weights, so that two chains a
 // multiprocessor keep up with memory. A block has a few tiles of sixteen rows at once, a warp each,
 // which go along k side by side. Two warps bring weights through a ring of stages for each tile,
-// 256 elements of its rows a stage; they are asked for before the kernels before this one are done
-// (programmatic dependent launch). Several columns are brought by one more warp, once for all
-// tiles; a single one is made in shared memory by the block itself (float_column.cuh).
+// 256 or 512 elements of its rows a stage; they are asked for before the kernels before this one
+// are done (programmatic dependent launch). Several columns are brought by one more warp, once for
+// all tiles; a single one is made in shared memory by the block itself (float_column.cuh).
 #include "cuda/columns.cuh"
 #include "cuda/float_column.cuh"
 #include "cuda/mma.cuh"
@@ -14,11 +15,14 @@
 #include "cuda/rope.cuh"
 
 constexpr int kTileRows = 16, kTilePairs = 8;
-constexpr int kChunk = 256;               // elements of a stage's rows
-constexpr int kStride = 2 * kChunk + 32;  // bytes from row to row of a stage: without conflicts
-constexpr int kStage = kTileRows * kStride;
-constexpr int kSteps = kChunk / 16;
 constexpr int kBringers = 2;  // warps that bring weights
+
+// N: elements of a stage's rows.
+template <int N>
+struct Stage {
+  static constexpr int STRIDE = 2 * N + 32;  // bytes from row to row: without conflicts
+  static constexpr int BYTES = kTileRows * STRIDE;
+};
 
 // Mirrored by `launches` in mul_mat_chain.py.
 struct ChainArgs {
@@ -31,6 +35,7 @@ struct ChainArgs {
   float eps;
   int warps, rounds;  // tiles that a block has at once, at most; how often it takes some
   int share, longer;  // tiles of a block in all; the first so many blocks have one more
+  int parts;          // of k, of a single column; 0: one chain, and SwiGLU as exact as can be
   int rows_at, turns_at, squares_at, x_at, ring_at;  // bytes in shared memory
 };
 
@@ -99,8 +104,13 @@ __device__ __forceinline__ void expect(u64* bar, u32 bytes) {
                : "memory");
 }
 
+// Where a part of k ends. Parts are those of mul_mat_tma.cu, of whole 64 elements.
+__device__ __forceinline__ int end_of_part(const ChainArgs& args, int part) {
+  return args.parts > 1 ? args.c.k / 64 * (part + 1) / args.parts * 64 : args.c.k;
+}
+
 // Warp `which` of kBringers brings its part of every stage's rows.
-template <int KIND>
+template <int KIND, int N>
 __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memory& m, int which,
                                               int lane) {
   constexpr int ROWS = kTileRows / kBringers;
@@ -119,8 +129,9 @@ __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memor
       }
       __syncwarp();
     }
-    for (int k = 0; k < a.k; k += kChunk) {
-      const u32 bytes = 2 * min(a.k - k, kChunk);
+    for (int part = 0, k = 0; k < a.k;) {
+      const int end = end_of_part(args, part), length = min(end - k, N);
+      const u32 bytes = 2 * length;
       for (int i = 0; i < n; ++i) {
         const int stage = at.stage * args.warps + i;
         u64* const full = m.full + stage;
@@ -134,29 +145,31 @@ __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memor
           if (which == 0) expect(full, kTileRows * bytes);
 #pragma unroll
           for (int r = 0; r < ROWS; ++r) {
-            bring(m.ring + stage * kStage + (which * ROWS + r) * kStride, from[r], bytes, full,
-                  policy);
+            bring(m.ring + stage * Stage<N>::BYTES + (which * ROWS + r) * Stage<N>::STRIDE, from[r],
+                  bytes, full, policy);
           }
         }
         __syncwarp();
       }
       at.next(a.w_stages);
+      k += length;
+      part += k == end;
     }
   }
 }
 
-// One thread. A stage has the fragments of 256 elements of all columns.
-template <int G>
+// One thread. A stage has the fragments of N elements of all columns.
+template <int N, int G>
 __device__ __forceinline__ void bring_columns(const ChainArgs& args, const Memory& m) {
   const ColumnsArgs& a = args.c;
   asm volatile("fence.proxy.async;" ::: "memory");
   Place at;
   for (int round = 0; round < args.rounds; ++round) {
-    for (int k = 0; k < a.k; k += kChunk) {
-      const u32 bytes = min(a.k - k, kChunk) * 16 * G;
+    for (int k = 0; k < a.k; k += N) {
+      const u32 bytes = min(a.k - k, N) * 16 * G;
       barrier_wait(m.x_free + at.stage, at.parity ^ 1);
       expect(m.x_full + at.stage, bytes);
-      bring(m.x + at.stage * kChunk * 16 * G, a.x + (i64)k * 16 * G, bytes, m.x_full + at.stage);
+      bring(m.x + at.stage * N * 16 * G, a.x + (i64)k * 16 * G, bytes, m.x_full + at.stage);
       at.next(a.x_stages);
     }
   }
@@ -167,9 +180,9 @@ __device__ __forceinline__ void bring_columns(const ChainArgs& args, const Memor
 struct RowFragments {
   u32 v[4];
 
-  __device__ __forceinline__ RowFragments(const char* rows, int step) {
+  __device__ __forceinline__ RowFragments(const char* rows, int stride, int step) {
     const uint2 upper = *reinterpret_cast<const uint2*>(rows + step * 32);
-    const uint2 lower = *reinterpret_cast<const uint2*>(rows + step * 32 + 8 * kStride);
+    const uint2 lower = *reinterpret_cast<const uint2*>(rows + step * 32 + 8 * stride);
     v[0] = upper.x;
     v[1] = lower.x;
     v[2] = upper.y;
@@ -179,10 +192,10 @@ struct RowFragments {
 
 // Two steps of the chains of eight columns each. x: this lane's place in the columns' chunk, whose
 // elements are in order (ONE) or lie as columns_round.cu leaves them.
-template <class W, int G, bool ONE>
+template <class W, int N, int G, bool ONE>
 __device__ __forceinline__ void two_steps(const char* rows, const char* x, int step,
                                           float (&sums)[G][4]) {
-  const RowFragments first(rows, step), second(rows, step + 1);
+  const RowFragments first(rows, Stage<N>::STRIDE, step), second(rows, Stage<N>::STRIDE, step + 1);
   if constexpr (ONE) {
     const uint2 x0 = *reinterpret_cast<const uint2*>(x + step * 32);
     const uint2 x1 = *reinterpret_cast<const uint2*>(x + step * 32 + 32);
@@ -202,7 +215,7 @@ __device__ __forceinline__ void two_steps(const char* rows, const char* x, int s
 }
 
 // Warp number `warp` has the tile of that number of every round. scale: of a single column.
-template <int KIND, class W, int G, bool ONE>
+template <int KIND, class W, int N, int G, bool ONE>
 __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m, int warp, int lane,
                                          float scale) {
   const ColumnsArgs& a = args.c;
@@ -213,47 +226,59 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
     const bool mine = warp < share.size(round);  // only the last round may be short
     const Tile tile = tile_at<KIND>(a, share.first + share.before(round) + warp);
     const int pair = tile.pair + row;
-    float sums[G][4] = {};
+    float sums[G][4] = {}, total[4] = {};
     Beside beside[G] = {};
-    for (int k = 0; k < a.k; k += kChunk) {
-      if (mine && k + kChunk >= a.k) {  // the last chunk: there when its products are
+    for (int part = 0, k = 0; k < a.k; ++part) {
+      const int end = end_of_part(args, part);
+      for (; k < end; k += N) {
+        if (mine && k + N >= a.k) {  // the last chunk: there when its products are
 #pragma unroll
-        for (int j = 0; j < G; ++j) {
-          if (!ONE) beside[j] = beside_of(a, tile.matrix, pair, j * 8 + 2 * t);
-        }
-        if (ONE && t == 0 && pair < a.pairs[tile.matrix]) {
-          BesideOne& b = beside[0].of[0];
-          const int2 rows = rows_of(KIND, a, tile.matrix, pair);
-          if (KIND == PLAIN && a.r) {
-            b.r[0] = __ldcg(reinterpret_cast<const float*>(a.r + rows.x * a.r_step));
-            b.r[1] = __ldcg(reinterpret_cast<const float*>(a.r + rows.y * a.r_step));
+          for (int j = 0; j < G; ++j) {
+            if (!ONE) beside[j] = beside_of(a, tile.matrix, pair, j * 8 + 2 * t);
           }
-          if (KIND == QKV) b.state_row = __ldcg(a.state_rows);
-        }
-      }
-      const int stage = w.stage * args.warps + warp;
-      if (!ONE) barrier_wait(m.x_full + x.stage, x.parity);
-      if (mine) {
-        barrier_wait(m.full + stage, w.parity);
-        const char* const rows = m.ring + stage * kStage + row * kStride + t * 8;
-        const char* const columns =
-            ONE ? m.x + 2 * k + t * 8 : m.x + x.stage * kChunk * 16 * G + lane * 16;
-        if (a.k - k >= kChunk) {
-#pragma unroll
-          for (int s = 0; s < kSteps; s += 2) two_steps<W, G, ONE>(rows, columns, s, sums);
-        } else {
-          for (int s = 0; s < (a.k - k) / 16; s += 2) {
-            two_steps<W, G, ONE>(rows, columns, s, sums);
+          if (ONE && t == 0 && pair < a.pairs[tile.matrix]) {
+            BesideOne& b = beside[0].of[0];
+            const int2 rows = rows_of(KIND, a, tile.matrix, pair);
+            if (KIND == PLAIN && a.r) {
+              b.r[0] = __ldcg(reinterpret_cast<const float*>(a.r + rows.x * a.r_step));
+              b.r[1] = __ldcg(reinterpret_cast<const float*>(a.r + rows.y * a.r_step));
+            }
+            if (KIND == QKV) b.state_row = __ldcg(a.state_rows);
           }
         }
+        const int stage = w.stage * args.warps + warp;
+        if (!ONE) barrier_wait(m.x_full + x.stage, x.parity);
+        if (mine) {
+          barrier_wait(m.full + stage, w.parity);
+          const char* const rows =
+              m.ring + stage * Stage<N>::BYTES + row * Stage<N>::STRIDE + t * 8;
+          const char* const columns =
+              ONE ? m.x + 2 * k + t * 8 : m.x + x.stage * N * 16 * G + lane * 16;
+          if (end - k >= N) {
+#pragma unroll
+            for (int s = 0; s < N / 16; s += 2) two_steps<W, N, G, ONE>(rows, columns, s, sums);
+          } else {
+            for (int s = 0; s < (end - k) / 16; s += 2) {
+              two_steps<W, N, G, ONE>(rows, columns, s, sums);
+            }
+          }
+        }
+        __syncwarp();
+        if (lane == 0) {
+          if (mine) barrier_arrive(m.free + stage);
+          if (!ONE) barrier_arrive(m.x_free + x.stage);
+        }
+        w.next(a.w_stages);
+        if (!ONE) x.next(a.x_stages);
       }
-      __syncwarp();
-      if (lane == 0) {
-        if (mine) barrier_arrive(m.free + stage);
-        if (!ONE) barrier_arrive(m.x_free + x.stage);
+      k = end;
+      if constexpr (ONE) {  // others have all of k as one part
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          total[i] = part == 0 ? sums[0][i] : total[i] + sums[0][i];
+          sums[0][i] = k < a.k ? 0.0f : total[i];
+        }
       }
-      w.next(a.w_stages);
-      if (!ONE) x.next(a.x_stages);
     }
     if (!mine) continue;
     if constexpr (ONE) {
@@ -261,7 +286,7 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
         BesideOne& b = beside[0].of[0];
         b.scale = scale;
         if (KIND == QKV) b.turn = m.turns[pair % (a.head_dim / 2)];
-        finish_one(KIND, a, tile.matrix, pair, 0, sums[0][0], sums[0][2], b);
+        finish_one(KIND, a, tile.matrix, pair, 0, sums[0][0], sums[0][2], b, args.parts > 0);
       }
     } else {
 #pragma unroll
@@ -269,7 +294,7 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           finish_one(KIND, a, tile.matrix, pair, j * 8 + 2 * t + c, sums[j][c], sums[j][2 + c],
-                     beside[j].of[c]);
+                     beside[j].of[c], args.parts > 0);
         }
       }
     }
@@ -306,7 +331,7 @@ __device__ __forceinline__ float prepare(const ChainArgs& args, const Memory& m)
   return scale;
 }
 
-template <int KIND, class W, int G, bool ONE>
+template <int KIND, class W, int N, int G, bool ONE>
 __device__ __forceinline__ void run(const ChainArgs& args) {
   extern __shared__ __align__(128) char shared[];
   const ColumnsArgs& a = args.c;
@@ -339,7 +364,7 @@ __device__ __forceinline__ void run(const ChainArgs& args) {
   __syncthreads();
   const int bringer = (int)blockDim.x / 32 - kBringers;
   if (warp >= bringer) {
-    bring_weights<KIND>(args, m, warp - bringer, lane);
+    bring_weights<KIND, N>(args, m, warp - bringer, lane);
     return;
   }
   float scale = 1.0f;
@@ -350,20 +375,20 @@ __device__ __forceinline__ void run(const ChainArgs& args) {
     if (warp == args.warps) {
       launch_dependents();
       wait_for_previous();
-      if (lane == 0) bring_columns<G>(args, m);
+      if (lane == 0) bring_columns<N, G>(args, m);
       return;
     }
     wait_for_previous();
   }
-  if (warp < args.warps) multiply<KIND, W, G, ONE>(args, m, warp, lane, scale);
+  if (warp < args.warps) multiply<KIND, W, N, G, ONE>(args, m, warp, lane, scale);
 }
 #endif
 
-// G: groups of eight columns. ONE: a single column, made here.
-template <int KIND, class W, int G, bool ONE>
-__global__ void __launch_bounds__(ONE ? 576 : 224, 2)
+// N: elements of a stage. G: groups of eight columns. ONE: a single column, made here.
+template <int KIND, class W, int N, int G, bool ONE>
+__global__ void __launch_bounds__(ONE ? 576 : 224, ONE ? 1 : 2)
     mul_mat_chain(const __grid_constant__ ChainArgs args) {
 #if __CUDA_ARCH__ >= 900
-  run<KIND, W, G, ONE>(args);
+  run<KIND, W, N, G, ONE>(args);
 #endif
 }

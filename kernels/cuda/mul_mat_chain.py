@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from . import mul_mat_tma
 from .columns import (
     FRAGMENTS_IN_ORDER,
     Layout,
@@ -20,8 +21,11 @@ from .elementwise import cpp_bool
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 MOST = 16  # columns
-_ROWS, _PAIRS, _CHUNK = 16, 8, 256  # of a tile; elements of a stage, as in mul_mat_chain.cu
-_STAGE = _ROWS * (2 * _CHUNK + 32)  # bytes
+_ROWS, _PAIRS = 16, 8  # of a tile, as in mul_mat_chain.cu
+# Elements of a stage. More where k has parts, each of which ends with a short one, and where that
+# leaves enough stages.
+_CHUNK, _LONG_CHUNK, _ENOUGH = 256, 512, 3
+_SQUARES = 256  # elements whose squares are added first
 _COLUMN_WARPS, _BRINGERS = 16, 2  # that make a single column, that bring weights
 _MOST_WARPS = 4  # tiles that a block has at once: their chains keep up with memory
 _X_STAGES = 4
@@ -34,9 +38,11 @@ _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 class _Plan:
     """How a product is divided. places: of what lies in shared memory, in the order of ChainArgs.
 
-    warps: tiles that a block has at once; rounds: how often it takes some.
+    warps: tiles that a block has at once; rounds: how often it takes some. chunk: elements of a
+    stage.
     """
 
+    chunk: int
     grid: int
     warps: int
     rounds: int
@@ -47,6 +53,14 @@ class _Plan:
 
 
 def _plan(p: Product, device: DeviceInfo) -> _Plan:
+    if p.m == 1 and mul_mat_tma.parts_of(p, device) > 1:
+        long = _plan_of(p, device, _LONG_CHUNK)
+        if long.stages >= _ENOUGH:
+            return long
+    return _plan_of(p, device, _CHUNK)
+
+
+def _plan_of(p: Product, device: DeviceInfo, chunk: int) -> _Plan:
     tiles, one = p.tiles(_PAIRS), p.m == 1
     grid = min(device.sm_count, tiles)
     most = ceil_div(tiles, grid)
@@ -57,16 +71,17 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan:
         16 * (_MAX_STAGES + x_stages),  # barriers
         8 * _ROWS * warps,
         4 * head_dim if one else 0,
-        4 * (ceil_div(p.k, _CHUNK) + _COLUMN_WARPS) if one else 0,
-        2 * p.k if one else x_stages * groups * 16 * _CHUNK,
+        4 * (ceil_div(p.k, _SQUARES) + _COLUMN_WARPS) if one else 0,
+        2 * p.k if one else x_stages * groups * 16 * chunk,
     )
     places = [0]
     for size in sizes:
         places.append(places[-1] + ceil_div(size, 128) * 128)
     # All there is, so that no multiprocessor has two blocks and another none.
-    stages = min(_MAX_STAGES, max(0, device.shared_per_block - places[-1]) // _STAGE) // warps
-    return _Plan(grid, warps, rounds, x_stages, stages, tuple(places[1:]),
-                 places[-1] + stages * warps * _STAGE)  # fmt: skip
+    stage = _ROWS * (2 * chunk + 32)
+    stages = min(_MAX_STAGES, max(0, device.shared_per_block - places[-1]) // stage) // warps
+    return _Plan(chunk, grid, warps, rounds, x_stages, stages, tuple(places[1:]),
+                 places[-1] + stages * warps * stage)  # fmt: skip
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -98,9 +113,10 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
         heads.factors.address if heads and heads.factors else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
     share = divmod(p.tiles(_PAIRS), plan.grid)
-    body += struct.pack("@f9i", p.eps, plan.warps, plan.rounds, *share, *plan.places)
+    parts = mul_mat_tma.parts_of(p, device) if one else 0
+    body += struct.pack("@f10i", p.eps, plan.warps, plan.rounds, *share, parts, *plan.places)
     kind, dtype = _KINDS[p.kind], cpp_type(p.weights[0].dtype)
-    entry = f"mul_mat_chain<{kind}, {dtype}, {columns // 8}, {cpp_bool(one)}>"
+    entry = f"mul_mat_chain<{kind}, {dtype}, {plan.chunk}, {columns // 8}, {cpp_bool(one)}>"
     warps = (_COLUMN_WARPS if one else plan.warps + 1) + _BRINGERS
     kernel = Kernel("mul_mat_chain.cu", entry)
     made = [] if one else [round_launch(p, at, columns, FRAGMENTS_IN_ORDER)]

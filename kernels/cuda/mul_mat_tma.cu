@@ -1,4 +1,4 @@
-// 16-bit weights times 17 to 128 columns on Hopper, with k divided as is fastest. Weights and
+// 16-bit weights times 2 to 128 columns on Hopper, with k divided as is fastest. Weights and
 // columns come as tiles of a tensor map (TMA), which lie in shared memory as products of warpgroups
 // read them: one thread asks for all of them.
 //

@@ -1,5 +1,4 @@
-"""Launches mul_mat_tma.cu: 16-bit weights times 17 to 128 columns, on Hopper. k is divided as is
-fastest, which is not the order of equal bits."""
+"""Launches mul_mat_tma.cu: 16-bit weights times 2 to 128 columns, on Hopper."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ from .columns import (
 )
 from .launch import DeviceInfo, Kernel, Launch, TensorMap, ceil_div, cpp_type
 
-LEAST, MOST = 17, 128  # columns
+LEAST, MOST = 2, 128  # columns
 _OPTIONS = ("-arch=sm_90a",)  # whose devices alone have such products
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 _TILE_K, _PAIRS, _THREADS = 64, 64, 288  # as in mul_mat_tma.cu
 _ROW = 128  # bytes, of a tile
-_COLUMNS = (32, 64, 128)  # a block may have
+_COLUMNS = (16, 32, 64, 128)  # a block may have
 _GROUPS = (2, 1)
 # Clusters of so many blocks, a multiprocessor each, that run at once (H200: 132 multiprocessors, in
 # groups of sixteen and eighteen, some less).
@@ -95,6 +94,20 @@ def takes(p: Product, device: DeviceInfo) -> bool:
         and columns_ok(p.x)
         and _plan(p, Tiles(2, 1), device).stages > 2
     )
+
+
+def covers(p: Product, device: DeviceInfo) -> bool:
+    """Whether `takes` takes these weights with any number of columns that it knows."""
+    columns = replace(p.x, ne=(p.k, MOST, *[1] * (len(p.x.ne) - 2)))
+    return takes(replace(p, x=columns), device)
+
+
+def parts_of(p: Product, device: DeviceInfo) -> int:
+    """Of k, by which all kernels add where a column is to have the same bits among any others; 0:
+    there are none, and a sum is one chain, as of columns of the chunk class."""
+    if not device.equal_bits or p.chunk or not covers(p, device):
+        return 0
+    return tiles_for(p, device).parts
 
 
 def _in_pairs(kind: int, rows: int) -> bool:

@@ -126,7 +126,9 @@ struct LaneRows<QKV> {
     for (int i = 0; i < 2; ++i) {
       float2 v = pairs[i];
       const float2 turn = beside.turns[i];
-      if (role < 2) v = {v.x * turn.x - v.y * turn.y, v.x * turn.y + v.y * turn.x};
+      if (role < 2) {  // rounded as in finish_one of columns.cuh
+        v = {fmaf(v.x, turn.x, -__fmul_rn(v.y, turn.y)), fmaf(v.x, turn.y, __fmul_rn(v.y, turn.x))};
+      }
       if (!is_there(i)) continue;
       if (role > 0) {
         put_state(state, a.state_type[role - 1], rows[i].x, v.x);

@@ -111,7 +111,7 @@ def test_short_rows_have_no_more_parts_than_tiles() -> None:
         (128, 512, 64, DeviceInfo("sm_80"), False),
         (128, 512, 64, DeviceInfo("sm_100"), False),  # which has no such products
         (128, 512, 64, DeviceInfo(shared_per_block=99 << 10), False),
-        (128, 512, 64, DeviceInfo(equal_bits=True), False),
+        (128, 512, 64, DeviceInfo(equal_bits=True), True),
     ],
 )
 def test_what_goes_another_way(n: int, k: int, m: int, device: DeviceInfo, taken: bool) -> None:

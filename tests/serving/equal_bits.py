@@ -23,6 +23,7 @@ from gguflow.engine.requantize import native_converter, requantize
 from gguflow.engine.sampling import GREEDY, SamplerSettings
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
+from gguflow.engine.serving.rows import Rows
 from gguflow.engine.serving.runner import Runner
 from gguflow.models.mixes import find_mix
 
@@ -34,12 +35,14 @@ N_VOCAB = 96
 @dataclass(frozen=True)
 class Bits:
     """Of one request. complete: whether it was not cancelled. each: digests of the logits that a
-    token was chosen from, None where they were not shown."""
+    token was chosen from, None where they were not shown. runs: the rows of the runs that made
+    them."""
 
     digest: str
     tokens: tuple[int, ...]
     complete: bool = True
     each: tuple[bytes | None, ...] = field(default=(), compare=False)
+    runs: tuple[Rows | None, ...] = field(default=(), compare=False)
 
     def differs_at(self, wanted: Bits) -> int | None:
         """The first token that was another one or came of other logits."""
@@ -88,7 +91,7 @@ class Recorder:
     """Remembers the logits of every generated token of an engine's or a session's runs."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, int], bytes] = {}
+        self._rows: dict[tuple[int, int], tuple[bytes, Rows | None]] = {}
 
     def watch(self, runner: Runner, owner: Engine | int) -> None:
         """owner: the engine whose requests the sequences belong to, or the one request."""
@@ -100,7 +103,7 @@ class Recorder:
                 logits = results[-2]
                 for i, row in enumerate(rows.out.tolist()):
                     seq, pos = int(rows.seqs[rows.seq[row]]), int(rows.pos[row])
-                    self._put(owner, seq, pos, logits[i])
+                    self._put(owner, seq, pos, logits[i], rows)
             return results
 
         def watched_one(seq, token, sampling=None, output=True):
@@ -112,21 +115,26 @@ class Recorder:
 
         runner.run, runner.run_one = watched, watched_one  # type: ignore[method-assign]
 
-    def _put(self, owner: Engine | int, seq: int, pos: int, logits: np.ndarray) -> None:
+    def _put(
+        self, owner: Engine | int, seq: int, pos: int, logits: np.ndarray, run: Rows | None = None
+    ) -> None:
+        """run: None for one token by itself."""
         if isinstance(owner, Engine):
             (key,) = (job.id for job in owner._scheduler.running if job.seq == seq)
         else:
             key = owner
         # A guess that was wrong left logits here that the right token's replace.
-        self._rows[key, pos] = hashlib.sha256(np.ascontiguousarray(logits).tobytes()).digest()
+        digest = hashlib.sha256(np.ascontiguousarray(logits).tobytes()).digest()
+        self._rows[key, pos] = digest, run
 
     def bits(self, key: int, request: Request, tokens: Sequence[int], complete: bool) -> Bits:
         first = len(request.ids) - 1
         # A device that makes token after token by itself shows no logits.
-        shown = tuple(self._rows.get((key, first + i)) for i in range(len(tokens)))
-        rows = [row for row in shown if row is not None]
+        shown = [self._rows.get((key, first + i), (None, None)) for i in range(len(tokens))]
+        rows = [row for row, _ in shown if row is not None]
         digest = hashlib.sha256(b"".join(rows)).hexdigest() if len(rows) == len(tokens) else ""
-        return Bits(digest, tuple(tokens), complete, shown)
+        each, runs = (tuple(x) for x in zip(*shown, strict=True)) if shown else ((), ())
+        return Bits(digest, tuple(tokens), complete, each, runs)
 
 
 def alone(model: Model, todo: Sequence[Request]) -> list[Bits]:
@@ -178,6 +186,15 @@ def together(
         yield number, recorder.bits(id, todo[number], tokens[id], ends[id] == "length")
 
 
+def described(run: Rows | None) -> str:
+    """The classes of a run's rows, and of each sequence how many and from where on."""
+    if run is None:
+        return "a token by itself"
+    of = [run.pos[run.seq == i] for i in range(len(run.seqs))]
+    pieces = ", ".join(f"{len(pos)} from {pos.min()}" for pos in of if len(pos))
+    return f"a run of {run.n_tokens} rows, {run.n_single} single: {pieces}"
+
+
 def check(expected: Sequence[Bits], found: Iterator[tuple[int, Bits]]) -> int:
     """Holds that every request got its bits, or the first of them where it was cancelled; returns
     how many were not."""
@@ -187,8 +204,11 @@ def check(expected: Sequence[Bits], found: Iterator[tuple[int, Bits]]) -> int:
         if bits.complete:
             n += 1
             assert bits.tokens == wanted.tokens, f"request {number}: other tokens"
-            if bits.digest:
-                assert bits.digest == wanted.digest, f"request {number}: other logits"
+            if bits.digest and bits.digest != wanted.digest:
+                at = bits.differs_at(wanted)
+                assert at is not None
+                runs = " and, alone, ".join(described(b.runs[at]) for b in (bits, wanted))
+                raise AssertionError(f"request {number}: other logits of token {at}, by {runs}")
         else:
             assert bits.tokens == wanted.tokens[: len(bits.tokens)], f"request {number}"
     return n

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,7 @@ def package(path: Path) -> list[str]:
     return ["gguflow", *(parts[2:] if parts[:1] == ("src",) else parts)]
 
 
+@cache
 def imports(path: Path, typing_only: bool = True) -> list[str]:
     """Absolute names of everything a file imports, within functions too. typing_only: also of what
     it imports for the type checker alone."""
@@ -213,6 +215,7 @@ def _statements(tree: ast.AST, typing_only: bool) -> Iterator[ast.AST]:
             yield from _statements(node, typing_only)
 
 
+@cache
 def file_of(name: str) -> Path | None:
     """The source of a module or package of gguflow."""
     top, *parts = name.split(".")
@@ -230,12 +233,14 @@ def is_module(name: str) -> bool:
     return file_of(name) is not None
 
 
+@cache
 def sources() -> list[Path]:
     """Every module of gguflow."""
     folders = ("engine", "models", "kernels", "server", "cli", "src/gguflow")
     return sorted(p for folder in folders for p in (ROOT / folder).rglob("*.py"))
 
 
+@cache
 def layer_of(path: Path) -> str:
     """The entry of ALLOWED that a file falls under, the closest one."""
     name = path.relative_to(ROOT).as_posix()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 
@@ -217,6 +218,25 @@ def few_of(entries: list[str], most: int | None = None) -> list[str]:
         wanted -= left.pop(few[-1])
         functions.discard(_function(few[-1]))
     return sorted(few)
+
+
+@cache
+def few_by_source(most: int) -> dict[str, list[str]]:
+    """Of every source so many (`few_of`), and what else it takes that every name that an entry has
+    anywhere (functions, types, choices) is in some source's entries."""
+    every = entries_by_source()
+    found = {source: few_of(entries, most) for source, entries in every.items()}
+    missing = names_in(every) - names_in(found)
+    while missing:
+        places = ((s, e) for s, entries in every.items() for e in entries)
+        source, entry = max(places, key=lambda place: len(missing & names_in({"": [place[1]]})))
+        found[source].append(entry)
+        missing -= names_in({"": [entry]})
+    return found
+
+
+def names_in(entries: Mapping[str, list[str]]) -> set[str]:
+    return {w for es in entries.values() for e in es for w in re.findall(r"[A-Za-z_]\w*", e)}
 
 
 def _function(entry: str) -> str:

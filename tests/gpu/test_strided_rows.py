@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from exchanges import bound_to
 from kernel_list import DEVICE, EQUAL, launches_of
+from waited_for import some_of
 
 from gguflow.engine.backends.base import Backend, find_backend
 from gguflow.engine.backends.null.backend import NullBackend
@@ -119,8 +120,12 @@ def test_what_is_joined_where_it_lies_takes_no_launch() -> None:
     assert len(launches_of(joined)) == 0 and len(launches_of(inner)) == 2
 
 
-@pytest.mark.parametrize("model", ["llama3-8b:F16", "llama3-8b:BF16", "llama3-8b:Q4_0"])
-@pytest.mark.parametrize("n", [1, 16, 17, 128])
+@pytest.mark.parametrize(
+    ("model", "n"),
+    some_of({("llama3-8b:F16", 1), ("llama3-8b:F16", 128), ("llama3-8b:BF16", 17),
+             ("llama3-8b:Q4_0", 16)},
+            ("llama3-8b:F16", "llama3-8b:BF16", "llama3-8b:Q4_0"), (1, 16, 17, 128)),
+)  # fmt: skip
 def test_logits_of_a_large_model(model: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two devices that are not there and take what GPUs do: none of the logits is moved."""
     monkeypatch.setattr(NullBackend, "supports", lambda self, node: launch.supports(node))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,31 @@ VARIANTS: dict[str, dict[str, Any]] = {
 THOROUGH = ("llama", "qwen2", "qwen3", "relullama", "gemma2", "phi2")
 BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_q_a.bias", "ssm_conv1d.bias")
 FEW = ("plain", "biases", "window", "no-groups")
-ARCH_VARIANTS = [
-    (arch, variant)
-    for arch in sorted(architectures())
-    for variant in VARIANTS
-    if (arch in THOROUGH or variant in FEW) and not (arch == "mamba2" and variant == "window")
-]
+KV_TYPES = [("f16", 1e-5), ("bf16", 1e-3), ("q8_0", 1e-3)]
+
+
+def some(values: Sequence[Any], arch: str) -> list[Any]:
+    """Parameters (arch, value), of which a change waits for all with LLaMA, and with each other
+    family for one, another from family to family; the rest are slow."""
+    place = sorted(architectures()).index(arch)
+    return [
+        pytest.param(arch, v, id=f"{arch}-{v if isinstance(v, str) else v[0]}",
+                     marks=[] if arch == "llama" or i == place % len(values) else pytest.mark.slow)
+        for i, v in enumerate(values)
+    ]  # fmt: skip
+
+
+def arch_variants() -> list[Any]:
+    """A change waits for each family plain, and with one of its other variants."""
+    found: list[Any] = []
+    for arch in sorted(architectures()):
+        names = [v for v in (VARIANTS if arch in THOROUGH else FEW) if v != "plain"]
+        found.append(pytest.param(arch, "plain", id=f"{arch}-plain"))
+        found += some([v for v in names if (arch, v) != ("mamba2", "window")], arch)
+    return found
+
+
+ARCH_VARIANTS = arch_variants()
 
 
 def nmse(found: np.ndarray, expected: np.ndarray) -> float:
@@ -100,8 +120,11 @@ def test_everything_runs_natively(arch: str, tmp_path: Path) -> None:
         assert {s.backend for s in model.plan(step_key(n, "last", sample)).segments} == {"cpu"}
 
 
-@pytest.mark.parametrize(("kv", "tolerance"), [("f16", 1e-5), ("bf16", 1e-3), ("q8_0", 1e-3)])
-def test_kv_cache_types(arch: str, kv: str, tolerance: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arch", "kind"), [p for arch in sorted(architectures()) for p in some(KV_TYPES, arch)]
+)
+def test_kv_cache_types(arch: str, kind: tuple[str, float], tmp_path: Path) -> None:
+    kv, tolerance = kind
     hp = tiny_hparams(arch)
     head: dict[str, Any] = {"head_dim": 32, "head_dim_v": 32, "rope_dims": 32}
     if hp.latent is not None:

@@ -41,7 +41,7 @@ from gguflow.engine.quants import codec, encode
 
 GUARD = 256  # bytes before and after each buffer; a multiple of every alignment kernels rely on
 RUBBISH = 0xA5
-MANY = 1 << 16  # elements
+MANY = 1 << 12  # elements
 
 
 def isas() -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ from gguflow.engine.plan_key import PlanKey
 from gguflow.engine.scaling import PRESETS, Question, forecast
 from gguflow.engine.scaling.cost import ONE_SHOT, exchange_seconds, layer_seconds
 from gguflow.engine.scaling.plans import Plans
+from gguflow.engine.scaling.work import RunWork
 from gguflow.kernels.cuda.all_reduce import SMALL
 
 H200 = PRESETS["h200"]
@@ -29,8 +31,14 @@ def test_sums_change_their_form_where_the_kernels_do() -> None:
     assert ONE_SHOT == SMALL
 
 
+@cache
+def one_row(n: int, shape: str) -> RunWork:
+    """Of a token, by so many cards: planned once for every machine."""
+    return Plans(random_model(shape), n, 256, 1).decode(1, 64)
+
+
 def seconds(n: int, m=READS, shape: str = SHAPE) -> float:
-    return sum(layer_seconds(Plans(random_model(shape), n, 256, 1).decode(1, 64), m))
+    return sum(layer_seconds(one_row(n, shape), m))
 
 
 def test_one_card_is_the_plans_roofline() -> None:

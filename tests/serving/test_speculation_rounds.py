@@ -13,6 +13,7 @@ from stand_in_rounds import RoundLoop, install_rounds, looked_up
 from test_engine import pad
 from test_speculation import alone, by_turns, guessed, prompts, run
 from tiny_model import write_tiny
+from waited_for import some_of
 
 from gguflow.cli.load import bundled_model
 from gguflow.engine.model import Model
@@ -55,8 +56,9 @@ def n_rounds(loops: Sequence[RoundLoop]) -> int:
     return sum(loop.waited for loop in loops)
 
 
-@pytest.mark.parametrize("n_seqs", [0, 1, 6])
-@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize(
+    ("adaptive", "n_seqs"), some_of({(False, 0), (False, 6), (True, 1)}, (False, True), (0, 1, 6))
+)
 def test_texts_that_are_looked_up_are_the_plain_ones(
     bundled: Model, device: list[RoundLoop], adaptive: bool, n_seqs: int
 ) -> None:
@@ -70,8 +72,11 @@ def test_texts_that_are_looked_up_are_the_plain_ones(
         assert n_rounds(device) > (3 if n_seqs == 6 else 10) and drafting.accepted > 10
 
 
-@pytest.mark.parametrize("n_seqs", [0, 1, 6])
-@pytest.mark.parametrize("kind", ["always", "adaptive", "planted"])
+@pytest.mark.parametrize(
+    ("kind", "n_seqs"),
+    some_of({("always", 0), ("always", 6), ("adaptive", 1), ("adaptive", 6), ("planted", 6)},
+            ("always", "adaptive", "planted"), (0, 1, 6)),
+)  # fmt: skip
 def test_drafts(bundled: Model, device: list[RoundLoop], kind: str, n_seqs: int) -> None:
     """A smaller model's steps come before each round, whose guesses are its own or planted."""
     draft = bundled.load_draft("bundled")
@@ -104,8 +109,11 @@ def test_a_draft_guesses_on_a_device_what_it_guesses_on_the_host(
     assert guessed(bundled, [request], 1) == (found, drafting)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("n_seqs", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("share", "n_seqs"),
+    some_of({(0.0, 5), (0.5, 0), (0.5, 5), (0.9, 1), (0.9, 5), (1.0, 0), (1.0, 5)},
+            (0.0, 0.5, 0.9, 1.0), (0, 1, 5)),
+)  # fmt: skip
 def test_planted_guesses(tiny: Model, device: list[RoundLoop], share: float, n_seqs: int) -> None:
     """Greedy, hot, and penalized over more tokens than a page has; of lengths that do not end
     together."""

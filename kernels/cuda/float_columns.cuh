@@ -7,11 +7,13 @@
 //   - squares: lane l of a chunk of 256 elements has the chain fma(x, x, .) from 0 over elements 8
 //   l
 //     to 8 l + 7, the lanes are added by warp_reduce, the chunks by sum_of_chunks.
-//   - With equal bits a row's sum is one chain from 0 along k, in steps of sixteen neighbouring
-//     elements: each is added to the sum so far by one product of the tensor cores, in which their
-//     order does not matter (mma.m16n8k16, or a step of wgmma; not two of m16n8k8). So add
-//     mul_mat_chain.cu (1 to 16 columns), mul_mat_wide.cu (17 to 128) and a library's products
-//     without parts of k (more).
+//   - With equal bits a sum is a chain from 0 along k, in steps of sixteen neighbouring elements:
+//     each is added to the sum so far by one product of the tensor cores, in which their order does
+//     not matter (mma.m16n8k16, or a step of wgmma; not two of m16n8k8). Columns of the chunk class
+//     have one chain: mul_mat_chain.cu (1 to 16 columns), mul_mat_wide.cu (17 to 128) and a
+//     library's products without parts of k (more). Those of the single class have one for each
+//     part of k, of which the matrix has as many as mul_mat_tma.py says, and the parts are added in
+//     order: mul_mat_chain.cu (one column), mul_mat_tma.cu (2 to 128, and more by 128).
 //   - Without, mul_mat_stream.cu (2 to 16 columns) has an order of its own, a function of k alone:
 //   k
 //     is divided into slices (Slice). A slice's blocks of 32 elements go round its 16 parts, B (1

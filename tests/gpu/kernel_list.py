@@ -159,6 +159,18 @@ def chunks() -> Iterator[Launch]:
             yield from (x for x in launches_of(node, device=EQUAL) if isinstance(x, Launch))
 
 
+def float_chunks() -> Iterator[Launch]:
+    """The same of the cases with 16-bit weights."""
+    for name in ("mul_mat", "mul_mat_swiglu", "norm_qkv_rope"):
+        spec = op_spec(name)
+        for node in (declare_case(spec, case) for case in spec.cases()):
+            if not any(s.dtype.name in ("f16", "bf16") for s in node.live_srcs()):
+                continue
+            node.n_single = 0
+            if supports(node, equal_bits=True):
+                yield from (x for x in launches_of(node, device=EQUAL) if isinstance(x, Launch))
+
+
 @cache
 def launches_of_cases(spec: OpSpec, device: DeviceInfo = DEVICE) -> tuple[Launch, ...]:
     nodes = [declare_case(spec, case) for case in spec.cases()]
@@ -193,7 +205,7 @@ def all_launches() -> tuple[Launch, ...]:
     drafts = draft_first(inputs, inputs, places), draft_next(0, 2, inputs, inputs, places)
     steps = advance(inputs, 0, 0, 64), accept(inputs, places, 0, 0, 64), *drafts
     others = timestamp(0), *steps, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
-    others = *others, *parallel_layers(), *chunks()
+    others = *others, *parallel_layers(), *chunks(), *float_chunks()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     return (*of_cases, *others, *peaks)
 

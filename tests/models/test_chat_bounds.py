@@ -116,9 +116,10 @@ def test_no_way_out(source: str) -> None:
         + "{% endfilter %}{% endfor %}",
     ],
 )
-def test_time_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a quarter of the steps: what is not counted has no end with any number of them."""
-    monkeypatch.setattr(chat_bounds, "MAX_STEPS", chat_bounds.MAX_STEPS // 4)
+@pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_time_is_bounded(source: str, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change waits for a quarter of the steps: what is not counted has no end with any number."""
+    monkeypatch.setattr(chat_bounds, "MAX_STEPS", chat_bounds.MAX_STEPS // share)
     refusal(source)
 
 

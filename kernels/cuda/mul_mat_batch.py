@@ -124,9 +124,10 @@ def applies(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) ->
 
 def rounds_to(node: Tensor, srcs: Sequence[Operand | None], device: DeviceInfo) -> str | None:
     """As `launch.rounds_to`, of a node that `applies`."""
+    if device.equal_bits:  # others round differently
+        return None
     ps = [p for made in _products(node, srcs, device) for p in made]
-    ready = not device.equal_bits  # where others round differently
-    ready &= all(way(p, device) is mul_mat_tma and p.norm is None for p in ps)
+    ready = all(way(p, device) is mul_mat_tma and p.norm is None for p in ps)
     return ps[0].rounded if ready else None
 
 

@@ -294,7 +294,7 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           finish_one(KIND, a, tile.matrix, pair, j * 8 + 2 * t + c, sums[j][c], sums[j][2 + c],
-                     beside[j].of[c], args.parts > 0);
+                     beside[j].of[c]);
         }
       }
     }

@@ -38,10 +38,11 @@ _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 class _Plan:
     """How a product is divided. places: of what lies in shared memory, in the order of ChainArgs.
 
-    warps: tiles that a block has at once; rounds: how often it takes some. chunk: elements of a
-    stage.
+    parts: of k, see mul_mat_tma.parts_of. chunk: elements of a stage. warps: tiles that a block has
+    at once; rounds: how often it takes some.
     """
 
+    parts: int
     chunk: int
     grid: int
     warps: int
@@ -53,14 +54,15 @@ class _Plan:
 
 
 def _plan(p: Product, device: DeviceInfo) -> _Plan:
-    if p.m == 1 and mul_mat_tma.parts_of(p, device) > 1:
-        long = _plan_of(p, device, _LONG_CHUNK)
+    parts = mul_mat_tma.parts_of(p, device) if p.m == 1 else 0
+    if parts > 1:
+        long = _plan_of(p, device, parts, _LONG_CHUNK)
         if long.stages >= _ENOUGH:
             return long
-    return _plan_of(p, device, _CHUNK)
+    return _plan_of(p, device, parts, _CHUNK)
 
 
-def _plan_of(p: Product, device: DeviceInfo, chunk: int) -> _Plan:
+def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
     tiles, one = p.tiles(_PAIRS), p.m == 1
     grid = min(device.sm_count, tiles)
     most = ceil_div(tiles, grid)
@@ -80,7 +82,7 @@ def _plan_of(p: Product, device: DeviceInfo, chunk: int) -> _Plan:
     # All there is, so that no multiprocessor has two blocks and another none.
     stage = _ROWS * (2 * chunk + 32)
     stages = min(_MAX_STAGES, max(0, device.shared_per_block - places[-1]) // stage) // warps
-    return _Plan(chunk, grid, warps, rounds, x_stages, stages, tuple(places[1:]),
+    return _Plan(parts, chunk, grid, warps, rounds, x_stages, stages, tuple(places[1:]),
                  places[-1] + stages * warps * stage)  # fmt: skip
 
 
@@ -113,8 +115,7 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
         heads.factors.address if heads and heads.factors else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
     share = divmod(p.tiles(_PAIRS), plan.grid)
-    parts = mul_mat_tma.parts_of(p, device) if one else 0
-    body += struct.pack("@f10i", p.eps, plan.warps, plan.rounds, *share, parts, *plan.places)
+    body += struct.pack("@f10i", p.eps, plan.warps, plan.rounds, *share, plan.parts, *plan.places)
     kind, dtype = _KINDS[p.kind], cpp_type(p.weights[0].dtype)
     entry = f"mul_mat_chain<{kind}, {dtype}, {plan.chunk}, {columns // 8}, {cpp_bool(one)}>"
     warps = (_COLUMN_WARPS if one else plan.warps + 1) + _BRINGERS

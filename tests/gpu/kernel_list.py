@@ -155,8 +155,7 @@ def chunks() -> Iterator[Launch]:
     for op, weights in (("mul_mat", (w,)), ("mul_mat_swiglu", (w, w))):
         for m in (1, 300):
             node = declare_case(op_spec(op), Case((*weights, CaseOperand((m, 512), data=0.0))))
-            node.n_single = 0
-            yield from (x for x in launches_of(node, device=EQUAL) if isinstance(x, Launch))
+            yield from of_chunk(node)
 
 
 def float_chunks() -> Iterator[Launch]:
@@ -166,9 +165,14 @@ def float_chunks() -> Iterator[Launch]:
         for node in (declare_case(spec, case) for case in spec.cases()):
             if not any(s.dtype.name in ("f16", "bf16") for s in node.live_srcs()):
                 continue
-            node.n_single = 0
             if supports(node, equal_bits=True):
-                yield from (x for x in launches_of(node, device=EQUAL) if isinstance(x, Launch))
+                yield from of_chunk(node)
+
+
+def of_chunk(node: Tensor) -> Iterator[Launch]:
+    """The launches of a node all of whose rows are prompts'."""
+    node.n_single = 0
+    yield from (x for x in launches_of(node, device=EQUAL) if isinstance(x, Launch))
 
 
 @cache

@@ -72,7 +72,7 @@ class Product:
         rng = np.random.default_rng(0)
         k = k if whole else smaller(k)  # and not the rows, of which the choice of a kernel depends
         self.gpu, self.op, self.rows, self.k, self.mode = gpu, op, rows, k, mode
-        self.is_single = of == "single"
+        self.of = of
         self.dtype, self.used = dtype_by_name(dtype), []
         normal = lambda *shape: rng.standard_normal(shape, np.float32)  # noqa: E731
 
@@ -127,7 +127,7 @@ class Product:
             if self.op == "mul_mat_add":
                 beside.append(leaf("r", F32, (m, n), self.r.address + 4 * n * first))
             node = g.op(self.op, *before, *ws, *beside, **eps)
-        node.n_single = (m if self.is_single else 0) if n_single is None else n_single
+        node.n_single = (m if self.of == "single" else 0) if n_single is None else n_single
         self.dst.write(0, np.full(4 * m * n, 0xA5, np.uint8))
         info, srcs = self.gpu.device.info, [None if s is None else Operand.of(s, at[s])
                                             for s in node.srcs]  # fmt: skip
@@ -230,7 +230,7 @@ def check(
     p: Product, whole: list[np.ndarray], m: int, first: int = 0, anyhow: bool = False
 ) -> str:  # fmt: skip
     """What differs between m columns by themselves and the same ones of all."""
-    if not (anyhow or runs(m, CLASSES[not p.is_single])):
+    if not (anyhow or runs(m, p.of)):
         return ""
     found = p.result(m, first)
     differ = [int((a != b[first : first + m]).sum()) for a, b in zip(found, whole, strict=True)]

@@ -87,6 +87,12 @@ def test_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
     check(gpu, "mul_mat_swiglu", w, weight(n, k, dtype), x, library=gated)
 
 
+def assert_goes_to(kernel: str, made: list[Launch | Gemm]) -> None:
+    """By how the entry of one of the launches begins, or "library"."""
+    entries = ["library" if isinstance(s, Gemm) else s.kernel.entry for s in made]
+    assert any(e.startswith(kernel) for e in entries), entries
+
+
 @pytest.mark.parametrize(
     "dtype, n, k, m, kernel",
     [
@@ -115,8 +121,7 @@ def test_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
 def test_which_way_a_few_columns_go(dtype: str, n: int, k: int, m: int, kernel: str) -> None:
     node = build("mul_mat", weight(n, k, dtype), Operand((m, k))).node
     made = launches_of(node)
-    entries = ["library" if isinstance(s, Gemm) else s.kernel.entry for s in made]
-    assert any(e.startswith(kernel) for e in entries), entries
+    assert_goes_to(kernel, made)
     # With equal bits many columns go the way of a few, see the next test. 17 to 128 columns of
     # 16-bit weights go the same way.
     other = m > FEW if dtype.startswith("q") else dtype in ("f16", "bf16")
@@ -171,8 +176,7 @@ def test_which_way_columns_go_for_equal_bits(
     node = build("mul_mat", weight(64, k, dtype), Operand((m, k))).node
     node.n_single = n_single
     made = launches_of(node, device=EQUAL)
-    entries = ["library" if isinstance(s, Gemm) else s.kernel.entry for s in made]
-    assert any(e.startswith(kernel) for e in entries), entries
+    assert_goes_to(kernel, made)
     assert all(s.whole for s in made if isinstance(s, Gemm))
 
 

@@ -1,7 +1,6 @@
 """What the tests of equal bits share: requests, engines under stress, and what came out.
 
-A request's bits are the SHA-256 of the logits that each of its tokens was chosen from, in order,
-and its tokens.
+A request's bits are its tokens and, of each, the SHA-256 of the logits it was chosen from.
 """
 
 from __future__ import annotations
@@ -38,21 +37,26 @@ class Bits:
     token was chosen from, None where they were not shown. runs: the rows of the runs that made
     them."""
 
-    digest: str
     tokens: tuple[int, ...]
     complete: bool = True
-    each: tuple[bytes | None, ...] = field(default=(), compare=False)
+    each: tuple[bytes | None, ...] = ()
     runs: tuple[Rows | None, ...] = field(default=(), compare=False)
 
+    @property
+    def digest(self) -> bytes | None:
+        """Of all logits; None where some were not shown."""
+        shown = [x for x in self.each if x is not None]
+        return hashlib.sha256(b"".join(shown)).digest() if len(shown) == len(self.tokens) else None
+
     def differs_at(self, wanted: Bits) -> int | None:
-        """The first token that was another one or came of other logits."""
+        """The first token that was another one or came of other logits, or is not there."""
         n = min(len(self.tokens), len(wanted.tokens))
         for i in range(n):
             a, b = self.each[i], wanted.each[i]
             if self.tokens[i] != wanted.tokens[i] or (a and b and a != b):
                 return i
-        short = len(self.tokens) != len(wanted.tokens) and self.complete
-        return n if short else None
+        is_whole = len(self.tokens) == len(wanted.tokens)
+        return None if is_whole or (n < len(wanted.tokens) and not self.complete) else n
 
 
 def source_of(folder: Path, weights: str) -> ModelSource:
@@ -87,11 +91,21 @@ def requests(n: int, seed: int = 0, longest: int = 300, most: int = 24) -> list[
     return found
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Logits of one row. tokens: those that its run had of the row's sequence, up to it.
+    run: None for one token by itself."""
+
+    digest: bytes
+    tokens: tuple[int, ...]
+    run: Rows | None
+
+
 class Recorder:
     """Remembers the logits of every generated token of an engine's or a session's runs."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, int], tuple[bytes, Rows | None]] = {}
+        self._rows: dict[tuple[int, int], Shown] = {}
 
     def watch(self, runner: Runner, owner: Engine | int) -> None:
         """owner: the engine whose requests the sequences belong to, or the one request."""
@@ -103,38 +117,43 @@ class Recorder:
                 logits = results[-2]
                 for i, row in enumerate(rows.out.tolist()):
                     seq, pos = int(rows.seqs[rows.seq[row]]), int(rows.pos[row])
-                    self._put(owner, seq, pos, logits[i], rows)
+                    tokens = rows.tokens[: row + 1][rows.seq[: row + 1] == rows.seq[row]]
+                    self._put(owner, seq, pos, logits[i], tokens.tolist(), rows)
             return results
 
         def watched_one(seq, token, sampling=None, output=True):
             pos = runner.kv.length(seq)
             results = run_one(seq, token, sampling, output)
             if sampling is not None:
-                self._put(owner, seq, pos, results[-2][0])
+                self._put(owner, seq, pos, results[-2][0], [token])
             return results
 
         runner.run, runner.run_one = watched, watched_one  # type: ignore[method-assign]
 
     def _put(
-        self, owner: Engine | int, seq: int, pos: int, logits: np.ndarray, run: Rows | None = None
-    ) -> None:
-        """run: None for one token by itself."""
+        self, owner: Engine | int, seq: int, pos: int, logits: np.ndarray, tokens: Sequence[int],
+        run: Rows | None = None,
+    ) -> None:  # fmt: skip
         if isinstance(owner, Engine):
             (key,) = (job.id for job in owner._scheduler.running if job.seq == seq)
         else:
             key = owner
-        # A guess that was wrong left logits here that the right token's replace.
         digest = hashlib.sha256(np.ascontiguousarray(logits).tobytes()).digest()
-        self._rows[key, pos] = digest, run
+        self._rows[key, pos] = Shown(digest, tuple(tokens), run)
 
     def bits(self, key: int, request: Request, tokens: Sequence[int], complete: bool) -> Bits:
-        first = len(request.ids) - 1
-        # A device that makes token after token by itself shows no logits.
-        shown = [self._rows.get((key, first + i), (None, None)) for i in range(len(tokens))]
-        rows = [row for row, _ in shown if row is not None]
-        digest = hashlib.sha256(b"".join(rows)).hexdigest() if len(rows) == len(tokens) else ""
-        each, runs = (tuple(x) for x in zip(*shown, strict=True)) if shown else ((), ())
-        return Bits(digest, tuple(tokens), complete, each, runs)
+        text, first = (*request.ids, *tokens), len(request.ids) - 1
+        each: list[bytes | None] = []
+        runs: list[Rows | None] = []
+        for pos in range(first, first + len(tokens)):
+            # A device that makes token after token by itself shows no logits, and what is known
+            # may be those behind a guess that was wrong.
+            shown = self._rows.get((key, pos))
+            if shown and text[pos + 1 - len(shown.tokens) : pos + 1] != shown.tokens:
+                shown = None
+            each.append(shown and shown.digest)
+            runs.append(shown and shown.run)
+        return Bits(tuple(tokens), complete, tuple(each), tuple(runs))
 
 
 def alone(model: Model, todo: Sequence[Request]) -> list[Bits]:
@@ -201,14 +220,12 @@ def check(expected: Sequence[Bits], found: Iterator[tuple[int, Bits]]) -> int:
     n = 0
     for number, bits in found:
         wanted = expected[number]
-        if bits.complete:
-            n += 1
-            assert bits.tokens == wanted.tokens, f"request {number}: other tokens"
-            if bits.digest and bits.digest != wanted.digest:
-                at = bits.differs_at(wanted)
-                assert at is not None
-                runs = " and, alone, ".join(described(b.runs[at]) for b in (bits, wanted))
-                raise AssertionError(f"request {number}: other logits of token {at}, by {runs}")
-        else:
-            assert bits.tokens == wanted.tokens[: len(bits.tokens)], f"request {number}"
+        n += bits.complete
+        at = bits.differs_at(wanted)
+        if at is None:
+            continue
+        if bits.tokens[at : at + 1] != wanted.tokens[at : at + 1]:
+            raise AssertionError(f"request {number}: another token {at}")
+        runs = " and, alone, ".join(described(b.runs[at]) for b in (bits, wanted))
+        raise AssertionError(f"request {number}: other logits of token {at}, by {runs}")
     return n

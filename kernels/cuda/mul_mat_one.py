@@ -4,13 +4,14 @@ to 16, where that is asked for (`DeviceInfo.equal_bits`): mul_mat_vec.cu is fast
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gguflow.engine.graph import DType
 
-from .columns import Layout, Product, arguments, columns_ok, rows_ok
+from .columns import PLAIN, Layout, Product, arguments, columns_ok, rows_ok
 from .columns_int8 import known
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
+from .one_column import blocks_of, stages_of
 
 _ROWS, _CHUNK = 2, 256  # rows of a stage; elements whose squares are added first
 _PIECE = 2048  # elements
@@ -18,18 +19,24 @@ _UNIT, _UNIT_BYTES = 64, 80  # of a column in shared memory
 _MAX_STAGES = 4  # more on their way delay the column, which queues behind them
 # Warps of a block. As many as can be, but one less is better than two stages instead of three.
 _WARPS, _ENOUGH = (16, 15, 14, 12, 8, 4), 3
+_STATIC = 1 << 10  # shared memory that the kernel declares itself, at most
 _NO_ROPE = bytes(40)
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How shared memory is used. places: of what lies there, in the order of `OneArgs`."""
+    """How shared memory is used. places: of what lies there, in the order of `OneArgs`; the last is
+    that of the ring, whose stages take `stage` bytes each."""
 
     warps: int
     stages: int
     places: tuple[int, ...]
-    shared: int
+    stage: int
+
+    @property
+    def shared(self) -> int:
+        return self.places[-1] + self.stages * self.stage
 
 
 def _piece_bytes(t: DType) -> int:
@@ -46,8 +53,17 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan | None:
     for enough in (_ENOUGH, 2):
         for plan in plans:
             if plan.stages >= enough:
-                return plan
+                return _with_fewer_stages(plan, p, device)
     return None
+
+
+def _with_fewer_stages(plan: _Plan, p: Product, device: DeviceInfo) -> _Plan:
+    """What `stages_of` says of one matrix by itself."""
+    if p.kind != PLAIN:
+        return plan
+    fixed = _STATIC + plan.places[-1]
+    stages = stages_of(plan.stages, sum(p.pairs), plan.warps, _pieces(p), fixed, plan.stage, device)
+    return replace(plan, stages=stages)
 
 
 def _plan_of(p: Product, device: DeviceInfo, warps: int) -> _Plan:
@@ -64,7 +80,7 @@ def _plan_of(p: Product, device: DeviceInfo, warps: int) -> _Plan:
         places.append(places[-1] + ceil_div(size, 16) * 16)
     stage = warps * (_ROWS * max(_piece_bytes(w.dtype) for w in p.weights) + 16)
     stages = min(_MAX_STAGES, max(0, device.shared_per_block - places[-1]) // stage)
-    return _Plan(warps, stages, tuple(places[1:]), places[-1] + stages * stage)
+    return _Plan(warps, stages, tuple(places[1:]), stage)
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -99,6 +115,6 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     kernel = Kernel(
         "mul_mat_one.cu", f"mul_mat_one<{_KINDS[p.kind]}, {cpp_type(first)}, {cpp_type(last)}>"
     )
-    grid = (max(1, min(device.sm_count, ceil_div(pairs, 4))), 1, 1)
+    grid = (blocks_of(pairs, plan.warps, p.kind == PLAIN, device), 1, 1)
     block = (32 * plan.warps, 1, 1)
     return [Launch(kernel, grid, block, body, plan.shared, dependent=True)]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from gguflow.engine.graph import F32, Tensor
 
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, register
+from .one_column import blocks_of, stages_of
 from .rope import rope_numbers
 
 OPS = ("mul_mat_relu",)
@@ -63,9 +64,10 @@ def columns_for(m: int) -> int:
 
 def plan(
     weights: Sequence[Operand], k: int, m: int, head_dim: int, device: DeviceInfo,
-    may_be_wide: bool = True,
+    may_be_wide: bool = True, pairs: int = 0,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """(warps, stages, bytes of shared memory); no stages when there is no room for two.
+    """(warps, stages, bytes of shared memory); no stages when there is no room for two. pairs: of
+    rows, of a matrix by itself.
 
     A block takes all the shared memory it can use: bytes on their way hide the latency.
     """
@@ -80,6 +82,11 @@ def plan(
     for warps in WARPS:
         stages = min(most, max(0, room) // (warps * stage))
         if stages >= 2:
+            if m == 1 and pairs:
+                chunks = ceil_div(k, chunk or CHUNK[kind])
+                stages = stages_of(
+                    stages, pairs, warps, chunks, STATIC + fixed, warps * stage, device
+                )
             return warps, stages, fixed + stages * warps * stage
     return 0, 0, 0
 
@@ -171,7 +178,7 @@ def _launch(kind: str, weights: Sequence[Operand], m: int, warps: int, shared: i
     if is_wide(weights, m, device):
         types = [f"wide<{t}>" for t in types]
     entry = f"mul_mat_vec<{kind}, {types[0]}, {types[1]}, {columns_for(m)}>"
-    grid = max(1, min(device.sm_count, ceil_div(n_pairs, 4)))
+    grid = blocks_of(n_pairs, warps, m == 1 and len(weights) == 1, device)
     kernel = Kernel("mul_mat_vec.cu", entry)
     return Launch(kernel, (grid, 1, 1), (32 * warps, 1, 1), args, shared, dependent=True)
 
@@ -189,8 +196,8 @@ def multiply_few(
 ) -> Launch:
     """dst = norm(x) w^T + r for operands that `takes` takes. kind: RELU, of that without r; GELU or
     GELU_ERF of it; BIASED, with a bias before r."""
-    warps, stages, shared = plan([w], x.ne[0], x.ne[1], 0, device)
     pairs = ceil_div(w.ne[1], ROWS)
+    warps, stages, shared = plan([w], x.ne[0], x.ne[1], 0, device, pairs=pairs)
     args = arguments([w], x, dst, stages, norm=norm, eps=eps, r=r, bias=bias, pairs=[pairs])
     return _launch(kind, [w], x.ne[1], warps, shared, pairs, args, device)
 

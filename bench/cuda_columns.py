@@ -6,7 +6,7 @@ Four ops follow each other in one captured graph, on weights that rotate, so tha
 memory: norm_qkv_rope, mul_mat_add, norm_mul_mat_swiglu, mul_mat_add. Each is measured by itself too
 (`alone`). Ways: one (mul_mat_one.cu, one column), vec (mul_mat_vec.cu, up to 8 columns), few
 (mul_mat_few.cu, quantized weights, up to 16), stream (mul_mat_stream.cu, 16-bit weights, up to
-16), tma (mul_mat_tma.cu, 16-bit weights, 2 to 128), columns (mul_mat_columns.cu), tiles
+16), tma (mul_mat_tma.cu, 16-bit weights, 2 and more), columns (mul_mat_columns.cu), tiles
 (mul_mat_tiles.cu, quantized weights, more than 128), with equal bits integers (mul_mat_integers.cu,
 quantized weights) and of 16-bit weights chain (mul_mat_chain.cu, up to 16), wide (mul_mat_wide.cu,
 up to 128) and library (mul_mat_library.py), parts (the ops of which the fused ones are made, a

@@ -4,23 +4,21 @@
 //   - An element is v = x, or x times the norm's weight rounded once, times `scale`, rounded once
 //     to float and once to 16 bits. scale is 1, or 1 / sqrtf(squares / k + eps) after a norm; for
 //     float16 it is divided by a power of two (power_of), by which the row's sum is multiplied.
-//   - squares: lane l of a chunk of 256 elements has the chain fma(x, x, .) from 0 over elements 8
-//   l
-//     to 8 l + 7, the lanes are added by warp_reduce, the chunks by sum_of_chunks.
+//   - squares: a chunk of 256 elements is shared out among lanes, eight neighbours each, of which a
+//     lane has the chain fma(x, x, .) from 0. Lanes are added by warp_reduce, chunks by
+//     sum_of_chunks.
 //   - With equal bits a sum is a chain from 0 along k, in steps of sixteen neighbouring elements:
 //     each is added to the sum so far by one product of the tensor cores, in which their order does
-//     not matter (mma.m16n8k16, or a step of wgmma; not two of m16n8k8). Columns of the chunk class
-//     have one chain: mul_mat_chain.cu (1 to 16 columns), mul_mat_wide.cu (17 to 128) and a
-//     library's products without parts of k (more). Those of the single class have one for each
-//     part of k, of which the matrix has as many as mul_mat_tma.py says, and the parts are added in
-//     order: mul_mat_chain.cu (one column), mul_mat_tma.cu (2 to 128, and more by 128).
-//   - Without, mul_mat_stream.cu (2 to 16 columns) has an order of its own, a function of k alone:
-//   k
-//     is divided into slices (Slice). A slice's blocks of 32 elements go round its 16 parts, B (1
-//     or 2) at a time. A part has the chain of mma.m16n8k16 over its blocks, from 0: two products a
-//     block, of elements 8 t to 8 t + 3 and of 8 t + 4 to 8 t + 7, t from 0 to 3. The parts are
-//     added in order from 0 to the slice's sum, and the slices in order to the row's. `parts_of` in
-//     float_parts.py has the numbers of slices and B.
+//     not matter (mma.m16n8k16, or a step of wgmma; not two of m16n8k8). Each part of k has such
+//     a chain, of which a matrix has as many as mul_mat_tma.py says, and the parts are added in
+//     order: mul_mat_chain.cu (one column), mul_mat_tma.cu (2 to 128), a library (more). Matrices
+//     that mul_mat_tma.cu does not take have one chain: mul_mat_chain.cu (1 to 16 columns),
+//     mul_mat_wide.cu (17 to 128), a library.
+//   - Without, mul_mat_stream.cu (2 to 16 columns) has an order of its own, which follows from k.
+//     That is divided into slices (Slice). A slice's blocks of 32 elements go round its 16 parts,
+//     one or two at a time (float_parts.py). A part has the chain of mma.m16n8k16 over its blocks,
+//     from 0: two products a block, of elements 8 t to 8 t + 3 and of 8 t + 4 to 8 t + 7, t from 0
+//     to 3. The parts are added in order from 0 to the slice's sum, and the slices to the row's.
 #pragma once
 
 #include "cuda/four.cuh"

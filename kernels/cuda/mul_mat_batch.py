@@ -29,12 +29,14 @@ from .mul_mat_vec import FASTEST
 MOST = 256  # columns up to which these come before a library's product of quantized weights
 # Where more take less time, if there are tiles for all multiprocessors (H200, 8B).
 _MOST_OF = {"q4_0": 512}
-# The same of 16-bit weights, where a kernel of ours does what a library needs several launches for.
+# The same of 16-bit weights, where a kernel of ours does what a library needs several launches for,
+# and where tensor maps bring weights and columns.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
-# Their ways with equal bits, the first that takes a product: all add in one order, as one chain or
-# in parts of k.
+TMA = {PLAIN: 192, GLU: 256, QKV: 384}
+# With equal bits a library is faster from so many columns and so many products of two numbers on.
+_LIBRARY, _LARGE = 257, 2e10
+# With equal bits, of weights that have no parts of k: the first that takes a product.
 CHAINS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
-IN_PARTS = (mul_mat_tma, mul_mat_chain)
 MIXED = (mul_mat_one, mul_mat_few)  # which take values of another type than queries and keys
 
 
@@ -55,9 +57,10 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     """The launch file that is fastest for a product, or None: a library's, or another kernel."""
     t = p.weights[0].dtype
     if device.equal_bits and not t.is_quantized:
-        ways = IN_PARTS if mul_mat_tma.parts_of(p, device) else CHAINS
-        return next((w for w in ways if w.takes(p, device)), None)
-    if p.m > mul_mat_stream.MOST and mul_mat_tma.takes(p, device):
+        if mul_mat_tma.parts_of(p, device):
+            return _in_parts(p, device)
+        return next((w for w in CHAINS if w.takes(p, device)), None)
+    if p.m > mul_mat_stream.MOST and _is_faster(p) and mul_mat_tma.takes(p, device):
         return mul_mat_tma
     if p.chunk:
         return _columns(p, device)
@@ -71,6 +74,19 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     return next((w for w in few if w.takes(p, device)), _columns(p, device))
 
 
+def _is_faster(p: Product) -> bool:
+    """Whether mul_mat_tma.cu is faster than a library with what it needs around it."""
+    return p.m <= TMA[p.kind] or (p.kind == GLU and mul_mat_tma.fills(p))
+
+
+def _in_parts(p: Product, device: DeviceInfo) -> ModuleType:
+    """Whichever is fastest of those that add in parts of k."""
+    if p.m == 1:
+        return mul_mat_chain
+    is_large = p.m >= _LIBRARY and p.m * p.n * p.k > _LARGE
+    return mul_mat_library if is_large and mul_mat_library.in_order(p, device) else mul_mat_tma
+
+
 def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:
     """Whichever of the two that give the same bits is faster, of those that take a product."""
     if mul_mat_tiles.takes(p, device) and mul_mat_tiles.is_faster(p, device):
@@ -78,21 +94,14 @@ def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:
     return mul_mat_columns if mul_mat_columns.takes(p, device) else None
 
 
-def _classes(
-    node: Tensor, ps: Sequence[Product], device: DeviceInfo
-) -> list[tuple[int, int, bool]]:
+def _classes(node: Tensor, device: DeviceInfo) -> list[tuple[int, int, bool]]:
     """The rows of a node that are multiplied together, along axis 0: from, to, whether they are of
-    the chunk class. ps: the node's products."""
+    the chunk class."""
     n, m = node.n_single, node.shape[0]
-    in_parts = any(mul_mat_tma.parts_of(p, device) for p in ps)
-    if not device.equal_bits or not (
-        in_parts or any(s.dtype.is_quantized for s in node.live_srcs())
-    ):
+    quantized = any(s.dtype.is_quantized for s in node.live_srcs())
+    if not device.equal_bits or n is None or not quantized:
         return [(0, m, False)]  # both classes have one order
-    n = m if n is None else n
-    most = mul_mat_tma.MOST if in_parts else max(1, n)
-    single = [(i, min(i + most, n), False) for i in range(0, n, most)]
-    return [*single, (n, m, True)] if n < m else single
+    return [part for part in ((0, n, False), (n, m, True)) if part[0] < part[1]]
 
 
 def _of_class(ps: list[Product], node: Tensor, begin: int, end: int, chunk: bool) -> list[Product]:
@@ -109,7 +118,7 @@ def _products(
     themselves only where they must."""
     apart, mixed = products(node, srcs, dst), products(node, srcs, dst, mixed=True)
     found = []
-    for part in _classes(node, apart, device):
+    for part in _classes(node, device):
         one = _of_class(mixed, node, *part)
         together = len(one) == 1 and any(w.takes(one[0], device) for w in MIXED)
         found.append(one if together and not one[0].chunk else _of_class(apart, node, *part))

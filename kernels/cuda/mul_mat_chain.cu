@@ -35,7 +35,8 @@ struct ChainArgs {
   float eps;
   int warps, rounds;  // tiles that a block has at once, at most; how often it takes some
   int share, longer;  // tiles of a block in all; the first so many blocks have one more
-  int parts;          // of k, of a single column; 0: one chain, and SwiGLU as exact as can be
+  int part;  // elements of a part of k, of a single column; 0: one chain, and SwiGLU as exact as
+             // can be
   int rows_at, turns_at, squares_at, x_at, ring_at;  // bytes in shared memory
 };
 
@@ -104,9 +105,9 @@ __device__ __forceinline__ void expect(u64* bar, u32 bytes) {
                : "memory");
 }
 
-// Where a part of k ends. Parts are those of mul_mat_tma.cu, of whole 64 elements.
-__device__ __forceinline__ int end_of_part(const ChainArgs& args, int part) {
-  return args.parts > 1 ? args.c.k / 64 * (part + 1) / args.parts * 64 : args.c.k;
+// Where the part of k that begins here ends. Parts are those of mul_mat_tma.cu.
+__device__ __forceinline__ int end_of_part(const ChainArgs& args, int k) {
+  return args.part > 0 ? min(k + args.part, args.c.k) : args.c.k;
 }
 
 // Warp `which` of kBringers brings its part of every stage's rows.
@@ -129,8 +130,8 @@ __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memor
       }
       __syncwarp();
     }
-    for (int part = 0, k = 0; k < a.k;) {
-      const int end = end_of_part(args, part), length = min(end - k, N);
+    for (int k = 0, end = end_of_part(args, 0); k < a.k;) {
+      const int length = min(end - k, N);
       const u32 bytes = 2 * length;
       for (int i = 0; i < n; ++i) {
         const int stage = at.stage * args.warps + i;
@@ -153,7 +154,7 @@ __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memor
       }
       at.next(a.w_stages);
       k += length;
-      part += k == end;
+      if (k == end) end = end_of_part(args, k);
     }
   }
 }
@@ -228,8 +229,9 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
     const int pair = tile.pair + row;
     float sums[G][4] = {}, total[4] = {};
     Beside beside[G] = {};
-    for (int part = 0, k = 0; k < a.k; ++part) {
-      const int end = end_of_part(args, part);
+    for (int k = 0; k < a.k;) {
+      const bool is_first = k == 0;
+      const int end = end_of_part(args, k);
       for (; k < end; k += N) {
         if (mine && k + N >= a.k) {  // the last chunk: there when its products are
 #pragma unroll
@@ -275,7 +277,7 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
       if constexpr (ONE) {  // others have all of k as one part
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          total[i] = part == 0 ? sums[0][i] : total[i] + sums[0][i];
+          total[i] = is_first ? sums[0][i] : total[i] + sums[0][i];
           sums[0][i] = k < a.k ? 0.0f : total[i];
         }
       }
@@ -286,7 +288,7 @@ __device__ __forceinline__ void multiply(const ChainArgs& args, const Memory& m,
         BesideOne& b = beside[0].of[0];
         b.scale = scale;
         if (KIND == QKV) b.turn = m.turns[pair % (a.head_dim / 2)];
-        finish_one(KIND, a, tile.matrix, pair, 0, sums[0][0], sums[0][2], b, args.parts > 0);
+        finish_one(KIND, a, tile.matrix, pair, 0, sums[0][0], sums[0][2], b, args.part > 0);
       }
     } else {
 #pragma unroll

@@ -115,7 +115,8 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
         heads.factors.address if heads and heads.factors else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
     share = divmod(p.tiles(_PAIRS), plan.grid)
-    body += struct.pack("@f10i", p.eps, plan.warps, plan.rounds, *share, plan.parts, *plan.places)
+    part = mul_mat_tma.length_of_parts(p.k, plan.parts) if plan.parts else 0
+    body += struct.pack("@f10i", p.eps, plan.warps, plan.rounds, *share, part, *plan.places)
     kind, dtype = _KINDS[p.kind], cpp_type(p.weights[0].dtype)
     entry = f"mul_mat_chain<{kind}, {dtype}, {plan.chunk}, {columns // 8}, {cpp_bool(one)}>"
     warps = (_COLUMN_WARPS if one else plan.warps + 1) + _BRINGERS

@@ -1,10 +1,12 @@
-"""16-bit weights times many columns, with what stands around: a library multiplies, without parts
-of k, which adds in the order of float_columns.cuh. Columns are rounded as for our own kernels."""
+"""16-bit weights times many columns, with what stands around: a library multiplies, which adds in
+the order of float_columns.cuh: one chain along k, or one for each part of it. Columns are
+rounded as for our own kernels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from . import mul_mat_tma
 from .columns import (
     GLU,
     PLAIN,
@@ -19,8 +21,8 @@ from .columns import (
     rows_ok,
 )
 from .gemm import WORKSPACE_BYTES, Gemm, Matrix
-from .launch import DeviceInfo, Kernel, Launch, ceil_div
-from .mul_mat_rows import finish_launch, gate_launch
+from .launch import DeviceInfo, Kernel, Launch, Operand, ceil_div
+from .mul_mat_rows import PartSums, finish_launch, gate_launch
 
 _LEAST = 17  # columns: fewer are our own kernels' or not these
 _THREADS = 256
@@ -28,17 +30,20 @@ _THREADS = 256
 
 @dataclass(frozen=True)
 class _Room:
-    """Where the products' results lie, and what they need of scratch memory beside the columns."""
+    """Where the products' results lie, if not where they are to go, and what they need of scratch
+    memory beside the columns. parts: of k, see mul_mat_tma.parts_of."""
 
+    parts: int
     places: tuple[int, ...]
     nbytes: int
 
 
-def _room(p: Product) -> _Room:
+def _room(p: Product, device: DeviceInfo) -> _Room:
+    parts = mul_mat_tma.parts_of(p, device)
     at = [WORKSPACE_BYTES]
-    for w in p.weights if p.kind in (GLU, QKV) else ():
-        at.append(at[-1] + ceil_div(4 * p.m * w.ne[1], 256) * 256)
-    return _Room(tuple(at[:-1]), at[-1])
+    for w in p.weights if parts > 1 or p.kind in (GLU, QKV) else ():
+        at.append(at[-1] + ceil_div(4 * max(1, parts) * p.m * w.ne[1], 256) * 256)
+    return _Room(parts, tuple(at[:-1]), at[-1])
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -54,39 +59,60 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     )
 
 
+def in_order(p: Product, device: DeviceInfo) -> bool:
+    """Whether the library adds in that order: of rows of other numbers it may have another one."""
+    return takes(p, device) and all(w.ne[1] % 8 == 0 for w in p.weights)
+
+
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
-    return layout(p, 1, _room(p).nbytes).end
+    return layout(p, 1, _room(p, device).nbytes).end
 
 
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch | Gemm]:
     """The launches of a product that `takes` takes."""
-    room = _room(p)
+    room = _room(p, device)
     at, t = layout(p, 1, room.nbytes, scratch), p.rounded
     scales = at.scales if t == "f16" else 0
-    to = [at.parts + place for place in room.places] or [p.dst.address]
-    added = p.r is not None and not scales and p.r.ne == p.dst.ne and p.r.is_dense
-    c = Matrix(p.r.address, p.n) if p.r is not None and added else None
+    to = [at.parts + place for place in room.places]
+    sums = PartSums(to[0], p.m * p.n, room.parts) if to and p.kind == PLAIN else None
+    can_add = p.r is not None and p.r.ne == p.dst.ne and p.r.is_dense
+    added = can_add and sums is None and not scales
     made: list[Launch | Gemm] = [round_launch(p, at, 1, ROWS)]
-    for w, y in zip(p.weights, to, strict=True):
-        rows = Matrix(w.address, w.nb[1] // 2)
-        d = Matrix(y, p.dst.nb[1] // 4 if p.kind == PLAIN else w.ne[1])
-        made.append(Gemm(t, "f32", w.ne[1], p.m, p.k, rows, Matrix(at.x, p.k), d, at.parts, c,
-                         whole=True))  # fmt: skip
+    for w, y in zip(p.weights, to or [p.dst.address], strict=True):
+        c = Matrix(p.r.address, p.n) if p.r is not None and added else None
+        d = Matrix(y, w.ne[1] if to else p.dst.nb[1] // 4, p.m * w.ne[1])
+        made += _gemms(p, w, at, d, c, room.parts)
     if p.kind == GLU:
         gate, up = to
-        made.append(gate_launch(p.dst, gate, up, "f32", scales))
+        made.append(gate_launch(p.dst, gate, up, "f32", scales, room.parts))
     elif p.kind == QKV:
-        made.append(_turn_launch(p, to, at))
-    elif scales or (p.r is not None and not added):
-        made.append(finish_launch(p.dst, p.r, scales, added))
+        made.append(_turn_launch(p, to, at, room.parts))
+    elif sums or scales or (p.r is not None and not added):
+        made.append(finish_launch(p.dst, p.r, scales, added, sums))
     return made
 
 
-def _turn_launch(p: Product, to: list[int], at: Layout) -> Launch:
+def _gemms(
+    p: Product, w: Operand, at: Layout, d: Matrix, c: Matrix | None, parts: int
+) -> list[Gemm]:
+    """Of one matrix: parts of k that are as long as each other at once, and what is left."""
+    length = mul_mat_tma.length_of_parts(p.k, parts) if parts else p.k
+    n_equal, left = divmod(p.k, length)
+
+    def gemm(first: int, batch: int, k: int) -> Gemm:
+        x = Matrix(at.x + 2 * first * length, p.k, length)
+        rows = Matrix(w.address + 2 * first * length, w.nb[1] // 2, length)
+        to = replace(d, address=d.address + 4 * first * d.batch_stride)
+        return Gemm(p.rounded, "f32", w.ne[1], p.m, k, rows, x, to, at.parts, c, batch, whole=True)
+
+    return [gemm(0, n_equal, length), *([gemm(n_equal, 1, left)] if left else [])]
+
+
+def _turn_launch(p: Product, to: list[int], at: Layout, parts: int) -> Launch:
     """Queries, keys and values turned and stored."""
     pairs = sum(p.pairs)
     results = tuple(replace(w, address=y) for w, y in zip(p.weights, to, strict=True))
-    args = arguments(replace(p, weights=results), at, pairs, 1, 0, 0, 0)
+    args = arguments(replace(p, weights=results), at, pairs, max(1, parts), 0, 0, 0)
     grid = (p.m, ceil_div(pairs, _THREADS), 1)
     return Launch(Kernel("columns_turn.cu", "turn_columns"), grid, (_THREADS, 1, 1), args,
                   dependent=True)  # fmt: skip

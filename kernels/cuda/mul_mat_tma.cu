@@ -1,13 +1,14 @@
-// 16-bit weights times 2 to 128 columns on Hopper, with k divided as is fastest. Weights and
+// 16-bit weights times 2 and more columns on Hopper, with k divided as is fastest. Weights and
 // columns come as tiles of a tensor map (TMA), which lie in shared memory as products of warpgroups
 // read them: one thread asks for all of them.
 //
-// A block has G groups of 64 pairs of rows, which two warpgroups share, and all columns. S blocks,
-// a cluster, have parts of k of the same rows, so that there are blocks for all multiprocessors;
-// their sums are added through each other's shared memory, in the order of the parts. The first
-// stages of weights are asked for before the kernels before this one are done (programmatic
-// dependent launch): a ring is as large as shared memory, so while small kernels run the device's
-// memory is read.
+// A block has G groups of 64 pairs of rows, which two warpgroups share, and up to 256 columns.
+// Blocks of the same rows with other columns are neighbours, so that weights come from memory once.
+// S blocks, a cluster, have parts of k of the same rows, so that there are blocks for all
+// multiprocessors; their sums are added through each other's shared memory, in the order of the
+// parts. The first stages of weights are asked for before the kernels before this one are done
+// (programmatic dependent launch): a ring is as large as shared memory, so while small kernels run
+// the device's memory is read.
 #include "cuda/cluster.cuh"
 #include "cuda/tma_finish.cuh"
 #include "cuda/wgmma_shared.cuh"
@@ -29,6 +30,7 @@ struct TmaArgs {
   TensorMap w[3], x;
   ColumnsArgs c;
   const float* scales;
+  i64 shares;  // of columns, which blocks of the same rows have
   Turns turns;
 };
 
@@ -47,11 +49,12 @@ __device__ __forceinline__ void bring_rows(char* to, const TensorMap& map, u64* 
       "l"(&map), "r"(k), "r"(i), "r"(half), "r"(head), "r"(shared_address(bar)), "l"(policy)
       : "memory");
 }
-__device__ __forceinline__ void bring_columns(char* to, const TensorMap& map, u64* bar, int k) {
+__device__ __forceinline__ void bring_columns(char* to, const TensorMap& map, u64* bar, int k,
+                                              int column) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
-      "l"(&map), "r"(k), "r"(0), "r"(shared_address(bar))
+      "l"(&map), "r"(k), "r"(column), "r"(shared_address(bar))
       : "memory");
 }
 
@@ -62,6 +65,7 @@ struct Block {
   // Others would be much code, unrolled over the sums of a thread.
   static constexpr bool DIRECT = S == 1 && G == 2 && KIND == GLU;
   static constexpr int STRIDE = 2 * kTilePairs * G + 8;  // of sums in shared memory, of a column
+  static constexpr int HALVES = N > 128 ? 2 : 1;         // products that have all columns
 
   const TmaArgs& t;
   const ColumnsArgs& a;
@@ -69,6 +73,7 @@ struct Block {
   u64 *const full, *const free;
   float* const scales;  // [N]
   const int stages;
+  const int first, count;  // columns
   const Tile tile;
   int begin, end;  // of k, in tiles
 
@@ -80,10 +85,12 @@ struct Block {
         free(full + args.c.w_stages),
         scales(reinterpret_cast<float*>(free + args.c.w_stages)),
         stages(args.c.w_stages),
-        tile(tile_of<kTilePairs * G>(args.c, blockIdx.x / S)) {
-    const int part = blockIdx.x % S, tiles = a.k / kTileK;
-    begin = tiles * part / S;
-    end = tiles * (part + 1) / S;
+        first(blockIdx.x / S % args.shares * N),
+        count(min(N, args.c.m - first)),
+        tile(tile_of<kTilePairs * G>(args.c, blockIdx.x / S / args.shares)) {
+    const int part = blockIdx.x % S, tiles = a.k / kTileK, most = (tiles + S - 1) / S;
+    begin = min(tiles, part * most);
+    end = min(tiles, begin + most);
   }
 
   __device__ __forceinline__ void start() const {
@@ -111,7 +118,7 @@ struct Block {
     }
   }
   __device__ __forceinline__ void columns(int stage, int k) const {
-    bring_columns(ring + stage * STAGE + W_BYTES, t.x, full + stage, k * kTileK);
+    bring_columns(ring + stage * STAGE + W_BYTES, t.x, full + stage, k * kTileK, first);
   }
 
   __device__ __forceinline__ void bring() const {
@@ -149,7 +156,13 @@ struct Block {
       for (int s = 0; s < kTileK / 16; ++s) {
 #pragma unroll
         for (int i = 0; i < G; ++i) {
-          product_shared<W, N>(sums[i], w + i * (kTileBytes / 16) + 2 * s, x + 2 * s);
+#pragma unroll
+          for (int h = 0; h < HALVES; ++h) {
+            constexpr int M = N / HALVES;
+            float (&mine)[M / 2] = reinterpret_cast<float (&)[M / 2]>(sums[i][h * M / 2]);
+            product_shared<W, M>(mine, w + i * (kTileBytes / 16) + 2 * s,
+                                 x + h * (M * kTileRow / 16) + 2 * s);
+          }
         }
       }
       products_end();
@@ -169,7 +182,7 @@ struct Block {
 
   __device__ __forceinline__ void keep_scales() const {
     for (int i = threadIdx.x; i < N; i += kThreads) {
-      scales[i] = t.scales != nullptr && i < a.m ? __ldcg(t.scales + i) : 1.0f;
+      scales[i] = t.scales != nullptr && i < count ? __ldcg(t.scales + first + i) : 1.0f;
     }
   }
   __device__ __forceinline__ void consumers_meet() const {
@@ -180,13 +193,13 @@ struct Block {
   __device__ __forceinline__ void finish_own(const Sums& sums) const {
     const int column = threadIdx.x % 4 * 2;
     const int pair = tile.pair + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    float* const to = a.dst + column * a.dst_row + pair;
+    float* const to = a.dst + (first + column) * a.dst_row + pair;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int c = 8 * j + i % 2;
-        if (column + c < a.m && pair + i / 2 * 8 < a.pairs[0]) {
+        if (column + c < count && pair + i / 2 * 8 < a.pairs[0]) {
           to[c * a.dst_row + i / 2 * 8] =
               gated(sums[0][4 * j + i], sums[1][4 * j + i], scales[column + c]);
         }
@@ -224,10 +237,11 @@ struct Block {
   __device__ __forceinline__ int column_of(int turn) const {
     return ((int)threadIdx.x / (32 * G) + turn * WARPS) * S + (int)blockIdx.x % S;
   }
-  __device__ __forceinline__ void ask(const Lane& lane, int first, Besides& besides) const {
+  __device__ __forceinline__ void ask(const Lane& lane, int turn, Besides& besides) const {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
-      if (column_of(first + i) < a.m) besides[i] = lane.ask(column_of(first + i));
+      const int column = column_of(turn + i);
+      if (column < count) besides[i] = lane.ask(first + column);
     }
   }
   __device__ __forceinline__ void finish_parts(const Lane& lane, int within,
@@ -238,26 +252,26 @@ struct Block {
       there[s] = address_at(shared_address(ring), s) + 4 * 2 * within;
     }
 #pragma unroll 1
-    for (int first = 0; column_of(first) < a.m; first += AT_ONCE) {
+    for (int turn = 0; column_of(turn) < count; turn += AT_ONCE) {
       float4 sums[AT_ONCE][S];
 #pragma unroll
       for (int i = 0; i < AT_ONCE; ++i) {
 #pragma unroll
         for (int s = 0; s < S; ++s) {
-          sums[i][s] = get_at(there[s] + 4 * min(column_of(first + i), N - 1) * STRIDE);
+          sums[i][s] = get_at(there[s] + 4 * min(column_of(turn + i), N - 1) * STRIDE);
         }
       }
       typename Lane::Beside now[AT_ONCE];
 #pragma unroll
       for (int i = 0; i < AT_ONCE; ++i) now[i] = besides[i];
-      ask(lane, first + AT_ONCE, besides);
+      ask(lane, turn + AT_ONCE, besides);
 #pragma unroll
       for (int i = 0; i < AT_ONCE; ++i) {
-        const int column = column_of(first + i);
+        const int column = column_of(turn + i);
         float4 sum = sums[i][0];
 #pragma unroll
         for (int s = 1; s < S; ++s) sum = plus(sum, sums[i][s]);
-        if (column < a.m) lane.finish(column, sum, scales[column], now[i]);
+        if (column < count) lane.finish(first + column, sum, scales[column], now[i]);
       }
     }
   }

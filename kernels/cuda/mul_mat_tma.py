@@ -1,4 +1,4 @@
-"""Launches mul_mat_tma.cu: 16-bit weights times 2 to 128 columns, on Hopper."""
+"""Launches mul_mat_tma.cu: 16-bit weights times several columns, on Hopper."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from .columns import (
 )
 from .launch import DeviceInfo, Kernel, Launch, TensorMap, ceil_div, cpp_type
 
-LEAST, MOST = 2, 128  # columns
+LEAST = 2  # columns
 _OPTIONS = ("-arch=sm_90a",)  # whose devices alone have such products
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 _TILE_K, _PAIRS, _THREADS = 64, 64, 288  # as in mul_mat_tma.cu
 _ROW = 128  # bytes, of a tile
-_COLUMNS = (16, 32, 64, 128)  # a block may have
+_COLUMNS = (16, 32, 64, 128, 192, 256)  # a block may have
+_WIDE = 128  # with more of them a block has one group
+_FULL = 0.85
 _GROUPS = (2, 1)
 # Clusters of so many blocks, a multiprocessor each, that run at once (H200: 132 multiprocessors, in
 # groups of sixteen and eighteen, some less).
@@ -49,7 +51,11 @@ class Tiles:
 
 @dataclass(frozen=True)
 class _Plan:
+    """columns, groups: of a block. shares: of columns."""
+
     columns: int
+    shares: int
+    groups: int
     tiles: int
     blocks: int
     stages: int
@@ -68,17 +74,23 @@ def tiles_for(p: Product, device: DeviceInfo) -> Tiles:
         columns = tiles * _TYPICAL * 2 * p.k
         return share * weights + _COLUMNS_SHARE * columns + _TURN * turns + _PART * t.parts
 
-    found = [Tiles(g, s) for g in _GROUPS for s in _AT_ONCE if p.k >= 2 * s * _TILE_K]
+    sizes = [
+        s for s in _AT_ONCE if p.k >= 2 * s * _TILE_K and (s - 1) * length_of_parts(p.k, s) < p.k
+    ]
+    found = [Tiles(g, s) for g in _GROUPS for s in sizes]
     return min(found or [Tiles(2, 1)], key=cost)
 
 
 def _plan(p: Product, t: Tiles, device: DeviceInfo) -> _Plan:
-    columns = next(c for c in _COLUMNS if c >= p.m)
-    tiles = p.tiles(_PAIRS * t.groups)
-    stage = (2 * _PAIRS * t.groups + columns) * _ROW
+    shares = ceil_div(p.m, _COLUMNS[-1])
+    columns = next(c for c in _COLUMNS if shares * c >= p.m)
+    groups = 1 if columns > _WIDE else t.groups
+    tiles = p.tiles(_PAIRS * groups)
+    stage = (2 * _PAIRS * groups + columns) * _ROW
     fixed = _ALIGN + 4 * columns
     stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // (stage + 16))
-    return _Plan(columns, tiles, tiles * t.parts, stages, fixed + stages * (stage + 16))
+    return _Plan(columns, shares, groups, tiles, tiles * t.parts * shares, stages,
+                 fixed + stages * (stage + 16))  # fmt: skip
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -86,7 +98,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     half = p.heads.head_dim // 2 if p.heads is not None and p.heads.neox else _PAIRS
     return (
         device.arch == "sm_90"
-        and LEAST <= p.m <= MOST
+        and p.m >= LEAST
         and not t.is_quantized
         and len({(w.dtype, w.nb[1]) for w in p.weights}) == 1
         and all(rows_ok(w, 16, _TILE_K) and _in_pairs(p.kind, w.ne[1]) for w in p.weights)
@@ -97,17 +109,25 @@ def takes(p: Product, device: DeviceInfo) -> bool:
 
 
 def covers(p: Product, device: DeviceInfo) -> bool:
-    """Whether `takes` takes these weights with any number of columns that it knows."""
-    columns = replace(p.x, ne=(p.k, MOST, *[1] * (len(p.x.ne) - 2)))
+    """Whether `takes` takes these weights with several columns."""
+    columns = replace(p.x, ne=(p.k, _WIDE, *[1] * (len(p.x.ne) - 2)))
     return takes(replace(p, x=columns), device)
 
 
 def parts_of(p: Product, device: DeviceInfo) -> int:
     """Of k, by which all kernels add where a column is to have the same bits among any others; 0:
-    there are none, and a sum is one chain, as of columns of the chunk class."""
-    if not device.equal_bits or p.chunk or not covers(p, device):
-        return 0
-    return tiles_for(p, device).parts
+    there are none, and a sum is one chain."""
+    return tiles_for(p, device).parts if device.equal_bits and covers(p, device) else 0
+
+
+def length_of_parts(k: int, parts: int) -> int:
+    """Elements of each part of k, of which the last one may have less."""
+    return ceil_div(k // _TILE_K, parts) * _TILE_K
+
+
+def fills(p: Product) -> bool:
+    """Whether blocks with the most columns have hardly any that are not there."""
+    return p.m >= _FULL * ceil_div(p.m, _COLUMNS[-1]) * _COLUMNS[-1]
 
 
 def _in_pairs(kind: int, rows: int) -> bool:
@@ -129,9 +149,9 @@ def launches(
     maps = [_rows_map(p, i) for i in range(len(p.weights))]
     maps += [maps[0]] * (3 - len(maps)) + [_columns_map(x, t, p, plan.columns)]
     args = arguments(p, replace(at, scales=0), plan.tiles, tiles.parts, plan.stages, 0, 0)
-    args += struct.pack("@P", scales if p.rounded == "f16" else 0) + _turns(p)
+    args += struct.pack("@Pq", scales if p.rounded == "f16" else 0, plan.shares) + _turns(p)
     args += bytes(-len(args) % 64)
-    sizes = f"{plan.columns}, {tiles.groups}, {tiles.parts}"
+    sizes = f"{plan.columns}, {plan.groups}, {tiles.parts}"
     entry = f"mul_mat_tma<{_KINDS[p.kind]}, {cpp_type(t)}, {sizes}>"
     grid, block = (plan.blocks, 1, 1), (_THREADS, 1, 1)
     product = Launch(Kernel("mul_mat_tma.cu", entry, _OPTIONS), grid, block, args, plan.shared,

@@ -155,23 +155,30 @@ def chunks() -> Iterator[Launch]:
     for op, weights in (("mul_mat", (w,)), ("mul_mat_swiglu", (w, w))):
         for m in (1, 300):
             node = declare_case(op_spec(op), Case((*weights, CaseOperand((m, 512), data=0.0))))
-            yield from of_chunk(node)
+            node.n_single = 0
+            yield from _equal_bits(node)
 
 
-def float_chunks() -> Iterator[Launch]:
-    """The same of the cases with 16-bit weights."""
-    for name in ("mul_mat", "mul_mat_swiglu", "norm_qkv_rope"):
-        spec = op_spec(name)
-        for node in (declare_case(spec, case) for case in spec.cases()):
-            if not any(s.dtype.name in ("f16", "bf16") for s in node.live_srcs()):
-                continue
-            if supports(node, equal_bits=True):
-                yield from of_chunk(node)
+def many_columns() -> Iterator[Launch]:
+    """What surrounds a library's products with 16-bit weights where bits are to be equal: of large
+    matrices, in parts of k, and of rows that are no whole 64 elements."""
+
+    def zeros(*shape: int, dtype: str = "f32", role: str = "input") -> CaseOperand:
+        return CaseOperand(shape, dtype, 0.0, role=role)
+
+    w, x = zeros(16_384, 4096, dtype="f16", role="weight"), zeros(512, 4096)
+    yield from _equal_bits(declare_case(op_spec("mul_mat"), Case((w, x))))
+    yield from _equal_bits(declare_case(op_spec("mul_mat_swiglu"), Case((w, w, x))))
+    rows, k, m = (128, 64, 64), 544, 20
+    weights = (zeros(n, k, dtype="f16", role="weight") for n in rows)
+    states = (zeros(64, n, dtype="f16", role="state") for n in rows[1:])
+    where = (zeros(m, dtype="i32") for _ in range(2))
+    srcs = zeros(m, k), zeros(k, role="weight"), *weights, *where, *states
+    params = {"eps": 1e-5, "n_dims": 64, "head_dim": 64, "mode": "norm"}
+    yield from _equal_bits(declare_case(op_spec("norm_qkv_rope"), Case(srcs, params)))
 
 
-def of_chunk(node: Tensor) -> Iterator[Launch]:
-    """The launches of a node all of whose rows are prompts'."""
-    node.n_single = 0
+def _equal_bits(node: Tensor) -> Iterator[Launch]:
     yield from (x for x in launches_of(node, device=EQUAL) if isinstance(x, Launch))
 
 
@@ -209,7 +216,7 @@ def all_launches() -> tuple[Launch, ...]:
     drafts = draft_first(inputs, inputs, places), draft_next(0, 2, inputs, inputs, places)
     steps = advance(inputs, 0, 0, 64), accept(inputs, places, 0, 0, 64), *drafts
     others = timestamp(0), *steps, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
-    others = *others, *parallel_layers(), *chunks(), *float_chunks()
+    others = *others, *parallel_layers(), *chunks(), *many_columns()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     return (*of_cases, *others, *peaks)
 

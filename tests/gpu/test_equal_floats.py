@@ -1,5 +1,5 @@
-"""16-bit weights times any number of columns: a column has the same bits alone and beside others of
-its class, whichever kernels or libraries multiply (float_columns.cuh), op by op, in the shapes of
+"""16-bit weights times any number of columns: a column has the same bits alone and beside others,
+whichever kernels or libraries multiply (float_columns.cuh), op by op, in the shapes of
 models."""
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import F16, F32, I32, Case, Graph, Tensor, dtype_by_name, op_spec
 from gguflow.engine.graph import Operand as Leaf
 from gguflow.engine.quants import encode
+from gguflow.kernels.cuda import mul_mat_tma
+from gguflow.kernels.cuda.columns import products
 from gguflow.kernels.cuda.launch import Call, DeviceInfo, Launch, Operand, launches, scratch_bytes
 
 MOST = 512
@@ -37,7 +39,6 @@ COUNTS = (
     300,
 )  # beside which those of MOST are compared
 HEAD_DIM, N_STATE = 128, 600
-CLASSES = ["single", "chunk"]
 # (op, rows of each weight, elements of a row)
 CASES = [
     ("mul_mat_add", (4096,), 4096),
@@ -46,6 +47,7 @@ CASES = [
     ("norm_qkv_rope", (4096, 1024, 1024), 4096),
     ("norm_qkv_rope", (1024, 256, 256), 1280),
     ("mul_mat", (333,), 1280),
+    ("mul_mat", (334,), 1280),
     ("norm_mul_mat", (20_001,), 1024),
     ("mul_mat_swiglu", (301, 301), 2048),
     ("mul_mat", (70,), 544),
@@ -66,13 +68,12 @@ class Product:
 
     def __init__(
         self, gpu: Any, op: str, dtype: str, rows: tuple[int, ...], k: int, size: float = 1.0,
-        mode: str = "norm", whole: bool = False, of: str = "chunk",
+        mode: str = "norm", whole: bool = False,
     ) -> None:  # fmt: skip
-        """whole: under a sanitizer too. of: the class of all columns, of CLASSES."""
+        """whole: under a sanitizer too."""
         rng = np.random.default_rng(0)
         k = k if whole else smaller(k)  # and not the rows, of which the choice of a kernel depends
         self.gpu, self.op, self.rows, self.k, self.mode = gpu, op, rows, k, mode
-        self.of = of
         self.dtype, self.used = dtype_by_name(dtype), []
         normal = lambda *shape: rng.standard_normal(shape, np.float32)  # noqa: E731
 
@@ -95,9 +96,9 @@ class Product:
         buffer.write(0, data)
         return buffer
 
-    def result(self, m: int, first: int = 0, n_single: int | None = None) -> list[np.ndarray]:
+    def result(self, m: int, first: int = 0, n_single: int = 0) -> list[np.ndarray]:
         """Of m columns from the first on: the op's, and what it has written into states. n_single:
-        how many first ones are single, if not all or none."""
+        how many of them are single."""
         g, k, n = Graph(), self.k, self.rows[0]
         at: dict[Tensor, int] = {}
 
@@ -127,7 +128,7 @@ class Product:
             if self.op == "mul_mat_add":
                 beside.append(leaf("r", F32, (m, n), self.r.address + 4 * n * first))
             node = g.op(self.op, *before, *ws, *beside, **eps)
-        node.n_single = (m if self.of == "single" else 0) if n_single is None else n_single
+        node.n_single = n_single
         self.dst.write(0, np.full(4 * m * n, 0xA5, np.uint8))
         info, srcs = self.gpu.device.info, [None if s is None else Operand.of(s, at[s])
                                             for s in node.srcs]  # fmt: skip
@@ -147,13 +148,11 @@ class Product:
         return found
 
 
-def launches_of(op: str, dtype: str, m: int, n: int, k: int, of: str = "chunk") -> list[Launch]:
+def launches_of(op: str, dtype: str, m: int, n: int, k: int) -> list[Launch]:
     """Of no data."""
     x = Leaf((m, k), data=0.0)
     ws = [Leaf((n, k), dtype, 0.0, role="weight") for _ in range(2 if "swiglu" in op else 1)]
-    node = declare_case(op_spec(op), Case((*ws, x)))
-    node.n_single = m if of == "single" else 0
-    return made_by(node, EQUAL)
+    return made_by(declare_case(op_spec(op), Case((*ws, x))), EQUAL)
 
 
 @pytest.mark.slow  # test_compile has every file with some types
@@ -162,75 +161,91 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
     kernels = {
         s.kernel
         for op in ("mul_mat", "mul_mat_swiglu")
-        for m in (1, 5, 12, 17, 100)
-        for n in (64, 2560, 8000, 12000)
+        for m in (1, 5, 12, 17, 100, 300)
+        for n in (63, 64, 2560, 12000)
         for s in launches_of(op, dtype, m, n, 256)
     }
-    for m in (1, 5, 12, 17, 100, 130):
+    kernels |= {s.kernel for s in launches_of("mul_mat_swiglu", dtype, 512, 12000, 4096)}
+    for m in (1, 5, 12, 17, 100, 300):
         node = heads((dtype,) * 3, m, "f16", "norm").node
-        node.n_single = 0
         kernels |= {s.kernel for s in made_by(node, EQUAL)}
     sources = {k.source for k in kernels}
-    assert {"mul_mat_chain.cu", "mul_mat_wide.cu", "columns_turn.cu"} <= sources
+    assert {f"mul_mat_{x}.cu" for x in ("chain", "tma", "wide", "rows")} <= sources
     for source, options in {(k.source, k.options) for k in kernels}:
         entries = sorted(k.entry for k in kernels if k.source == source)
         assert len(nvrtc.compile_source(source, entries, "sm_90", options).names) == len(entries)
 
 
 @pytest.mark.parametrize(
-    "op, n, k, blocks",
-    [
-        ("mul_mat", 4096, 4096, 128),
-        ("mul_mat", 4096, 14336, 128),
-        ("mul_mat_swiglu", 14336, 4096, 256),
-    ],
+    "n, k, blocks", [(4095, 4096, 128), (4095, 14336, 128), (28671, 4096, 256)]
 )
 @pytest.mark.parametrize("m", [17, 64, 65, 128])
-def test_narrow_tiles_fill_a_device_once(op: str, n: int, k: int, blocks: int, m: int) -> None:
-    *_, launch = launches_of(op, "f16", m, n, k)
+def test_narrow_tiles_fill_a_device_once(n: int, k: int, blocks: int, m: int) -> None:
+    *_, launch = launches_of("mul_mat", "f16", m, n, k)
     assert launch.kernel.source == "mul_mat_wide.cu" and launch.grid == (blocks, 1, 1)
     assert 2 * (launch.shared + 1024) <= 228 << 10  # two blocks a multiprocessor
 
 
-def test_generated_rows_are_added_in_parts() -> None:
-    for m, source in ((1, "chain"), (2, "tma"), (16, "tma"), (128, "tma"), (300, "tma")):
-        made = launches_of("mul_mat", "f16", m, 4096, 4096, "single")
-        products = [s for s in made if s.kernel.source != "columns_round.cu"]
-        assert {s.kernel.source for s in products} == {f"mul_mat_{source}.cu"}, m
-        assert len(products) == -(-m // 128)
-    # Rows of no whole 64 elements: both classes have one order.
-    for m in (1, 17, 300):
-        one, other = (
-            [s.kernel for s in launches_of("mul_mat", "f16", m, 70, 544, c)] for c in CLASSES
-        )
-        assert one == other
+def products_of(m: int, n: int, k: int, n_single: int | None = None) -> list[str]:
+    """What multiplies 16-bit weights with m columns, launch after launch."""
+    node = declare_case(op_spec("mul_mat"), Case((Leaf((n, k), "f16", 0.0, role="weight"),
+                                                  Leaf((m, k), data=0.0))))  # fmt: skip
+    node.n_single = n_single
+    srcs = tuple(None if s is None else Operand.of(s, 0) for s in node.srcs)
+    steps = launches(Call(node, Operand.of(node, 0), srcs, EQUAL))
+    found = [s.kernel.source if isinstance(s, Launch) else "a library" for s in steps]
+    return [f for f in found if f not in ("columns_round.cu", "mul_mat_rows.cu")]
+
+
+@pytest.mark.parametrize("n_single", [None, 0, 1])
+def test_all_columns_are_added_in_the_same_parts(n_single: int | None) -> None:
+    for m, kernel in ((1, "chain"), (2, "tma"), (16, "tma"), (128, "tma")):
+        assert products_of(m, 4096, 4096, n_single) == [f"mul_mat_{kernel}.cu"], m
+    assert products_of(256, 4096, 14_336, n_single) == ["mul_mat_tma.cu"]
+    assert products_of(512, 4096, 14_336, n_single) == 2 * ["a library"]  # two parts, the third
+    assert products_of(512, 28_672, 4096, n_single) == ["a library"]
+    # These are few, and of these rows a library may have another order.
+    assert products_of(512, 4096, 4096, n_single) == ["mul_mat_tma.cu"]
+    assert products_of(512, 4098, 14_336, n_single) == ["mul_mat_tma.cu"]
+    # And of no whole 64 elements there are no parts.
+    assert products_of(300, 4096, 544, n_single) == ["a library"]
+
+
+def test_no_part_of_k_is_empty() -> None:
+    for k in (128, 256, 576, 1280, 4096, 8192, 14336):
+        for n in (2, 334, 2048, 4096, 28_672):
+            node = declare_case(op_spec("mul_mat"), Case((Leaf((n, k), "f16", 0.0, role="weight"),
+                                                          Leaf((8, k), data=0.0))))  # fmt: skip
+            (p,) = products(node, tuple(Operand.of(s, 0) for s in node.srcs if s is not None))
+            parts = mul_mat_tma.parts_of(p, EQUAL)
+            assert parts >= 1 and (parts - 1) * mul_mat_tma.length_of_parts(k, parts) < k
 
 
 @pytest.mark.parametrize("k", [32, 96, 4096, 14336, 53248])
 @pytest.mark.parametrize("m", [1, 2, 16])
 def test_chains_of_any_length_have_room(m: int, k: int) -> None:
-    *_, launch = launches_of("mul_mat", "f16", m, 70, k)
+    *_, launch = launches_of("mul_mat", "f16", m, 71, k)
     assert launch.kernel.source == "mul_mat_chain.cu"
     assert launch.shared <= DeviceInfo().shared_per_block
 
 
 def test_blocks_share_the_tiles_of_a_long_matrix() -> None:
-    for n, warps in ((4096, 2), (28_672, 4), (128_256, 4)):
+    for n, warps in ((4095, 2), (28_671, 4), (128_255, 4)):
         *_, launch = launches_of("mul_mat", "f16", 2, n, 256)
         assert launch.grid == (132, 1, 1) and launch.block == (32 * (warps + 3), 1, 1)
 
 
-def runs(m: int, of: str = "chunk") -> bool:
+def runs(p: Product, m: int) -> bool:
     """racecheck stands still where a block of mul_mat_wide.cu fills a stage of weights again
     (docs/verify.md)."""
-    return TOOL != "racecheck" or of == "single" or not 16 < m <= 128
+    return TOOL != "racecheck" or not 16 < m <= 128 or not any(n % 2 for n in p.rows)
 
 
 def check(
     p: Product, whole: list[np.ndarray], m: int, first: int = 0, anyhow: bool = False
 ) -> str:  # fmt: skip
     """What differs between m columns by themselves and the same ones of all."""
-    if not (anyhow or runs(m, p.of)):
+    if not (anyhow or runs(p, m)):
         return ""
     found = p.result(m, first)
     differ = [int((a != b[first : first + m]).sum()) for a, b in zip(found, whole, strict=True)]
@@ -238,15 +253,15 @@ def check(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("of", CLASSES)
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("op, rows, k", CASES)
 def test_a_column_has_the_same_bits_beside_any_others(
-    gpu: Any, op: str, rows: tuple[int, ...], k: int, dtype: str, of: str
+    gpu: Any, op: str, rows: tuple[int, ...], k: int, dtype: str
 ) -> None:
-    p = Product(gpu, op, dtype, rows, k, of=of)
-    # Of more columns a library has another order where rows are no multiple of eight.
-    most = (128 if runs(128, of) else 16) if any(n % 8 for n in rows) else MOST
+    p = Product(gpu, op, dtype, rows, k)
+    # A library has another order of rows that are no multiple of eight; some have no other kernel.
+    alone = any(n % 8 for n in rows) and (any(n % 2 for n in rows) or k % 64 > 0)
+    most = (128 if runs(p, 128) else 16) if alone else MOST
     whole = p.result(most)
     wrong = [check(p, whole, m) for m in COUNTS if m < most]
     some = (1, 77), (5, 90), (40, 60), (100, 211)
@@ -256,15 +271,13 @@ def test_a_column_has_the_same_bits_beside_any_others(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("op, rows, k", [CASES[0], CASES[3]])
-def test_columns_of_both_classes_have_the_bits_of_their_own(
-    gpu: Any, op: str, rows: tuple[int, ...], k: int
-) -> None:
-    p, one = (Product(gpu, op, "f16", rows, k, of=c) for c in ("chunk", "single"))
-    chunk, single = p.result(160), one.result(160)
-    assert any((a != b).any() for a, b in zip(chunk, single, strict=True))
-    for n in (1, 20, 140):
-        for found, a, b in zip(p.result(160, n_single=n), single, chunk, strict=True):
-            assert (found[:n] == a[:n]).all() and (found[n:] == b[n:]).all(), n
+def test_classes_of_rows_do_not_count(gpu: Any, op: str, rows: tuple[int, ...], k: int) -> None:
+    p = Product(gpu, op, "f16", rows, k)
+    for m in (20, 160):
+        whole = p.result(m)
+        for n in (1, 15, m):
+            found = p.result(m, n_single=n)
+            assert all((a == b).all() for a, b in zip(found, whole, strict=True)), (m, n)
 
 
 @pytest.mark.gpu
@@ -289,21 +302,19 @@ def test_long_rows(gpu: Any, dtype: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("of", CLASSES)
 @pytest.mark.parametrize("mode", ["norm", "neox"])
-def test_turned_heads(gpu: Any, mode: str, of: str) -> None:
-    p = Product(gpu, "norm_qkv_rope", "f16", (1024, 256, 256), 512, mode=mode, of=of)
+def test_turned_heads(gpu: Any, mode: str) -> None:
+    p = Product(gpu, "norm_qkv_rope", "f16", (1024, 256, 256), 512, mode=mode)
     whole = p.result(MOST)
     wrong = [check(p, whole, m) for m in (1, 5, 16, 20, 90, 200)]
     assert not any(wrong), "\n".join(w for w in wrong if w)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("of", CLASSES)
 @pytest.mark.parametrize("size", [1e-6, 1e5])
 @pytest.mark.parametrize("op", ["mul_mat", "mul_mat_add", "mul_mat_swiglu"])
-def test_columns_that_float16_cannot_hold(gpu: Any, op: str, size: float, of: str) -> None:
-    p = Product(gpu, op, "f16", (200,) * (1 + op.endswith("swiglu")), 1024, size, of=of)
+def test_columns_that_float16_cannot_hold(gpu: Any, op: str, size: float) -> None:
+    p = Product(gpu, op, "f16", (200,) * (1 + op.endswith("swiglu")), 1024, size)
     whole = p.result(MOST)
     wrong = [check(p, whole, m) for m in (1, 2, 16, 17, 100, 129, 300)]
     assert not any(wrong), "\n".join(w for w in wrong if w)
@@ -312,12 +323,11 @@ def test_columns_that_float16_cannot_hold(gpu: Any, op: str, size: float, of: st
 @pytest.mark.gpu
 @pytest.mark.parametrize("op, rows, k", [("mul_mat", (500,), 4096), ("norm_mul_mat", (77,), 14336)])
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("of", CLASSES)
 def test_results_are_the_products(
-    gpu: Any, op: str, rows: tuple[int, ...], k: int, dtype: str, of: str
+    gpu: Any, op: str, rows: tuple[int, ...], k: int, dtype: str
 ) -> None:
     """Against float64: not only equal but right."""
-    p = Product(gpu, op, dtype, rows, k, of=of)
+    p = Product(gpu, op, dtype, rows, k)
     raw = p.w[0].read(0, p.w[0].nbytes)
     bits = raw.view(np.uint16)
     halves = bits.view(np.float16) if dtype == "f16" else (bits.astype(np.uint32) << 16).view("f4")
@@ -327,7 +337,7 @@ def test_results_are_the_products(
         norm = p.norm.read(0, p.norm.nbytes).view(np.float32)
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * norm
     expected = x @ w.reshape(p.rows[0], p.k).T
-    for m in (m for m in (1, 3, 16, 17, 64, 128, 200) if runs(m, of)):
+    for m in (m for m in (1, 3, 16, 17, 64, 128, 200) if runs(p, m)):
         found = p.result(m)[0].view(np.float32)
         error = ((found - expected[:m]) ** 2).sum() / (expected[:m] ** 2).sum()
         assert error < (1e-6 if dtype == "f16" else 2e-5), m

@@ -11,11 +11,12 @@ from harness import build_case, nmse, run_on
 from kernel_list import DEVICE, EQUAL, launches_of
 
 from gguflow.engine.graph import F16, F32, Case, Graph, Operand, op_spec
+from gguflow.kernels.cuda.columns import GLU, PLAIN
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch
 from gguflow.kernels.cuda.mul_mat_batch import MOST as COLUMNS
+from gguflow.kernels.cuda.mul_mat_batch import TMA
 from gguflow.kernels.cuda.mul_mat_few import MOST as FEW
-from gguflow.kernels.cuda.mul_mat_tma import MOST as TMA
 from gguflow.kernels.cuda.mul_mat_vec import STATIC
 
 TYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K",
@@ -79,11 +80,11 @@ def test_every_type_compiles(nvrtc: Any, arch: str) -> None:
 def test_sizes(gpu: Any, dtype: str, n: int, k: int, m: int) -> None:
     w, x = weight(n, k, dtype), Operand((m, k))
     floats = dtype in ("f16", "bf16") and m > 16
-    library = dtype == "f32" or (floats and (m > TMA or n % 2 > 0)) or m > COLUMNS
+    library = dtype == "f32" or (floats and (m > TMA[PLAIN] or n % 2 > 0)) or m > COLUMNS
     check(gpu, "mul_mat", w, x, library=library)
     check(gpu, "mul_mat_add", w, x, Operand((m, n)), library=library)
     check(gpu, "mul_mat_add", w, x, Operand((n,)), library=library)
-    gated = dtype == "f32" or m > (TMA if floats else COLUMNS)
+    gated = dtype == "f32" or m > (TMA[GLU] if floats else COLUMNS)
     check(gpu, "mul_mat_swiglu", w, weight(n, k, dtype), x, library=gated)
 
 
@@ -102,7 +103,7 @@ def assert_goes_to(kernel: str, made: list[Launch | Gemm]) -> None:
         ("bf16", 64, 4160, 8, "mul_mat_stream<bf16, 1,"),
         ("bf16", 64, 4160, 17, "mul_mat_tma<PLAIN, bf16, 32,"),
         ("f16", 64, 4096, 128, "mul_mat_tma<PLAIN, f16, 128,"),
-        ("f16", 64, 4096, 129, "library"),
+        ("f16", 64, 4096, 193, "library"),
         ("f16", 65, 4096, 17, "library"),  # a row has no other one
         ("bf16", 64, 4128, 17, "library"),  # rows are no whole tiles
         ("f16", 64, 14336, 3, "mul_mat_stream<f16, 1,"),
@@ -152,29 +153,28 @@ def test_stages_of_one_column_are_longer_where_there_is_room(
 
 
 @pytest.mark.parametrize(
-    "dtype, k, m, n_single, kernel",
+    "dtype, n, k, m, kernel",
     [
-        ("f16", 4096, 1, 0, "mul_mat_chain<PLAIN, f16, 256, 1, true>"),
-        ("f16", 4096, 2, 0, "mul_mat_chain<PLAIN, f16, 256, 1, false>"),
-        ("bf16", 4128, 16, 0, "mul_mat_chain<PLAIN, bf16, 256, 2, false>"),
-        ("bf16", 4096, 17, 0, "mul_mat_wide<PLAIN, bf16, 16, 1>"),
-        ("f16", 4096, 128, 0, "mul_mat_wide<PLAIN, f16, 16, 2>"),
-        ("f16", 4096, 129, 0, "library"),
-        ("f16", 4128, 17, 0, "library"),  # rows are no whole tiles
-        ("f16", 4104, 1, 0, "mul_mat_vec<f16"),  # nor whole steps
-        ("f16", 4096, 1, 1, "mul_mat_chain<PLAIN, f16, 512, 1, true>"),
-        ("f16", 4096, 2, 2, "mul_mat_tma<PLAIN, f16, 16,"),
-        ("bf16", 4096, 17, None, "mul_mat_tma<PLAIN, bf16, 32,"),
-        ("bf16", 4096, 129, 129, "mul_mat_tma<PLAIN, bf16, 128,"),
-        ("bf16", 4128, 16, 16, "mul_mat_chain<PLAIN, bf16, 256, 2, false>"),
-        ("f16", 4128, 17, 17, "library"),
+        ("f16", 64, 4096, 1, "mul_mat_chain<PLAIN, f16, 512, 1, true>"),
+        ("f16", 64, 4096, 2, "mul_mat_tma<PLAIN, f16, 16,"),
+        ("bf16", 64, 4096, 17, "mul_mat_tma<PLAIN, bf16, 32,"),
+        ("bf16", 64, 4096, 128, "mul_mat_tma<PLAIN, bf16, 128,"),
+        ("bf16", 64, 4096, 129, "mul_mat_tma<PLAIN, bf16, 192, 1,"),
+        ("f16", 14336, 4096, 512, "library"),
+        ("f16", 14338, 4096, 512, "mul_mat_tma<PLAIN, f16, 256, 1,"),
+        ("f16", 63, 4096, 1, "mul_mat_chain<PLAIN, f16, 256, 1, true>"),  # rows are no pairs
+        ("f16", 63, 4096, 2, "mul_mat_chain<PLAIN, f16, 256, 1, false>"),
+        ("bf16", 63, 4096, 17, "mul_mat_wide<PLAIN, bf16, 16, 1>"),
+        ("f16", 63, 4096, 128, "mul_mat_wide<PLAIN, f16, 16, 2>"),
+        ("bf16", 64, 4128, 16, "mul_mat_chain<PLAIN, bf16, 256, 2, false>"),  # nor whole tiles
+        ("f16", 64, 4128, 17, "library"),
+        ("f16", 64, 4104, 1, "mul_mat_vec<f16"),  # nor whole steps
     ],
 )
 def test_which_way_columns_go_for_equal_bits(
-    dtype: str, k: int, m: int, n_single: int | None, kernel: str
+    dtype: str, n: int, k: int, m: int, kernel: str
 ) -> None:
-    node = build("mul_mat", weight(64, k, dtype), Operand((m, k))).node
-    node.n_single = n_single
+    node = build("mul_mat", weight(n, k, dtype), Operand((m, k))).node
     made = launches_of(node, device=EQUAL)
     assert_goes_to(kernel, made)
     assert all(s.whole for s in made if isinstance(s, Gemm))

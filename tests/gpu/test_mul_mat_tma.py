@@ -1,7 +1,8 @@
-"""mul_mat_tma.cu: 16-bit weights times 17 to 128 columns, in tiles of all shapes."""
+"""mul_mat_tma.cu: 16-bit weights times 17 and more columns, in tiles of all shapes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +12,8 @@ from harness import build_case, declare_case, nmse, run_on
 from kernel_list import DEVICE, launches_of
 
 from gguflow.engine.graph import F16, F32, I32, Case, Graph, Operand, Tensor, op_spec
-from gguflow.kernels.cuda import mul_mat_tma
-from gguflow.kernels.cuda.columns import Product, products
+from gguflow.kernels.cuda import mul_mat_batch, mul_mat_tma
+from gguflow.kernels.cuda.columns import GLU, PLAIN, QKV, Product, products
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
     Call,
@@ -48,7 +49,9 @@ def heads(dtype: str, m: int, mode: str, hd: int, k: int, n_heads: int = 3) -> A
     rows = (n_heads * hd, hd, hd)
     weights = (weight(n, k, dtype) for n in rows)
     pos = Operand((m,), "i32", lambda rng, shape: rng.integers(0, 4096, shape))
-    where = Operand((m,), "i32", lambda rng, shape: rng.permutation(300)[: shape[0]] - 20)
+    where = Operand(
+        (m,), "i32", lambda rng, shape: rng.permutation(max(300, *shape))[: shape[0]] - 20
+    )
     states = (Operand((256, n), "f16", role="state") for n in rows[1:])
     params = {**EPS, "n_dims": hd, "head_dim": hd, "mode": mode}
     return build("norm_qkv_rope", Operand((m, k)), norm_of(k), *weights, pos, where, *states,
@@ -105,7 +108,8 @@ def test_short_rows_have_no_more_parts_than_tiles() -> None:
         (128, 512, 17, DeviceInfo(), True),
         (128, 512, 16, DeviceInfo(), False),
         (128, 512, 128, DeviceInfo(), True),
-        (128, 512, 129, DeviceInfo(), False),
+        (128, 512, 192, DeviceInfo(), True),
+        (128, 512, 193, DeviceInfo(), False),
         (127, 512, 64, DeviceInfo(), False),  # rows go by twos
         (128, 544, 64, DeviceInfo(), False),  # tiles have 64 elements of a row
         (128, 512, 64, DeviceInfo("sm_80"), False),
@@ -133,11 +137,28 @@ def test_a_value_is_rounded_once_for_several_products() -> None:
     assert [e.split("<")[0] for e in entries] == ["round_columns", "mul_mat_tma"]
 
 
+def test_many_columns_go_another_way_where_a_library_is_faster() -> None:
+    def goes(kind: int, m: int) -> bool:
+        p = product_of(build("mul_mat", weight(128, 64, "f16"), Operand((m, 64))).node)
+        return mul_mat_batch.way(replace(p, kind=kind), DEVICE) is mul_mat_tma
+
+    most = {kind: max(m for m in range(17, 400) if goes(kind, m)) for kind in (PLAIN, GLU, QKV)}
+    assert most == {PLAIN: 192, GLU: 256, QKV: 384}
+    # Beyond 256, where blocks with that many columns have enough of them.
+    assert goes(GLU, 512) and goes(GLU, 440) and not goes(GLU, 600) and not goes(PLAIN, 512)
+
+
 # -- results ---------------------------------------------------------------------------------------
 
 
 def with_tiles(monkeypatch: pytest.MonkeyPatch, tiles: Tiles) -> None:
     monkeypatch.setattr(mul_mat_tma, "tiles_for", lambda p, device: tiles)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many columns come here too."""
+    monkeypatch.setattr(mul_mat_batch, "TMA", dict.fromkeys((PLAIN, GLU, QKV), 1 << 20))
 
 
 def check(gpu: Any, built: Any) -> np.ndarray:
@@ -150,7 +171,8 @@ def check(gpu: Any, built: Any) -> np.ndarray:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("m", [17, 32, 33, 64, 65, 100, 128])
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("m", [17, 32, 33, 64, 65, 100, 128, 129, 256, 300, 513])
 @pytest.mark.parametrize("tiles", EVERY, ids=lambda t: f"{t.groups}x{t.parts}")
 def test_all_tiles(gpu: Any, monkeypatch: pytest.MonkeyPatch, tiles: Tiles, m: int) -> None:
     with_tiles(monkeypatch, tiles)
@@ -163,8 +185,9 @@ def test_all_tiles(gpu: Any, monkeypatch: pytest.MonkeyPatch, tiles: Tiles, m: i
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("m", [17, 64, 128])
+@pytest.mark.parametrize("m", [17, 64, 128, 200, 400])
 def test_ops(gpu: Any, dtype: str, m: int) -> None:
     for n, k in ((2, 64), (130, 576), (4096, 4096), (1024, 14336), (14336, 512)):
         w, x = weight(n, k, dtype), Operand((m, k))

@@ -30,7 +30,7 @@ struct TmaArgs {
   TensorMap w[3], x;
   ColumnsArgs c;
   const float* scales;
-  i64 shares;  // of columns, which blocks of the same rows have
+  int shares;  // of columns, which blocks of the same rows have
   Turns turns;
 };
 
@@ -85,9 +85,9 @@ struct Block {
         free(full + args.c.w_stages),
         scales(reinterpret_cast<float*>(free + args.c.w_stages)),
         stages(args.c.w_stages),
-        first(blockIdx.x / S % args.shares * N),
+        first((int)blockIdx.x / S % args.shares * N),
         count(min(N, args.c.m - first)),
-        tile(tile_of<kTilePairs * G>(args.c, blockIdx.x / S / args.shares)) {
+        tile(tile_of<kTilePairs * G>(args.c, (int)blockIdx.x / S / args.shares)) {
     const int part = blockIdx.x % S, tiles = a.k / kTileK, most = (tiles + S - 1) / S;
     begin = min(tiles, part * most);
     end = min(tiles, begin + most);

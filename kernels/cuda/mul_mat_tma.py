@@ -149,7 +149,7 @@ def launches(
     maps = [_rows_map(p, i) for i in range(len(p.weights))]
     maps += [maps[0]] * (3 - len(maps)) + [_columns_map(x, t, p, plan.columns)]
     args = arguments(p, replace(at, scales=0), plan.tiles, tiles.parts, plan.stages, 0, 0)
-    args += struct.pack("@Pq", scales if p.rounded == "f16" else 0, plan.shares) + _turns(p)
+    args += struct.pack("@Pi4x", scales if p.rounded == "f16" else 0, plan.shares) + _turns(p)
     args += bytes(-len(args) % 64)
     sizes = f"{plan.columns}, {plan.groups}, {tiles.parts}"
     entry = f"mul_mat_tma<{_KINDS[p.kind]}, {cpp_type(t)}, {sizes}>"

@@ -33,8 +33,9 @@ _MOST_OF = {"q4_0": 512}
 # and where tensor maps bring weights and columns.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
 TMA = {PLAIN: 192, GLU: 256, QKV: 384}
-# With equal bits a library is faster from so many columns and so many products of two numbers on.
-_LIBRARY, _LARGE = 257, 2e10
+# With equal bits a library is faster from so many columns and so many products of two numbers on:
+# without parts of k, where blocks are not full, and with some.
+_LIBRARY, _LARGE, _LARGE_IN_PARTS = 257, 2e10, 1.2e10
 # With equal bits, of weights that have no parts of k: the first that takes a product.
 CHAINS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
 MIXED = (mul_mat_one, mul_mat_few)  # which take values of another type than queries and keys
@@ -57,8 +58,8 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     """The launch file that is fastest for a product, or None: a library's, or another kernel."""
     t = p.weights[0].dtype
     if device.equal_bits and not t.is_quantized:
-        if mul_mat_tma.parts_of(p, device):
-            return _in_parts(p, device)
+        if parts := mul_mat_tma.parts_of(p, device):
+            return _in_parts(p, parts, device)
         return next((w for w in CHAINS if w.takes(p, device)), None)
     if p.m > mul_mat_stream.MOST and _is_faster(p) and mul_mat_tma.takes(p, device):
         return mul_mat_tma
@@ -79,12 +80,13 @@ def _is_faster(p: Product) -> bool:
     return p.m <= TMA[p.kind] or (p.kind == GLU and mul_mat_tma.fills(p))
 
 
-def _in_parts(p: Product, device: DeviceInfo) -> ModuleType:
+def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
     """Whichever is fastest of those that add in parts of k."""
     if p.m == 1:
         return mul_mat_chain
-    is_large = p.m >= _LIBRARY and p.m * p.n * p.k > _LARGE
-    return mul_mat_library if is_large and mul_mat_library.in_order(p, device) else mul_mat_tma
+    slow = parts > 1 or not mul_mat_tma.fills(p)
+    slow &= p.m >= _LIBRARY and p.m * p.n * p.k > (_LARGE_IN_PARTS if parts > 1 else _LARGE)
+    return mul_mat_library if slow and mul_mat_library.in_order(p, device) else mul_mat_tma
 
 
 def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:

@@ -138,8 +138,10 @@ def test_a_value_is_rounded_once_for_several_products() -> None:
 
 
 def test_many_columns_go_another_way_where_a_library_is_faster() -> None:
+    w = Operand((128, 64), "f16", 0.0, role="weight")
+
     def goes(kind: int, m: int) -> bool:
-        p = product_of(build("mul_mat", weight(128, 64, "f16"), Operand((m, 64))).node)
+        p = product_of(declare_case(op_spec("mul_mat"), Case((w, Operand((m, 64), data=0.0)))))
         return mul_mat_batch.way(replace(p, kind=kind), DEVICE) is mul_mat_tma
 
     most = {kind: max(m for m in range(17, 400) if goes(kind, m)) for kind in (PLAIN, GLU, QKV)}

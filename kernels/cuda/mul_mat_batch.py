@@ -71,8 +71,8 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
         tiles = p.m <= most_of(t) and mul_mat_tiles.takes(p, device)
         tiles &= p.kind != GLU or p.norm is not None  # or the norm crosses from others, in 16 bits
         return mul_mat_tiles if tiles and mul_mat_tiles.is_full(p, device) else None
-    few = (mul_mat_one, mul_mat_few, mul_mat_stream)
-    return next((w for w in few if w.takes(p, device)), _columns(p, device))
+    ways = (mul_mat_one, mul_mat_few, mul_mat_stream)
+    return next((w for w in ways if w.takes(p, device)), _columns(p, device))
 
 
 def _is_faster(p: Product) -> bool:
@@ -100,9 +100,13 @@ def _classes(node: Tensor, device: DeviceInfo) -> list[tuple[int, int, bool]]:
     """The rows of a node that are multiplied together, along axis 0: from, to, whether they are of
     the chunk class."""
     n, m = node.n_single, node.shape[0]
-    quantized = any(s.dtype.is_quantized for s in node.live_srcs())
-    if not device.equal_bits or n is None or not quantized:
-        return [(0, m, False)]  # both classes have one order
+    # 16-bit weights have one order for both classes.
+    if (
+        n is None
+        or not device.equal_bits
+        or not any(s.dtype.is_quantized for s in node.live_srcs())
+    ):
+        return [(0, m, False)]
     return [part for part in ((0, n, False), (n, m, True)) if part[0] < part[1]]
 
 

@@ -77,9 +77,9 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch | Gemm
     sums = PartSums(to[0], p.m * p.n, room.parts) if to and p.kind == PLAIN else None
     can_add = p.r is not None and p.r.ne == p.dst.ne and p.r.is_dense
     added = can_add and sums is None and not scales
+    c = Matrix(p.r.address, p.n) if p.r is not None and added else None
     made: list[Launch | Gemm] = [round_launch(p, at, 1, ROWS)]
     for w, y in zip(p.weights, to or [p.dst.address], strict=True):
-        c = Matrix(p.r.address, p.n) if p.r is not None and added else None
         d = Matrix(y, w.ne[1] if to else p.dst.nb[1] // 4, p.m * w.ne[1])
         made += _gemms(p, w, at, d, c, room.parts)
     if p.kind == GLU:

@@ -27,7 +27,7 @@ _TILE_K, _PAIRS, _THREADS = 64, 64, 288  # as in mul_mat_tma.cu
 _ROW = 128  # bytes, of a tile
 _COLUMNS = (16, 32, 64, 128, 192, 256)  # a block may have
 _WIDE = 128  # with more of them a block has one group
-_FULL = 0.85
+_FULL = 0.85  # of a block's columns are there, at least, where it counts as full
 _GROUPS = (2, 1)
 # Clusters of so many blocks, a multiprocessor each, that run at once (H200: 132 multiprocessors, in
 # groups of sixteen and eighteen, some less).

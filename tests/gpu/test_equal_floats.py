@@ -1,17 +1,18 @@
 """16-bit weights times any number of columns: a column has the same bits alone and beside others,
-whichever kernels or libraries multiply (float_columns.cuh), op by op, in the shapes of
-models."""
+whichever kernels or libraries multiply (float_columns.cuh), op by op, in the shapes of models."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import kernel_list
 import numpy as np
 import pytest
 from harness import declare_case
-from kernel_list import EQUAL
+from kernel_list import EQUAL, many_columns
 from sizes import TOOL, smaller
-from test_mul_mat_columns import heads, made_by
+from test_mul_mat_columns import declared, heads, made_by, weight
+from test_mul_mat_tma import product_of
 
 import gguflow.engine.ops  # noqa: F401  (registers the ops)
 from gguflow.engine.backends.base import find_backend
@@ -19,7 +20,6 @@ from gguflow.engine.graph import F16, F32, I32, Case, Graph, Tensor, dtype_by_na
 from gguflow.engine.graph import Operand as Leaf
 from gguflow.engine.quants import encode
 from gguflow.kernels.cuda import mul_mat_tma
-from gguflow.kernels.cuda.columns import products
 from gguflow.kernels.cuda.launch import Call, DeviceInfo, Launch, Operand, launches, scratch_bytes
 
 MOST = 512
@@ -165,12 +165,13 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
         for n in (63, 64, 2560, 12000)
         for s in launches_of(op, dtype, m, n, 256)
     }
-    kernels |= {s.kernel for s in launches_of("mul_mat_swiglu", dtype, 400, 12000, 4096)}
+    kernels |= {s.kernel for s in many_columns()}
     for m in (1, 5, 12, 17, 100, 300):
         node = heads((dtype,) * 3, m, "f16", "norm").node
         kernels |= {s.kernel for s in made_by(node, EQUAL)}
     sources = {k.source for k in kernels}
-    assert {f"mul_mat_{x}.cu" for x in ("chain", "tma", "wide", "rows")} <= sources
+    ours = {f"mul_mat_{x}.cu" for x in ("chain", "tma", "wide", "rows")}
+    assert ours | {"columns_turn.cu"} <= sources
     for source, options in {(k.source, k.options) for k in kernels}:
         entries = sorted(k.entry for k in kernels if k.source == source)
         assert len(nvrtc.compile_source(source, entries, "sm_90", options).names) == len(entries)
@@ -188,11 +189,9 @@ def test_narrow_tiles_fill_a_device_once(n: int, k: int, blocks: int, m: int) ->
 
 def products_of(m: int, n: int, k: int, n_single: int | None = None) -> list[str]:
     """What multiplies 16-bit weights with m columns, launch after launch."""
-    node = declare_case(op_spec("mul_mat"), Case((Leaf((n, k), "f16", 0.0, role="weight"),
-                                                  Leaf((m, k), data=0.0))))  # fmt: skip
+    node = declared("mul_mat", weight(n, k, "f16"), Leaf((m, k)))
     node.n_single = n_single
-    srcs = tuple(None if s is None else Operand.of(s, 0) for s in node.srcs)
-    steps = launches(Call(node, Operand.of(node, 0), srcs, EQUAL))
+    steps = kernel_list.launches_of(node, device=EQUAL)
     found = [s.kernel.source if isinstance(s, Launch) else "a library" for s in steps]
     return [f for f in found if f not in ("columns_round.cu", "mul_mat_rows.cu")]
 
@@ -215,9 +214,7 @@ def test_all_columns_are_added_in_the_same_parts(n_single: int | None) -> None:
 def test_no_part_of_k_is_empty() -> None:
     for k in (128, 256, 576, 1280, 4096, 8192, 14336):
         for n in (2, 334, 2048, 4096, 28_672):
-            node = declare_case(op_spec("mul_mat"), Case((Leaf((n, k), "f16", 0.0, role="weight"),
-                                                          Leaf((8, k), data=0.0))))  # fmt: skip
-            (p,) = products(node, tuple(Operand.of(s, 0) for s in node.srcs if s is not None))
+            p = product_of(declared("mul_mat", weight(n, k, "f16"), Leaf((8, k))))
             parts = mul_mat_tma.parts_of(p, EQUAL)
             assert parts >= 1 and (parts - 1) * mul_mat_tma.length_of_parts(k, parts) < k
 
@@ -225,9 +222,10 @@ def test_no_part_of_k_is_empty() -> None:
 @pytest.mark.parametrize("k", [32, 96, 4096, 14336, 53248])
 @pytest.mark.parametrize("m", [1, 2, 16])
 def test_chains_of_any_length_have_room(m: int, k: int) -> None:
-    *_, launch = launches_of("mul_mat", "f16", m, 71, k)
-    assert launch.kernel.source == "mul_mat_chain.cu"
-    assert launch.shared <= DeviceInfo().shared_per_block
+    for n in (70, 71) if m == 1 else (71,):  # several columns of pairs of rows are no chains
+        *_, launch = launches_of("mul_mat", "f16", m, n, k)
+        assert launch.kernel.source == "mul_mat_chain.cu"
+        assert launch.shared <= DeviceInfo().shared_per_block
 
 
 def test_blocks_share_the_tiles_of_a_long_matrix() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import build_case, declare_case, nmse, run_on
+from harness import build_case, nmse, run_on
 from kernel_list import DEVICE, EQUAL, launches_of
+from test_mul_mat_columns import declared
 
-from gguflow.engine.graph import F16, F32, Case, Graph, Operand, Tensor, op_spec
+from gguflow.engine.graph import F16, F32, Case, Graph, Operand, op_spec
 from gguflow.kernels.cuda.columns import GLU, PLAIN
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch
@@ -25,12 +26,6 @@ TYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "
 
 def build(op: str, *srcs: Operand) -> Any:
     return build_case(op_spec(op), Case(srcs), np.random.default_rng(0))
-
-
-def product(dtype: str, n: int, k: int, m: int) -> Tensor:
-    """Of no data."""
-    w = Operand((n, k), dtype, 0.0, role="weight")
-    return declare_case(op_spec("mul_mat"), Case((w, Operand((m, k), data=0.0))))
 
 
 def uses_library(node: Any) -> bool:
@@ -67,7 +62,9 @@ def test_every_type_compiles(nvrtc: Any, arch: str) -> None:
         s.kernel
         for t in TYPES[3:]
         for m in (16, 99)
-        for s in launches_of(product(t, 8, 256, m), device=device)
+        for s in launches_of(
+            declared("mul_mat", weight(8, 256, t), Operand((m, 256))), device=device
+        )
         if isinstance(s, Launch) and s.kernel.source not in HOPPER
     }
     assert bool(made) == (arch != "sm_90")
@@ -124,7 +121,7 @@ def assert_goes_to(kernel: str, made: list[Launch | Gemm]) -> None:
     ],
 )
 def test_which_way_a_few_columns_go(dtype: str, n: int, k: int, m: int, kernel: str) -> None:
-    node = product(dtype, n, k, m)
+    node = declared("mul_mat", weight(n, k, dtype), Operand((m, k)))
     made = launches_of(node)
     assert_goes_to(kernel, made)
     # With equal bits many columns go the way of a few, see the next test. 17 to 128 columns of
@@ -149,7 +146,7 @@ def test_which_way_a_few_columns_go(dtype: str, n: int, k: int, m: int, kernel: 
 def test_stages_of_one_column_are_longer_where_there_is_room(
     dtype: str, k: int, kib: int, wide: bool
 ) -> None:
-    node = product(dtype, 64, k, 1)
+    node = declared("mul_mat", weight(64, k, dtype), Operand((1, k)))
     (made,) = launches_of(node, device=DeviceInfo(shared_per_block=kib << 10))
     assert isinstance(made, Launch) and made.shared <= (kib << 10) - STATIC
     assert ("wide<" in made.kernel.entry) == wide
@@ -178,7 +175,7 @@ def test_stages_of_one_column_are_longer_where_there_is_room(
 def test_which_way_columns_go_for_equal_bits(
     dtype: str, n: int, k: int, m: int, kernel: str
 ) -> None:
-    node = product(dtype, n, k, m)
+    node = declared("mul_mat", weight(n, k, dtype), Operand((m, k)))
     made = launches_of(node, device=EQUAL)
     assert_goes_to(kernel, made)
     assert all(s.whole for s in made if isinstance(s, Gemm))
@@ -196,7 +193,7 @@ def test_which_way_columns_go_for_equal_bits(
     ],
 )
 def test_which_way_one_column_goes(dtype: str, k: int, faster: str, equal: str) -> None:
-    node = product(dtype, 64, k, 1)
+    node = declared("mul_mat", weight(64, k, dtype), Operand((1, k)))
     for device, entry in ((DEVICE, faster), (EQUAL, equal)):
         *_, last = launches_of(node, device=device)
         assert isinstance(last, Launch) and last.kernel.entry.startswith(entry)

@@ -55,8 +55,8 @@ class Bits:
             a, b = self.each[i], wanted.each[i]
             if self.tokens[i] != wanted.tokens[i] or (a and b and a != b):
                 return i
-        is_whole = len(self.tokens) == len(wanted.tokens)
-        return None if is_whole or (n < len(wanted.tokens) and not self.complete) else n
+        ends = n == len(self.tokens) and (n == len(wanted.tokens) or not self.complete)
+        return None if ends else n
 
 
 def source_of(folder: Path, weights: str) -> ModelSource:

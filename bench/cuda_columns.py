@@ -4,13 +4,14 @@
 
 Four ops follow each other in one captured graph, on weights that rotate, so that they come from
 memory: norm_qkv_rope, mul_mat_add, norm_mul_mat_swiglu, mul_mat_add. Each is measured by itself too
-(`alone`). Ways: one (mul_mat_one.cu, one column), vec (mul_mat_vec.cu, up to 8 columns), few
-(mul_mat_few.cu, quantized weights, up to 16), stream (mul_mat_stream.cu, 16-bit weights, up to
-16), tma (mul_mat_tma.cu, 16-bit weights, 2 and more), columns (mul_mat_columns.cu), tiles
-(mul_mat_tiles.cu, quantized weights, more than 128), with equal bits integers (mul_mat_integers.cu,
-quantized weights) and of 16-bit weights chain (mul_mat_chain.cu, up to 16), wide (mul_mat_wide.cu,
-up to 128) and library (mul_mat_library.py), parts (the ops of which the fused ones are made, a
-library's products where these come before ours).
+(`alone`). Ways: one and one float (mul_mat_one.cu and mul_mat_one_float.cu, one column of quantized
+and of 16-bit weights), vec (mul_mat_vec.cu, up to 8 columns), few (mul_mat_few.cu, quantized
+weights, up to 16), stream (mul_mat_stream.cu, 16-bit weights, up to 16), tma (mul_mat_tma.cu,
+16-bit weights, 2 and more), columns (mul_mat_columns.cu), tiles (mul_mat_tiles.cu, quantized
+weights, more than 128), with equal bits integers (mul_mat_integers.cu, quantized weights) and of
+16-bit weights chain (mul_mat_chain.cu, 2 to 16), wide (mul_mat_wide.cu, up to 128) and library
+(mul_mat_library.py), parts (the ops of which the fused ones are made, a library's products where
+these come before ours).
 `error` is the largest difference from float64 in units of the result's root mean square. --head
 adds norm_mul_mat of the vocabulary, alone.
 """
@@ -38,6 +39,7 @@ from gguflow.kernels.cuda import (
     mul_mat_library,
     mul_mat_norm,
     mul_mat_one,
+    mul_mat_one_float,
     mul_mat_stream,
     mul_mat_tiles,
     mul_mat_tma,
@@ -99,7 +101,7 @@ def ways(
         if mixed and all(module.takes(p, info) for p in mixed):
             yield name, by(module, mixed=True)
     for name, module in (
-        ("chain", mul_mat_chain), ("wide", mul_mat_wide), ("library", mul_mat_library),
+        ("one float", mul_mat_one_float), ("chain", mul_mat_chain), ("wide", mul_mat_wide), ("library", mul_mat_library),
         ("stream", mul_mat_stream), ("columns", mul_mat_columns), ("integers", mul_mat_integers),
         ("tiles", mul_mat_tiles), ("tma", mul_mat_tma),
     ):  # fmt: skip

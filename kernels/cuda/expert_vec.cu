@@ -42,8 +42,7 @@ struct Shared {
     stages = x + x_bytes + warp * d.stages * d.stage_bytes;
   }
   __device__ __forceinline__ void make_barriers(int stages, int lane) const {
-    if (lane < stages) barrier_init(bars + lane);
-    barriers_ready();
+    barriers_make(bars, stages, lane);
   }
 };
 

@@ -1,11 +1,14 @@
 // One column as 16-bit floats in shared memory, made by every block for itself: a launch less than
 // columns_round.cu, and the same bits.
+//
+// All warps of a block wait for it, once a product, so that what counts is how long one thread
+// takes. Threads ask for all their elements at once, up to 8,192 with a norm and 16,384 without.
+// Lanes' largest magnitudes are compared as integers, which takes one instruction.
 #pragma once
 
 #include "cuda/float_columns.cuh"
 
 constexpr int kColumnWarps = 16;  // that make it
-constexpr int kAtOnce = 2;        // chunks of 256 elements that a warp asks for at once
 
 // Eight neighbouring elements: lane l of a chunk of 256 has elements 8 l and following.
 struct Eight32 {
@@ -28,81 +31,123 @@ __device__ __forceinline__ void column_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(32 * kColumnWarps) : "memory");
 }
 
-// First elements of this thread's chunks, for whoever asks for the norm's weights early.
-__device__ __forceinline__ int column_element(int base, int i) {
-  return (base + i * kColumnWarps + (int)threadIdx.x / 32) * kSquaresChunk + threadIdx.x % 32 * 8;
+// The largest of a warp's numbers, none of which is negative.
+__device__ __forceinline__ float warp_largest(float x) {
+  return gf_float_of(__reduce_max_sync(kAllLanes, gf_bits_of(x)));
 }
 
-// The column to `to`, in order. Returns what its sums are multiplied by. squares: room for those of
-// the chunks, and a float a warp behind them; by: the norm's first weights. The first kColumnWarps
-// warps, which then see the column.
-template <class T>
-__device__ __forceinline__ float make_column(const float* x, const float* norm, int k, float eps,
-                                             char* to, float* squares, Eight32 (&by)[kAtOnce]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int chunks = (k + kSquaresChunk - 1) / kSquaresChunk;
-  constexpr int STEP = kAtOnce * kColumnWarps;
-  constexpr bool SCALED = is_same<T, f16>::value;
-  float* const largest_of_warps = squares + chunks;
-  Eight32 v[kAtOnce];
-  // The elements from chunk `base` on, times the norm's weights.
-  const auto ask = [&](int base, bool with_squares) {
+// What makes a column: the first kColumnWarps warps, which then see it. T: f16 or bf16. NORM:
+// whether it gets a norm first.
+template <class T, bool NORM>
+struct FloatColumn {
+  static constexpr bool SCALED = is_same<T, f16>::value;
+  static constexpr int AT_ONCE = NORM ? 2 : 4;  // chunks that a warp asks for at once
+  static constexpr int STEP = AT_ONCE * kColumnWarps;
+
+  const float *x, *norm;  // norm: its weights
+  const int k, chunks;
+  char* const to;        // in order
+  float* const squares;  // room for those of the chunks, and a float a warp behind them
+  Eight32 v[AT_ONCE], by[NORM ? AT_ONCE : 1];
+
+  __device__ __forceinline__ FloatColumn(const float* x, const float* norm, int k, char* to,
+                                         float* squares)
+      : x(x),
+        norm(norm),
+        k(k),
+        chunks((k + kSquaresChunk - 1) / kSquaresChunk),
+        to(to),
+        squares(squares) {
+    if (NORM) ask_norm(0);
+  }
+
+  static __device__ __forceinline__ int chunk_at(int base, int i) {
+    return base + i * kColumnWarps + (int)threadIdx.x / 32;
+  }
+  static __device__ __forceinline__ int element_at(int base, int i) {
+    return chunk_at(base, i) * kSquaresChunk + (int)threadIdx.x % 32 * 8;
+  }
+
+  // Of the weights, which do not depend on the kernels before this one.
+  __device__ __forceinline__ void ask_norm(int base) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int e = column_element(base, i);
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int e = element_at(base, i);
+      if (e < k) by[NORM ? i : 0] = ask_eight(norm + e);
+    }
+  }
+  __device__ __forceinline__ void ask(int base) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int e = element_at(base, i);
       v[i] = {};
       if (e < k) v[i] = ask_eight(x + e);
-      if (e < k && norm != nullptr && chunks > STEP) by[i] = ask_eight(norm + e);
     }
+    if (NORM && chunks > STEP) ask_norm(base);
+  }
+  __device__ __forceinline__ void put(int base, float scale) const {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int chunk = base + i * kColumnWarps + warp;
-      if (norm == nullptr || chunk >= chunks) break;
-      if (with_squares) {
-        const float sum = warp_reduce(add_squares(v[i].hi, add_squares(v[i].lo, 0.0f)), Add());
-        if (lane == 0) squares[chunk] = sum;
-      }
-      v[i] = {times(v[i].lo, by[i].lo), times(v[i].hi, by[i].hi)};
-    }
-  };
-  const auto put = [&](int base, float scale) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int e = column_element(base, i);
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int e = element_at(base, i);
       if (e < k) *reinterpret_cast<uint4*>(to + 2 * e) = rounded<T>(v[i], scale);
     }
-  };
+  }
 
-  // Without a norm, the scale is one but for a few columns: these are read again.
-  float largest = 0.0f;
-#pragma unroll 1
-  for (int base = 0; base < chunks; base += STEP) {
-    ask(base, true);
+  // What is asked for, times the norm's weights; squares are left for sum_of_chunks.
+  __device__ __forceinline__ void weigh(int base, bool with_squares) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      largest = fmaxf(largest, fmaxf(largest_of(v[i].lo), largest_of(v[i].hi)));
+    for (int i = 0; i < AT_ONCE; ++i) {
+      if (!NORM || chunk_at(base, i) >= chunks) break;
+      if (with_squares) {
+        const float sum = warp_reduce(add_squares(v[i].hi, add_squares(v[i].lo, 0.0f)), Add());
+        if (threadIdx.x % 32 == 0) squares[chunk_at(base, i)] = sum;
+      }
+      v[i] = {times(v[i].lo, by[NORM ? i : 0].lo), times(v[i].hi, by[NORM ? i : 0].hi)};
     }
-    if (norm == nullptr) put(base, 1.0f);
   }
-  if (SCALED) {
-    largest = warp_reduce(largest, Max());
-    if (lane == 0) largest_of_warps[warp] = largest;
-  }
-  column_barrier();
-  if (!SCALED && norm == nullptr) return 1.0f;
-  float scale = 1.0f, power = 1.0f;
-  if (norm != nullptr) scale = float_norm_scale(sum_of_chunks(squares, chunks), k, eps);
-  if (SCALED) {
-    largest = warp_reduce(lane < kColumnWarps ? largest_of_warps[lane] : 0.0f, Max());
-    power = power_of(largest * scale);
-    scale *= 1.0f / power;
-    if (norm == nullptr && power == 1.0f) return 1.0f;
-  }
+
+  __device__ __forceinline__ void put_all(float scale) {
 #pragma unroll 1
-  for (int base = 0; base < chunks; base += STEP) {
-    if (chunks > STEP) ask(base, false);
-    put(base, scale);
+    for (int base = 0; base < chunks; base += STEP) {
+      if (chunks > STEP) {
+        ask(base);
+        weigh(base, false);
+      }
+      put(base, scale);
+    }
+    column_barrier();
   }
-  column_barrier();
-  return power;
-}
+
+  // Returns what the column's sums are multiplied by. After the kernels before this one.
+  __device__ __forceinline__ float make(float eps) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float* const largest_of_warps = squares + chunks;
+    float largest = 0.0f;
+#pragma unroll 1
+    for (int base = 0; base < chunks; base += STEP) {
+      ask(base);
+      weigh(base, true);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        largest = fmaxf(largest, fmaxf(largest_of(v[i].lo), largest_of(v[i].hi)));
+      }
+      if (!NORM) put(base, 1.0f);  // which is the scale but for a few columns
+    }
+    if (SCALED) {
+      largest = warp_largest(largest);
+      if (lane == 0) largest_of_warps[warp] = largest;
+    }
+    column_barrier();
+    if (!SCALED && !NORM) return 1.0f;
+    float scale = 1.0f, power = 1.0f;
+    if (NORM) scale = float_norm_scale(sum_of_chunks(squares, chunks), k, eps);
+    if (SCALED) {
+      largest = warp_largest(lane < kColumnWarps ? largest_of_warps[lane] : 0.0f);
+      power = power_of(largest * scale);
+      if (power != 1.0f) scale *= 1.0f / power;
+      if (!NORM && power == 1.0f) return 1.0f;
+    }
+    put_all(scale);
+    return power;
+  }
+};

@@ -16,6 +16,7 @@ from . import (
     mul_mat_integers,
     mul_mat_library,
     mul_mat_one,
+    mul_mat_one_float,
     mul_mat_stream,
     mul_mat_tiles,
     mul_mat_tma,
@@ -37,7 +38,7 @@ TMA = {PLAIN: 192, GLU: 256, QKV: 384}
 # without parts of k, where blocks are not full, and with some.
 _LIBRARY, _LARGE, _LARGE_IN_PARTS = 257, 2e10, 1.2e10
 # With equal bits, of weights that have no parts of k: the first that takes a product.
-CHAINS = (mul_mat_chain, mul_mat_wide, mul_mat_library)
+CHAINS = (mul_mat_one_float, mul_mat_chain, mul_mat_wide, mul_mat_library)
 MIXED = (mul_mat_one, mul_mat_few)  # which take values of another type than queries and keys
 
 
@@ -83,7 +84,7 @@ def _is_faster(p: Product) -> bool:
 def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
     """Whichever is fastest of those that add in parts of k."""
     if p.m == 1:
-        return mul_mat_chain
+        return mul_mat_one_float
     slow = parts > 1 or not mul_mat_tma.fills(p)
     slow &= p.m >= _LIBRARY and p.m * p.n * p.k > (_LARGE_IN_PARTS if parts > 1 else _LARGE)
     return mul_mat_library if slow and mul_mat_library.in_order(p, device) else mul_mat_tma

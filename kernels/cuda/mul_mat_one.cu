@@ -117,10 +117,8 @@ __global__ void __maxnreg__((kRegisters<V>)) mul_mat_one(const __grid_constant__
     }
   };
 
-  if (lane == 0) {
-    for (int s = 0; s < a.w_stages; ++s) barrier_init(bars + s);
-  }
-  barriers_ready();
+  barriers_make(bars, a.w_stages, lane);
+#pragma unroll 1
   for (int s = 0; s < a.w_stages && asked < total; ++s) request(s);
   launch_dependents();
 

@@ -51,10 +51,8 @@ __global__ void __launch_bounds__(32 * kParallelWarps, 2)
     ask.next(units);
   };
 
-  if (lane == 0) {
-    for (int s = 0; s < a.stages; ++s) barrier_init(bars + s);
-  }
-  barriers_ready();
+  barriers_make(bars, a.stages, lane);
+#pragma unroll 1
   for (int s = 0; s < a.stages && ask.left > 0; ++s) request(s);
   launch_dependents();
 

@@ -74,10 +74,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
   char* const xs = reinterpret_cast<char*>(mine) + rounded_up(4 * a.share);
   char* const stages = xs + C * chunks * X_BYTES + warp * a.stages * STAGE;
 
-  if (lane == 0) {
-    for (int s = 0; s < a.stages; ++s) barrier_init(bars + s);
-  }
-  barriers_ready();
+  barriers_make(bars, a.stages, lane);
   const u64 policy = read_once();
   wait_for_previous();
   // Not sooner: axpy_sparse reads what this kernel waited for before it waits itself.

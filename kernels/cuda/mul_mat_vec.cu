@@ -50,10 +50,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, C <= 2 ? 2 : 1)
     }
   };
 
-  if (lane == 0) {
-    for (int s = 0; s < a.stages; ++s) barrier_init(bars + s);
-  }
-  barriers_ready();
+  barriers_make(bars, a.stages, lane);
+#pragma unroll 1
   for (int s = 0; s < a.stages && asked < total; ++s) request(s);
   launch_dependents();
 

@@ -30,6 +30,13 @@ __device__ __forceinline__ void barriers_ready() {
   __syncwarp();
 }
 
+// The whole warp: n barriers, at most 32. A lane each, since a loop would be unrolled, and what a
+// kernel does once takes as long as its instructions take to come.
+__device__ __forceinline__ void barriers_make(u64* bars, int n, int lane) {
+  if (lane < n) barrier_init(bars + lane);
+  barriers_ready();
+}
+
 __device__ __forceinline__ void barrier_wait(u64* bar, u32 parity) {
   u32 done;
   do {
@@ -60,7 +67,7 @@ __device__ __forceinline__ u64 read_once() {
 __device__ __forceinline__ void fill(char* to0, const char* from0, char* to1, const char* from1,
                                      u32 n, u64* bar, int lane, u64 policy) {
 #if GF_BULK
-  if (lane == 0) {
+  if (lane == 0) {  // elected() would be faster, and have more in the column's way (docs/LOG.md)
     const u32 b = shared_address(bar);
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(2 * n)
                  : "memory");

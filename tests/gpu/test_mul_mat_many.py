@@ -156,18 +156,18 @@ def test_stages_of_one_column_are_longer_where_there_is_room(
 @pytest.mark.parametrize(
     "dtype, n, k, m, kernel",
     [
-        ("f16", 64, 4096, 1, "mul_mat_chain<PLAIN, f16, 512, 1, true>"),
+        ("f16", 64, 4096, 1, "mul_mat_one_float<PLAIN, f16, false, 512>"),
         ("f16", 64, 4096, 2, "mul_mat_tma<PLAIN, f16, 16,"),
         ("bf16", 64, 4096, 17, "mul_mat_tma<PLAIN, bf16, 32,"),
         ("bf16", 64, 4096, 128, "mul_mat_tma<PLAIN, bf16, 128,"),
         ("bf16", 64, 4096, 129, "mul_mat_tma<PLAIN, bf16, 192, 1,"),
         ("f16", 4096, 14336, 512, "library"),
         ("f16", 4098, 14336, 512, "mul_mat_tma<PLAIN, f16, 256, 1,"),
-        ("f16", 63, 4096, 1, "mul_mat_chain<PLAIN, f16, 256, 1, true>"),  # rows are no pairs
-        ("f16", 63, 4096, 2, "mul_mat_chain<PLAIN, f16, 256, 1, false>"),
+        ("f16", 63, 4096, 1, "mul_mat_one_float<PLAIN, f16, false, 512>"),  # rows are no pairs
+        ("f16", 63, 4096, 2, "mul_mat_chain<PLAIN, f16, 1>"),
         ("bf16", 63, 4096, 17, "mul_mat_wide<PLAIN, bf16, 16, 1>"),
         ("f16", 63, 4096, 128, "mul_mat_wide<PLAIN, f16, 16, 2>"),
-        ("bf16", 64, 4128, 16, "mul_mat_chain<PLAIN, bf16, 256, 2, false>"),  # nor whole tiles
+        ("bf16", 64, 4128, 16, "mul_mat_chain<PLAIN, bf16, 2>"),  # nor whole tiles
         ("f16", 64, 4128, 17, "library"),
         ("f16", 64, 4104, 1, "mul_mat_vec<f16"),  # nor whole steps
     ],
@@ -184,7 +184,7 @@ def test_which_way_columns_go_for_equal_bits(
 @pytest.mark.parametrize(
     "dtype, k, faster, equal",
     [
-        ("f16", 4096, "mul_mat_vec<PLAIN", "mul_mat_chain<PLAIN, f16"),
+        ("f16", 4096, "mul_mat_vec<PLAIN", "mul_mat_one_float<PLAIN, f16"),
         ("f32", 4096, "mul_mat_vec<f32", "mul_mat_vec<f32"),
         ("q4_0", 4096, "mul_mat_vec<PLAIN", "mul_mat_one<PLAIN, block_q4_0"),
         ("q4_0", 4160, "mul_mat_vec<block_q4_0", "mul_mat_vec<block_q4_0"),  # no whole chunks

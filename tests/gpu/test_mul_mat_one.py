@@ -62,13 +62,13 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
 def test_where_several_columns_have_the_same_bits(arch: str, dtype: str) -> None:
     node = build("mul_mat", weight(8, 512, dtype), Operand((1, 512))).node
     (launch,) = made_by(node, replace(EQUAL, arch=arch))
-    own = "mul_mat_chain.cu" if dtype == "f16" else "mul_mat_one.cu"
+    own = "mul_mat_one_float.cu" if dtype == "f16" else "mul_mat_one.cu"
     assert launch.kernel.source == ("mul_mat_vec.cu" if arch == "sm_80" else own)
 
 
 @pytest.mark.parametrize("dtype", [*TYPES, "f16", "bf16"])
 def test_only_where_it_is_asked_for(dtype: str) -> None:
-    k, own = 4096, "mul_mat_one.cu" if dtype in TYPES else "mul_mat_chain.cu"
+    k, own = 4096, "mul_mat_one.cu" if dtype in TYPES else "mul_mat_one_float.cu"
     nodes = [heads((dtype,) * 3, 1, "f16", "norm", k).node]
     for op in OPS:
         params = EPS if op.startswith("norm_") else {}
@@ -88,7 +88,7 @@ def test_a_fused_op_that_only_these_kernels_take() -> None:
     x, w = Operand((1, k), data=0.0), Operand((8, k), "f16", 0.0, role="weight")
     node = build("norm_mul_mat", x, norm(k), w, **EPS).node
     assert not supports(node) and supports(node, equal_bits=True)
-    assert sources(node) == {"mul_mat_chain.cu"}
+    assert sources(node) == {"mul_mat_one_float.cu"}
 
 
 @pytest.mark.parametrize("k", [256, 2048, 4096, 14336, 28672, 53248])
@@ -102,7 +102,7 @@ def test_a_long_column_has_room(dtype: str, k: int) -> None:
 
 def test_values_of_another_16_bit_type_are_by_themselves() -> None:
     made = made_by(heads(("f16", "f16", "bf16"), 1, "f16", "norm").node, EQUAL)
-    assert [s.kernel.source for s in made] == ["mul_mat_chain.cu"] * 2
+    assert [s.kernel.source for s in made] == ["mul_mat_one_float.cu"] * 2
 
 
 @pytest.mark.gpu

@@ -1,0 +1,276 @@
+// One column times rows of 16-bit weights, and what stands around such a product in a decode step:
+// the norm before it, the residual, SwiGLU, rotation and KV write after it. The bits are those that
+// a column has among any others (float_columns.cuh).
+//
+// A row's sum is a chain of tensor-core products along each part of k, a step of which takes some
+// 33 cycles and 32 bytes of each of its tile's rows. So a part of a tile has a warp, and a block
+// has as many tiles at once as it has warps for. Every warp streams its part of the rows through
+// its own stages in shared memory. The first stages are asked for before the kernel waits for the
+// one before it (programmatic dependent launch), so that memory stays busy from kernel to kernel
+// while every block makes the column for itself (float_column.cuh).
+#include "cuda/columns.cuh"
+#include "cuda/float_column.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/pipeline.cuh"
+#include "cuda/rope.cuh"
+
+constexpr int kThreads = 32 * kColumnWarps;
+constexpr int kTurnsBarrier = 15;  // the column's is 1; from 2 on they are of tiles
+
+// Mirrored by `launches` in mul_mat_one_float.py.
+struct OneFloatArgs {
+  ColumnsArgs c;      // w_stages: of each warp
+  const float* x;     // what the column is made of
+  const float* norm;  // weights of the norm, or null
+  const i32* pos;
+  const float* factors;  // of the frequencies, or null
+  RopeNumbers rope;
+  float eps;
+  int tiles;          // that a block has at once
+  int share, longer;  // tiles of a block in all; the first so many blocks have one more
+  FastDiv parts;      // of k
+  int length;         // elements of each part but the last, which has what is left
+  int rough;          // silu as in mul_mat_tma.cu, not as exact as can be
+  int turns_at, squares_at, sums_at, x_at, ring_at;  // bytes in shared memory
+};
+
+#if __CUDA_ARCH__ >= 900
+
+// NORM: whether the column gets a norm. N: elements of a stage's rows.
+template <int KIND, class W, bool NORM, int N>
+struct OneFloat {
+  static constexpr int PAIRS = 8, ROWS = 2 * PAIRS;  // of a tile
+  static constexpr int STRIDE = 2 * N + 32;          // bytes from row to row: without conflicts
+  static constexpr int STAGE = ROWS * STRIDE;
+
+  const OneFloatArgs& args;
+  const ColumnsArgs& a;
+  char* const shared;
+  const int warp, lane;
+  const int slot, part;     // of the tiles that are there at once, of k
+  const int begin, length;  // of the part
+  const int first;          // tile of the block
+  const int count;          // tiles for this warp to go through, from `slot` on
+  u64* const bars;
+  char* const ring;
+
+  __device__ __forceinline__ OneFloat(const OneFloatArgs& args, char* shared)
+      : args(args),
+        a(args.c),
+        shared(shared),
+        warp(threadIdx.x / 32),
+        lane(threadIdx.x % 32),
+        slot(args.parts.div(warp)),
+        part(warp - slot * (int)args.parts.divisor),
+        begin(part * args.length),
+        length(min(args.length, a.k - begin)),
+        first(args.share * (int)blockIdx.x + min((int)blockIdx.x, args.longer)),
+        count(slot < args.tiles ? args.share + ((int)blockIdx.x < args.longer) : 0),
+        bars(reinterpret_cast<u64*>(shared) + warp * a.w_stages),
+        ring(shared + args.ring_at + warp * a.w_stages * STAGE),
+        ask_tile(slot) {}
+
+  // -- rows --
+
+  __device__ __forceinline__ Tile tile_at(int tile) const {
+    return KIND == QKV ? tile_of<PAIRS>(a, first + tile) : Tile{0, (first + tile) * PAIRS};
+  }
+
+  // Row r of a tile: rows r and r + PAIRS are a pair.
+  __device__ __forceinline__ const char* tile_row(int tile, int r) const {
+    const Tile t = tile_at(tile);
+    const int2 rows = rows_of(KIND, a, t.matrix, min(t.pair + r % PAIRS, a.pairs[t.matrix] - 1));
+    const bool second = r / PAIRS;
+    const int at = KIND == GLU ? (int)second : t.matrix;
+    const char* w = a.w[0];
+#pragma unroll
+    for (int i = 1; i < 3; ++i) {
+      if (at == i) w = a.w[i];
+    }
+    return w + (second ? rows.y : rows.x) * a.w_row;
+  }
+
+  // What is asked for next: of which tile, from which element of the part on. from: where this
+  // lane's row of it begins.
+  int ask_tile, ask_k = 0;
+  const char* from = nullptr;
+
+  __device__ __forceinline__ void request(int stage, u64 policy) {
+    if (ask_k == 0) from = tile_row(ask_tile, lane % ROWS) + 2 * begin;
+    const u32 bytes = 2 * min(N, length - ask_k);
+    const u32 bar = shared_address(bars + stage), to = shared_address(ring + stage * STAGE);
+    if (elected()) {
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(ROWS * bytes)
+                   : "memory");
+    }
+    // A loop: of copies that are asked for faster, more are in the column's way (docs/LOG.md).
+#pragma unroll 1
+    for (int r = 0; r < ROWS; ++r) {
+      const u64 row = __shfl_sync(kAllLanes, reinterpret_cast<u64>(from), r);
+      if (elected()) {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+            "[%0], [%1], %2, [%3], %4;" ::"r"(to + r * STRIDE),
+            "l"(row + 2 * ask_k), "r"(bytes), "r"(bar), "l"(policy)
+            : "memory");
+      }
+    }
+    __syncwarp();
+    ask_k += N;
+    if (ask_k >= length) {
+      ask_k = 0;
+      ask_tile += args.tiles;
+    }
+  }
+
+  // -- what heads are turned by, found by the last warps, as they may have no rows --
+
+  __device__ __forceinline__ float2* turns() const {
+    return reinterpret_cast<float2*>(shared + args.turns_at);
+  }
+  static __device__ __forceinline__ int first_turn() { return kThreads - 1 - (int)threadIdx.x; }
+
+  __device__ __forceinline__ double angle_at(int i) const {
+    return angle_of(args.rope, i, args.factors ? args.factors[i] : 1.0f);
+  }
+  __device__ __forceinline__ void leave_turns(double angle, int pos) const {
+    for (int i = first_turn(); i < a.head_dim / 2; i += kThreads) {
+      if (i >= kThreads) angle = angle_at(i);
+      turn(args.rope, pos * angle, &turns()[i].y, &turns()[i].x);
+    }
+  }
+
+  // -- products --
+
+  // Two steps of the chain. rows, x: this lane's place in them; lane t of the four that share a row
+  // has elements 4 t to 4 t + 3 of every sixteen.
+  static __device__ __forceinline__ void two_steps(const char* rows, const char* x,
+                                                   float (&sums)[4]) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const uint2 upper = *reinterpret_cast<const uint2*>(rows + s * 32);
+      const uint2 lower = *reinterpret_cast<const uint2*>(rows + s * 32 + PAIRS * STRIDE);
+      const uint2 column = *reinterpret_cast<const uint2*>(x + s * 32);
+      const u32 w[4] = {upper.x, lower.x, upper.y, lower.y};
+      mma<W>(sums, w, column.x, column.y);
+    }
+  }
+  static __device__ __forceinline__ void multiply(const char* rows, const char* x, int n,
+                                                  float (&sums)[4]) {
+    if (n >= N) {
+#pragma unroll
+      for (int i = 0; i < N / 32; ++i) two_steps(rows + i * 64, x + i * 64, sums);
+    } else {
+      for (int i = 0; i < n / 32; ++i) two_steps(rows + i * 64, x + i * 64, sums);
+    }
+  }
+
+  __device__ __forceinline__ BesideOne beside(int tile, float scale) const {
+    BesideOne b = {};
+    const Tile t = tile_at(tile);
+    const int pair = t.pair + lane / 4;
+    b.scale = scale;
+    if (pair >= a.pairs[t.matrix]) return b;
+    if (KIND == PLAIN && a.r) {
+      const int2 rows = rows_of(KIND, a, t.matrix, pair);
+      b.r[0] = __ldcg(reinterpret_cast<const float*>(a.r + rows.x * a.r_step));
+      b.r[1] = __ldcg(reinterpret_cast<const float*>(a.r + rows.y * a.r_step));
+    }
+    if (KIND == QKV) b.state_row = a.state_rows ? __ldcg(a.state_rows) : 0;
+    return b;
+  }
+
+  // A pair's sums, for the warp with the first part. left: what warps leave.
+  __device__ __forceinline__ float2 add_parts(float y0, float y1, float* left) const {
+    float* const mine = left + warp * 16 + lane / 4;
+    if (lane % 4 == 0) {
+      mine[0] = y0;
+      mine[8] = y1;
+    }
+    asm volatile("bar.sync %0, %1;" ::"r"(2 + slot), "r"(32 * args.parts.divisor) : "memory");
+    for (int i = 1; part == 0 && i < (int)args.parts.divisor; ++i) {
+      y0 += mine[16 * i];
+      y1 += mine[16 * i + 8];
+    }
+    return {y0, y1};
+  }
+
+  __device__ __forceinline__ void run() {
+    barriers_make(bars, a.w_stages, lane);
+    const u64 policy = read_once();
+#pragma unroll 1
+    for (int s = 0; s < a.w_stages && ask_tile < count; ++s) request(s, policy);
+    launch_dependents();
+
+    // What does not depend on the kernels before this one.
+    char* const x = shared + args.x_at;
+    FloatColumn<W, NORM> column(args.x, args.norm, a.k, x,
+                                reinterpret_cast<float*>(shared + args.squares_at));
+    const bool turned = KIND == QKV && a.first < 2;
+    double angle = 0.0;
+    if (turned && first_turn() < a.head_dim / 2) angle = angle_at(first_turn());
+    wait_for_previous();
+    int pos = 0;
+    if (turned && first_turn() < a.head_dim / 2) pos = __ldcg(args.pos);
+    const float scale = column.make(args.eps);
+    bool turns_here = !turned;
+    if (turned) {
+      leave_turns(angle, pos);
+      if (slot >= count) {
+        asm volatile("bar.arrive %0, %1;" ::"n"(kTurnsBarrier), "n"(kThreads) : "memory");
+      }
+    }
+
+    const bool ends = part == 0 && lane % 4 == 0;  // with a pair's sums
+    float* left = reinterpret_cast<float*>(shared + args.sums_at);
+    float* left_next = left + kColumnWarps * 16;
+    const int place = lane % 4 * 8;
+    int stage = 0;
+    u32 parity = 0;
+#pragma unroll 1
+    for (int tile = slot; tile < count; tile += args.tiles) {
+      BesideOne b = {};
+      if (ends) b = beside(tile, scale);
+      float sums[4] = {};
+#pragma unroll 1
+      for (int k = 0; k < length; k += N) {
+        barrier_wait(bars + stage, parity);
+        multiply(ring + stage * STAGE + lane / 4 * STRIDE + place, x + 2 * (begin + k) + place,
+                 length - k, sums);
+        __syncwarp();
+        if (ask_tile < count) request(stage, policy);
+        if (++stage == a.w_stages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+      float2 y = {sums[0], sums[2]};
+      if (args.parts.divisor > 1) {
+        y = add_parts(y.x, y.y, left);
+        float* const before = left;  // what is left there is read until warps meet again
+        left = left_next;
+        left_next = before;
+      }
+      if (!turns_here) {
+        asm volatile("bar.sync %0, %1;" ::"n"(kTurnsBarrier), "n"(kThreads) : "memory");
+        turns_here = true;
+      }
+      if (ends) {
+        const Tile t = tile_at(tile);
+        const int pair = t.pair + lane / 4;
+        if (turned) b.turn = turns()[pair % (a.head_dim / 2)];
+        finish_one(KIND, a, t.matrix, pair, 0, y.x, y.y, b, args.rough);
+      }
+    }
+  }
+};
+#endif
+
+template <int KIND, class W, bool NORM, int N>
+__global__ void __launch_bounds__(kThreads, 2)
+    mul_mat_one_float(const __grid_constant__ OneFloatArgs args) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) char shared[];
+  OneFloat<KIND, W, NORM, N>(args, shared).run();
+#endif
+}

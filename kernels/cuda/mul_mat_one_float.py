@@ -1,0 +1,107 @@
+"""Launches mul_mat_one_float.cu: one column times 16-bit weights, with the bits that it has among
+any others, where that is asked for (`DeviceInfo.equal_bits`): mul_mat_vec.cu is faster."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from . import mul_mat_tma
+from .columns import Layout, Product, arguments, columns_ok, rows_ok
+from .elementwise import cpp_bool
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, fast_div
+
+_WARPS, _PAIRS = 16, 8  # of a block; of a tile's rows
+# Elements of a stage: as many as leave a warp so many stages, or all that it goes through.
+_CHUNKS, _ENOUGH = (512, 256, 128), 3
+_MAX_STAGES = 8
+_SQUARES = 256  # elements whose squares are added first
+_NO_ROPE = bytes(40)
+_KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a product is divided. places: of what lies in shared memory, in the order of
+    `OneFloatArgs`.
+
+    parts: of k, and length: elements of each. chunk: elements of a stage. tiles: that a block has at
+    once. needed, stages: that a warp goes through, and that it has.
+    """
+
+    parts: int
+    length: int
+    chunk: int
+    grid: int
+    tiles: int
+    needed: int
+    stages: int
+    places: tuple[int, ...]
+    shared: int
+
+
+def _plan(p: Product, device: DeviceInfo) -> _Plan:
+    plans = [_plan_of(p, device, chunk) for chunk in _CHUNKS]
+    return next((plan for plan in plans if plan.stages >= min(_ENOUGH, plan.needed)), plans[-1])
+
+
+def _plan_of(p: Product, device: DeviceInfo, chunk: int) -> _Plan:
+    parts = max(1, mul_mat_tma.parts_of(p, device))
+    length = mul_mat_tma.length_of_parts(p.k, parts) if parts > 1 else p.k
+    grid = min(device.sm_count, p.tiles(_PAIRS))
+    most = ceil_div(p.tiles(_PAIRS), grid)  # tiles of a block
+    rounds = ceil_div(most, _WARPS // parts)
+    tiles = ceil_div(most, rounds)
+    sizes = (
+        8 * _MAX_STAGES * _WARPS,  # barriers
+        4 * p.heads.head_dim if p.heads else 0,
+        4 * (ceil_div(p.k, _SQUARES) + _WARPS),
+        2 * 4 * 2 * _PAIRS * _WARPS,
+        2 * p.k,
+    )
+    places = [0]
+    for size in sizes:
+        places.append(places[-1] + ceil_div(size, 128) * 128)
+    stage = tiles * parts * 2 * _PAIRS * (2 * chunk + 32)  # of all warps
+    room = max(0, device.shared_per_block - places[-1]) // stage
+    needed = rounds * ceil_div(length, chunk)
+    stages = min(_MAX_STAGES, room, needed)
+    return _Plan(parts, length, chunk, grid, tiles, needed, stages, tuple(places[1:]),
+                 places[-1] + stages * stage)  # fmt: skip
+
+
+def takes(p: Product, device: DeviceInfo) -> bool:
+    return (
+        device.is_hopper
+        and device.equal_bits
+        and p.m == 1
+        and len({w.dtype for w in p.weights}) == 1
+        and not p.weights[0].dtype.is_quantized
+        and all(rows_ok(w, 16, 32) for w in p.weights)
+        and columns_ok(p.x)
+        and _plan(p, device).stages > 0
+    )
+
+
+def scratch_bytes(p: Product, device: DeviceInfo) -> int:
+    return 0
+
+
+def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
+    """The launch of a product that `takes` takes."""
+    plan, heads = _plan(p, device), p.heads
+    body = arguments(p, Layout(), p.tiles(_PAIRS), 1, plan.stages, 0, 0)
+    body += struct.pack(
+        "@4P", p.x.address, p.norm.address if p.norm else 0, heads.pos.address if heads else 0,
+        heads.factors.address if heads and heads.factors else 0,
+    ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
+    share = divmod(p.tiles(_PAIRS), plan.grid)
+    rough = mul_mat_tma.parts_of(p, device) > 0
+    body += struct.pack("@f3i", p.eps, plan.tiles, *share) + fast_div(plan.parts)
+    body += struct.pack("@7i", plan.length, rough, *plan.places)
+    body += bytes(-len(body) % 8)
+    kind, dtype, norm = _KINDS[p.kind], cpp_type(p.weights[0].dtype), cpp_bool(p.norm is not None)
+    entry = f"mul_mat_one_float<{kind}, {dtype}, {norm}, {plan.chunk}>"
+    grid, block = (plan.grid, 1, 1), (32 * _WARPS, 1, 1)
+    kernel = Kernel("mul_mat_one_float.cu", entry)
+    return [Launch(kernel, grid, block, body, plan.shared, dependent=True)]

@@ -101,7 +101,8 @@ def ways(
         if mixed and all(module.takes(p, info) for p in mixed):
             yield name, by(module, mixed=True)
     for name, module in (
-        ("one float", mul_mat_one_float), ("chain", mul_mat_chain), ("wide", mul_mat_wide), ("library", mul_mat_library),
+        ("one float", mul_mat_one_float), ("chain", mul_mat_chain), ("wide", mul_mat_wide),
+        ("library", mul_mat_library),
         ("stream", mul_mat_stream), ("columns", mul_mat_columns), ("integers", mul_mat_integers),
         ("tiles", mul_mat_tiles), ("tma", mul_mat_tma),
     ):  # fmt: skip

@@ -25,8 +25,8 @@ class _Plan:
     """How a product is divided. places: of what lies in shared memory, in the order of
     `OneFloatArgs`.
 
-    parts: of k, and length: elements of each. chunk: elements of a stage. tiles: that a block has at
-    once. needed, stages: that a warp goes through, and that it has.
+    parts: of k, and length: elements of each. chunk: elements of a stage. tiles: that a block has
+    at once. needed, stages: that a warp goes through, and that it has.
     """
 
     parts: int

@@ -113,26 +113,26 @@ $(VENV)/bin/pip:
 # The project alone, whose kernels are compiled, and beside that (make -j2) what CI has of the versions
 # in .ci/requirements.txt; then what is missing.
 $(VENV)/built: $(BIN)/pip $(NATIVE)
-	$(BIN)/python -m pip install -q --no-deps -e .
+	$(BIN)/python -m pip install -q --no-compile --no-deps -e .
 	@touch $@
 
 $(VENV)/pinned: $(BIN)/pip .ci/requirements.txt
-	$(if $(PINNED),$(BIN)/python -m pip install -q --require-hashes -r .ci/requirements.txt || \
+	$(if $(PINNED),$(BIN)/python -m pip install -q --no-compile --require-hashes -r .ci/requirements.txt || \
 		echo "some of .ci/requirements.txt is not to be had here: other versions are installed")
 	@touch $@
 
 $(VENV)/installed: $(VENV)/built
-	$(BIN)/python -m pip install -q gguflow
+	$(BIN)/python -m pip install -q --no-compile gguflow
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/built $(VENV)/pinned
-	$(BIN)/python -m pip install -q "gguflow[dev]"
+	$(BIN)/python -m pip install -q --no-compile "gguflow[dev]"
 	@touch $@ $(VENV)/installed
 
 # Not the project itself, whose kernels would be built again.
 $(VENV)/installed-docs: $(BIN)/pip pyproject.toml
 	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']\
-	['optional-dependencies']['docs'], sep='\n')" | xargs $(BIN)/python -m pip install -q
+	['optional-dependencies']['docs'], sep='\n')" | xargs $(BIN)/python -m pip install -q --no-compile
 	@touch $@
 
 clean:

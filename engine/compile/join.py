@@ -7,7 +7,7 @@ together though it is several ops is brought together.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from gguflow.engine.dataclass import replace
@@ -28,10 +28,11 @@ def join_products(graph: Graph, supports: Callable[[Tensor], bool]) -> Graph:
     views: dict[Tensor, Tensor] = {}
     made: dict[Tensor, Tensor] = {}  # first of a group -> what replaces it
     gone: set[Tensor] = set()
+    readers = _readers(graph) if groups else Counter()
     for (x, _), nodes in groups.items():
         for i in range(0, len(nodes), most):
             some = nodes[i : i + most]
-            joined, norm = _joined(graph, x, some, supports) if len(some) > 1 else (None, None)
+            joined, norm = _joined(readers, x, some, supports) if len(some) > 1 else (None, None)
             if joined is None:
                 continue
             made[some[0]] = joined
@@ -77,7 +78,10 @@ def _is_row_of_weight(node: Tensor) -> bool:
 
 
 def _joined(
-    graph: Graph, x: Tensor, nodes: Sequence[Tensor], supports: Callable[[Tensor], bool]
+    readers: Counter[Tensor],
+    x: Tensor,
+    nodes: Sequence[Tensor],
+    supports: Callable[[Tensor], bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """The node, and the norm that it takes along, if there is one that nobody else reads."""
     weights = [n.srcs[0] for n in nodes]
@@ -86,17 +90,17 @@ def _joined(
                     srcs=(x, None, *weights))  # fmt: skip
     if not supports(plain):
         return None, None
-    if x.op == "rms_norm_mul" and _readers(graph, x) == len(nodes):
+    if x.op == "rms_norm_mul" and readers[x] == len(nodes):
         normed = replace(plain, params=dict(x.params), srcs=(*x.srcs, *weights))
         if supports(normed):
             return normed, x
     return plain, None
 
 
-def _readers(graph: Graph, t: Tensor) -> int:
-    """Uses of a value, by views of it as well."""
-    found = sum(t in (s, s.owner) for n in graph.nodes for s in n.live_srcs())
-    return found + sum(t is o.owner for o in graph.outputs)
+def _readers(graph: Graph) -> Counter[Tensor]:
+    """Uses of each value, by views of it as well."""
+    read = [s for n in graph.nodes for s in n.live_srcs()]
+    return Counter(o for s in (*read, *graph.outputs) for o in {s, s.owner})
 
 
 def _views(joined: Tensor, nodes: Sequence[Tensor]) -> dict[Tensor, Tensor]:

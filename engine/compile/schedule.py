@@ -126,17 +126,15 @@ def _meetings(
             else:
                 brought.append(c)
     meetings: list[Meeting] = []
+    latest: dict[tuple[str, str], Meeting] = {}  # of each way, which is sent last
     for reader, writer, owner, target in sorted(crossing, key=lambda v: (v[0], -v[1])):
-        source = nodes[writer][1]
-        same_way = [
-            m for m in meetings
-            if (m.source, m.target) == (source, target) and at[m.after] >= writer
-        ]  # fmt: skip
-        if not same_way:
-            after, before = nodes[writer][0], nodes[reader][0]
-            same_way = [Meeting(len(meetings), source, target, after, before)]
-            meetings += same_way
-        same_way[-1].owners.append(owner)
+        way = nodes[writer][1], target
+        meeting = latest.get(way)
+        if meeting is None or at[meeting.after] < writer:
+            meeting = Meeting(len(meetings), *way, nodes[writer][0], nodes[reader][0])
+            latest[way] = meeting
+            meetings.append(meeting)
+        meeting.owners.append(owner)
     return meetings, brought
 
 

@@ -20,6 +20,7 @@ if find_spec("ray") is None:
     pytest.skip("ray is missing: pip install 'gguflow[ray]'", allow_module_level=True)
 
 
+@pytest.mark.slow  # test_ray_line.py has one node
 def test_replicas_and_stages_on_three_nodes() -> None:
     """One test, for the nodes take half of its time to come up."""
     with serving() as alone:

@@ -44,10 +44,10 @@ def _power_law() -> tuple[float, float]:
     x = (np.arange(100_000) + 0.5) / 100_000
 
     def curve(a: float) -> tuple[float, np.ndarray]:
-        low, high = 1e-6, 1.0
+        low, high, powers = 1e-6, 1.0, x**-a
         for _ in range(60):
             c = (low * high) ** 0.5
-            p = np.minimum(MOST, c * x**-a)
+            p = np.minimum(MOST, c * powers)
             low, high = (c, high) if p.mean() < MEAN else (low, c)
         return c, p
 

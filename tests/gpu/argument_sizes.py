@@ -31,7 +31,7 @@ def packed(source: str) -> set[tuple[str, int]]:
 
 
 def with_checks(path: Path, source: str, more: int = 0) -> Path:
-    """Written to path: a source of the package and what is wanted of it, with so many bytes more."""
+    """Written to path: a source, and what is wanted of its kernels with so many bytes more."""
     checks = (CHECK.format(entry=entry, nbytes=n + more) for entry, n in sorted(packed(source)))
     path.write_text(ARGUMENT.format(source=source) + "".join(checks))
     return path

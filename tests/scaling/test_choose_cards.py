@@ -25,8 +25,8 @@ SLOW = ((1024.0, 500.0), (1048576.0, 9000.0))
          replace(M, exchange=SLOW), 1),
         ("llama3-8b:F16", 4, {}, M, 1),
         ("llama3-8b:F16", 4, {}, replace(M, memory_gib=6.5), 3),
-        ("llama3-8b:F16", 4, {"split_mode": "tensor"},
-         replace(M, memory_gib=6.5, exchange=SLOW), 4),
+        pytest.param("llama3-8b:F16", 4, {"split_mode": "tensor"},
+                     replace(M, memory_gib=6.5, exchange=SLOW), 4, marks=pytest.mark.slow),
         ("llama3-8b:F16", 4, {}, replace(M, memory_gib=0.5), 4),  # for the loader to refuse
     ],
 )  # fmt: skip

@@ -43,9 +43,9 @@ def kill(pid: int) -> None:
 
 def check_kills(
     server: Running, expected: list[tuple[int, Any]], at: tuple[int, ...] = (80,),
-    n_replicas: int = 2,
+    n_replicas: int = 2, n_requests: int = 200,
 ) -> None:  # fmt: skip
-    """200 requests; with some of them a process is killed: each has its text, or a clear error."""
+    """Requests; with some of them a process is killed: each has its text, or a clear error."""
     fleet = server.loaded.engine._fleet
     n_done, killed = [0], list[int]()
     lock = threading.Lock()
@@ -60,14 +60,14 @@ def check_kills(
         return ask(server, SHORT[i % len(SHORT)])
 
     with ThreadPoolExecutor(12) as pool:
-        found = [*pool.map(one, range(200))]
+        found = [*pool.map(one, range(n_requests))]
     for i, (status, answer) in enumerate(found):
         if status == 200:
             assert (status, answer) == expected[i % len(SHORT)]
         else:
             assert status == 503 and "replica" in answer["error"]["message"], answer
     assert len(killed) == len(at)
-    assert sum(status == 200 for status, _ in found) >= 190
+    assert sum(status == 200 for status, _ in found) >= n_requests - 10
     assert server.loaded.engine.n_retried >= 1
     end = time.monotonic() + 60
     while len(fleet.links) < n_replicas:  # those that were killed come back

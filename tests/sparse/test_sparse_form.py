@@ -126,8 +126,8 @@ def test_a_damaged_file_is_measured_again(load, tmp_path: Path) -> None:
         assert (
             model.notes[-2] == f"{file}: not a measurement that this version kept; measured again"
         )
-        again = load(Clocked(FAST))
-        assert mode_of(again) == "exact" and len(again.notes) == 1  # what was kept
+    again = load(Clocked(FAST))
+    assert mode_of(again) == "exact" and len(again.notes) == 1  # what was kept
     file.write_text(json.dumps(whole))
     assert mode_of(load(Clocked(WASTED))) == "predict"
 

@@ -72,17 +72,22 @@ __device__ __forceinline__ int2 rows_of(const ColumnsArgs& a, int matrix, int pa
   return rows_of(a.kind, a, matrix, pair);
 }
 
-// Where the first or the second row of a pair starts. Past the end it is the last pair's.
-__device__ __forceinline__ const char* row_start(const ColumnsArgs& a, int matrix, int pair,
-                                                 bool second) {
-  const int2 rows = rows_of(a, matrix, min(pair, a.pairs[matrix] - 1));
+// Where the first or the second row of a pair starts. Past the end it is the last pair's. kind: as
+// above.
+__device__ __forceinline__ const char* row_start(int kind, const ColumnsArgs& a, int matrix,
+                                                 int pair, bool second) {
+  const int2 rows = rows_of(kind, a, matrix, min(pair, a.pairs[matrix] - 1));
   const char* w = a.w[0];
-  const int at = a.kind == GLU ? (int)second : matrix;
+  const int at = kind == GLU ? (int)second : matrix;
 #pragma unroll
   for (int i = 1; i < 3; ++i) {
     if (at == i) w = a.w[i];
   }
   return w + (second ? rows.y : rows.x) * a.w_row;
+}
+__device__ __forceinline__ const char* row_start(const ColumnsArgs& a, int matrix, int pair,
+                                                 bool second) {
+  return row_start(a.kind, a, matrix, pair, second);
 }
 
 // What meets the sums of a pair in a column; asked for while these are made.

@@ -58,15 +58,7 @@ __device__ __forceinline__ Tile tile_at(const ColumnsArgs& a, int tile) {
 template <int KIND>
 __device__ __forceinline__ const char* tile_row(const ColumnsArgs& a, int tile, int r) {
   const Tile t = tile_at<KIND>(a, tile);
-  const int2 rows = rows_of(KIND, a, t.matrix, min(t.pair + r % 8, a.pairs[t.matrix] - 1));
-  const bool second = r / 8;
-  const int at = KIND == GLU ? (int)second : t.matrix;
-  const char* w = a.w[0];
-#pragma unroll
-  for (int i = 1; i < 3; ++i) {
-    if (at == i) w = a.w[i];
-  }
-  return w + (second ? rows.y : rows.x) * a.w_row;
+  return row_start(KIND, a, t.matrix, t.pair + r % 8, r / 8);
 }
 
 __device__ __forceinline__ void bring(char* to, const char* from, u32 bytes, u64* bar) {

@@ -79,15 +79,7 @@ struct OneFloat {
   // Row r of a tile: rows r and r + PAIRS are a pair.
   __device__ __forceinline__ const char* tile_row(int tile, int r) const {
     const Tile t = tile_at(tile);
-    const int2 rows = rows_of(KIND, a, t.matrix, min(t.pair + r % PAIRS, a.pairs[t.matrix] - 1));
-    const bool second = r / PAIRS;
-    const int at = KIND == GLU ? (int)second : t.matrix;
-    const char* w = a.w[0];
-#pragma unroll
-    for (int i = 1; i < 3; ++i) {
-      if (at == i) w = a.w[i];
-    }
-    return w + (second ? rows.y : rows.x) * a.w_row;
+    return row_start(KIND, a, t.matrix, t.pair + r % PAIRS, r / PAIRS);
   }
 
   // What is asked for next: of which tile, from which element of the part on. from: where this

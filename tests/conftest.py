@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,22 @@ class _LeftOut:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, collector: pytest.Collector, obj: Any) -> Any:
         return [] if callable(obj) and self._is_out(collector, obj) else None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Nor are arguments that are slow, unless all of a test's are."""
+        parametrize = metafunc.parametrize
+
+        def without_slow(names: Any, values: Iterable[Any], *args: Any, **more: Any) -> None:
+            values = list(values)
+            slow = [any(m.name == "slow" for m in getattr(v, "marks", ())) for v in values]
+            if any(slow) and not all(slow):
+                values = [v for v, left_out in zip(values, slow, strict=True) if not left_out]
+                if isinstance(ids := more.get("ids"), Sequence):
+                    more["ids"] = [x for x, left_out in zip(ids, slow, strict=True) if not left_out]
+            parametrize(names, values, *args, **more)
+
+        metafunc.parametrize = without_slow  # type: ignore[method-assign]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Any:

@@ -71,10 +71,10 @@ class Fault:
 # (the first run), among several rows, and where the device runs ahead of the host.
 CASES = [
     ("layer", SimulatedProgram, "start", 1), ("tensor", SimulatedProgram, "finish", 2),
-    ("layer", SimulatedProgram, "_run", 40), ("tensor", SimulatedLoop, "launch", 3),
     ("tensor", SimulatedLoop, "wait", 2),
 ]  # fmt: skip
 MORE = [
+    ("layer", SimulatedProgram, "_run", 40), ("tensor", SimulatedLoop, "launch", 3),
     ("tensor", SimulatedProgram, "start", 2), ("layer", SimulatedProgram, "finish", 1),
     ("layer", SimulatedProgram, "_run", 3), ("tensor", SimulatedLoop, "start", 1),
     ("tensor", SimulatedLoop, "launch", 4),

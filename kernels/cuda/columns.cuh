@@ -121,6 +121,19 @@ __device__ __forceinline__ BesideOne beside_one(const ColumnsArgs& a, int matrix
   return beside_one(a.kind, a, matrix, pair, column);
 }
 
+// The same of a single column and a pair that there is, but for the scale and the turn.
+__device__ __forceinline__ BesideOne beside_single(int kind, const ColumnsArgs& a, int matrix,
+                                                   int pair) {
+  BesideOne b = {};
+  if (kind == PLAIN && a.r) {
+    const int2 rows = rows_of(kind, a, matrix, pair);
+    b.r[0] = __ldcg(reinterpret_cast<const float*>(a.r + rows.x * a.r_step));
+    b.r[1] = __ldcg(reinterpret_cast<const float*>(a.r + rows.y * a.r_step));
+  }
+  if (kind == QKV) b.state_row = a.state_rows ? __ldcg(a.state_rows) : 0;
+  return b;
+}
+
 // What becomes of the sums y0 and y1 of a pair's rows in a column. Each operation is rounded as
 // written, so that all kernels give the same bits. AT_ONCE: neighbours are one store, for warps
 // that write runs of pairs, maybe to another device, to which a sector written by two stores

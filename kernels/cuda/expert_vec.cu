@@ -20,14 +20,6 @@ struct Division {
 
 #if GF_BULK
 
-__device__ __forceinline__ void copy_bulk(char* to, const char* from, u32 n, u64* bar, u64 policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-      "l"(from), "r"(n), "r"(shared_address(bar)), "l"(policy)
-      : "memory");
-}
-
 // Shared memory: [barriers of every warp][what `head` counts][x][stages of every warp].
 struct Shared {
   u64* bars;  // of this warp

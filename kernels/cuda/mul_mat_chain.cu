@@ -68,18 +68,6 @@ __device__ __forceinline__ void bring(char* to, const char* from, u32 bytes, u64
       "l"(from), "r"(bytes), "r"(shared_address(bar))
       : "memory");
 }
-__device__ __forceinline__ void bring(char* to, const char* from, u32 bytes, u64* bar, u64 policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(bar)), "l"(policy)
-      : "memory");
-}
-__device__ __forceinline__ void expect(u64* bar, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
-               "r"(bytes)
-               : "memory");
-}
 
 // Warp `which` of kBringers brings its part of every stage's rows.
 template <int KIND>
@@ -113,11 +101,11 @@ __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memor
         }
         barrier_wait(m.free + stage, at.parity ^ 1);
         if (elected()) {  // one lane, and the compiler knows it: others would take turns
-          if (which == 0) expect(full, kTileRows * bytes);
+          if (which == 0) expect_bytes(full, kTileRows * bytes);
 #pragma unroll
           for (int r = 0; r < ROWS; ++r) {
-            bring(m.ring + stage * kStageBytes + (which * ROWS + r) * kStride, from[r], bytes, full,
-                  policy);
+            copy_bulk(m.ring + stage * kStageBytes + (which * ROWS + r) * kStride, from[r], bytes,
+                      full, policy);
           }
         }
         __syncwarp();
@@ -137,7 +125,7 @@ __device__ __forceinline__ void bring_columns(const ChainArgs& args, const Memor
     for (int k = 0; k < a.k; k += kStageK) {
       const u32 bytes = min(a.k - k, kStageK) * 16 * G;
       barrier_wait(m.x_free + at.stage, at.parity ^ 1);
-      expect(m.x_full + at.stage, bytes);
+      expect_bytes(m.x_full + at.stage, bytes);
       bring(m.x + at.stage * kStageK * 16 * G, a.x + (i64)k * 16 * G, bytes, m.x_full + at.stage);
       at.next(a.x_stages);
     }

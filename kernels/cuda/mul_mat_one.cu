@@ -62,20 +62,6 @@ __device__ __forceinline__ PairAt pair_at(const OneArgs& args, int index) {
   return {t.matrix, t.pair, w + rows.x * bytes, second + rows.y * bytes};
 }
 
-// What meets the sums of a pair, but for the scale and the turn; for the lane that finishes it.
-template <int KIND>
-__device__ __forceinline__ BesideOne beside_pair(const ColumnsArgs& a, const PairAt& p, int lane) {
-  BesideOne b = {};
-  if (lane != 0) return b;
-  if (KIND == PLAIN && a.r) {
-    const int2 rows = rows_of(KIND, a, p.matrix, p.pair);
-    b.r[0] = __ldcg(reinterpret_cast<const float*>(a.r + rows.x * a.r_step));
-    b.r[1] = __ldcg(reinterpret_cast<const float*>(a.r + rows.y * a.r_step));
-  }
-  if (KIND == QKV) b.state_row = a.state_rows ? __ldcg(a.state_rows) : 0;
-  return b;
-}
-
 // W: type of the weights; V: of the values among QKV, which may differ. KIND:
 // `c.kind`, known to the compiler, for the code's length counts.
 template <int KIND, class W, class V>
@@ -160,7 +146,7 @@ __global__ void __maxnreg__((kRegisters<V>)) mul_mat_one(const __grid_constant__
   for (int done = 0; done < total; ++done) {
     if (piece == 0) {
       p = pair_at<KIND>(args, index);
-      beside = beside_pair<KIND>(a, p, lane);
+      beside = lane == 0 ? beside_single(KIND, a, p.matrix, p.pair) : BesideOne{};
     }
     barrier_wait(bars + stage, parity);
     const char* const w = ring + stage * STAGE;

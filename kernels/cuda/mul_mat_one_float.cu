@@ -91,21 +91,13 @@ struct OneFloat {
     if (ask_k == 0) from = tile_row(ask_tile, lane % ROWS) + 2 * begin;
     const u32 bytes = 2 * min(N, length - ask_k);
     const u32 bar = shared_address(bars + stage), to = shared_address(ring + stage * STAGE);
-    if (elected()) {
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(ROWS * bytes)
-                   : "memory");
-    }
+    if (elected()) expect_bytes(bar, ROWS * bytes);
     // A loop: of copies that are asked for faster, more are in the column's way (docs/LOG.md).
 #pragma unroll 1
     for (int r = 0; r < ROWS; ++r) {
       const u64 row = __shfl_sync(kAllLanes, reinterpret_cast<u64>(from), r);
-      if (elected()) {
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-            "[%0], [%1], %2, [%3], %4;" ::"r"(to + r * STRIDE),
-            "l"(row + 2 * ask_k), "r"(bytes), "r"(bar), "l"(policy)
-            : "memory");
-      }
+      const char* const run = reinterpret_cast<const char*>(row) + 2 * ask_k;
+      if (elected()) copy_bulk(to + r * STRIDE, run, bytes, bar, policy);
     }
     __syncwarp();
     ask_k += N;
@@ -158,17 +150,11 @@ struct OneFloat {
   }
 
   __device__ __forceinline__ BesideOne beside(int tile, float scale) const {
-    BesideOne b = {};
     const Tile t = tile_at(tile);
     const int pair = t.pair + lane / 4;
+    BesideOne b = {};
+    if (pair < a.pairs[t.matrix]) b = beside_single(KIND, a, t.matrix, pair);
     b.scale = scale;
-    if (pair >= a.pairs[t.matrix]) return b;
-    if (KIND == PLAIN && a.r) {
-      const int2 rows = rows_of(KIND, a, t.matrix, pair);
-      b.r[0] = __ldcg(reinterpret_cast<const float*>(a.r + rows.x * a.r_step));
-      b.r[1] = __ldcg(reinterpret_cast<const float*>(a.r + rows.y * a.r_step));
-    }
-    if (KIND == QKV) b.state_row = a.state_rows ? __ldcg(a.state_rows) : 0;
     return b;
   }
 

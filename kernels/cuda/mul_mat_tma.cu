@@ -36,11 +36,6 @@ struct TmaArgs {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-__device__ __forceinline__ void expect_bytes(u64* bar, u32 nbytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
-               "r"(nbytes)
-               : "memory");
-}
 __device__ __forceinline__ void bring_rows(char* to, const TensorMap& map, u64* bar, int k, int i,
                                            int half, int head, u64 policy) {
   asm volatile(

@@ -63,24 +63,35 @@ __device__ __forceinline__ u64 read_once() {
   return policy;
 }
 
+#if __CUDA_ARCH__ >= 900
+// A run of n bytes (a multiple of 16, from an aligned address), of which a barrier is to be told.
+// Places in shared memory are pointers, or their addresses there.
+__device__ __forceinline__ void expect_bytes(u32 bar, u32 n) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(n) : "memory");
+}
+__device__ __forceinline__ void expect_bytes(u64* bar, u32 n) {
+  expect_bytes(shared_address(bar), n);
+}
+__device__ __forceinline__ void copy_bulk(u32 to, const char* from, u32 n, u32 bar, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(n), "r"(bar), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void copy_bulk(char* to, const char* from, u32 n, u64* bar, u64 policy) {
+  copy_bulk(shared_address(to), from, n, shared_address(bar), policy);
+}
+#endif
+
 // The whole warp: fill a stage with two runs of n bytes (a multiple of 16, from aligned addresses).
 __device__ __forceinline__ void fill(char* to0, const char* from0, char* to1, const char* from1,
                                      u32 n, u64* bar, int lane, u64 policy) {
 #if GF_BULK
   if (lane == 0) {  // elected() would be faster, and have more in the column's way (docs/LOG.md)
-    const u32 b = shared_address(bar);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(2 * n)
-                 : "memory");
-    const char* const from[2] = {from0, from1};
-    char* const to[2] = {to0, to1};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-          "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to[r])),
-          "l"(from[r]), "r"(n), "r"(b), "l"(policy)
-          : "memory");
-    }
+    expect_bytes(bar, 2 * n);
+    copy_bulk(to0, from0, n, bar, policy);
+    copy_bulk(to1, from1, n, bar, policy);
   }
 #else
   for (u32 i = lane * 16; i < n; i += 32 * 16) {
@@ -111,19 +122,12 @@ __device__ __forceinline__ void fill_runs(char* const (&to)[N], const char* cons
                                           const u32 (&n)[N], u64* bar, int lane, u64 policy) {
 #if GF_BULK
   if (elected()) {
-    const u32 b = shared_address(bar);
     u32 all = 0;
 #pragma unroll
     for (int r = 0; r < N; ++r) all += n[r];
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(all) : "memory");
+    expect_bytes(bar, all);
 #pragma unroll
-    for (int r = 0; r < N; ++r) {
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-          "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to[r])),
-          "l"(from[r]), "r"(n[r]), "r"(b), "l"(policy)
-          : "memory");
-    }
+    for (int r = 0; r < N; ++r) copy_bulk(to[r], from[r], n[r], bar, policy);
   }
   __syncwarp();
 #else

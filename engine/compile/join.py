@@ -28,7 +28,9 @@ def join_products(graph: Graph, supports: Callable[[Tensor], bool]) -> Graph:
     views: dict[Tensor, Tensor] = {}
     made: dict[Tensor, Tensor] = {}  # first of a group -> what replaces it
     gone: set[Tensor] = set()
-    readers = _readers(graph) if groups else Counter()
+    if not groups:
+        return graph
+    readers = _readers(graph)
     for (x, _), nodes in groups.items():
         for i in range(0, len(nodes), most):
             some = nodes[i : i + most]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gguflow.engine.graph import Role, Tensor
 
 from .elementwise import cpp_bool
-from .launch import Kernel, Launch, Operand, Rounded, RoundedNorm, ceil_div, pack
+from .launch import Kernel, Launch, Operand, Rounded, RoundedNorm, ceil_div, pack, places_of
 from .mul_mat_rows import repeated
 from .mul_mat_vec import STATES
 from .rope import rope_numbers
@@ -204,10 +204,7 @@ def layout(p: Product, columns: int, parts: int = 0, address: int = 0) -> Layout
     """Room for x rounded, in groups of `columns`, and `parts` bytes of sums."""
     half = p.heads.head_dim // 2 if p.heads else 0
     x = 2 * ceil_div(p.m, columns) * columns * p.k
-    at = [address]
-    for nbytes in (x, 4 * p.m, 8 * p.m * half, parts):
-        at.append(at[-1] + ceil_div(nbytes, 256) * 256)
-    return Layout(*at)
+    return Layout(*places_of((x, 4 * p.m, 8 * p.m * half, parts), 256, address))
 
 
 def _order(p: Product) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -234,6 +234,15 @@ def pack(*parts: Operand | bytes | None) -> bytes:
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def places_of(sizes: Iterable[int], aligned: int, first: int = 0) -> list[int]:
+    """Where pieces of so many bytes begin that lie one after the other from `first` on, each at a
+    multiple of `aligned` behind it, and where the last one ends."""
+    places = [first]
+    for size in sizes:
+        places.append(places[-1] + ceil_div(size, aligned) * aligned)
+    return places
 
 
 def fast_div(d: int) -> bytes:

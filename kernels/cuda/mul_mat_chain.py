@@ -15,7 +15,7 @@ from .columns import (
     round_launch,
     rows_ok,
 )
-from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, places_of
 
 LEAST, MOST = 2, 16  # columns
 _ROWS, _PAIRS = 16, 8  # of a tile, as in mul_mat_chain.cu
@@ -53,9 +53,7 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan:
         8 * _ROWS * warps,
         _X_STAGES * groups * 16 * _CHUNK,
     )
-    places = [0]
-    for size in sizes:
-        places.append(places[-1] + ceil_div(size, 128) * 128)
+    places = places_of(sizes, 128)
     # All there is, so that no multiprocessor has two blocks and another none.
     stage = _ROWS * (2 * _CHUNK + 32)
     stages = min(_MAX_STAGES, max(0, device.shared_per_block - places[-1]) // stage) // warps

@@ -11,7 +11,7 @@ from gguflow.engine.graph import DType
 
 from .columns import Layout, Product, arguments, columns_ok, rows_ok
 from .columns_int8 import CHUNK, known, record_bytes, records, records_launch, sums_of
-from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, places_of
 
 MOST = 16  # columns
 _WARPS, _THREADS, _ROWS, _PAIRS, _BATCH, _SLOTS, _ADDERS = 16, 640, 16, 8, 8, 4, 2  # as in the .cu
@@ -74,9 +74,7 @@ def _plan_of(p: Product, device: DeviceInfo, slices: int) -> _Plan:
         _WARPS * slices * groups * (record_bytes(_sums(p)) - record_bytes(-1)),
         _BATCH * _ADDERS * groups * 512 if phases > 1 else 0,
     )
-    places = [0]
-    for size in sizes:
-        places.append(places[-1] + ceil_div(size, 128) * 128)
+    places = places_of(sizes, 128)
     stride = max(_row_bytes(t, p.k) for t in _types(p))
     room, wanted = device.shared_per_block - _STATIC - places[-1], round(_RING / (_ROWS * stride))
     stages = max(0, min(_MAX_STAGES, max(2, wanted), room // (_ROWS * stride)))

@@ -21,7 +21,7 @@ from .columns import (
     rows_ok,
 )
 from .gemm import WORKSPACE_BYTES, Gemm, Matrix
-from .launch import DeviceInfo, Kernel, Launch, Operand, ceil_div
+from .launch import DeviceInfo, Kernel, Launch, Operand, ceil_div, places_of
 from .mul_mat_rows import PartSums, finish_launch, gate_launch
 
 _LEAST = 17  # columns: fewer are our own kernels' or not these
@@ -40,10 +40,10 @@ class _Room:
 
 def _room(p: Product, device: DeviceInfo) -> _Room:
     parts = mul_mat_tma.parts_of(p, device)
-    at = [WORKSPACE_BYTES]
-    for w in p.weights if parts > 1 or p.kind in (GLU, QKV) else ():
-        at.append(at[-1] + ceil_div(4 * max(1, parts) * p.m * w.ne[1], 256) * 256)
-    return _Room(parts, tuple(at[:-1]), at[-1])
+    weights = p.weights if parts > 1 or p.kind in (GLU, QKV) else ()
+    sizes = (4 * max(1, parts) * p.m * w.ne[1] for w in weights)
+    *at, end = places_of(sizes, 256, WORKSPACE_BYTES)
+    return _Room(parts, tuple(at), end)
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:

@@ -10,7 +10,7 @@ from gguflow.engine.graph import DType
 
 from .columns import PLAIN, Layout, Product, arguments, columns_ok, rows_ok
 from .columns_int8 import known
-from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, places_of
 from .one_column import blocks_of, stages_of
 
 _ROWS, _CHUNK = 2, 256  # rows of a stage; elements whose squares are added first
@@ -75,9 +75,7 @@ def _plan_of(p: Product, device: DeviceInfo, warps: int) -> _Plan:
         4 * _ROWS * warps * whole // _CHUNK,
         whole // _UNIT * _UNIT_BYTES,
     )
-    places = [0]
-    for size in sizes:
-        places.append(places[-1] + ceil_div(size, 16) * 16)
+    places = places_of(sizes, 16)
     stage = warps * (_ROWS * max(_piece_bytes(w.dtype) for w in p.weights) + 16)
     stages = min(_MAX_STAGES, max(0, device.shared_per_block - places[-1]) // stage)
     return _Plan(warps, stages, tuple(places[1:]), stage)

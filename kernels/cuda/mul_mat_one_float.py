@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from . import mul_mat_tma
 from .columns import Layout, Product, arguments, columns_ok, rows_ok
 from .elementwise import cpp_bool
-from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, fast_div
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, fast_div, places_of
 
 _WARPS, _PAIRS = 16, 8  # of a block; of a tile's rows
 # Elements of a stage: as many as leave a warp so many stages, or all that it goes through.
@@ -25,8 +25,8 @@ class _Plan:
     """How a product is divided. places: of what lies in shared memory, in the order of
     `OneFloatArgs`.
 
-    parts: of k, and length: elements of each. chunk: elements of a stage. tiles: that a block has
-    at once. needed, stages: that a warp goes through, and that it has.
+    parts: of k, see mul_mat_tma.parts_of, and length: elements of each. chunk: elements of a stage.
+    tiles: that a block has at once. needed, stages: that a warp goes through, and that it has.
     """
 
     parts: int
@@ -41,16 +41,17 @@ class _Plan:
 
 
 def _plan(p: Product, device: DeviceInfo) -> _Plan:
-    plans = [_plan_of(p, device, chunk) for chunk in _CHUNKS]
+    parts = mul_mat_tma.parts_of(p, device)
+    plans = [_plan_of(p, device, parts, chunk) for chunk in _CHUNKS]
     return next((plan for plan in plans if plan.stages >= min(_ENOUGH, plan.needed)), plans[-1])
 
 
-def _plan_of(p: Product, device: DeviceInfo, chunk: int) -> _Plan:
-    parts = max(1, mul_mat_tma.parts_of(p, device))
+def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
+    n_parts = max(1, parts)
     length = mul_mat_tma.length_of_parts(p.k, parts) if parts > 1 else p.k
     grid = min(device.sm_count, p.tiles(_PAIRS))
     most = ceil_div(p.tiles(_PAIRS), grid)  # tiles of a block
-    rounds = ceil_div(most, _WARPS // parts)
+    rounds = ceil_div(most, _WARPS // n_parts)
     tiles = ceil_div(most, rounds)
     sizes = (
         8 * _MAX_STAGES * _WARPS,  # barriers
@@ -59,10 +60,8 @@ def _plan_of(p: Product, device: DeviceInfo, chunk: int) -> _Plan:
         2 * 4 * 2 * _PAIRS * _WARPS,
         2 * p.k,
     )
-    places = [0]
-    for size in sizes:
-        places.append(places[-1] + ceil_div(size, 128) * 128)
-    stage = tiles * parts * 2 * _PAIRS * (2 * chunk + 32)  # of all warps
+    places = places_of(sizes, 128)
+    stage = tiles * n_parts * 2 * _PAIRS * (2 * chunk + 32)  # of all warps
     room = max(0, device.shared_per_block - places[-1]) // stage
     needed = rounds * ceil_div(length, chunk)
     stages = min(_MAX_STAGES, room, needed)
@@ -96,9 +95,8 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
         heads.factors.address if heads and heads.factors else 0,
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
     share = divmod(p.tiles(_PAIRS), plan.grid)
-    rough = mul_mat_tma.parts_of(p, device) > 0
-    body += struct.pack("@f3i", p.eps, plan.tiles, *share) + fast_div(plan.parts)
-    body += struct.pack("@7i", plan.length, rough, *plan.places)
+    body += struct.pack("@f3i", p.eps, plan.tiles, *share) + fast_div(max(1, plan.parts))
+    body += struct.pack("@7i", plan.length, plan.parts > 0, *plan.places)
     body += bytes(-len(body) % 8)
     kind, dtype, norm = _KINDS[p.kind], cpp_type(p.weights[0].dtype), cpp_bool(p.norm is not None)
     entry = f"mul_mat_one_float<{kind}, {dtype}, {norm}, {plan.chunk}>"

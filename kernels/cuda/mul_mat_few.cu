@@ -5,7 +5,8 @@
 // A block is one multiprocessor's. Tiles of sixteen rows come through a ring of stages of at most
 // 16 chunks of 256 elements; each of sixteen warps multiplies one chunk of a stage. Two more warps
 // bring the stages, as whole runs of bytes, and ask for the first before the kernels before this
-// one are done (programmatic dependent launch). Another two add the chunks' sums.
+// one are done (programmatic dependent launch). Others add the chunks' sums, in teams that take
+// turns at tiles: adding up and storing one takes longer than bringing the next.
 //
 // The columns are rounded by a launch of their own (columns_int8.cu), for a multiprocessor needs
 // longer to read all of them as floats.
@@ -23,13 +24,38 @@ struct FewArgs {
   int sums_at, floats_at, totals_at, ring_at;  // bytes in shared memory
 };
 
-constexpr int kWarps = 16, kBringers = 2, kAdders = 2;
-constexpr int kThreads = 32 * (kWarps + kBringers + kAdders);
+constexpr int kWarps = 16, kBringers = 2;
 constexpr int kTileRows = 16, kTilePairs = 8;
-constexpr int kSlots = 4;  // tiles' slices that have sums at once
+constexpr int kSlots = 4;  // tiles' slices that have sums at once, of all teams
 constexpr int kBatch = 8;  // tiles that have sums of a few phases at once
 
+// Whole groups of four warps, which give each other registers.
+template <int A>
+constexpr int kThreads = 32 * (kWarps + (kBringers + A + 3) / 4 * 4);
+
 #if __CUDA_ARCH__ >= 900
+
+// A team of those that add is one warp for up to four columns, two for eight of them. A place for
+// sums is always the same team's: another one may see its barrier a round late.
+struct Shares {
+  int quads, teams;
+};
+template <int A>
+__device__ __forceinline__ Shares shares_of(const ColumnsArgs& a) {
+  static_assert((A == 2 || A == 4) && kSlots == 4, "one or two teams, which share the places");
+  const int quads = A == 2 && a.m <= 4 ? 1 : 2;
+  return {quads, A / quads};
+}
+
+struct Slot {
+  int i;
+  u32 parity;
+};
+// Where a team's sums are of so many slices that it had before.
+__device__ __forceinline__ Slot slot_of(int team, int teams, u32 unit) {
+  const int shift = teams == 1 ? 2 : 1;  // each has 4 or 2
+  return {(team << shift) + (int)(unit & ((1 << shift) - 1)), unit >> shift & 1};
+}
 
 // Once for the whole warp.
 __device__ __forceinline__ void warp_arrive(u64* bar, int lane) {
@@ -41,7 +67,8 @@ struct Memory {
   u64 *full, *free;            // of the ring's stages
   u64 *sums_full, *sums_free;  // of the places for sums
   float4* sums;    // [16 warps][slots][groups of 8 columns][8 pairs][8 columns] of 2 rows
-  float2* totals;  // [batch][4 quads][2][32 lanes] of a quarter and of those before, between phases
+  float2* totals;  // [batch][2 quads][groups][2][32 lanes] of a quarter and of those before,
+                   // between phases
   float* floats;   // [16 warps][slices][groups] of records
   char* ring;      // [stages][16 rows]
 };
@@ -230,7 +257,7 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[G][4], const FewArgs&
   multiply_chunk<T, FLOATS, G>(acc, row[0], row[1], lane % 4, args.masks, x, floats);
 }
 
-template <class W, class V, int G, int S>
+template <class W, class V, int G, int S, int A>
 __device__ __forceinline__ void multiply(const FewArgs& args, const Memory& m, int warp, int lane) {
   constexpr int FLOATS = kFloats<W, V>;
   const ColumnsArgs& a = args.c;
@@ -243,9 +270,12 @@ __device__ __forceinline__ void multiply(const FewArgs& args, const Memory& m, i
     load_records<kSums<W, V>, G, S>(args, phase, warp, lane, floats, x);
   };
   Place at;
-  u32 unit = 0;  // slices of tiles so far
-  for_each(a, enter, [&](int phase, int tile, int) {
+  const int teams = shares_of<A>(a).teams;
+  u32 units[2] = {};  // slices of tiles so far, of each team
+  for_each(a, enter, [&](int phase, int tile, int which) {
     const bool second = is_second<W, V>(a, tile);
+    const int team = which % teams;
+    u32 unit = team ? units[1] : units[0];
 #pragma unroll
     for (int s = 0; s < S; ++s) {
       const int first = (phase * S + s) * kWarps, chunk = first + warp;
@@ -263,15 +293,15 @@ __device__ __forceinline__ void multiply(const FewArgs& args, const Memory& m, i
       }
       warp_arrive(m.free + at.stage, lane);
       at.next(a.w_stages);
-      const int slot = unit % kSlots;
-      barrier_wait(m.sums_free + slot, unit / kSlots % 2 ^ 1);
+      const Slot slot = slot_of(team, teams, unit++);
+      barrier_wait(m.sums_free + slot.i, slot.parity ^ 1);
 #pragma unroll
       for (int j = 0; j < G; ++j) {
-        to[(slot * G + j) * 32] = {acc[j][0], acc[j][2], acc[j][1], acc[j][3]};
+        to[(slot.i * G + j) * 32] = {acc[j][0], acc[j][2], acc[j][1], acc[j][3]};
       }
-      warp_arrive(m.sums_full + slot, lane);
-      ++unit;
+      warp_arrive(m.sums_full + slot.i, lane);
     }
+    (team ? units[1] : units[0]) = unit;
   });
 }
 
@@ -293,23 +323,11 @@ struct Sums {
   }
 };
 
-// The two adding warps have four columns of the eight each; of at most four columns, every other
-// tile. Not where a tile has several slices: then a place for sums would go from one warp to the
-// other, which may see its barrier a round late.
-struct Shares {
-  int quads, teams;
-};
-__device__ __forceinline__ Shares shares_of(const ColumnsArgs& a) {
-  const int quads = a.m <= 4 ? 1 : 2;
-  return {quads, a.k > kWarps * kChunkK ? 1 : kAdders / quads};
-}
-
 // Lane 4 p + c adds the sums of pair p in column c of this warp's four, of each group of eight.
-template <int G, int S>
+template <int G, int S, int A>
 __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int adder, int lane) {
-  static_assert(kSlots % kAdders == 0, "a place for sums is always the same warp's");
   const ColumnsArgs& a = args.c;
-  const Shares shares = shares_of(a);
+  const Shares shares = shares_of<A>(a);
   const int chunks = a.k / kChunkK, quarter = (chunks + 3) / 4;
   const int quad = adder % shares.quads, team = adder / shares.quads;
   const int column = quad * 4 + lane % 4;
@@ -317,7 +335,7 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
   const float2* const sums_of_lane =
       reinterpret_cast<const float2*>(m.sums) + lane / 4 * 8 + column;
   float scale[G];
-  u32 unit = 0;  // slices of tiles so far
+  u32 unit = 0;  // slices of the team's tiles so far
   wait_for_previous();
 #pragma unroll
   for (int j = 0; j < G; ++j) scale[j] = 1.0f;
@@ -329,15 +347,12 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
   }
   const auto nothing = [](int) {};
   for_each(a, nothing, [&](int phase, int tile, int which) {
+    if (which % shares.teams != team) return;
     const int begin = phase * S * kWarps, end = min(chunks, begin + S * kWarps);
-    if (which % shares.teams != team) {
-      unit += (end - begin + kWarps - 1) / kWarps;
-      return;
-    }
     const bool last = phase == a.splits - 1;
     const Tile t = tile_of<kTilePairs>(a, tile);
     const int pair = t.pair + lane / 4;
-    float2* const kept = m.totals + (which % kBatch * kAdders + adder) * G * 64 + lane;
+    float2* const kept = m.totals + (which % kBatch * 2 + quad) * G * 64 + lane;
     BesideOne beside[G];
     Sums sums[G];
 #pragma unroll
@@ -351,8 +366,9 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
       }
     }
     for (int first = begin; first < end; first += kWarps, ++unit) {
-      const int n = min(end - first, kWarps), slot = unit % kSlots;
-      barrier_wait(m.sums_full + slot, unit / kSlots % 2);
+      const int n = min(end - first, kWarps);
+      const Slot slot = slot_of(team, shares.teams, unit);
+      barrier_wait(m.sums_full + slot.i, slot.parity);
 #pragma unroll
       for (int j = 0; j < G; ++j) {
 #pragma unroll
@@ -361,9 +377,9 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
           float2 v[HALF];
 #pragma unroll
           for (int w = 0; w < HALF; ++w) {
-            v[w] = sums_of_lane[(((h * HALF + w) * kSlots + slot) * G + j) * 64];
+            v[w] = sums_of_lane[(((h * HALF + w) * kSlots + slot.i) * G + j) * 64];
           }
-          if (h == 1 && j == G - 1) warp_arrive(m.sums_free + slot, lane);
+          if (h == 1 && j == G - 1) warp_arrive(m.sums_free + slot.i, lane);
           if (quarter == 4 && n == kWarps) {  // quarters that do not wait for each other
             const float2 q0 = plus(plus(plus(plus(float2{}, v[0]), v[1]), v[2]), v[3]);
             const float2 q1 = plus(plus(plus(plus(float2{}, v[4]), v[5]), v[6]), v[7]);
@@ -393,19 +409,29 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
   });
 }
 
-// Registers go from the warps that bring and add to those that multiply, where the target has that.
+// Of a thread, at first and afterwards: registers go from the warps that bring and add to those
+// that multiply, where the target has that. They are the block's own, and who asks for more than
+// others gave back waits for ever.
+template <int A>
+struct Registers {
+  static constexpr int FIRST = 65536 / kThreads<A> / 8 * 8;
+  static constexpr int MULTIPLY = A == 2 ? 104 : 96, ADD = 64, BRING = A == 2 ? ADD : 32;
+  static_assert(4 * MULTIPLY + ADD + (A == 2 ? 0 : BRING) <= kThreads<A> / 128 * FIRST, "");
+};
+template <int REGISTERS>
 __device__ __forceinline__ void registers_less() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 #endif
 }
+template <int REGISTERS>
 __device__ __forceinline__ void registers_more() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 #endif
 }
 
-template <class W, class V, int G, int S>
+template <class W, class V, int G, int S, int A>
 __device__ __forceinline__ void run(const FewArgs& args) {
   extern __shared__ __align__(128) char shared[];
   Memory m;
@@ -417,40 +443,46 @@ __device__ __forceinline__ void run(const FewArgs& args) {
   m.floats = reinterpret_cast<float*>(shared + args.floats_at);
   m.totals = reinterpret_cast<float2*>(shared + args.totals_at);
   m.ring = shared + args.ring_at;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < args.c.w_stages; ++s) {
-      barrier_make(m.full + s, kTileRows);
-      barrier_make(m.free + s, kWarps);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp == 0) {  // a lane for each stage: as in barriers_make
+    if (lane < args.c.w_stages) {
+      barrier_make(m.full + lane, kTileRows);
+      barrier_make(m.free + lane, kWarps);
     }
-    for (int s = 0; s < kSlots; ++s) {
-      barrier_make(m.sums_full + s, kWarps);
-      barrier_make(m.sums_free + s, shares_of(args.c).quads);
+    if (lane < kSlots) {
+      barrier_make(m.sums_full + lane, kWarps);
+      barrier_make(m.sums_free + lane, shares_of<A>(args.c).quads);
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
   __syncthreads();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp < kWarps) {
-    registers_more();
-    multiply<W, V, G, S>(args, m, warp, lane);
+    registers_more<Registers<A>::MULTIPLY>();
+    multiply<W, V, G, S, A>(args, m, warp, lane);
     return;
   }
-  registers_less();
-  if (warp < kWarps + kBringers) {
-    launch_dependents();
-    bring<W, V, S>(args, m, warp - kWarps, lane);
-    return;
+  // Two that bring and two that add are a group; four that add have one for themselves.
+  const int helper = warp - kWarps, bringer = A == 2 ? helper : helper - A;
+  if (bringer >= 0) {
+    registers_less<Registers<A>::BRING>();
+    if (bringer < kBringers) {
+      launch_dependents();
+      bring<W, V, S>(args, m, bringer, lane);
+      return;
+    }
+    if (A == 4) return;
+  } else {
+    registers_less<Registers<A>::ADD>();
   }
-  const int adder = warp - kWarps - kBringers;
-  add<G, S>(args, m, adder, lane);
+  add<G, S, A>(args, m, A == 2 ? helper - kBringers : helper, lane);
 }
 #endif
 
 // W: type of the weights; V: of the values among QKV, which may differ. G: groups of eight columns.
-// S: slices of k, of 16 chunks, whose columns are in registers at once.
-template <class W, class V, int G, int S>
-__global__ void __launch_bounds__(kThreads, 1) mul_mat_few(const __grid_constant__ FewArgs a) {
+// S: slices of k, of 16 chunks, whose columns are in registers at once. A: warps that add.
+template <class W, class V, int G, int S, int A>
+__global__ void __launch_bounds__(kThreads<A>, 1) mul_mat_few(const __grid_constant__ FewArgs a) {
 #if __CUDA_ARCH__ >= 900
-  run<W, V, G, S>(a);
+  run<W, V, G, S, A>(a);
 #endif
 }

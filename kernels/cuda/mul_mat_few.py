@@ -14,7 +14,9 @@ from .columns_int8 import CHUNK, known, record_bytes, records, records_launch, s
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, places_of
 
 MOST = 16  # columns
-_WARPS, _THREADS, _ROWS, _PAIRS, _BATCH, _SLOTS, _ADDERS = 16, 640, 16, 8, 8, 4, 2  # as in the .cu
+_WARPS, _ROWS, _PAIRS, _BATCH, _SLOTS, _QUADS = 16, 16, 8, 8, 4, 2  # as in the .cu
+_THREADS = {2: 640, 4: 768}  # by the warps that add: one or two for four columns each
+_OF_FOUR = 2  # slices of eight columns for which there are registers beside four warps that add
 _IN_REGISTERS = 4  # slices of 16 chunks of eight columns
 _STATIC = 256  # bytes of shared memory that are left alone
 _MAX_STAGES = 8
@@ -72,7 +74,7 @@ def _plan_of(p: Product, device: DeviceInfo, slices: int) -> _Plan:
         8 * (2 * _MAX_STAGES + 2 * _SLOTS),
         _SLOTS * _WARPS * groups * 512,
         _WARPS * slices * groups * (record_bytes(_sums(p)) - record_bytes(-1)),
-        _BATCH * _ADDERS * groups * 512 if phases > 1 else 0,
+        _BATCH * _QUADS * groups * 512 if phases > 1 else 0,
     )
     places = places_of(sizes, 128)
     stride = max(_row_bytes(t, p.k) for t in _types(p))
@@ -110,10 +112,11 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     types = ", ".join(map(cpp_type, _types(p)))
     # There warps can give each other registers.
     options = ("-arch=sm_90a",) if device.arch == "sm_90" else ()
-    entry = f"mul_mat_few<{types}, {plan.groups}, {plan.slices}>"
+    adders = 4 if options and p.m > 4 and plan.slices * plan.groups <= _OF_FOUR else 2
+    entry = f"mul_mat_few<{types}, {plan.groups}, {plan.slices}, {adders}>"
     grid = (min(device.sm_count, tiles), 1, 1)
     return [
         records_launch(p, at),
-        Launch(Kernel("mul_mat_few.cu", entry, options), grid, (_THREADS, 1, 1), body, plan.shared,
-               dependent=True),
+        Launch(Kernel("mul_mat_few.cu", entry, options), grid, (_THREADS[adders], 1, 1),
+               body, plan.shared, dependent=True),
     ]  # fmt: skip

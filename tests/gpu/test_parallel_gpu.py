@@ -124,14 +124,14 @@ def test_prompts_have_the_bits_of_whole_sums(
 ) -> None:
     path = write_tiny(tmp_path / "m.gguf", dtype=dtype, gain=2.0, n_layer=4, n_embd=256,
                       n_head=4, n_head_kv=4, head_dim=64, head_dim_v=64, n_ff=512)  # fmt: skip
-    ids = [3 + i * 7 % 90 for i in range(700)]
+    ids = [3 + i * 7 % 90 for i in range(1000)]  # in pieces that a library multiplies
     found = on(path, 2, n_ctx=1024).logits(ids)
     few = on(path, 2, n_ctx=1024).logits(ids[:100])
     for limit in ("ROWS", "ROWS_OF_FLOATS"):
         monkeypatch.setattr(all_reduce_norm, limit, 1 << 30)
     expected = on(path, 2, n_ctx=1024).logits(ids)
     assert np.array_equal(found, expected)
-    # A kernel for 65 to 128 rows norms them itself, in another order.
+    # A kernel for 65 rows and more norms them itself, in another order.
     whole = on(path, 2, n_ctx=1024).logits(ids[:100])
     assert ((few - whole) ** 2).sum() <= 1e-5 * (whole**2).sum()
 
@@ -304,9 +304,12 @@ def n_reach(cards: Callable[[int], Backend], n: int) -> int:
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q4_0"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_logits_are_what_they_are_where_they_cross(
-    patched: None, cut: None, cards: Callable[[int], Backend], tmp_path: Path, n: int, dtype: str,
-    monkeypatch: pytest.MonkeyPatch,
+    gpu: Any, patched: None, cut: None, cards: Callable[[int], Backend], tmp_path: Path, n: int,
+    dtype: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    if 1 < gpu.n_alike < n:
+        # What one waits for on its card, another one of that card may have to load code for first.
+        pytest.skip(f"{n} devices on {gpu.n_alike} cards: as many, or one")
     path = write_tiny(tmp_path / "m.gguf", dtype=dtype, gain=2.0, **WIDE)
     ids = [3 + i * 7 % 1000 for i in range(300)]
     sizes = (1, 2, 5, 8, 16, 17, 40, 64, 100, 128, 300)

@@ -34,13 +34,12 @@ MISREAD: dict[frozenset[Place], str] = {
         "have read what they were given, and has read its own"
     ),
 }
-CHAIN, WEIGHTS = "mul_mat_chain.cu", "columns_weights.cuh"
+CHAIN, WEIGHTS, BULK = "mul_mat_chain.cu", "columns_weights.cuh", "bulk_copy.cuh"
+INTEGERS = {"integers_products.cuh", "integers_weights.cuh"}
 # What fills a stage of a ring again, and the files whose functions read what was there.
 FILLS: dict[Place, set[str]] = {
-    ("ask", FEW): {"int8_weights.cuh"},
-    ("bring", STREAM): {WEIGHTS},
-    ("bring", CHAIN): {CHAIN},
-    ("bulk_copy", "mul_mat_integers.cu"): {"integers_products.cuh", "integers_weights.cuh"},
+    ("copy_bulk", BULK): {"int8_weights.cuh", WEIGHTS, CHAIN, *INTEGERS},
+    ("copy_bulk_to_all", BULK): INTEGERS,
     ("copy16_async", "async_copy.cuh"): {WEIGHTS, "expert_columns.cu", "eight.cuh", "signed8.cuh"},
 }
 RING = (

@@ -37,3 +37,9 @@ template <int N>
 __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+
+// This thread arrives at a barrier when the copies that it has asked for are there.
+__device__ __forceinline__ void arrive_with_copies(u64* bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar))
+               : "memory");
+}

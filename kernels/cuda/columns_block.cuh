@@ -6,6 +6,7 @@
 #include "cuda/cluster.cuh"
 #include "cuda/columns.cuh"
 #include "cuda/columns_weights.cuh"
+#include "cuda/registers.cuh"
 #include "cuda/wgmma.cuh"
 
 constexpr int kConsumers = 256, kBringers = 96, kThreads = kConsumers + kBringers + 32;
@@ -71,9 +72,7 @@ __device__ __forceinline__ void bring_weights(const ColumnsArgs& a, const Rings&
       const char* const from = start - L::offset(start) + 16 * piece;
       if (L::ALIGNED || from < start + L::BYTES) copy16_async(to + L::place(r, piece), from);
     }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
-                     shared_address(rings.w_full + at.stage))
-                 : "memory");
+    arrive_with_copies(rings.w_full + at.stage);
     at.next(a.w_stages);
   }
 }
@@ -288,16 +287,6 @@ __device__ __forceinline__ void finish_tile(int kind, const ColumnsArgs& a, char
                        besides[i]);
     }
   }
-}
-
-// Registers go from the warpgroup that brings to those that multiply.
-template <int COUNT>
-__device__ __forceinline__ void registers_less() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-template <int COUNT>
-__device__ __forceinline__ void registers_more() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 #endif

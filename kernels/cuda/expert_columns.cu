@@ -11,6 +11,7 @@
 #include "cuda/dependent.cuh"
 #include "cuda/expert_sort.cuh"
 #include "cuda/gated.cuh"
+#include "cuda/registers.cuh"
 #include "cuda/ring.cuh"
 #include "cuda/wgmma.cuh"
 
@@ -166,9 +167,7 @@ __device__ __forceinline__ void bring_weights(const ExpertColumnsArgs& a, const 
           copy16_async(to + L::place(r, piece), rings.rows[r] + from);
         }
       }
-      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
-                       shared_address(rings.w_full + at.stage))
-                   : "memory");
+      arrive_with_copies(rings.w_full + at.stage);
       at.next(a.w_stages);
     }
   });
@@ -184,13 +183,8 @@ __device__ __forceinline__ void bring_columns(const ExpertColumnsArgs& a, const 
     for (int begin = 0; begin < a.k; begin += 64) {
       barrier_wait(rings.x_free + at.stage, at.parity ^ 1);
       const u32 bar = shared_address(rings.x_full + at.stage);
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(nbytes)
-                   : "memory");
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-          "[%3];" ::"r"(shared_address(rings.x + at.stage * kColumnStage)),
-          "l"(from), "r"(nbytes), "r"(bar)
-          : "memory");
+      expect_bytes(bar, nbytes);
+      copy_bulk(shared_address(rings.x + at.stage * kColumnStage), from, nbytes, bar);
       from += nbytes;
       at.next(a.x_stages);
     }
@@ -318,16 +312,6 @@ __device__ __forceinline__ void multiply_tile(const ExpertColumnsArgs& a, const 
   float sums[N / 2] = {};
   multiply<W, N, WHOLE>(a, rings, w, x, sums);
   finish<Act, N>(a, tile, block, sums);
-}
-
-// Registers go from the warpgroup that brings to those that multiply.
-template <int COUNT>
-__device__ __forceinline__ void registers_less() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-template <int COUNT>
-__device__ __forceinline__ void registers_more() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 template <class W, class Act, bool WHOLE>

@@ -212,9 +212,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     u64* const bar = at.bars + stage;
     const u32 nbytes = min(2, n - 2 * pair) * a.by.row_bytes;
     if (lane == 0) {
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
-                   "r"(nbytes * brought)
-                   : "memory");
+      expect_bytes(bar, nbytes * brought);
     }
     __syncwarp();
     if (brings) {

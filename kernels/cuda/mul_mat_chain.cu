@@ -61,14 +61,6 @@ __device__ __forceinline__ const char* tile_row(const ColumnsArgs& a, int tile, 
   return row_start(KIND, a, t.matrix, t.pair + r % 8, r / 8);
 }
 
-__device__ __forceinline__ void bring(char* to, const char* from, u32 bytes, u64* bar) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(bar))
-      : "memory");
-}
-
 // Warp `which` of kBringers brings its part of every stage's rows.
 template <int KIND>
 __device__ __forceinline__ void bring_weights(const ChainArgs& args, const Memory& m, int which,
@@ -126,7 +118,8 @@ __device__ __forceinline__ void bring_columns(const ChainArgs& args, const Memor
       const u32 bytes = min(a.k - k, kStageK) * 16 * G;
       barrier_wait(m.x_free + at.stage, at.parity ^ 1);
       expect_bytes(m.x_full + at.stage, bytes);
-      bring(m.x + at.stage * kStageK * 16 * G, a.x + (i64)k * 16 * G, bytes, m.x_full + at.stage);
+      copy_bulk(m.x + at.stage * kStageK * 16 * G, a.x + (i64)k * 16 * G, bytes,
+                m.x_full + at.stage);
       at.next(a.x_stages);
     }
   }

@@ -40,13 +40,8 @@ __device__ __forceinline__ void bring_columns(const ColumnsArgs& a, const Rings&
   for (int tile = begin; tile < end; ++tile) {
     barrier_wait(rings.x_free + at.stage, at.parity ^ 1);
     const u32 bar = shared_address(rings.x_full + at.stage);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(STAGE)
-                 : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(shared_address(rings.x + at.stage * STAGE)),
-        "l"(x + (i64)tile * STAGE), "r"(STAGE), "r"(bar)
-        : "memory");
+    expect_bytes(bar, STAGE);
+    copy_bulk(shared_address(rings.x + at.stage * STAGE), x + (i64)tile * STAGE, STAGE, bar);
     at.next(a.x_stages);
   }
 }

@@ -12,6 +12,7 @@
 // longer to read all of them as floats.
 #include "cuda/columns.cuh"
 #include "cuda/int8_weights.cuh"
+#include "cuda/registers.cuh"
 #include "cuda/ring.cuh"
 
 // Mirrored by `launches` in mul_mat_few.py.
@@ -55,12 +56,6 @@ struct Slot {
 __device__ __forceinline__ Slot slot_of(int team, int teams, u32 unit) {
   const int shift = teams == 1 ? 2 : 1;  // each has 4 or 2
   return {(team << shift) + (int)(unit & ((1 << shift) - 1)), unit >> shift & 1};
-}
-
-// Once for the whole warp.
-__device__ __forceinline__ void warp_arrive(u64* bar, int lane) {
-  __syncwarp();
-  if (lane == 0) barrier_arrive(bar);
 }
 
 struct Memory {
@@ -142,12 +137,8 @@ __device__ __forceinline__ void ask(const FewArgs& args, const Memory& m, const 
   if (!has_row) return;
   const u32 bar = shared_address(m.full + at.stage);
   const u32 to = shared_address(m.ring) + (at.stage * kTileRows + r) * args.c.w_stride;
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(all) : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-      "l"(from - offset), "r"(all), "r"(bar), "l"(policy)
-      : "memory");
+  expect_bytes(bar, all);
+  copy_bulk(to, from - offset, all, bar, policy);
 }
 
 // Warp i brings the first or the second rows of the pairs.
@@ -409,27 +400,13 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
   });
 }
 
-// Of a thread, at first and afterwards: registers go from the warps that bring and add to those
-// that multiply, where the target has that. They are the block's own, and who asks for more than
-// others gave back waits for ever.
+// Of a thread, at first and afterwards.
 template <int A>
 struct Registers {
   static constexpr int FIRST = 65536 / kThreads<A> / 8 * 8;
   static constexpr int MULTIPLY = A == 2 ? 104 : 96, ADD = 64, BRING = A == 2 ? ADD : 32;
   static_assert(4 * MULTIPLY + ADD + (A == 2 ? 0 : BRING) <= kThreads<A> / 128 * FIRST, "");
 };
-template <int REGISTERS>
-__device__ __forceinline__ void registers_less() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-#endif
-}
-template <int REGISTERS>
-__device__ __forceinline__ void registers_more() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-#endif
-}
 
 template <class W, class V, int G, int S, int A>
 __device__ __forceinline__ void run(const FewArgs& args) {

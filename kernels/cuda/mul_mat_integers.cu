@@ -15,6 +15,7 @@
 // all quarters of each of its tiles, and neighbouring blocks get columns together (TOGETHER).
 #include "cuda/integers_products.cuh"
 #include "cuda/integers_sums.cuh"
+#include "cuda/registers.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -60,9 +61,7 @@ __device__ __forceinline__ void bring_weights(const IntegersArgs& args, const Me
           }
         }
       }
-      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
-                       shared_address(m.w_full + at.stage))
-                   : "memory");
+      arrive_with_copies(m.w_full + at.stage);
       at.next(a.w_stages);
     }
   });
@@ -72,17 +71,9 @@ __device__ __forceinline__ void bring_weights(const IntegersArgs& args, const Me
 template <bool TOGETHER>
 __device__ __forceinline__ void bulk_copy(u32 to, const char* from, u32 n, u64* bar) {
   if constexpr (TOGETHER) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(n), "r"(shared_address(bar)), "h"((unsigned short)((1 << kCluster) - 1))
-        : "memory");
+    copy_bulk_to_all<kCluster>(to, from, n, shared_address(bar));
   } else {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(to),
-        "l"(from), "r"(n), "r"(shared_address(bar))
-        : "memory");
+    copy_bulk(to, from, n, shared_address(bar));
   }
 }
 
@@ -115,9 +106,7 @@ __device__ __forceinline__ void bring_columns(const IntegersArgs& args, const Me
     for (int tile = q.begin * kChunkTiles; tile < q.end * kChunkTiles; ++tile) {
       wait(at);
       u64* const bar = m.x_full + at.stage;
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
-                   "r"(STAGE + NUMBERS)
-                   : "memory");
+      expect_bytes(bar, STAGE + NUMBERS);
       bulk_copy<TOGETHER>(shared_address(m.x) + at.stage * STAGE + share * X_SHARE,
                           x + (i64)tile * STAGE, X_SHARE, bar);
       bulk_copy<TOGETHER>(shared_address(m.numbers) + at.stage * NUMBERS + share * SHARE,
@@ -160,17 +149,6 @@ __device__ __forceinline__ void multiply(const IntegersArgs& args, const Memory&
   });
 }
 
-// Registers go from the warpgroup that brings to those that multiply. Rows that begin between two
-// multiples of 16 bytes need more to be brought.
-template <bool ALIGNED>
-__device__ __forceinline__ void registers_less() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(ALIGNED ? 40 : 56));
-}
-template <bool ALIGNED>
-__device__ __forceinline__ void registers_more() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ALIGNED ? 232 : 224));
-}
-
 template <class W, int N, bool TOGETHER>
 __device__ __forceinline__ void run(const IntegersArgs& args) {
   using L = Weights<W>;
@@ -208,7 +186,7 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
 
   if (threadIdx.x >= kConsumers) {
     const int thread = threadIdx.x - kConsumers;
-    registers_less<L::ALIGNED>();
+    registers_less<L::ALIGNED ? 40 : 56>();  // rows between multiples of 16 bytes need more
     if (thread < kBringers) {
       launch_dependents();
       bring_weights<W, TOGETHER>(args, m, thread);
@@ -220,7 +198,7 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
     }
     return;
   }
-  registers_more<L::ALIGNED>();
+  registers_more<L::ALIGNED ? 232 : 224>();
   multiply<W, N, TOGETHER>(args, m);
 }
 #endif

@@ -12,18 +12,13 @@
 #include "cuda/columns_weights.cuh"
 #include "cuda/float_columns.cuh"
 #include "cuda/mma.cuh"
+#include "cuda/registers.cuh"
 #include "cuda/ring.cuh"
 
 constexpr int kWarps = kFloatParts, kThreads = 32 * (kWarps + 4), kTileRows = 16, kTilePairs = 8;
 constexpr int kBatch = 8;  // tiles that have sums of a few parts of k at once
 
 #if __CUDA_ARCH__ >= 900
-
-// Once for the whole warp.
-__device__ __forceinline__ void warp_arrive(u64* bar, int lane) {
-  __syncwarp();
-  if (lane == 0) barrier_arrive(bar);
-}
 
 struct Memory {
   u64 *full, *free;            // of the ring's stages
@@ -68,13 +63,8 @@ __device__ __forceinline__ void bring(const ColumnsArgs& a, const Memory& m, int
       if (lane < kTileRows) {
         const u32 bar = shared_address(m.full + at.stage);
         const u32 to = shared_address(m.ring + (at.stage * kTileRows + lane) * a.w_stride);
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(all)
-                     : "memory");
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-            "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-            "l"(start), "r"(all), "r"(bar), "l"(policy)
-            : "memory");
+        expect_bytes(bar, all);
+        copy_bulk(to, start, all, bar, policy);
       }
       __syncwarp();
       at.next(a.w_stages);
@@ -188,18 +178,6 @@ __device__ __forceinline__ void add(const ColumnsArgs& a, const Memory& m, int j
       });
 }
 
-// Registers go from the warps that bring and add to those that multiply, where the target has that.
-__device__ __forceinline__ void registers_less() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-#endif
-}
-__device__ __forceinline__ void registers_more() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
-#endif
-}
-
 template <class W, int G, int P, int B, bool FULL>
 __device__ __forceinline__ void run(const ColumnsArgs& a) {
   extern __shared__ __align__(128) char shared[];
@@ -225,11 +203,11 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp < kWarps) {
-    registers_more();
+    registers_more<104>();
     multiply<W, G, P, B, FULL>(a, m, warp, lane);
     return;
   }
-  registers_less();
+  registers_less<64>();
   if (warp == kWarps) {
     launch_dependents();
     bring<W, P, B>(a, m, lane);

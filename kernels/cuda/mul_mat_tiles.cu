@@ -35,13 +35,9 @@ __device__ __forceinline__ void bring_columns(const ColumnsArgs& a, const Rings&
   for (int tile = 0; tile < a.k / kTileK; ++tile) {
     cluster_barrier_wait(rings.x_free + at.stage, at.parity ^ 1);
     const u32 bar = shared_address(rings.x_full + at.stage);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(STAGE)
-                 : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(rings.x + at.stage * STAGE) + begin),
-        "l"(x + (i64)tile * STAGE), "r"(HALF), "r"(bar), "h"((unsigned short)((1 << kCluster) - 1))
-        : "memory");
+    expect_bytes(bar, STAGE);
+    copy_bulk_to_all<kCluster>(shared_address(rings.x + at.stage * STAGE) + begin,
+                               x + (i64)tile * STAGE, HALF, bar);
     at.next(a.x_stages);
   }
 }

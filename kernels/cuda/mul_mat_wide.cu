@@ -96,9 +96,7 @@ __device__ __forceinline__ void bring_weights(const ColumnsArgs& a, const Rings&
     for (int i = 0; i < N / ROWS; ++i) {
       copy16_async(to + i * ROWS * 128 + (place ^ (i * ROWS % 8 * 16)), from[i] + 2 * k);
     }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
-                     shared_address(rings.w_full + at.stage))
-                 : "memory");
+    arrive_with_copies(rings.w_full + at.stage);
     at.next(a.w_stages);
   }
 }
@@ -114,14 +112,9 @@ __device__ __forceinline__ void bring_columns(const ColumnsArgs& a, const Rings&
   for (int tile = 0; tile < a.k / kTileK; ++tile) {
     barrier_wait_cluster(rings.x_free + at.stage, at.parity ^ 1);
     const u32 bar = shared_address(rings.x_full + at.stage);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-                 : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(rings.x + at.stage * TILE) + begin),
-        "l"(a.x + (i64)tile * TILE + begin), "r"(part), "r"(bar),
-        "h"((unsigned short)((1 << kCluster) - 1))
-        : "memory");
+    expect_bytes(bar, bytes);
+    copy_bulk_to_all<kCluster>(shared_address(rings.x + at.stage * TILE) + begin,
+                               a.x + (i64)tile * TILE + begin, part, bar);
     at.next(a.x_stages);
   }
 }

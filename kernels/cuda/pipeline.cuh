@@ -4,7 +4,7 @@
 // share, 16 bytes at a time. Either way a barrier in shared memory tells when a stage is full.
 #pragma once
 
-#include "cuda/async_copy.cuh"
+#include "cuda/bulk_copy.cuh"
 #include "cuda/dependent.cuh"
 
 #ifndef GF_BULK
@@ -63,27 +63,6 @@ __device__ __forceinline__ u64 read_once() {
   return policy;
 }
 
-#if __CUDA_ARCH__ >= 900
-// A run of n bytes (a multiple of 16, from an aligned address), of which a barrier is to be told.
-// Places in shared memory are pointers, or their addresses there.
-__device__ __forceinline__ void expect_bytes(u32 bar, u32 n) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(n) : "memory");
-}
-__device__ __forceinline__ void expect_bytes(u64* bar, u32 n) {
-  expect_bytes(shared_address(bar), n);
-}
-__device__ __forceinline__ void copy_bulk(u32 to, const char* from, u32 n, u32 bar, u64 policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-      "l"(from), "r"(n), "r"(bar), "l"(policy)
-      : "memory");
-}
-__device__ __forceinline__ void copy_bulk(char* to, const char* from, u32 n, u64* bar, u64 policy) {
-  copy_bulk(shared_address(to), from, n, shared_address(bar), policy);
-}
-#endif
-
 // The whole warp: fill a stage with two runs of n bytes (a multiple of 16, from aligned addresses).
 __device__ __forceinline__ void fill(char* to0, const char* from0, char* to1, const char* from1,
                                      u32 n, u64* bar, int lane, u64 policy) {
@@ -98,8 +77,7 @@ __device__ __forceinline__ void fill(char* to0, const char* from0, char* to1, co
     copy16_async(shared_address(to0 + i), from0 + i);
     copy16_async(shared_address(to1 + i), from1 + i);
   }
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar))
-               : "memory");
+  arrive_with_copies(bar);
 #endif
 }
 
@@ -137,7 +115,6 @@ __device__ __forceinline__ void fill_runs(char* const (&to)[N], const char* cons
       copy16_async(shared_address(to[r] + i), from[r] + i);
     }
   }
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar))
-               : "memory");
+  arrive_with_copies(bar);
 #endif
 }

@@ -14,6 +14,12 @@ __device__ __forceinline__ void barrier_arrive(u64* bar) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 
+// Once for the whole warp.
+__device__ __forceinline__ void warp_arrive(u64* bar, int lane) {
+  __syncwarp();
+  if (lane == 0) barrier_arrive(bar);
+}
+
 // A barrier at which to arrive when what was read has come into registers. read: of every load;
 // zero: zero, which the compiler must not know. Loads that a warp has only asked for wait in line
 // behind other warps' asynchronous copies, and an arrival does not: it overtook them (H200,

@@ -1,0 +1,17 @@
+// Groups of four warps of a block give each other registers, where the target has that. They are
+// those that the block began with, as many for each thread as its launch bounds leave: who asks for
+// more than others gave back waits for ever.
+#pragma once
+
+template <int COUNT>
+__device__ __forceinline__ void registers_less() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+__device__ __forceinline__ void registers_more() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}

@@ -55,7 +55,6 @@ def sources(built: Built, **device: Any) -> list[str]:
     return [s.kernel.source for s in made_by(built.node, replace(EQUAL, **device))]
 
 
-# test_compile.py compiles some of every kind; here it is the kernels of a type.
 @pytest.mark.parametrize("dtype", COMPILED)
 def test_compiles(nvrtc: Any, dtype: str) -> None:
     found = [product(op, 300, 8, 512, dtype) for op in ("mul_mat", "mul_mat_swiglu")]

@@ -40,7 +40,6 @@ def operands(op: str, x: Operand, n: int, k: int, dtype: str, m: int) -> tuple[O
     return (x, norm(k), *ws) if op.startswith("norm_") else (*ws, x, *beside)
 
 
-# test_compile.py compiles some of every kind; here it is the kernels of a type.
 @pytest.mark.parametrize("dtype", COMPILED)
 def test_compiles(nvrtc: Any, dtype: str) -> None:
     kernels = {

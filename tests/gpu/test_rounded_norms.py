@@ -35,8 +35,9 @@ def rounded_types(plan: Plan, device: str) -> dict[Tensor, str | None]:
 
 @pytest.mark.parametrize(
     ("model", "wanted"),
-    [("llama3-8b:F16", "f16"), ("llama3-8b:Q4_0", "bf16"), ("llama3-8b:Q4_K_M", "bf16"),
-     ("llama3-8b:BF16", "bf16"), ("tinyllama-1.1b:F32", None)],
+    [("llama3-8b:F16", "f16"), ("llama3-8b:Q4_0", "bf16"), ("tinyllama-1.1b:F32", None),
+     pytest.param("llama3-8b:Q4_K_M", "bf16", marks=pytest.mark.slow),
+     pytest.param("llama3-8b:BF16", "bf16", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_norms_that_products_read_are_rounded(
     model: str, wanted: str | None, monkeypatch: pytest.MonkeyPatch

@@ -19,11 +19,11 @@ SLOW = ((1024.0, 500.0), (1048576.0, 9000.0))
     "shape, most, options, machine, cards",
     [
         ("smollm2-135m:Q4_0", 4, {"split_mode": "tensor"}, M, 1),  # waits for kernels, not memory
-        ("llama3-8b:F16", 2, {"split_mode": "tensor"}, M, 2),
+        pytest.param("llama3-8b:F16", 2, {"split_mode": "tensor"}, M, 2, marks=pytest.mark.slow),
         # Exchanges as slow as a network's make every card one too many.
         ("llama3-8b:F16", 4, {"split_mode": "tensor"},
          replace(M, exchange=SLOW), 1),
-        ("llama3-8b:F16", 4, {}, M, 1),
+        pytest.param("llama3-8b:F16", 4, {}, M, 1, marks=pytest.mark.slow),
         ("llama3-8b:F16", 4, {}, replace(M, memory_gib=6.5), 3),
         pytest.param("llama3-8b:F16", 4, {"split_mode": "tensor"},
                      replace(M, memory_gib=6.5, exchange=SLOW), 4, marks=pytest.mark.slow),

@@ -122,10 +122,12 @@ def test_depth_and_sequences_cost() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "cards", "n", "measured"),
-    [("llama3-8b:Q4_K_M", 1, 1, 546), ("llama3-8b:Q8_0", 1, 1, 416), ("llama3-8b:F16", 1, 16, 3434),
-     ("llama3-8b:F16", 2, 64, 18725), ("llama3-8b:F16", 2, 128, 28545),
-     ("llama3-70b:Q4_0", 2, 128, 4929), ("llama3-70b-10l:Q4_0", 2, 1, 993.5),
-     ("llama3-70b-10l:F16", 2, 1, 381.7)],
+    [("llama3-8b:Q4_K_M", 1, 1, 546), ("llama3-8b:F16", 1, 16, 3434),
+     ("llama3-8b:F16", 2, 64, 18725), ("llama3-70b-10l:Q4_0", 2, 1, 993.5),
+     *(pytest.param(*x, marks=pytest.mark.slow) for x in (
+        ("llama3-8b:Q8_0", 1, 1, 416), ("llama3-8b:F16", 2, 128, 28545),
+        ("llama3-70b:Q4_0", 2, 128, 4929), ("llama3-70b-10l:F16", 2, 1, 381.7),
+     ))],
 )  # fmt: skip
 def test_the_check_beside_measurements_holds(
     shape: str, cards: int, n: int, measured: float

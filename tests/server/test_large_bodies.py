@@ -88,11 +88,11 @@ def test_the_field_is_named(cls: type[Body], text: str, param: str) -> None:
 
 def test_counting_takes_no_longer_than_a_body_is_long() -> None:
     for piece in ('\\"', "\\\\", '"', '"" ', '"a":', " ", "a"):
-        data = ("{" * MAX_NESTED + '"' + piece * (BODY // len(piece)) + "{").encode()
+        data = ("{" * MAX_NESTED + '"' + piece * (BODY // 4 // len(piece)) + "{").encode()
         began = time.process_time()
         with pytest.raises(ApiError):
             parse(CompletionBody, data)
-        assert time.process_time() - began < 20
+        assert time.process_time() - began < 5
 
 
 def test_a_list_that_is_too_long_is_told_as_one() -> None:

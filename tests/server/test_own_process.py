@@ -65,7 +65,7 @@ def test_texts_are_those_of_an_engine_in_the_server() -> None:
         assert server.post("/v1/embeddings", {"input": "A tale"})[2]["data"] == vector
         assert server.get("/live/memory")[2]["forecast"] == memory["forecast"]
         assert server.get("/live/ops")[0] in (200, 404)  # 404: nothing runs
-        check_kills(server, short, (30,), n_replicas=1, n_requests=80)
+        check_kills(server, short, (30,), n_replicas=1, n_requests=50)
         (link,) = server.loaded.engine._fleet.links
         assert link.started.pid != pid
         server.wait_idle()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from stand_in_loop import Loop, install
 from tiny_model import write_tiny
+from waited_for import some_of
 
 from gguflow.engine.compile import compile_graph
 from gguflow.engine.graph import dtype_by_name
@@ -314,8 +315,14 @@ def test_a_first_token_compiles_nothing(model: Model, monkeypatch: pytest.Monkey
 # -- everything at once ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["live rows", "padded", "with loops", "gathered, with loops"])
-@pytest.mark.parametrize("n_requests", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "n_requests"),
+    some_of(
+        [("live rows", 60), ("gathered, with loops", 60)],
+        ("live rows", "padded", "with loops", "gathered, with loops"),
+        (60, 200),
+    ),
+)
 def test_mixed_lengths_arriving_at_random(
     model: Model, monkeypatch: pytest.MonkeyPatch, n_requests: int, kind: str
 ) -> None:

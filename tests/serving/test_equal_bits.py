@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from equal_bits import HOT, WEIGHTS, Bits
 from test_engine import pad
+from waited_for import some_of
 
 from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.graph import dtype_by_name
@@ -68,12 +69,10 @@ def hold(
 
 @pytest.mark.parametrize(
     ("weights", "type_kv"),
-    [*((w, "f16") for w in WEIGHTS), (WEIGHTS[0], "q8_0"),
-     *(pytest.param(w, "q8_0", marks=pytest.mark.slow) for w in WEIGHTS[1:])],
-)  # fmt: skip
+    some_of([("Q4_0", "f16"), ("Q8_0", "f16"), ("F16", "q8_0")], WEIGHTS, ("f16", "q8_0")),
+)
 def test_a_requests_bits_are_its_own(folder: Path, weights: str, type_kv: str) -> None:
-    """Each type of weights, and one of them with each type of cache. Ten requests are no more at
-    once than eight and two, or by threes, but for the first type."""
+    """Ten requests are no more at once than eight and two, or by threes, but for the first type."""
     hold(folder, weights, type_kv, 10, at_once=AT_ONCE if weights == WEIGHTS[0] else (3, 8))
 
 

@@ -342,6 +342,7 @@ __device__ __forceinline__ void run(const ExpertColumnsArgs& a) {
 
   if (threadIdx.x >= kConsumers) {
     const int thread = threadIdx.x - kConsumers;
+    static_assert(registers_are_there<kThreads, 2>(40 + 2 * 96), "");
     registers_less<40>();
     if (thread < kBringers) {
       bring_weights<W, is_gated<Act>, WHOLE>(a, rings, thread);

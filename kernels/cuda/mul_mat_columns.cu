@@ -70,6 +70,8 @@ template <class W, int N, int MT>
 __device__ __forceinline__ void run(const ColumnsArgs& a) {
   using L = Weights<W>;
   constexpr bool TWO = two_blocks(N, MT);
+  constexpr int LESS = TWO ? 40 : 56, MORE = TWO ? 96 : 224;
+  static_assert(registers_are_there<kThreads, TWO ? 2 : 1>(LESS + 2 * MORE), "");
   extern __shared__ __align__(1024) char memory[];
   char* const shared = memory + (-shared_address(memory) & 1023);
   const Rings rings = make_rings<W, N, MT, 1>(a, shared, blockIdx.x);
@@ -79,7 +81,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   const int begin = chunks * blockIdx.y / a.splits, end = chunks * (blockIdx.y + 1) / a.splits;
   if (threadIdx.x >= kConsumers) {
     const int thread = threadIdx.x - kConsumers;
-    registers_less<TWO ? 40 : 56>();
+    registers_less<LESS>();
     if (thread < kBringers) {
       launch_dependents();
       bring_weights<W, MT>(a, rings, begin, end, thread);
@@ -92,7 +94,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
     }
     return;
   }
-  registers_more<TWO ? 96 : 224>();
+  registers_more<MORE>();
   wait_for_previous();
   float sums[MT][N / 2] = {};
   Multiplier<W, N, MT, 1>(a, rings, begin, end).part(begin, end, end, sums);

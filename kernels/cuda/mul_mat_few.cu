@@ -400,12 +400,12 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
   });
 }
 
-// Of a thread, at first and afterwards.
+// Of a thread.
 template <int A>
 struct Registers {
-  static constexpr int FIRST = 65536 / kThreads<A> / 8 * 8;
   static constexpr int MULTIPLY = A == 2 ? 104 : 96, ADD = 64, BRING = A == 2 ? ADD : 32;
-  static_assert(4 * MULTIPLY + ADD + (A == 2 ? 0 : BRING) <= kThreads<A> / 128 * FIRST, "");
+  static constexpr int ALL = 4 * MULTIPLY + ADD + (A == 2 ? 0 : BRING);
+  static_assert(registers_are_there<kThreads<A>>(ALL), "");
 };
 
 template <class W, class V, int G, int S, int A>

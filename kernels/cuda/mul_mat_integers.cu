@@ -152,6 +152,9 @@ __device__ __forceinline__ void multiply(const IntegersArgs& args, const Memory&
 template <class W, int N, bool TOGETHER>
 __device__ __forceinline__ void run(const IntegersArgs& args) {
   using L = Weights<W>;
+  // Rows that begin between two multiples of 16 bytes need more to be brought.
+  constexpr int LESS = L::ALIGNED ? 40 : 56, MORE = L::ALIGNED ? 232 : 224;
+  static_assert(registers_are_there<kThreads>(LESS + 2 * MORE), "");
   const ColumnsArgs& a = args.c;
   extern __shared__ __align__(1024) char memory[];
   Memory m;
@@ -186,7 +189,7 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
 
   if (threadIdx.x >= kConsumers) {
     const int thread = threadIdx.x - kConsumers;
-    registers_less<L::ALIGNED ? 40 : 56>();  // rows between multiples of 16 bytes need more
+    registers_less<LESS>();
     if (thread < kBringers) {
       launch_dependents();
       bring_weights<W, TOGETHER>(args, m, thread);
@@ -198,7 +201,7 @@ __device__ __forceinline__ void run(const IntegersArgs& args) {
     }
     return;
   }
-  registers_more<L::ALIGNED ? 232 : 224>();
+  registers_more<MORE>();
   multiply<W, N, TOGETHER>(args, m);
 }
 #endif

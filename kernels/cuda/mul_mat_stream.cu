@@ -203,6 +203,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp < kWarps) {
+    static_assert(registers_are_there<kThreads>(4 * 104 + 64), "");
     registers_more<104>();
     multiply<W, G, P, B, FULL>(a, m, warp, lane);
     return;

@@ -55,6 +55,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   const int chunks = a.k / Weights<W>::CHUNK;
   if (threadIdx.x >= kConsumers) {
     const int thread = threadIdx.x - kConsumers;
+    static_assert(registers_are_there<kThreads>(56 + 2 * 224), "");
     registers_less<56>();
     if (thread < kBringers) {
       launch_dependents();

@@ -45,8 +45,10 @@ def allowed(dtype: str, m: int, built: Any) -> float:
     return float(built.tolerance if few else 5e-5)
 
 
-def heads(types: tuple[str, str, str], m: int, state: str, mode: str, k: int = 512) -> Any:
-    """norm_qkv_rope of three query heads, with some rows that go nowhere."""
+def heads(
+    types: tuple[str, str, str], m: int, state: str, mode: str, k: int = 512, make: Any = build
+) -> Any:
+    """norm_qkv_rope of three query heads, with some rows that go nowhere. make: or `declared`."""
     hd, rows = 64, (192, 64, 64)
     weights = (weight(n, k, t) for n, t in zip(rows, types, strict=True))
     pos = Operand((m,), "i32", lambda rng, shape: rng.integers(0, 4096, shape))
@@ -54,7 +56,7 @@ def heads(types: tuple[str, str, str], m: int, state: str, mode: str, k: int = 5
     states = (Operand((256, n), state, role="state") for n in rows[1:])
     norm = Operand((k,), data=lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
     params = {**EPS, "n_dims": hd, "head_dim": hd, "mode": mode}
-    return build("norm_qkv_rope", Operand((m, k)), norm, *weights, pos, where, *states, **params)
+    return make("norm_qkv_rope", Operand((m, k)), norm, *weights, pos, where, *states, **params)
 
 
 def made_by(node: Any, device: DeviceInfo = DeviceInfo()) -> list[Launch]:  # noqa: B008

@@ -63,9 +63,9 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
 def test_only_where_it_is_asked_for(dtype: str) -> None:
     k = 512
     for m in (16, 17, 256, 290):
-        nodes = [heads((dtype,) * 3, m, "f16", "norm", k).node]
+        nodes = [heads((dtype,) * 3, m, "f16", "norm", k, declared)]
         nodes += [
-            build(op, *operands(op, Operand((m, k)), 8, k, dtype, m), **params_of(op)).node
+            declared(op, *operands(op, Operand((m, k)), 8, k, dtype, m), **params_of(op))
             for op in OPS
         ]
         for node in nodes:

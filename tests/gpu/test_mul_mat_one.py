@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness import nmse, run_on
 from kernel_list import EQUAL
-from test_mul_mat_columns import EPS, build, heads, made_by, weight
+from test_mul_mat_columns import EPS, build, declared, heads, made_by, weight
 from test_mul_mat_few import COMPILED, TYPES, norm
 
 from gguflow.engine.backends.base import find_backend
@@ -68,10 +68,10 @@ def test_where_several_columns_have_the_same_bits(arch: str, dtype: str) -> None
 @pytest.mark.parametrize("dtype", [*TYPES, "f16", "bf16"])
 def test_only_where_it_is_asked_for(dtype: str) -> None:
     k, own = 4096, "mul_mat_one.cu" if dtype in TYPES else "mul_mat_one_float.cu"
-    nodes = [heads((dtype,) * 3, 1, "f16", "norm", k).node]
+    nodes = [heads((dtype,) * 3, 1, "f16", "norm", k, declared)]
     for op in OPS:
         params = EPS if op.startswith("norm_") else {}
-        nodes.append(build(op, *operands(op, Operand((1, k)), 64, k, dtype, 1), **params).node)
+        nodes.append(declared(op, *operands(op, Operand((1, k)), 64, k, dtype, 1), **params))
     for node in nodes:
         faster = replace(EQUAL, equal_bits=False)
         assert supports(node) and supports(node, equal_bits=True)

@@ -159,8 +159,7 @@ KINDS = {
 }
 
 
-WAITED_FOR = {("draft", 0), ("draft that is sure", 7), ("lookup", 0), ("both", 0), ("both", 7),
-              ("at its own pace", 7)}  # fmt: skip
+WAITED_FOR = {("draft", 0), ("draft that is sure", 7), ("both", 7), ("at its own pace", 7)}
 
 
 @pytest.mark.parametrize(("kind", "n_seqs"), some_of(WAITED_FOR, KINDS, (0, 1, 7)))

@@ -317,6 +317,8 @@ __device__ __forceinline__ void multiply_tile(const ExpertColumnsArgs& a, const 
 template <class W, class Act, bool WHOLE>
 __device__ __forceinline__ void run(const ExpertColumnsArgs& a) {
   using L = ExpertWeights<W>;
+  constexpr int LESS = 40, MORE = 96;
+  static_assert(registers_are_there<kThreads, 2>(LESS + 2 * MORE), "");
   extern __shared__ __align__(1024) char memory[];
   Rings rings;
   rings.x = memory + (-shared_address(memory) & 1023);
@@ -342,8 +344,7 @@ __device__ __forceinline__ void run(const ExpertColumnsArgs& a) {
 
   if (threadIdx.x >= kConsumers) {
     const int thread = threadIdx.x - kConsumers;
-    static_assert(registers_are_there<kThreads, 2>(40 + 2 * 96), "");
-    registers_less<40>();
+    registers_less<LESS>();
     if (thread < kBringers) {
       bring_weights<W, is_gated<Act>, WHOLE>(a, rings, thread);
       copies_end();
@@ -353,7 +354,7 @@ __device__ __forceinline__ void run(const ExpertColumnsArgs& a) {
     }
     return;
   }
-  registers_more<96>();
+  registers_more<MORE>();
   Place w, x;
   each_piece(a, [&](const ExpertTile& tile, int block) {
     if (tile.expert < 0) {

@@ -180,6 +180,8 @@ __device__ __forceinline__ void add(const ColumnsArgs& a, const Memory& m, int j
 
 template <class W, int G, int P, int B, bool FULL>
 __device__ __forceinline__ void run(const ColumnsArgs& a) {
+  constexpr int LESS = 64, MORE = 104;
+  static_assert(registers_are_there<kThreads>(LESS + 4 * MORE), "");
   extern __shared__ __align__(128) char shared[];
   Memory m;
   m.full = reinterpret_cast<u64*>(shared);
@@ -203,12 +205,11 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp < kWarps) {
-    static_assert(registers_are_there<kThreads>(4 * 104 + 64), "");
-    registers_more<104>();
+    registers_more<MORE>();
     multiply<W, G, P, B, FULL>(a, m, warp, lane);
     return;
   }
-  registers_less<64>();
+  registers_less<LESS>();
   if (warp == kWarps) {
     launch_dependents();
     bring<W, P, B>(a, m, lane);

@@ -44,6 +44,8 @@ __device__ __forceinline__ void bring_columns(const ColumnsArgs& a, const Rings&
 
 template <int KIND, class W, int N>
 __device__ __forceinline__ void run(const ColumnsArgs& a) {
+  constexpr int LESS = 56, MORE = 224;
+  static_assert(registers_are_there<kThreads>(LESS + 2 * MORE), "");
   extern __shared__ __align__(1024) char memory[];
   char* const shared = memory + (-shared_address(memory) & 1023);
   const Work work = work_of<N>(a);
@@ -55,8 +57,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
   const int chunks = a.k / Weights<W>::CHUNK;
   if (threadIdx.x >= kConsumers) {
     const int thread = threadIdx.x - kConsumers;
-    static_assert(registers_are_there<kThreads>(56 + 2 * 224), "");
-    registers_less<56>();
+    registers_less<LESS>();
     if (thread < kBringers) {
       launch_dependents();
       bring_weights<W, 1>(a, rings, 0, chunks, thread);
@@ -68,7 +69,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
     }
     return;
   }
-  registers_more<224>();
+  registers_more<MORE>();
   wait_for_previous();
   float sums[1][N / 2] = {};
   Multiplier<W, N, 1, kCluster> multiplier(a, rings, 0, chunks);

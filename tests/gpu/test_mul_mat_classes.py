@@ -14,7 +14,7 @@ from kernel_list import EQUAL
 from sizes import fewer
 from test_mul_mat_columns import EPS, declared, heads, made_by, weight
 from test_mul_mat_columns import build as build_op
-from test_mul_mat_few import COMPILED, TYPES, norm
+from test_mul_mat_few import TYPES, norm
 from test_mul_mat_integers import (
     FILES,
     MOST,
@@ -55,7 +55,8 @@ def sources(built: Built, **device: Any) -> list[str]:
     return [s.kernel.source for s in made_by(built.node, replace(EQUAL, **device))]
 
 
-@pytest.mark.parametrize("dtype", COMPILED)
+@pytest.mark.slow  # test_compile.py has some of every kind
+@pytest.mark.parametrize("dtype", TYPES)
 def test_compiles(nvrtc: Any, dtype: str) -> None:
     found = [product(op, 300, 8, 512, dtype) for op in ("mul_mat", "mul_mat_swiglu")]
     nodes = [b.node for b in found]

@@ -13,8 +13,6 @@ from gguflow.engine.graph import Operand
 from gguflow.kernels.cuda.launch import DeviceInfo
 
 TYPES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]
-# A change waits for some of every kind (test_compile.py); here it is all kernels of a type.
-COMPILED = [pytest.param(t, marks=pytest.mark.slow) for t in TYPES]
 COUNTS = (2, 3, 4, 5, 8, 9)  # of columns beside which those of 16 are compared
 SOME = ["q4_0", "q5_1", "q8_0", "q2_K", "q4_K", "q6_K"]
 
@@ -23,7 +21,8 @@ def norm(k: int) -> Operand:
     return Operand((k,), data=lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
 
 
-@pytest.mark.parametrize("dtype", COMPILED)
+@pytest.mark.slow  # test_compile.py has some of every kind
+@pytest.mark.parametrize("dtype", TYPES)
 def test_compiles(nvrtc: Any, dtype: str) -> None:
     kernels = {
         s.kernel

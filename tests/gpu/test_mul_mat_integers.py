@@ -12,7 +12,7 @@ from harness import Built, nmse, run_on
 from kernel_list import EQUAL
 from sizes import fewer
 from test_mul_mat_columns import EPS, build, declared, heads, made_by, weight
-from test_mul_mat_few import COMPILED, TYPES, norm
+from test_mul_mat_few import TYPES, norm
 from test_mul_mat_one import MIXED, OPS
 
 from gguflow.engine.backends.base import find_backend
@@ -46,7 +46,8 @@ def params_of(op: str) -> dict[str, float]:
     return EPS if op.startswith("norm_") else {}
 
 
-@pytest.mark.parametrize("dtype", COMPILED)
+@pytest.mark.slow  # test_compile.py has some of every kind
+@pytest.mark.parametrize("dtype", TYPES)
 def test_compiles(nvrtc: Any, dtype: str) -> None:
     kernels = {
         s.kernel

@@ -11,7 +11,7 @@ import pytest
 from harness import nmse, run_on
 from kernel_list import EQUAL
 from test_mul_mat_columns import EPS, build, declared, heads, made_by, weight
-from test_mul_mat_few import COMPILED, TYPES, norm
+from test_mul_mat_few import TYPES, norm
 
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import Operand
@@ -40,7 +40,8 @@ def operands(op: str, x: Operand, n: int, k: int, dtype: str, m: int) -> tuple[O
     return (x, norm(k), *ws) if op.startswith("norm_") else (*ws, x, *beside)
 
 
-@pytest.mark.parametrize("dtype", COMPILED)
+@pytest.mark.slow  # test_compile.py has some of every kind
+@pytest.mark.parametrize("dtype", TYPES)
 def test_compiles(nvrtc: Any, dtype: str) -> None:
     kernels = {
         s.kernel

@@ -11,13 +11,16 @@ on whether the run has few of them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
 from gguflow.engine.graph import Tensor, op_spec
 from gguflow.engine.plan_key import PAGE
 
-from . import attention_plain
+from . import attention_plain, next_columns
+from .columns_int8 import CHUNK as RECORD
+from .columns_int8 import Records
 from .launch import (
     MAX_GRID_YZ,
     Call,
@@ -51,6 +54,8 @@ STRETCH = 2048  # keys whose sums are folded one after the other
 ROOM = 64 << 20  # bytes of scratch up to which the stretches of few rows are shared among blocks
 STATIC = 3 << 10  # shared memory that the other kernels declare themselves, at most
 DECODE_STATIC = 15 << 10  # the same of attention_decode.cu
+LEFT = 16  # tokens whose results the listed form may leave rounded for the product behind
+BLOCK = 32  # elements that are rounded together
 
 
 @dataclass(frozen=True)
@@ -224,16 +229,40 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     plans = _plans(device, q, k, v, table, node.params["n_single"])
     # Launches that run beside each other have room of their own.
     most = sum(p.parts_bytes(v.ne[0]) for p in plans)
+    if _leave_next(plans, q, v):
+        most += next_columns.room(q.ne[2], q.ne[1] * v.ne[0])
     return max(most, _any(device, q, k, v, table.ne[0] * PAGE).parts_bytes(v.ne[0]))
 
 
-def launches(call: Call) -> list[Launch]:
+def _leave_next(plans: Sequence[Plan], q: Operand, v: Operand) -> bool:
+    listed = len(plans) == 1 and plans[0].entry.startswith("attention_decode_listed<")
+    return listed and q.ne[2] <= LEFT and v.ne[0] % BLOCK == q.ne[1] * v.ne[0] % RECORD == 0
+
+
+def leaves_next(call: Call) -> bool:
+    """Whether this op may leave its results rounded for the product behind."""
+    plans = _plans_of(call)
+    return bool(plans) and _leave_next(plans, call.src(0), call.src(2))
+
+
+def _plans_of(call: Call) -> list[Plan]:
+    """None of attention_plain.cu."""
+    if attention_plain.applies(call.node):
+        return []
+    q, k, v, table = (call.src(i) for i in (0, 1, 2, 5))
+    if all(_wide_loads(o) for o in (q, k, v, call.dst)):
+        return _plans(call.device, q, k, v, table, call.node.params["n_single"])
+    return [_any(call.device, q, k, v, table.ne[0] * PAGE)]
+
+
+def launches(call: Call, then: Records | None = None) -> list[Launch]:
+    """then: at the start of the scratch memory, where the results are left rounded for the product
+    behind, of an op that `leaves_next`."""
     if attention_plain.applies(call.node):
         return attention_plain.launches(call)
     q, k, v, pos, seq, table = (call.src(i) for i in range(6))
-    plans = [_any(call.device, q, k, v, table.ne[0] * PAGE)]
-    if all(_wide_loads(o) for o in (q, k, v, call.dst)):
-        plans = _plans(call.device, q, k, v, table, call.node.params["n_single"])
+    plans = _plans_of(call)
+    scratch = call.scratch if then is None else then.end
     params = op_spec("attention").pack_params(call.node.params)
     sinks = call.optional(6)
 
@@ -252,13 +281,14 @@ def launches(call: Call) -> list[Launch]:
             tokens(call.dst, plan, 2), tokens(q, plan, 2), k, v, tokens(pos, plan, 0),
             tokens(seq, plan, 0), table,
         )  # fmt: skip
-        parts = call.scratch + sum(p.parts_bytes(v.ne[0]) for p in plans[:i])
+        parts = scratch + sum(p.parts_bytes(v.ne[0]) for p in plans[:i])
         numbers = params + struct.pack("@i", plan.splits) + struct.pack("@P", parts)
         numbers += struct.pack("@P", 0 if sinks is None else sinks.address)
         numbers += fast_div(q.ne[1] // k.ne[1]) + struct.pack("@i", plan.rows)
         numbers += fast_div(plan.slots // plan.n)  # of a token
         early = plan.n == call.node.params["n_single"]
         numbers += struct.pack("@3i", plan.tiles, both and i < 2, early)
+        numbers += next_columns.place(then)
         args = pack(*operands, numbers)
         code = Kernel(f"{plan.name}.cu", plan.entry)
         return Launch(code, plan.grid, (plan.threads, 1, 1), args, plan.shared, dependent=True)

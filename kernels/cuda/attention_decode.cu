@@ -262,6 +262,14 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
     token = now;
   }
 
+  // A result; of whole warps, of which each has 32 neighbours.
+  const auto put = [&](const Tile& tile, int row, int d, float y) {
+    tile.output(a, row)[d] = y;
+    if constexpr (HD % 32 == 0) {
+      if (a.next.to == nullptr) return;
+      put_element(a.next, ((tile.head + row) * HD + d) / 32, tile.token, y);
+    }
+  };
   const WaitAtEnd end_of_prompts(a.beside);
 #pragma unroll 1
   for (int piece = blockIdx.x; piece < n_pieces; piece += gridDim.x) {
@@ -291,7 +299,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
           continue;
         }
         if (p.splits.n == 1) {
-          p.tile.output(a, row)[d] = part.value(a, p.tile.head_of(row));
+          put(p.tile, row, d, part.value(a, p.tile.head_of(row)));
           continue;
         }
         Fold fold;
@@ -301,7 +309,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
         }
         fold.add(part.best, part.sum, part.weights);
         if (split + 1 == p.splits.n) {
-          p.tile.output(a, row)[d] = fold.value(a, p.tile.head_of(row));
+          put(p.tile, row, d, fold.value(a, p.tile.head_of(row)));
         } else {
           folded[i] = fold.sum;
           if (d == 0) stats[(split + 1) % 2][row] = make_float2(fold.top, fold.total);
@@ -312,6 +320,6 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
     join(
         a, p.tile.slot, p.splits.n, a.tile_rows, p.tile.n_rows, HD,
         [&](int row) { return p.tile.head_of(row); },
-        [&](int row, int d, float y) { p.tile.output(a, row)[d] = y; });
+        [&](int row, int d, float y) { put(p.tile, row, d, y); });
   }
 }

@@ -134,6 +134,11 @@ __device__ __forceinline__ BesideOne beside_single(int kind, const ColumnsArgs& 
   return b;
 }
 
+// Of PLAIN: the sums y0 and y1 of a pair's rows in a column with what is added to them.
+__device__ __forceinline__ float2 plain_sums(float y0, float y1, const BesideOne& b) {
+  return {__fmul_rn(y0, b.scale) + b.r[0], __fmul_rn(y1, b.scale) + b.r[1]};
+}
+
 // What becomes of the sums y0 and y1 of a pair's rows in a column. Each operation is rounded as
 // written, so that all kernels give the same bits. AT_ONCE: neighbours are one store, for warps
 // that write runs of pairs, maybe to another device, to which a sector written by two stores

@@ -267,6 +267,14 @@ def arguments(
     return body + bytes(-len(body) % 8) + struct.pack("@q", n if heads else p.dst.nb[1] // 4)
 
 
+def turns_by(p: Product) -> bytes:
+    """`Turns` of rope.cuh."""
+    if p.heads is None:
+        return bytes(56)
+    factors = p.heads.factors
+    return p.heads.rope + struct.pack("@2P", p.heads.pos.address, factors.address if factors else 0)
+
+
 def rows_ok(w: Operand, aligned: int, multiple: int) -> bool:
     """Whether rows of w start at multiples of `aligned` bytes and are dense, of a `multiple`."""
     t = w.dtype

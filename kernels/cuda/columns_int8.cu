@@ -8,7 +8,7 @@ struct Int8ColumnsArgs {
   gf_tensor x;           // [c3, c2, m, k] f32, rows dense and aligned to 16 bytes
   const float* norm;     // weights of the norm, or null
   char* to;              // records [k / 256][groups]
-  float* squares;        // [k / 256][8 groups] sums of squares of each chunk, or null
+  float* squares;        // [8 groups][k / 32] sums of squares of each block, or null
   const i32* pos;        // of each column, for turns
   const float* factors;  // of the frequencies, or null
   float2* turns;         // [m, half_dim] cosine and sine; nothing if half_dim is zero
@@ -43,8 +43,9 @@ __global__ void __launch_bounds__(256) int8_columns(const __grid_constant__ Int8
   wait_for_previous();
   if (column < a.m) v = ask_octet(reinterpret_cast<const float*>(a.x.row(column)) + at);
   if (a.norm) {
-    const float squares = squares_of(v);
-    if (lane == 0) a.squares[chunk * 8 * a.groups + column] = squares;
+    const float squares = block_squares(v);
+    const int blocks = (int)a.x.ne[0] / 32, block = chunk * kChunkBlocks + lane / 4;
+    if (lane % 4 == 0) a.squares[column * blocks + block] = squares;
     v = times(v, norm);
   }
   char* const record = a.to + (i64)blockIdx.x * record_bytes(SUMS);

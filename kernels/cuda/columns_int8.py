@@ -17,6 +17,7 @@ _SUMS = {
     "q4_0": 0, "q4_1": 1, "q5_0": 0, "q5_1": 1, "q8_0": 0,
     "q2_K": 2, "q3_K": 0, "q4_K": 1, "q5_K": 1, "q6_K": 0,
 }  # fmt: skip
+MOST_SUMS = max(_SUMS.values())
 _NO_ROPE = bytes(40)
 
 
@@ -52,7 +53,7 @@ def records(p: Product, sums: int, scratch: int = 0) -> Records:
     groups, chunks = ceil_div(p.m, _GROUP), p.k // CHUNK
     half = p.heads.head_dim // 2 if p.heads else 0
     at = [scratch]
-    squares = 4 * chunks * groups * _GROUP if p.norm else 0
+    squares = 4 * chunks * _BLOCKS * groups * _GROUP if p.norm else 0
     for nbytes in (chunks * groups * record_bytes(sums), squares, 8 * p.m * half):
         at.append(at[-1] + ceil_div(nbytes, 256) * 256)
     return Records(at[0], at[1], at[2], at[3], groups, sums)

@@ -17,8 +17,9 @@
 //   - A quarter is ceil(chunks / 4) neighbouring chunks, the last ones what is left. Chunks are
 //     added in order from 0 to the quarter's sum, the quarters in order from 0 to the row's sum.
 //   - After a norm the sum is multiplied by 1 / sqrtf(squares / k + eps). squares adds the chunks'
-//     in order from 0. Lane 4 b + t of a chunk has the chain fma(x, x, .) from 0 over elements
-//     32 b + 4 t + {0, 1, 2, 3} and those 16 later, and the lanes are added by warp_reduce.
+//     in order from 0. Of a block of 32 there are four chains s[t] of fma(x, x, .) from 0 over
+//     elements 4 t + {0, 1, 2, 3} and those 16 later, and its sum is (s[0] + s[1]) + (s[2] + s[3]);
+//     a chunk's is of its eight blocks, neighbours first, then neighbouring twos, then both fours.
 //
 // Columns lie in records of one chunk and eight columns, in the order of mma's fragments:
 //   uint2 n[8 blocks][32 lanes]  lane 4 column + t: elements 4 t to 4 t + 3 and those 16 later
@@ -51,9 +52,18 @@ __device__ __forceinline__ Octet ask_octet(const float* x) {
           __ldcg(reinterpret_cast<const float4*>(x + 16))};
 }
 
+// Of a block, whose four lanes get it.
+__device__ __forceinline__ float block_squares(const Octet& v) {
+  float s = add_squares(v.hi, add_squares(v.lo, 0.0f));
+  s += __shfl_xor_sync(kAllLanes, s, 1);
+  return s + __shfl_xor_sync(kAllLanes, s, 2);
+}
 // Of the whole chunk.
 __device__ __forceinline__ float squares_of(const Octet& v) {
-  return warp_reduce(add_squares(v.hi, add_squares(v.lo, 0.0f)), Add());
+  float s = block_squares(v);
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) s += __shfl_xor_sync(kAllLanes, s, step);
+  return s;
 }
 
 // What a column's sums are multiplied by after a norm. of(chunk): its squares.
@@ -64,9 +74,25 @@ __device__ __forceinline__ float norm_scale_of(F of, int k, float eps) {
   for (int c = 0; c < k / kChunkK; ++c) sum += of(c);
   return 1.0f / sqrtf(sum / (float)k + eps);
 }
-// squares: of its chunks, `step` floats apart, from memory that another kernel has just written.
-__device__ __forceinline__ float norm_scale(const float* squares, int step, int k, float eps) {
-  return norm_scale_of([=](int c) { return __ldcg(squares + c * step); }, k, eps);
+// The same of squares of blocks, from memory that another kernel has just written. The whole warp:
+// lane 4 p + c has a column, one of four, and chunks p, p + 8 and so on of it.
+__device__ __forceinline__ float norm_scale_of_blocks(const float* squares, int k, float eps,
+                                                      int lane) {
+  const int chunks = k / kChunkK;
+  float sum = 0.0f;
+#pragma unroll 2
+  for (int first = 0; first < chunks; first += 8) {
+    const int chunk = min(first + lane / 4, chunks - 1);
+    const float4* const blocks = reinterpret_cast<const float4*>(squares + chunk * kChunkBlocks);
+    const float4 a = __ldcg(blocks), b = __ldcg(blocks + 1);
+    const float mine = ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
+#pragma unroll
+    for (int p = 0; p < 8; ++p) {
+      const float of = __shfl_sync(kAllLanes, mine, 4 * p + lane % 4);
+      if (first + p < chunks) sum += of;
+    }
+  }
+  return 1.0f / sqrtf(sum / (float)k + eps);
 }
 
 __device__ __forceinline__ Octet times(const Octet& v, const Octet& w) {
@@ -85,6 +111,12 @@ __device__ __forceinline__ int sum_of_four_lanes(int x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
+// By what a block is multiplied whose largest element is `most`, and what undoes it.
+__device__ __forceinline__ float inverse_of(float most) {
+  return most > 1e-30f ? __fdividef(127.0f, most) : 0.0f;
+}
+__device__ __forceinline__ float scale_of(float most) { return most * (1.0f / 127.0f); }
+
 // A lane's share of a rounded block: its bytes, and what its four lanes have in common.
 struct Int8Octet {
   uint2 n;
@@ -100,8 +132,17 @@ __device__ __forceinline__ Int8Octet rounded(const Octet& v) {
   float most = fmaxf(largest_of(v.lo), largest_of(v.hi));
   most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
   most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-  const float inverse = most > 1e-30f ? __fdividef(127.0f, most) : 0.0f;
-  return {{four_bytes(v.lo, inverse), four_bytes(v.hi, inverse)}, most * (1.0f / 127.0f)};
+  const float inverse = inverse_of(most);
+  return {{four_bytes(v.lo, inverse), four_bytes(v.hi, inverse)}, scale_of(most)};
+}
+
+// What a record has of block b of a column beside its bytes. of: the sums of its halves.
+__device__ __forceinline__ void put_numbers(float* floats, int b, int column, int sums, float d,
+                                            int2 of) {
+  float* const to = floats + b * 8 + column;
+  *to = d;
+  if (sums > 0) to[kRecordFloats / 4] = (float)(of.x + of.y);
+  if (sums > 1) to[2 * kRecordFloats / 4] = (float)of.x;
 }
 
 // The whole warp: a column's chunk into a record. n: its bytes; floats: the part that begins at
@@ -111,10 +152,6 @@ __device__ __forceinline__ void put_column(const Octet& v, int column, int sums,
   const int b = lane / 4;
   const Int8Octet r = rounded(v);
   n[b * 32 + column * 4 + lane % 4] = r.n;
-  float* const to = floats + b * 8 + column;
-  if (lane % 4 == 0) *to = r.d;
-  if (sums == 0) return;
-  const auto [first, second] = r.sums();
-  if (lane % 4 == 0) to[kRecordFloats / 4] = (float)(first + second);
-  if (sums > 1 && lane % 4 == 0) to[2 * kRecordFloats / 4] = (float)first;
+  const int2 of = sums > 0 ? r.sums() : int2{};
+  if (lane % 4 == 0) put_numbers(floats, b, column, sums, r.d, of);
 }

@@ -328,21 +328,23 @@ def register(
         _registered[op] = made
 
 
-# Of the calls that follow each other from one on: how many of them, and what computes them all.
-Joint = Callable[[Sequence[Call]], "tuple[int, list[Launch]] | None"]
+# Of the calls that follow each other from one on: what computes the first of them together, with
+# each the launches that are its own.
+Joint = Callable[[Sequence[Call]], "list[list[Launch]] | None"]
 _joints: dict[str, list[Joint]] = {}
 MOST_JOINED = 4  # calls
 
 
 def register_joint(ops: Sequence[str], joint: Joint) -> None:
     """Several ops in a row, of which the first is one of `ops`, as fewer launches than they have by
-    themselves: all of their results are written, so that graphs need not know."""
+    themselves: all of their results are written, so that graphs need not know. They may use the
+    scratch memory together."""
     for op in ops:
         _joints.setdefault(op, []).append(joint)
 
 
-def joined(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
-    """The launches of the first calls together, and of how many, where a launch file knows some."""
+def joined(calls: Sequence[Call]) -> list[list[Launch]] | None:
+    """The launches of the first calls together, where a launch file knows some."""
     launch_files()
     for joint in _joints.get(calls[0].node.op or "", ()):
         found = joint(calls)

@@ -155,10 +155,15 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     return max(w.scratch_bytes(p, device) for p, w in made if w is not None)
 
 
+def products_of(call: Call) -> list[list[Product]]:
+    """The products of a node that `applies`, of each class of rows by themselves."""
+    return _products(call.node, call.srcs, call.device, call.dst)
+
+
 def launches(call: Call) -> list[Launch | Gemm]:
     """The launches of a node that `applies`."""
     found: list[Launch | Gemm] = []
-    for ps in _products(call.node, call.srcs, call.device, call.dst):
+    for ps in products_of(call):
         first = len(found)
         for p in ps:
             w = way(p, call.device)

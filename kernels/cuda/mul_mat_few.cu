@@ -9,9 +9,10 @@
 // turns at tiles: adding up and storing one takes longer than bringing the next.
 //
 // The columns are rounded by a launch of their own (columns_int8.cu), for a multiprocessor needs
-// longer to read all of them as floats.
+// longer to read all of them as floats; or by the kernel before, which may be this one (NEXT).
 #include "cuda/columns.cuh"
 #include "cuda/int8_weights.cuh"
+#include "cuda/next_columns.cuh"
 #include "cuda/registers.cuh"
 #include "cuda/ring.cuh"
 
@@ -22,7 +23,8 @@ struct FewArgs {
   ByteMasks masks;
   float eps;
   int v_row;  // bytes from row to row of values, which may have a type of their own
-  int sums_at, floats_at, totals_at, ring_at;  // bytes in shared memory
+  int sums_at, floats_at, totals_at, halves_at, ring_at;  // bytes in shared memory
+  NextColumns next;                                       // of NEXT
 };
 
 constexpr int kWarps = 16, kBringers = 2;
@@ -65,6 +67,7 @@ struct Memory {
   float2* totals;  // [batch][2 quads][groups][2][32 lanes] of a quarter and of those before,
                    // between phases
   float* floats;   // [16 warps][slices][groups] of records
+  float2* halves;  // [2][2 quads][groups][32 lanes] of NEXT: results of the first of two tiles
   char* ring;      // [stages][16 rows]
 };
 
@@ -84,18 +87,18 @@ constexpr int kFloats = (1 + kSums<W, V>)*kRecordFloats / 4;  // of a record
 
 // All of this block's work in the order in which every warp does its share: work(phase, tile, i),
 // after enter(phase) where a phase begins. A phase is the slices of k, of 16 chunks, whose columns
-// are in registers at once; so many tiles are done phase by phase.
-__device__ __forceinline__ int tiles_of(const ColumnsArgs& a) {
-  return (a.tiles - 1 - (int)blockIdx.x) / (int)gridDim.x + 1;
-}
-template <class E, class F>
+// are in registers at once; so many tiles are done phase by phase. NEXT: neighbouring twos are one
+// block's, which so has the 32 rows that are rounded together.
+template <bool NEXT, class E, class F>
 __device__ __forceinline__ void for_each(const ColumnsArgs& a, E enter, F work) {
-  const int mine = tiles_of(a), batch = a.splits > 1 ? kBatch : mine;
+  constexpr int EACH = NEXT ? 2 : 1;
+  const int mine = ((a.tiles / EACH - 1 - (int)blockIdx.x) / (int)gridDim.x + 1) * EACH;
+  const int batch = a.splits > 1 ? kBatch : mine;
   for (int first = 0; first < mine; first += batch) {
     for (int phase = 0; phase < a.splits; ++phase) {
       enter(phase);
       for (int i = first; i < min(first + batch, mine); ++i) {
-        work(phase, (int)(blockIdx.x + i * gridDim.x), i);
+        work(phase, (int)(blockIdx.x + i / EACH * gridDim.x) * EACH + i % EACH, i);
       }
     }
   }
@@ -142,14 +145,14 @@ __device__ __forceinline__ void ask(const FewArgs& args, const Memory& m, const 
 }
 
 // Warp i brings the first or the second rows of the pairs.
-template <class W, class V, int S>
+template <class W, class V, int S, bool NEXT>
 __device__ __forceinline__ void bring(const FewArgs& args, const Memory& m, int i, int lane) {
   const ColumnsArgs& a = args.c;
   const u64 policy = read_once();
   const int chunks = a.k / kChunkK;
   Place at;
   const auto nothing = [](int) {};
-  for_each(a, nothing, [&](int phase, int tile, int) {
+  for_each<NEXT>(a, nothing, [&](int phase, int tile, int) {
     const Tile t = tile_of<kTilePairs>(a, tile);
     const int2 rows = rows_of(a, t.matrix, min(t.pair + lane % 8, a.pairs[t.matrix] - 1));
     const char* const row = start_of(args, t.matrix, i ? rows.y : rows.x, i);
@@ -248,7 +251,7 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[G][4], const FewArgs&
   multiply_chunk<T, FLOATS, G>(acc, row[0], row[1], lane % 4, args.masks, x, floats);
 }
 
-template <class W, class V, int G, int S, int A>
+template <class W, class V, int G, int S, int A, bool NEXT>
 __device__ __forceinline__ void multiply(const FewArgs& args, const Memory& m, int warp, int lane) {
   constexpr int FLOATS = kFloats<W, V>;
   const ColumnsArgs& a = args.c;
@@ -263,7 +266,7 @@ __device__ __forceinline__ void multiply(const FewArgs& args, const Memory& m, i
   Place at;
   const int teams = shares_of<A>(a).teams;
   u32 units[2] = {};  // slices of tiles so far, of each team
-  for_each(a, enter, [&](int phase, int tile, int which) {
+  for_each<NEXT>(a, enter, [&](int phase, int tile, int which) {
     const bool second = is_second<W, V>(a, tile);
     const int team = which % teams;
     u32 unit = team ? units[1] : units[0];
@@ -314,11 +317,36 @@ struct Sums {
   }
 };
 
+// Waits for the kernels before, and leaves the turns of the columns behind, shared out among all
+// blocks: an angle takes long, and is made before.
+template <int A>
+__device__ __forceinline__ void wait_and_turn(const NextColumns& next, int m, int thread) {
+  const int n = next.turns == nullptr ? 0 : m * next.half_dim, half = next.half_dim;
+  int i = thread * gridDim.x + blockIdx.x;
+  double angle = i < n ? next.by.angle(i % half) : 0.0;
+  wait_for_previous();
+  while (i < n) {
+    next.turns[i] = next.by.at(i / half, angle);
+    i += 32 * A * gridDim.x;
+    if (i < n) angle = next.by.angle(i % half);
+  }
+}
+
+// The warps of both teams that have the same columns, or one that has the tiles of both.
+__device__ __forceinline__ void teams_meet(int quad, int teams) {
+  if (teams > 1) {
+    asm volatile("bar.sync %0, 64;" ::"r"(1 + quad) : "memory");
+  } else {
+    __syncwarp();
+  }
+}
+
 // Lane 4 p + c adds the sums of pair p in column c of this warp's four, of each group of eight.
-template <int G, int S, int A>
+template <int G, int S, int A, bool NEXT>
 __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int adder, int lane) {
   const ColumnsArgs& a = args.c;
   const Shares shares = shares_of<A>(a);
+  const int kind = NEXT ? PLAIN : a.kind;
   const int chunks = a.k / kChunkK, quarter = (chunks + 3) / 4;
   const int quad = adder % shares.quads, team = adder / shares.quads;
   const int column = quad * 4 + lane % 4;
@@ -327,28 +355,35 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
       reinterpret_cast<const float2*>(m.sums) + lane / 4 * 8 + column;
   float scale[G];
   u32 unit = 0;  // slices of the team's tiles so far
-  wait_for_previous();
+  if (NEXT) {
+    wait_and_turn<A>(args.next, a.m, adder * 32 + lane);
+  } else {
+    wait_for_previous();
+  }
 #pragma unroll
   for (int j = 0; j < G; ++j) scale[j] = 1.0f;
   if (args.squares) {
 #pragma unroll
     for (int j = 0; j < G; ++j) {
-      scale[j] = norm_scale(args.squares + column + j * 8, 8 * G, a.k, args.eps);
+      const float* const squares = args.squares + (column + j * 8) * (a.k / 32);
+      scale[j] = norm_scale_of_blocks(squares, a.k, args.eps, lane);
     }
   }
   const auto nothing = [](int) {};
-  for_each(a, nothing, [&](int phase, int tile, int which) {
+  for_each<NEXT>(a, nothing, [&](int phase, int tile, int which) {
     if (which % shares.teams != team) return;
     const int begin = phase * S * kWarps, end = min(chunks, begin + S * kWarps);
     const bool last = phase == a.splits - 1;
     const Tile t = tile_of<kTilePairs>(a, tile);
     const int pair = t.pair + lane / 4;
     float2* const kept = m.totals + (which % kBatch * 2 + quad) * G * 64 + lane;
+    BlockRows norm = {};
+    if (NEXT && last && which % 2 == 1) norm = norm_rows(args.next, tile / 2, lane);
     BesideOne beside[G];
     Sums sums[G];
 #pragma unroll
     for (int j = 0; j < G; ++j) {
-      if (last) beside[j] = beside_one(a, t.matrix, pair, column + 8 * j);
+      if (last) beside[j] = beside_one(kind, a, t.matrix, pair, column + 8 * j);
       sums[j] = {float2{}, float2{}, quarter - begin % quarter};
       if (phase > 0) {
         sums[j].quarter = kept[j * 64];
@@ -395,7 +430,21 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
       }
       beside[j].scale = scale[j];
       const float2 y = plus(sums[j].total, sums[j].quarter);
-      finish_one(a, t.matrix, pair, column + 8 * j, y.x, y.y, beside[j]);
+      finish_one(kind, a, t.matrix, pair, column + 8 * j, y.x, y.y, beside[j]);
+      if (NEXT) sums[j].total = plain_sums(y.x, y.y, beside[j]);
+    }
+    if (!NEXT || !last) return;
+    float2* const halves = m.halves + (which / 2 % 2 * 2 + quad) * G * 32 + lane;
+#pragma unroll
+    for (int j = 0; j < G; ++j) {
+      if (which % 2 == 0) halves[j * 32] = sums[j].total;
+    }
+    teams_meet(quad, shares.teams);
+    if (which % 2 == 0) return;
+#pragma unroll
+    for (int j = 0; j < G; ++j) {
+      const int at = column + 8 * j;
+      put_rows(args.next, tile / 2, at, at < a.m, {halves[j * 32], sums[j].total}, norm, lane);
     }
   });
 }
@@ -408,7 +457,7 @@ struct Registers {
   static_assert(registers_are_there<kThreads<A>>(ALL), "");
 };
 
-template <class W, class V, int G, int S, int A>
+template <class W, class V, int G, int S, int A, bool NEXT>
 __device__ __forceinline__ void run(const FewArgs& args) {
   extern __shared__ __align__(128) char shared[];
   Memory m;
@@ -419,6 +468,7 @@ __device__ __forceinline__ void run(const FewArgs& args) {
   m.sums = reinterpret_cast<float4*>(shared + args.sums_at);
   m.floats = reinterpret_cast<float*>(shared + args.floats_at);
   m.totals = reinterpret_cast<float2*>(shared + args.totals_at);
+  m.halves = reinterpret_cast<float2*>(shared + args.halves_at);
   m.ring = shared + args.ring_at;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0) {  // a lane for each stage: as in barriers_make
@@ -435,7 +485,7 @@ __device__ __forceinline__ void run(const FewArgs& args) {
   __syncthreads();
   if (warp < kWarps) {
     registers_more<Registers<A>::MULTIPLY>();
-    multiply<W, V, G, S, A>(args, m, warp, lane);
+    multiply<W, V, G, S, A, NEXT>(args, m, warp, lane);
     return;
   }
   // Two that bring and two that add are a group; four that add have one for themselves.
@@ -444,22 +494,23 @@ __device__ __forceinline__ void run(const FewArgs& args) {
     registers_less<Registers<A>::BRING>();
     if (bringer < kBringers) {
       launch_dependents();
-      bring<W, V, S>(args, m, bringer, lane);
+      bring<W, V, S, NEXT>(args, m, bringer, lane);
       return;
     }
     if (A == 4) return;
   } else {
     registers_less<Registers<A>::ADD>();
   }
-  add<G, S, A>(args, m, A == 2 ? helper - kBringers : helper, lane);
+  add<G, S, A, NEXT>(args, m, A == 2 ? helper - kBringers : helper, lane);
 }
 #endif
 
 // W: type of the weights; V: of the values among QKV, which may differ. G: groups of eight columns.
-// S: slices of k, of 16 chunks, whose columns are in registers at once. A: warps that add.
-template <class W, class V, int G, int S, int A>
+// S: slices of k, of 16 chunks, whose columns are in registers at once. A: warps that add. NEXT: of
+// PLAIN, the results are rounded for the product behind.
+template <class W, class V, int G, int S, int A, bool NEXT>
 __global__ void __launch_bounds__(kThreads<A>, 1) mul_mat_few(const __grid_constant__ FewArgs a) {
 #if __CUDA_ARCH__ >= 900
-  run<W, V, G, S, A>(a);
+  run<W, V, G, S, A, NEXT>(a);
 #endif
 }

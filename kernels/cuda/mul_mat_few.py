@@ -9,11 +9,15 @@ from math import gcd
 
 from gguflow.engine.graph import DType
 
-from .columns import Layout, Product, arguments, columns_ok, rows_ok
-from .columns_int8 import CHUNK, known, record_bytes, records, records_launch, sums_of
+from . import next_columns
+from .columns import PLAIN, Layout, Product, arguments, columns_ok, rows_ok
+from .columns_int8 import CHUNK, Records, known, record_bytes, records, records_launch, sums_of
+from .elementwise import cpp_bool
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, places_of
+from .next_columns import Next
 
 MOST = 16  # columns
+_LEAVES = 8  # columns up to which results are left rounded for the product behind
 _WARPS, _ROWS, _PAIRS, _BATCH, _SLOTS, _QUADS = 16, 16, 8, 8, 4, 2  # as in the .cu
 _THREADS = {2: 640, 4: 768}  # by the warps that add: one or two for four columns each
 _OF_FOUR = 2  # slices of eight columns for which there are registers beside four warps that add
@@ -61,20 +65,22 @@ def _sums(p: Product) -> int:
     return max(map(sums_of, _types(p)))
 
 
-def _plan(p: Product, device: DeviceInfo) -> _Plan:
-    """With as many slices in registers as leave memory for two stages."""
+def _plan(p: Product, device: DeviceInfo, leaves: bool = False) -> _Plan:
+    """With as many slices in registers as leave memory for two stages. leaves: whether columns are
+    left for the product behind."""
     most = min(ceil_div(p.k, CHUNK * _WARPS), _IN_REGISTERS // ceil_div(p.m, 8))
-    plans = [_plan_of(p, device, slices) for slices in range(most, 0, -1)]
+    plans = [_plan_of(p, device, slices, leaves) for slices in range(most, 0, -1)]
     return next((plan for plan in plans if plan.stages > 1), plans[-1])
 
 
-def _plan_of(p: Product, device: DeviceInfo, slices: int) -> _Plan:
+def _plan_of(p: Product, device: DeviceInfo, slices: int, leaves: bool) -> _Plan:
     groups, phases = ceil_div(p.m, 8), ceil_div(ceil_div(p.k, CHUNK * _WARPS), slices)
     sizes = (
         8 * (2 * _MAX_STAGES + 2 * _SLOTS),
         _SLOTS * _WARPS * groups * 512,
         _WARPS * slices * groups * (record_bytes(_sums(p)) - record_bytes(-1)),
         _BATCH * _QUADS * groups * 512 if phases > 1 else 0,
+        2 * _QUADS * groups * 256 if leaves else 0,
     )
     places = places_of(sizes, 128)
     stride = max(_row_bytes(t, p.k) for t in _types(p))
@@ -95,28 +101,55 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     )
 
 
+def leaves_next(p: Product, device: DeviceInfo) -> bool:
+    """Whether a product that `takes` takes may leave its results rounded, 32 rows together, without
+    some block having more tiles than it has otherwise. Of more than eight columns adding takes
+    longest, and rounding behind it longer than a launch."""
+    tiles, blocks = p.tiles(_PAIRS), device.sm_count
+    return (
+        p.kind == PLAIN
+        and p.m <= _LEAVES
+        and p.n % CHUNK == 0
+        and 2 * ceil_div(tiles // 2, blocks) <= ceil_div(tiles, blocks)
+        and _plan(p, device, True).stages > 1
+    )
+
+
+def wanted(p: Product, scratch: int) -> Records:
+    """The records that a product that `takes` takes reads."""
+    return records(p, _sums(p), scratch)
+
+
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
-    return records(p, _sums(p)).end
+    behind = next_columns.room(p.m, p.n) if leaves_next(p, device) else 0
+    return wanted(p, 0).end + behind
 
 
-def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
-    """The launches of a product that `takes` takes."""
-    plan, at, tiles = _plan(p, device), records(p, _sums(p), scratch), p.tiles(_PAIRS)
+def launches(
+    p: Product,
+    device: DeviceInfo,
+    scratch: int,
+    given: Records | None = None,
+    then: Next | None = None,
+) -> list[Launch]:
+    """The launches of a product that `takes` takes. given: where its columns are rounded already.
+    then: the product behind, whose columns are to be left."""
+    plan, at = _plan(p, device, then is not None), given or wanted(p, scratch)
+    tiles = p.tiles(_PAIRS)
     body = arguments(p, Layout(x=at.x, turns=at.turns), tiles, plan.phases, plan.stages, 0,
                      plan.stride)  # fmt: skip
     body += struct.pack(
-        "@P2If5i", at.squares if p.norm else 0, *_BYTE_MASKS, p.eps, p.weights[-1].nb[1],
+        "@P2If6i4x", at.squares if p.norm else 0, *_BYTE_MASKS, p.eps, p.weights[-1].nb[1],
         *plan.places,
     )  # fmt: skip
+    body += next_columns.arguments(then)
     body += bytes(-len(body) % 16)
     types = ", ".join(map(cpp_type, _types(p)))
     # There warps can give each other registers.
     options = ("-arch=sm_90a",) if device.arch == "sm_90" else ()
     adders = 4 if options and p.m > 4 and plan.slices * plan.groups <= _OF_FOUR else 2
-    entry = f"mul_mat_few<{types}, {plan.groups}, {plan.slices}, {adders}>"
-    grid = (min(device.sm_count, tiles), 1, 1)
-    return [
-        records_launch(p, at),
-        Launch(Kernel("mul_mat_few.cu", entry, options), grid, (_THREADS[adders], 1, 1),
-               body, plan.shared, dependent=True),
-    ]  # fmt: skip
+    numbers = f"{plan.groups}, {plan.slices}, {adders}, {cpp_bool(then is not None)}"
+    kernel = Kernel("mul_mat_few.cu", f"mul_mat_few<{types}, {numbers}>", options)
+    grid = (min(device.sm_count, tiles if then is None else tiles // 2), 1, 1)
+    product = Launch(kernel, grid, (_THREADS[adders], 1, 1), body, plan.shared, dependent=True)
+    return [product] if given else [records_launch(p, at), product]

@@ -33,7 +33,7 @@ WARPS = (8, 4)
 MAX_STAGES = 4  # more on their way delay the column, which queues behind them
 
 
-def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
+def joint(calls: Sequence[Call]) -> list[list[Launch]] | None:
     """A LayerNorm and both products that read it, where one kernel takes them together."""
     if tuple(c.node.op for c in calls[: len(CALLS)]) != CALLS or not _reads_it(calls):
         return None
@@ -56,11 +56,11 @@ def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
     blocks, warps, stages, shared = _plan(weights, x.ne[0], heads.dst.ne[0], device)
     even = len({w.nb[1] for w in weights}) == 1 and all(w.dtype.name in EVEN for w in weights)
     if not (even and warps):
-        return len(CALLS), [mul_mat_vec.heads_few(heads, x, w, eps, kind, [up], **beside)]
+        return [[mul_mat_vec.heads_few(heads, x, w, eps, kind, [up], **beside)], [], []]
     args = mul_mat_vec.heads_arguments(heads, x, w, eps, [up], stages, **beside)
     kernel = Kernel("mul_mat_parallel.cu", f"mul_mat_parallel<{kind}, {cpp_type(up.dtype)}>")
     block = (32 * warps, 1, 1)
-    return len(CALLS), [Launch(kernel, (blocks, 1, 1), block, args, shared, dependent=True)]
+    return [[Launch(kernel, (blocks, 1, 1), block, args, shared, dependent=True)], [], []]
 
 
 def _plan(

@@ -17,6 +17,7 @@ from .columns import (
     layout,
     round_launch,
     rows_ok,
+    turns_by,
 )
 from .launch import DeviceInfo, Kernel, Launch, TensorMap, ceil_div, cpp_type
 
@@ -149,7 +150,7 @@ def launches(
     maps = [_rows_map(p, i) for i in range(len(p.weights))]
     maps += [maps[0]] * (3 - len(maps)) + [_columns_map(x, t, p, plan.columns)]
     args = arguments(p, replace(at, scales=0), plan.tiles, tiles.parts, plan.stages, 0, 0)
-    args += struct.pack("@Pi4x", scales if p.rounded == "f16" else 0, plan.shares) + _turns(p)
+    args += struct.pack("@Pi4x", scales if p.rounded == "f16" else 0, plan.shares) + turns_by(p)
     args += bytes(-len(args) % 64)
     sizes = f"{plan.columns}, {plan.groups}, {tiles.parts}"
     entry = f"mul_mat_tma<{_KINDS[p.kind]}, {cpp_type(t)}, {sizes}>"
@@ -159,14 +160,6 @@ def launches(
     if p.ready is not None:
         return [product]
     return [round_launch(replace(p, heads=None), at, 1, ROWS), product]
-
-
-def _turns(p: Product) -> bytes:
-    """`Turns` of tma_finish.cuh."""
-    if p.heads is None:
-        return bytes(56)
-    factors = p.heads.factors
-    return p.heads.rope + struct.pack("@2P", p.heads.pos.address, factors.address if factors else 0)
 
 
 def _rows_map(p: Product, i: int) -> TensorMap:

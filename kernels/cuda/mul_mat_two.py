@@ -89,7 +89,7 @@ def launches(call: Call, first: int = 0, early: bool = False) -> list[Launch]:
     return [Launch(kernel, (blocks, 1, 1), (32 * warps, 1, 1), args, shared, dependent=True)]
 
 
-def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
+def joint(calls: Sequence[Call]) -> list[list[Launch]] | None:
     """Attention to a single token and both products behind it: the one that does not read what
     attention makes runs beside it."""
     if len(calls) < 2 or calls[1].node.op != OPS[0]:
@@ -101,7 +101,7 @@ def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
         return None
     entry = f"{made[0].kernel.entry[:-1]}, true>"
     late = replace(made[0], kernel=replace(made[0].kernel, entry=entry))
-    return 2, [late, *launches(calls[1], 1 - columns.index(node), early=True)]
+    return [[late], launches(calls[1], 1 - columns.index(node), early=True)]
 
 
 register(OPS, launches, supports=supports, supports_equal=_never)

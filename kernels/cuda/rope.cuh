@@ -32,3 +32,22 @@ __device__ __forceinline__ void turn(const RopeNumbers& a, double angle, float* 
   *s *= a.magnitude;
   *c *= a.magnitude;
 }
+
+// How the heads of columns turn, where the kernel that multiplies makes the angles: its columns may
+// have been rounded elsewhere.
+struct Turns {
+  RopeNumbers rope;
+  const i32* pos;        // of each column
+  const float* factors;  // of the frequencies, or null
+
+  // Of pair i, from one position to the next.
+  __device__ __forceinline__ double angle(int i) const {
+    return angle_of(rope, i, factors ? factors[i] : 1.0f);
+  }
+  // Cosine and sine of such an angle in a column.
+  __device__ __forceinline__ float2 at(int column, double angle) const {
+    float2 found;
+    turn(rope, __ldcg(pos + column) * angle, &found.y, &found.x);
+    return found;
+  }
+};

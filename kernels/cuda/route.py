@@ -35,7 +35,7 @@ def _launch(call: Call, entry: str, args: bytes, shared: int) -> Launch:
     return Launch(Kernel("route.cu", entry), grid, block, args, shared, dependent=True)
 
 
-def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
+def joint(calls: Sequence[Call]) -> list[list[Launch]] | None:
     """The choice and the shares of the same logits."""
     if len(calls) < 2 or calls[1].node.op != "route_weights":
         return None
@@ -53,7 +53,7 @@ def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
         route.dst, logits, bias, op_spec("route").pack_params(p),
         shares.dst, op_spec("route_weights").pack_params(how),
     )  # fmt: skip
-    return 2, [_launch(route, "route_both", args, nbytes)]
+    return [[_launch(route, "route_both", args, nbytes)], []]
 
 
 register(OPS, launches, supports=supports)

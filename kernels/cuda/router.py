@@ -113,7 +113,7 @@ def _arguments(r: _Router) -> bytes:
     )  # fmt: skip
 
 
-def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
+def joint(calls: Sequence[Call]) -> list[list[Launch]] | None:
     r = _found(calls)
     if r is None or not _takes(r):
         return None
@@ -122,7 +122,7 @@ def joint(calls: Sequence[Call]) -> tuple[int, list[Launch]] | None:
     kernel = Kernel("router.cu", f"router<{cpp_type(w.dtype)}>")
     block = (32 * _WARPS, 1, 1)
     launch = Launch(kernel, grid, block, _arguments(r), r.shared, dependent=True)
-    return len(r.calls), [launch]
+    return [[launch], *([] for _ in r.calls[1:])]
 
 
 register_joint(("rms_norm_mul", "mul_mat", "mul_mat_add"), joint)

@@ -7,13 +7,6 @@
 #include "cuda/four.cuh"
 #include "cuda/rope.cuh"
 
-// How heads turn. Angles are made where they are used: columns may have been rounded elsewhere.
-struct Turns {
-  RopeNumbers rope;
-  const i32* pos;        // of each column
-  const float* factors;  // of the frequencies, or null
-};
-
 // Gate's and up's sums. Exact functions would take 3 us for 64 columns of 8B, when no weights are
 // on their way.
 __device__ __forceinline__ float gated(float gate, float up, float scale) {

@@ -9,6 +9,7 @@ from functools import cache
 from harness import declare_case
 
 from gguflow.engine.graph import (
+    F16,
     F32,
     I32,
     Case,
@@ -81,7 +82,7 @@ def routers() -> Iterator[Launch]:
         for first in (0, 2):
             found = joined(calls[first:])
             assert found is not None
-            yield from found[1]
+            yield from (launch for op in found for launch in op)
 
 
 def weight_of(g: Graph, name: str, n: int, k: int, dtype: str) -> Tensor:
@@ -145,8 +146,65 @@ def parallel_layers() -> Iterator[Launch]:
             calls = calls_of(parallel_graph(1, 512, 512, 8, types, erf=erf, layers=1))
             for first, n in ((0, 3), (3, 2)):
                 found = joined(calls[first:])
-                assert found is not None and found[0] == n
-                yield from found[1]
+                assert found is not None and len(found) == n
+                yield from (launch for op in found for launch in op)
+
+
+def few_rows_graph(
+    m: int = 4,
+    types: tuple[str, str] = ("q4_0", "q4_0"),
+    *,
+    heads: tuple[int, int] = (32, 8),
+    head_dim: int = 128,
+    n_ff: int = 1024,
+    pages: int = 8,
+    factors: bool = False,
+    norm: bool = True,
+) -> Graph:
+    """A layer from attention on, of m generated tokens of one sequence, and the next layer's
+    queries, keys and values. types: of the weights and of the values'."""
+    g, (n_head, n_kv) = Graph(), heads
+    k = n_head * head_dim
+    where = [g.input(name, I32, (m,)) for name in ("pos", "rows", "seq")]
+    table = g.input("table", I32, (1, pages))
+
+    def weight(name: str, n: int, k: int = k, t: str = types[0]) -> Tensor:
+        return g.weight(name, dtype_by_name(t), (n, k))
+
+    def states(name: str) -> list[Tensor]:
+        return [g.state(f"{n}_{name}", F16, (64 * pages, n_kv * head_dim)) for n in "kv"]
+
+    cache = [g.reshape(s, (64 * pages, n_kv, head_dim)) for s in states("state")]
+    q = g.input("q", F32, (m, n_head, head_dim))
+    a = g.attention(q, *cache, where[0], where[2], table, scale=0.09, n_single=m, name="a")
+    x = g.mul_mat_add(
+        weight("output", k), g.reshape(a, (m, k)), g.input("r", F32, (m, k)), name="x"
+    )
+    weights = weight("gate", n_ff), weight("up", n_ff)
+    if norm:
+        ff = g.op("norm_mul_mat_swiglu", x, g.weight("ffn_norm", F32, (k,)), *weights,
+                  eps=1e-5, name="ff")  # fmt: skip
+    else:
+        ff = g.mul_mat_swiglu(*weights, x, name="ff")
+    y = g.mul_mat_add(weight("down", k, n_ff), ff, x, name="y")
+    rows = n_kv * head_dim
+    qkv = weight("wq", k), weight("wk", rows), weight("wv", rows, k, types[1])
+    others = [g.input("factors", F32, (head_dim // 2,))] if factors else []
+    srcs = y, g.weight("attn_norm", F32, (k,)), *qkv, *where[:2], *states("next"), *others
+    g.op("norm_qkv_rope", *srcs, eps=1e-5, head_dim=head_dim, n_dims=head_dim, mode="neox",
+         name="heads")  # fmt: skip
+    return g
+
+
+def few_rows() -> Iterator[Launch]:
+    """What leaves its results rounded for the product behind it."""
+    for m in (2, 8):
+        for dtype in ("q4_0", "q4_K", "q2_K"):
+            calls = calls_of(few_rows_graph(m, (dtype, dtype)))
+            for first, n in ((0, 3), (3, 2)):
+                found = joined(calls[first:])
+                assert found is not None and len(found) == n
+                yield from (launch for op in found for launch in op)
 
 
 def chunks() -> Iterator[Launch]:
@@ -217,7 +275,7 @@ def all_launches() -> tuple[Launch, ...]:
     drafts = draft_first(inputs, inputs, places), draft_next(0, 2, inputs, inputs, places)
     steps = advance(inputs, 0, 0, 64), accept(inputs, places, 0, 0, 64), *drafts
     others = timestamp(0), *steps, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
-    others = *others, *parallel_layers(), *chunks(), *many_columns()
+    others = *others, *parallel_layers(), *few_rows(), *chunks(), *many_columns()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     return (*of_cases, *others, *peaks)
 

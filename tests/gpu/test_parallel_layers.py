@@ -143,7 +143,7 @@ def test_both_products_are_one_launch() -> None:
 def test_a_layers_first_blocks_have_room_beside_the_last_ones_of_the_layer_before() -> None:
     found = joined(calls_of(parallel_graph(k=4544, n_ff=18176, heads=71)))
     assert found is not None
-    (begins,) = found[1]
+    (begins,) = found[0]
     (end,) = launches(calls_of(ends(4544, (4544, 18176), ("q4_0", "q4_0")))[0])
     assert isinstance(end, Launch)
     of_each = 2 << 10  # what the device and the kernel itself take
@@ -173,13 +173,13 @@ def test_a_layer_ends(gpu: Any, n: int, ks: tuple[int, int], types: tuple[str, s
 def test_attention_runs_beside_what_does_not_read_it() -> None:
     made = calls_of(parallel_graph(n_ff=128, layers=2))
     found = joined(made[3:])
-    assert found is not None and found[0] == 2
-    entries = [x.kernel.entry for x in found[1]]
+    assert found is not None and len(found) == 2
+    entries = [x.kernel.entry for op in found for x in op]
     assert entries == [
         "attention_decode<f16, f16, 64, 1, true>",
         "mul_mat_two<block_q4_0, block_q4_0>",
     ]
-    assert found[1][1].args != launches(made[4])[0].args
+    assert found[1][0].args != launches(made[4])[0].args
     assert joined(made[3:4]) is None and joined([made[3], made[4 + 5]]) is None
     assert (
         joined(calls_of(parallel_graph(n_ff=128, layers=1, state="f32"))[3:]) is None
@@ -196,13 +196,13 @@ def test_layers_after_each_other(gpu: Any, monkeypatch: pytest.MonkeyPatch, k: i
     g = parallel_graph(1, k, n_ff, heads, types, layers=layers)
     begin = "mul_mat_parallel" if set(types) == {"q4_0"} else "mul_mat_vec"
     one = [begin, "", "", "attention_decode", "mul_mat_two"]
-    beside = [*one[:3], "attention_decode", ""]
     feeds = feeds_of(g)
     last, found = g.nodes[-1], []
-    for names in (beside, one):
+    for beside in (True, False):
         places = Places(gpu, g, feeds)
         program = gpu.lower(g.nodes, places)
-        assert [name.partition("<")[0] for name in program.kernels] == names * layers
+        assert [name.partition("<")[0] for name in program.kernels] == one * layers
+        assert program.kernels[3].endswith(", true>") is beside
         for _ in range(fewer(3, 50)):
             places.buffers[last].write(0, np.zeros(last.nbytes, np.uint8))
             program.run()

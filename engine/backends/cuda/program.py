@@ -105,7 +105,8 @@ class CudaProgram(Program):
                 continue
             together = joined([c for c in takewhile(bool, calls[i : i + MOST_JOINED]) if c])
             if together is not None:
-                made += [list(together[1]), *([] for _ in range(together[0] - 1))]
+                made += ([*op] for op in together)
+                left = None
                 continue
             op = list(launches(call))
             if nbytes:

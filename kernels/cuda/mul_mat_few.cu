@@ -66,7 +66,7 @@ struct Memory {
   float4* sums;    // [16 warps][slots][groups of 8 columns][8 pairs][8 columns] of 2 rows
   float2* totals;  // [batch][2 quads][groups][2][32 lanes] of a quarter and of those before,
                    // between phases
-  float* floats;   // [16 warps][slices][groups] of records
+  float* floats;   // [16 warps][groups] of records
   float2* halves;  // [2][2 quads][groups][32 lanes] of NEXT: results of the first of two tiles
   char* ring;      // [stages][16 rows]
 };
@@ -86,9 +86,10 @@ template <class W, class V>
 constexpr int kFloats = (1 + kSums<W, V>)*kRecordFloats / 4;  // of a record
 
 // All of this block's work in the order in which every warp does its share: work(phase, tile, i),
-// after enter(phase) where a phase begins. A phase is the slices of k, of 16 chunks, whose columns
-// are in registers at once; so many tiles are done phase by phase. NEXT: neighbouring twos are one
-// block's, which so has the 32 rows that are rounded together.
+// after enter(phase) where a phase begins. A phase is a slice of k, of 16 chunks, whose columns are
+// in registers; so many tiles are done phase by phase. With more slices in registers the first
+// products wait for all of them. NEXT: neighbouring twos are one block's, which so has the 32 rows
+// that are rounded together.
 template <bool NEXT, class E, class F>
 __device__ __forceinline__ void for_each(const ColumnsArgs& a, E enter, F work) {
   constexpr int EACH = NEXT ? 2 : 1;
@@ -131,9 +132,10 @@ __device__ __forceinline__ const char* start_of(const FewArgs& args, int matrix,
 // A slice of a row for lanes that have one.
 template <class T>
 __device__ __forceinline__ void ask(const FewArgs& args, const Memory& m, const Place& at,
-                                    const char* row, int first, int r, bool has_row, u64 policy) {
+                                    const char* row, int phase, int r, bool has_row, u64 policy) {
   using L = Chunks<T>;
-  const int chunks = args.c.k / kChunkK, n = min(chunks - first, kWarps) * L::BYTES;
+  const int chunks = args.c.k / kChunkK, first = phase * kWarps;
+  const int n = min(chunks - first, kWarps) * L::BYTES;
   const char* const from = row + first * L::BYTES;
   const int offset = L::ALIGNED ? 0 : (int)(reinterpret_cast<u64>(from) & 15);
   const u32 all = (u32)(offset + n + 15) & ~15u;
@@ -145,58 +147,48 @@ __device__ __forceinline__ void ask(const FewArgs& args, const Memory& m, const 
 }
 
 // Warp i brings the first or the second rows of the pairs.
-template <class W, class V, int S, bool NEXT>
+template <class W, class V, bool NEXT>
 __device__ __forceinline__ void bring(const FewArgs& args, const Memory& m, int i, int lane) {
   const ColumnsArgs& a = args.c;
   const u64 policy = read_once();
-  const int chunks = a.k / kChunkK;
   Place at;
   const auto nothing = [](int) {};
   for_each<NEXT>(a, nothing, [&](int phase, int tile, int) {
     const Tile t = tile_of<kTilePairs>(a, tile);
     const int2 rows = rows_of(a, t.matrix, min(t.pair + lane % 8, a.pairs[t.matrix] - 1));
     const char* const row = start_of(args, t.matrix, i ? rows.y : rows.x, i);
-    for (int first = phase * S * kWarps; first < min(chunks, (phase + 1) * S * kWarps);
-         first += kWarps) {
-      barrier_wait(m.free + at.stage, at.parity ^ 1);
-      if (is_second<W, V>(a, tile)) {
-        ask<V>(args, m, at, row, first, i * 8 + lane, lane < 8, policy);
-      } else {
-        ask<W>(args, m, at, row, first, i * 8 + lane, lane < 8, policy);
-      }
-      __syncwarp();
-      at.next(a.w_stages);
+    barrier_wait(m.free + at.stage, at.parity ^ 1);
+    if (is_second<W, V>(a, tile)) {
+      ask<V>(args, m, at, row, phase, i * 8 + lane, lane < 8, policy);
+    } else {
+      ask<W>(args, m, at, row, phase, i * 8 + lane, lane < 8, policy);
     }
+    __syncwarp();
+    at.next(a.w_stages);
   });
 }
 
 // -- columns -------------------------------------------------------------------------------------
 
-// This warp's chunks of a phase from the records.
-template <int SUMS, int G, int S>
-__device__ __forceinline__ void load_records(const FewArgs& args, int phase, int warp, int lane,
-                                             float* floats, uint2 (&x)[S][kChunkBlocks][G]) {
+// This warp's chunk of a phase from the records, of columns that there are.
+template <int SUMS, int G>
+__device__ __forceinline__ void load_records(const FewArgs& args, int chunk, int lane,
+                                             float* floats, uint2 (&x)[kChunkBlocks][G]) {
   constexpr int FLOATS = (1 + SUMS) * kRecordFloats / 4;
-  const int chunks = args.c.k / kChunkK;
+  const bool is_chunk = chunk < args.c.k / kChunkK;
 #pragma unroll
-  for (int s = 0; s < S; ++s) {
-    const int chunk = (phase * S + s) * kWarps + warp;
+  for (int j = 0; j < G; ++j) {
+    const char* const record = args.c.x + (i64)(chunk * G + j) * record_bytes(SUMS);
+    const bool is_column = is_chunk && j * 8 + lane / 4 < args.c.m;
 #pragma unroll
-    for (int j = 0; j < G; ++j) {
-      const char* const record = args.c.x + (i64)(chunk * G + j) * record_bytes(SUMS);
-#pragma unroll
-      for (int b = 0; b < kChunkBlocks; ++b) {
-        x[s][b][j] = uint2{};
-        if (chunk < chunks) {
-          x[s][b][j] = __ldcg(reinterpret_cast<const uint2*>(record) + b * 32 + lane);
-        }
-      }
-      for (int i = lane; i < FLOATS / 4; i += 32) {
-        if (chunk < chunks) {
-          reinterpret_cast<float4*>(floats + (s * G + j) * FLOATS)[i] =
-              __ldcg(reinterpret_cast<const float4*>(record + kRecordD) + i);
-        }
-      }
+    for (int b = 0; b < kChunkBlocks; ++b) {
+      x[b][j] = uint2{};
+      if (is_column) x[b][j] = __ldcg(reinterpret_cast<const uint2*>(record) + b * 32 + lane);
+    }
+    for (int i = lane; i < FLOATS / 4; i += 32) {
+      if (!is_chunk) continue;
+      reinterpret_cast<float4*>(floats + j * FLOATS)[i] =
+          __ldcg(reinterpret_cast<const float4*>(record + kRecordD) + i);
     }
   }
   __syncwarp();
@@ -251,51 +243,43 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[G][4], const FewArgs&
   multiply_chunk<T, FLOATS, G>(acc, row[0], row[1], lane % 4, args.masks, x, floats);
 }
 
-template <class W, class V, int G, int S, int A, bool NEXT>
+template <class W, class V, int G, int A, bool NEXT>
 __device__ __forceinline__ void multiply(const FewArgs& args, const Memory& m, int warp, int lane) {
   constexpr int FLOATS = kFloats<W, V>;
   const ColumnsArgs& a = args.c;
   const int chunks = a.k / kChunkK;
-  float* const floats = m.floats + warp * S * G * FLOATS;
+  float* const floats = m.floats + warp * G * FLOATS;
   float4* const to = m.sums + warp * kSlots * G * 32 + lane;
-  uint2 x[S][kChunkBlocks][G];
+  uint2 x[kChunkBlocks][G];
   wait_for_previous();
   const auto enter = [&](int phase) {
-    load_records<kSums<W, V>, G, S>(args, phase, warp, lane, floats, x);
+    load_records<kSums<W, V>, G>(args, phase * kWarps + warp, lane, floats, x);
   };
   Place at;
   const int teams = shares_of<A>(a).teams;
   u32 units[2] = {};  // slices of tiles so far, of each team
   for_each<NEXT>(a, enter, [&](int phase, int tile, int which) {
-    const bool second = is_second<W, V>(a, tile);
-    const int team = which % teams;
-    u32 unit = team ? units[1] : units[0];
-#pragma unroll
-    for (int s = 0; s < S; ++s) {
-      const int first = (phase * S + s) * kWarps, chunk = first + warp;
-      if (first >= chunks) break;
-      float acc[G][4] = {};
-      barrier_wait(m.full + at.stage, at.parity);
-      if (chunk < chunks) {
-        const char* const stage = m.ring + at.stage * kTileRows * a.w_stride;
-        float* const f = floats + s * G * FLOATS;
-        if (second) {
-          multiply_tile<V, FLOATS, G>(acc, args, tile, chunk, stage, warp, lane, x[s], f);
-        } else {
-          multiply_tile<W, FLOATS, G>(acc, args, tile, chunk, stage, warp, lane, x[s], f);
-        }
+    const int team = which % teams, chunk = phase * kWarps + warp;
+    const u32 unit = team ? units[1]++ : units[0]++;
+    float acc[G][4] = {};
+    barrier_wait(m.full + at.stage, at.parity);
+    if (chunk < chunks) {
+      const char* const stage = m.ring + at.stage * kTileRows * a.w_stride;
+      if (is_second<W, V>(a, tile)) {
+        multiply_tile<V, FLOATS, G>(acc, args, tile, chunk, stage, warp, lane, x, floats);
+      } else {
+        multiply_tile<W, FLOATS, G>(acc, args, tile, chunk, stage, warp, lane, x, floats);
       }
-      warp_arrive(m.free + at.stage, lane);
-      at.next(a.w_stages);
-      const Slot slot = slot_of(team, teams, unit++);
-      barrier_wait(m.sums_free + slot.i, slot.parity ^ 1);
-#pragma unroll
-      for (int j = 0; j < G; ++j) {
-        to[(slot.i * G + j) * 32] = {acc[j][0], acc[j][2], acc[j][1], acc[j][3]};
-      }
-      warp_arrive(m.sums_full + slot.i, lane);
     }
-    (team ? units[1] : units[0]) = unit;
+    warp_arrive(m.free + at.stage, lane);
+    at.next(a.w_stages);
+    const Slot slot = slot_of(team, teams, unit);
+    barrier_wait(m.sums_free + slot.i, slot.parity ^ 1);
+#pragma unroll
+    for (int j = 0; j < G; ++j) {
+      to[(slot.i * G + j) * 32] = {acc[j][0], acc[j][2], acc[j][1], acc[j][3]};
+    }
+    warp_arrive(m.sums_full + slot.i, lane);
   });
 }
 
@@ -342,7 +326,7 @@ __device__ __forceinline__ void teams_meet(int quad, int teams) {
 }
 
 // Lane 4 p + c adds the sums of pair p in column c of this warp's four, of each group of eight.
-template <int G, int S, int A, bool NEXT>
+template <int G, int A, bool NEXT>
 __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int adder, int lane) {
   const ColumnsArgs& a = args.c;
   const Shares shares = shares_of<A>(a);
@@ -372,7 +356,7 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
   const auto nothing = [](int) {};
   for_each<NEXT>(a, nothing, [&](int phase, int tile, int which) {
     if (which % shares.teams != team) return;
-    const int begin = phase * S * kWarps, end = min(chunks, begin + S * kWarps);
+    const int begin = phase * kWarps, n = min(chunks - begin, kWarps);
     const bool last = phase == a.splits - 1;
     const Tile t = tile_of<kTilePairs>(a, tile);
     const int pair = t.pair + lane / 4;
@@ -391,33 +375,30 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
         if (sums[j].left == quarter) sums[j].left = 0;  // the one before ends here
       }
     }
-    for (int first = begin; first < end; first += kWarps, ++unit) {
-      const int n = min(end - first, kWarps);
-      const Slot slot = slot_of(team, shares.teams, unit);
-      barrier_wait(m.sums_full + slot.i, slot.parity);
+    const Slot slot = slot_of(team, shares.teams, unit++);
+    barrier_wait(m.sums_full + slot.i, slot.parity);
 #pragma unroll
-      for (int j = 0; j < G; ++j) {
+    for (int j = 0; j < G; ++j) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          constexpr int HALF = kWarps / 2;
-          float2 v[HALF];
+      for (int h = 0; h < 2; ++h) {
+        constexpr int HALF = kWarps / 2;
+        float2 v[HALF];
 #pragma unroll
-          for (int w = 0; w < HALF; ++w) {
-            v[w] = sums_of_lane[(((h * HALF + w) * kSlots + slot.i) * G + j) * 64];
-          }
-          if (h == 1 && j == G - 1) warp_arrive(m.sums_free + slot.i, lane);
-          if (quarter == 4 && n == kWarps) {  // quarters that do not wait for each other
-            const float2 q0 = plus(plus(plus(plus(float2{}, v[0]), v[1]), v[2]), v[3]);
-            const float2 q1 = plus(plus(plus(plus(float2{}, v[4]), v[5]), v[6]), v[7]);
-            sums[j].total = plus(sums[j].total, q0);
-            (h == 0 ? sums[j].total : sums[j].quarter) =
-                plus(h == 0 ? sums[j].total : float2{}, q1);
-            continue;
-          }
+        for (int w = 0; w < HALF; ++w) {
+          v[w] = sums_of_lane[(((h * HALF + w) * kSlots + slot.i) * G + j) * 64];
+        }
+        if (h == 1 && j == G - 1) warp_arrive(m.sums_free + slot.i, lane);
+        if (quarter == 4 && n == kWarps) {  // quarters that do not wait for each other
+          const float2 q0 = plus(plus(plus(plus(float2{}, v[0]), v[1]), v[2]), v[3]);
+          const float2 q1 = plus(plus(plus(plus(float2{}, v[4]), v[5]), v[6]), v[7]);
+          sums[j].total = plus(sums[j].total, q0);
+          (h == 0 ? sums[j].total : sums[j].quarter) =
+              plus(h == 0 ? sums[j].total : float2{}, q1);
+          continue;
+        }
 #pragma unroll
-          for (int w = 0; w < HALF; ++w) {
-            if (h * HALF + w < n) sums[j].add(v[w], quarter);
-          }
+        for (int w = 0; w < HALF; ++w) {
+          if (h * HALF + w < n) sums[j].add(v[w], quarter);
         }
       }
     }
@@ -457,7 +438,7 @@ struct Registers {
   static_assert(registers_are_there<kThreads<A>>(ALL), "");
 };
 
-template <class W, class V, int G, int S, int A, bool NEXT>
+template <class W, class V, int G, int A, bool NEXT>
 __device__ __forceinline__ void run(const FewArgs& args) {
   extern __shared__ __align__(128) char shared[];
   Memory m;
@@ -485,7 +466,7 @@ __device__ __forceinline__ void run(const FewArgs& args) {
   __syncthreads();
   if (warp < kWarps) {
     registers_more<Registers<A>::MULTIPLY>();
-    multiply<W, V, G, S, A, NEXT>(args, m, warp, lane);
+    multiply<W, V, G, A, NEXT>(args, m, warp, lane);
     return;
   }
   // Two that bring and two that add are a group; four that add have one for themselves.
@@ -494,23 +475,22 @@ __device__ __forceinline__ void run(const FewArgs& args) {
     registers_less<Registers<A>::BRING>();
     if (bringer < kBringers) {
       launch_dependents();
-      bring<W, V, S, NEXT>(args, m, bringer, lane);
+      bring<W, V, NEXT>(args, m, bringer, lane);
       return;
     }
     if (A == 4) return;
   } else {
     registers_less<Registers<A>::ADD>();
   }
-  add<G, S, A, NEXT>(args, m, A == 2 ? helper - kBringers : helper, lane);
+  add<G, A, NEXT>(args, m, A == 2 ? helper - kBringers : helper, lane);
 }
 #endif
 
 // W: type of the weights; V: of the values among QKV, which may differ. G: groups of eight columns.
-// S: slices of k, of 16 chunks, whose columns are in registers at once. A: warps that add. NEXT: of
-// PLAIN, the results are rounded for the product behind.
-template <class W, class V, int G, int S, int A, bool NEXT>
+// A: warps that add. NEXT: of PLAIN, the results are rounded for the product behind.
+template <class W, class V, int G, int A, bool NEXT>
 __global__ void __launch_bounds__(kThreads<A>, 1) mul_mat_few(const __grid_constant__ FewArgs a) {
 #if __CUDA_ARCH__ >= 900
-  run<W, V, G, S, A, NEXT>(a);
+  run<W, V, G, A, NEXT>(a);
 #endif
 }

@@ -20,8 +20,6 @@ MOST = 16  # columns
 _LEAVES = 8  # columns up to which results are left rounded for the product behind
 _WARPS, _ROWS, _PAIRS, _BATCH, _SLOTS, _QUADS = 16, 16, 8, 8, 4, 2  # as in the .cu
 _THREADS = {2: 640, 4: 768}  # by the warps that add: one or two for four columns each
-_OF_FOUR = 2  # slices of eight columns for which there are registers beside four warps that add
-_IN_REGISTERS = 4  # slices of 16 chunks of eight columns
 _STATIC = 256  # bytes of shared memory that are left alone
 _MAX_STAGES = 8
 _RING = 112 << 10  # bytes on their way: more delay the columns, which queue behind them
@@ -42,13 +40,11 @@ def _row_bytes(t: DType, k: int) -> int:
 class _Plan:
     """How a product is divided.
 
-    groups: of eight columns. slices: of 16 chunks of k, whose columns are in registers at once;
-    phases: how often. stride: bytes between rows of a stage. places: of what lies in shared memory,
-    in the order of `FewArgs`.
+    groups: of eight columns. phases: slices of 16 chunks of k. stride: bytes between rows of a
+    stage. places: of what lies in shared memory, in the order of `FewArgs`.
     """
 
     groups: int
-    slices: int
     phases: int
     stride: int
     stages: int
@@ -66,19 +62,12 @@ def _sums(p: Product) -> int:
 
 
 def _plan(p: Product, device: DeviceInfo, leaves: bool = False) -> _Plan:
-    """With as many slices in registers as leave memory for two stages. leaves: whether columns are
-    left for the product behind."""
-    most = min(ceil_div(p.k, CHUNK * _WARPS), _IN_REGISTERS // ceil_div(p.m, 8))
-    plans = [_plan_of(p, device, slices, leaves) for slices in range(most, 0, -1)]
-    return next((plan for plan in plans if plan.stages > 1), plans[-1])
-
-
-def _plan_of(p: Product, device: DeviceInfo, slices: int, leaves: bool) -> _Plan:
-    groups, phases = ceil_div(p.m, 8), ceil_div(ceil_div(p.k, CHUNK * _WARPS), slices)
+    """leaves: whether columns are left for the product behind."""
+    groups, phases = ceil_div(p.m, 8), ceil_div(p.k, CHUNK * _WARPS)
     sizes = (
         8 * (2 * _MAX_STAGES + 2 * _SLOTS),
         _SLOTS * _WARPS * groups * 512,
-        _WARPS * slices * groups * (record_bytes(_sums(p)) - record_bytes(-1)),
+        _WARPS * groups * (record_bytes(_sums(p)) - record_bytes(-1)),
         _BATCH * _QUADS * groups * 512 if phases > 1 else 0,
         2 * _QUADS * groups * 256 if leaves else 0,
     )
@@ -87,7 +76,7 @@ def _plan_of(p: Product, device: DeviceInfo, slices: int, leaves: bool) -> _Plan
     room, wanted = device.shared_per_block - _STATIC - places[-1], round(_RING / (_ROWS * stride))
     stages = max(0, min(_MAX_STAGES, max(2, wanted), room // (_ROWS * stride)))
     shared = places[-1] + stages * _ROWS * stride
-    return _Plan(groups, slices, phases, stride, stages, tuple(places[1:]), shared)
+    return _Plan(groups, phases, stride, stages, tuple(places[1:]), shared)
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -147,8 +136,8 @@ def launches(
     types = ", ".join(map(cpp_type, _types(p)))
     # There warps can give each other registers.
     options = ("-arch=sm_90a",) if device.arch == "sm_90" else ()
-    adders = 4 if options and p.m > 4 and plan.slices * plan.groups <= _OF_FOUR else 2
-    numbers = f"{plan.groups}, {plan.slices}, {adders}, {cpp_bool(then is not None)}"
+    adders = 4 if options and p.m > 4 else 2
+    numbers = f"{plan.groups}, {adders}, {cpp_bool(then is not None)}"
     kernel = Kernel("mul_mat_few.cu", f"mul_mat_few<{types}, {numbers}>", options)
     grid = (min(device.sm_count, tiles if then is None else tiles // 2), 1, 1)
     product = Launch(kernel, grid, (_THREADS[adders], 1, 1), body, plan.shared, dependent=True)

@@ -112,12 +112,12 @@ def assert_goes_to(kernel: str, made: list[Launch | Gemm]) -> None:
         ("f32", 64, 4096, 2, "library"),
         ("f32", 64, 4096, 1, "mul_mat_vec<f32"),
         ("q4_0", 64, 4096, 1, "mul_mat_vec<PLAIN"),
-        ("q4_0", 64, 4096, 2, "mul_mat_few<block_q4_0, block_q4_0, 1, 1, 2, false>"),
-        ("q4_0", 64, 4096, 3, "mul_mat_few<block_q4_0, block_q4_0, 1, 1, 2, false>"),
-        ("q4_0", 64, 4096, 16, "mul_mat_few<block_q4_0, block_q4_0, 2, 1, 4, false>"),
+        ("q4_0", 64, 4096, 2, "mul_mat_few<block_q4_0, block_q4_0, 1, 2, false>"),
+        ("q4_0", 64, 4096, 3, "mul_mat_few<block_q4_0, block_q4_0, 1, 2, false>"),
+        ("q4_0", 64, 4096, 16, "mul_mat_few<block_q4_0, block_q4_0, 2, 4, false>"),
         ("q4_K", 64, 4096, 17, "mul_mat_columns<block_q4_K, 32,"),
         ("q4_0", 64, 4160, 8, "library"),  # rows do not start at multiples of 16 bytes
-        ("q6_K", 64, 32768, 8, "mul_mat_few<block_q6_K, block_q6_K, 1, 4, 2, false>"),
+        ("q6_K", 64, 32768, 8, "mul_mat_few<block_q6_K, block_q6_K, 1, 4, false>"),
     ],
 )
 def test_which_way_a_few_columns_go(dtype: str, n: int, k: int, m: int, kernel: str) -> None:

@@ -392,8 +392,7 @@ __device__ __forceinline__ void add(const FewArgs& args, const Memory& m, int ad
           const float2 q0 = plus(plus(plus(plus(float2{}, v[0]), v[1]), v[2]), v[3]);
           const float2 q1 = plus(plus(plus(plus(float2{}, v[4]), v[5]), v[6]), v[7]);
           sums[j].total = plus(sums[j].total, q0);
-          (h == 0 ? sums[j].total : sums[j].quarter) =
-              plus(h == 0 ? sums[j].total : float2{}, q1);
+          (h == 0 ? sums[j].total : sums[j].quarter) = plus(h == 0 ? sums[j].total : float2{}, q1);
           continue;
         }
 #pragma unroll

@@ -123,7 +123,8 @@ def _products(
 ) -> list[list[Product]]:
     """Those of a node, of each class of rows by themselves; values of a type of their own are by
     themselves only where they must."""
-    apart, mixed = products(node, srcs, dst), products(node, srcs, dst, mixed=True)
+    apart = products(node, srcs, dst)
+    mixed = products(node, srcs, dst, mixed=True) if len(apart) > 1 else []
     found = []
     for part in _classes(node, device):
         one = _of_class(mixed, node, *part)

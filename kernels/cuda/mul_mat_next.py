@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from . import attention, mul_mat_batch, mul_mat_few, next_columns
 from .columns import Product
+from .columns_int8 import Records
 from .launch import Call, Launch, Operand, launches, register_joint
 from .next_columns import Next
 
@@ -16,6 +17,8 @@ _MOST = 3  # calls
 
 def _few(call: Call) -> Product | None:
     """What mul_mat_few.cu multiplies, where that is all of an op."""
+    if not any(s.dtype.is_quantized for s in call.node.live_srcs()):
+        return None
     made = [m.kernel.source if isinstance(m, Launch) else "" for m in launches(call)]
     if made != ["columns_int8.cu", "mul_mat_few.cu"]:
         return None
@@ -34,49 +37,46 @@ def _is_all(x: Operand, dst: Operand, at: int) -> bool:
     )  # fmt: skip
 
 
-def _next(call: Call, behind: Call, begin: int = 0) -> Next | None:
-    """What an op leaves for the one behind it. begin: where in memory, if its own columns are not
-    rounded by itself."""
-    p = _few(behind) if behind.rounded is None else None
-    if p is None:
+def _next(call: Call, p: Product | None, behind: Call | None, begin: int) -> Next | None:
+    """What an op leaves for the one behind it. p: its product; None: it is attention. begin: of
+    scratch memory that is neither's."""
+    if behind is None or behind.rounded is not None:
         return None
-    if call.node.op in attention.OPS:
-        if p.norm or p.heads or not _is_all(p.x, call.dst, 2) or not attention.leaves_next(call):
-            return None
-    else:
-        mine = _few(call)
-        if mine is None or not _is_all(p.x, call.dst, 1):
-            return None
-        if not mul_mat_few.leaves_next(mine, call.device):
-            return None
-        begin = begin or mul_mat_few.wanted(mine, call.scratch).end
-    at = mul_mat_few.wanted(p, begin or call.scratch)
-    return Next(p, at) if at.end - at.x <= next_columns.room(p.m, p.k) else None
+    if not (attention.leaves_next(call) if p is None else mul_mat_few.leaves_next(p, call.device)):
+        return None
+    found = _few(behind)
+    if found is None or not _is_all(found.x, call.dst, 2 if p is None else 1):
+        return None
+    if p is None and (found.norm or found.heads):  # squares and turns are a product's to leave
+        return None
+    at = mul_mat_few.wanted(found, begin)
+    return Next(found, at) if at.end - at.x <= next_columns.room(found.m, found.k) else None
 
 
 def joint(calls: Sequence[Call]) -> list[list[Launch]] | None:
     """Attention or a product, and the product behind it that reads what it makes; behind attention
     one more."""
-    first, *others = calls[: _MOST if calls[0].node.op in attention.OPS else _MOST - 1]
-    if not others or not 1 < first.node.shape[0] <= mul_mat_few.MOST:
+    first = calls[0]
+    attends = first.node.op in attention.OPS
+    mine = calls[: _MOST if attends else _MOST - 1]
+    if len(mine) < 2 or not 1 < first.node.shape[0] <= mul_mat_few.MOST:
         return None
-    given = _next(first, others[0])
-    if given is None:
+    p = None if attends else _few(first)
+    if p is None and not attends:
         return None
-    if first.node.op in attention.OPS:
-        made = [attention.launches(first, given.at)]
-    else:
-        mine = _few(first)
-        assert mine is not None
-        made = [mul_mat_few.launches(mine, first.device, first.scratch, then=given)]
-    for call, behind in zip(others, [*others[1:], None], strict=True):
-        then = _next(call, behind, given.at.end) if behind else None
-        args = given.product, call.device, call.scratch, given.at, then
-        made.append(mul_mat_few.launches(*args))
+    end = first.scratch if p is None else mul_mat_few.wanted(p, first.scratch).end
+    made: list[list[Launch]] = []
+    given: Records | None = None  # where a call's columns are
+    for call, behind in zip(mine, [*mine[1:], None], strict=True):
+        then = _next(call, p, behind, end)
+        if p is not None:
+            made.append(mul_mat_few.launches(p, call.device, call.scratch, given, then))
+        elif then is not None:
+            made.append(attention.launches(call, then.at))
         if then is None:
             break
-        given = then
-    return made
+        p, given, end = then.product, then.at, then.at.end
+    return made if len(made) > 1 else None
 
 
 register_joint(_FIRST, joint)

@@ -14,7 +14,7 @@ from test_expert_router import Places
 
 from gguflow.engine.graph import Graph, Tensor
 from gguflow.engine.quants import encode
-from gguflow.kernels.cuda import launch, mul_mat_next
+from gguflow.kernels.cuda import launch, mul_mat_few, mul_mat_next
 from gguflow.kernels.cuda.launch import DeviceInfo, joined, scratch_bytes
 
 SCRATCH = 1 << 44
@@ -70,11 +70,14 @@ def test_records_are_within_scratch_memory(types: tuple[str, str], m: int) -> No
         n = len(joined(calls[first:]) or [])
         assert n == (2 if first or m > 8 else 3)
         end = SCRATCH + max(scratch_bytes(c.node, DEVICE) for c in calls[first : first + n])
-        given = mul_mat_next._next(calls[first], calls[first + 1])
-        assert given is not None and SCRATCH <= given.at.x < given.at.end <= end
+        p = None if first == 0 else mul_mat_next._few(calls[first])
+        begin = SCRATCH if p is None else mul_mat_few.wanted(p, SCRATCH).end
+        given = mul_mat_next._next(calls[first], p, calls[first + 1], begin)
+        assert given is not None and begin == given.at.x < given.at.end <= end
         if n == 3:
-            then = mul_mat_next._next(calls[1], calls[2], given.at.end)
-            assert then is not None and given.at.end <= then.at.x and then.at.end <= end
+            p, begin = given.product, given.at.end
+            then = mul_mat_next._next(calls[1], p, calls[2], begin)
+            assert then is not None and begin == then.at.x and then.at.end <= end
 
 
 # -- on a device -----------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from .errors import ApiError
+from .errors import ApiError, unavailable
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
@@ -144,9 +145,13 @@ class BoundedProtocol(HttpToolsProtocol):
     # --------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP, answered as every other error."""
+        """What is no HTTP, answered as every other error. The parser says the same of a head for
+        which there was no memory, which is not its sender's fault."""
         self._disarm()
-        self._write(400, json.dumps(ApiError(400, msg, code="bad_http").body()).encode())
+        error, reason = ApiError(400, msg, code="bad_http"), sys.exception()
+        if reason is not None and isinstance(reason.__context__, MemoryError):
+            error = unavailable("there was no memory for the request's head")
+        self._write(error.status, json.dumps(error.body()).encode())
 
     def _arm(self) -> None:
         self._timer = self.loop.call_later(self.header_timeout, self._late)

@@ -90,7 +90,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
 
 // N: 128, or without parts of k 256. The grid is of whole clusters.
 template <int KIND, class W, int N>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void GF_CLUSTER(kCluster) __launch_bounds__(kThreads, 1)
     mul_mat_tiles(const __grid_constant__ ColumnsArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   run<KIND, W, N>(a);

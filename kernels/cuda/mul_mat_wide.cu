@@ -9,8 +9,8 @@
 // A block has a warpgroup for every 64 columns, some warps that bring weights and one that
 // brings the columns. Weights are asked for before the kernels before this one are done
 // (programmatic dependent launch).
+#include "cuda/cluster.cuh"
 #include "cuda/columns.cuh"
-#include "cuda/ring.cuh"
 #include "cuda/wgmma_shared.cuh"
 
 constexpr int kCluster = 4;
@@ -248,7 +248,7 @@ __device__ __forceinline__ void run(const ColumnsArgs& a) {
 
 // N: weight rows of a block, 16 to 112. C: columns by 64, 1 or 2.
 template <int KIND, class W, int N, int C>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(128 * C + bringers(N, C) + 32, 2)
+__global__ void GF_CLUSTER(kCluster) __launch_bounds__(128 * C + bringers(N, C) + 32, 2)
     mul_mat_wide(const __grid_constant__ ColumnsArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   run<KIND, W, N, C>(a);

@@ -1,11 +1,16 @@
-"""A connection for which there is no memory: the server ends, for it could accept no other."""
+"""A connection for which there is no memory: the server ends, for it could accept no other. A head
+for which there is none is not the fault of who sent it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from http.client import HTTPConnection
 
 import pytest
 from serving import Running
+
+from gguflow.server.http import BoundedProtocol
 
 
 @pytest.mark.parametrize(
@@ -33,4 +38,30 @@ def test_what_the_loop_could_not_do(
             assert server.service.failure is context["exception"]
     finally:
         loop.close()
+        server.stop()
+
+
+@pytest.mark.parametrize(("reason", "status"), [(MemoryError, 503), (ValueError, 400)])
+def test_a_head_that_cannot_be_kept(
+    reason: type[Exception], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = BoundedProtocol.on_header
+
+    def on_header(self: BoundedProtocol, name: bytes, value: bytes) -> None:
+        if name == b"x-fails":
+            raise reason
+        keep(self, name, value)
+
+    monkeypatch.setattr(BoundedProtocol, "on_header", on_header)
+    server = Running()
+    try:
+        for headers, expected in (({"x-fails": "1"}, status), ({}, 200)):
+            connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
+            connection.request("GET", "/health", headers=headers)
+            answer = connection.getresponse()
+            assert answer.status == expected
+            body = json.loads(answer.read())
+            assert expected == 200 or body["error"]["message"]
+            connection.close()
+    finally:
         server.stop()

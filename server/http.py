@@ -31,14 +31,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     header_timeout = 10.0
     send_timeout = 600.0
+    _timer: asyncio.TimerHandle | None = None
+    _behind: asyncio.TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None  # `cycle` may be one that waits for it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._in_head, self._in_message, self._n_head = True, False, 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._behind: asyncio.TimerHandle | None = None
-        self._answered: RequestResponseCycle | None = None  # `cycle` may be one that waits for it
-        self._arm()
+        try:
+            super().connection_made(transport)
+            self._in_head, self._in_message, self._n_head = True, False, 0
+            self._arm()
+        except BaseException:  # the loop would keep it and read nothing that comes by it
+            transport.abort()
+            raise
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 
 import pytest
 from serving import Running
@@ -63,5 +63,28 @@ def test_a_head_that_cannot_be_kept(
             body = json.loads(answer.read())
             assert expected == 200 or body["error"]["message"]
             connection.close()
+    finally:
+        server.stop()
+
+
+def test_a_connection_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closed: nobody would read what comes by it."""
+    arm, failures = BoundedProtocol._arm, [MemoryError()]
+
+    def _arm(self: BoundedProtocol) -> None:
+        if failures:
+            raise failures.pop()
+        arm(self)
+
+    monkeypatch.setattr(BoundedProtocol, "_arm", _arm)
+    server = Running()
+    try:
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+        with pytest.raises((OSError, HTTPException)) as found:
+            connection.request("GET", "/health")
+            connection.getresponse()
+        assert not isinstance(found.value, TimeoutError) and not failures
+        connection.close()
+        assert server.get("/health")[0] == 200
     finally:
         server.stop()

@@ -155,7 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
         error, reason = ApiError(400, msg, code="bad_http"), sys.exception()
         if reason is not None and isinstance(reason.__context__, MemoryError):
             error = unavailable("there was no memory for the request's head")
-        self._write(error.status, json.dumps(error.body()).encode())
+        self._write(error)
 
     def _arm(self) -> None:
         self._timer = self.loop.call_later(self.header_timeout, self._late)
@@ -174,12 +174,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         if self.cycle is None or self.cycle.response_complete:
             message = "the request's head is too large" if status == 431 else "too slow"
-            self._write(status, json.dumps(ApiError(status, message).body()).encode())
+            self._write(ApiError(status, message))
         self.transport.close()
 
-    def _write(self, status: int, body: bytes) -> None:
-        head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    def _write(self, error: ApiError) -> None:
+        body = json.dumps(error.body()).encode()
+        head = b"content-type: application/json\r\nconnection: close\r\n"
+        head += b"content-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()
 
 

@@ -18,9 +18,7 @@ from math import gcd
 from gguflow.engine.graph import Tensor, op_spec
 from gguflow.engine.plan_key import PAGE
 
-from . import attention_plain, next_columns
-from .columns_int8 import CHUNK as RECORD
-from .columns_int8 import Records
+from . import attention_plain, columns_int8, mul_mat_few, next_columns
 from .launch import (
     MAX_GRID_YZ,
     Call,
@@ -54,8 +52,6 @@ STRETCH = 2048  # keys whose sums are folded one after the other
 ROOM = 64 << 20  # bytes of scratch up to which the stretches of few rows are shared among blocks
 STATIC = 3 << 10  # shared memory that the other kernels declare themselves, at most
 DECODE_STATIC = 15 << 10  # the same of attention_decode.cu
-LEFT = 16  # tokens whose results the listed form may leave rounded for the product behind
-BLOCK = 32  # elements that are rounded together
 
 
 @dataclass(frozen=True)
@@ -230,32 +226,33 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     # Launches that run beside each other have room of their own.
     most = sum(p.parts_bytes(v.ne[0]) for p in plans)
     if _leave_next(plans, q, v):
-        most += next_columns.room(q.ne[2], q.ne[1] * v.ne[0])
+        most += columns_int8.room(q.ne[2], q.ne[1] * v.ne[0])
     return max(most, _any(device, q, k, v, table.ne[0] * PAGE).parts_bytes(v.ne[0]))
 
 
 def _leave_next(plans: Sequence[Plan], q: Operand, v: Operand) -> bool:
+    """Of as many tokens as mul_mat_few.cu has columns, in whole blocks and records."""
     listed = len(plans) == 1 and plans[0].entry.startswith("attention_decode_listed<")
-    return listed and q.ne[2] <= LEFT and v.ne[0] % BLOCK == q.ne[1] * v.ne[0] % RECORD == 0
+    whole = v.ne[0] % columns_int8.BLOCK == q.ne[1] * v.ne[0] % columns_int8.CHUNK == 0
+    return listed and whole and q.ne[2] <= mul_mat_few.MOST
 
 
 def leaves_next(call: Call) -> bool:
     """Whether this op may leave its results rounded for the product behind."""
-    plans = _plans_of(call)
-    return bool(plans) and _leave_next(plans, call.src(0), call.src(2))
+    if attention_plain.applies(call.node):
+        return False
+    return _leave_next(_plans_of(call), call.src(0), call.src(2))
 
 
 def _plans_of(call: Call) -> list[Plan]:
-    """None of attention_plain.cu."""
-    if attention_plain.applies(call.node):
-        return []
+    """Of what attention_plain.cu does not take."""
     q, k, v, table = (call.src(i) for i in (0, 1, 2, 5))
     if all(_wide_loads(o) for o in (q, k, v, call.dst)):
         return _plans(call.device, q, k, v, table, call.node.params["n_single"])
     return [_any(call.device, q, k, v, table.ne[0] * PAGE)]
 
 
-def launches(call: Call, then: Records | None = None) -> list[Launch]:
+def launches(call: Call, then: columns_int8.Records | None = None) -> list[Launch]:
     """then: at the start of the scratch memory, where the results are left rounded for the product
     behind, of an op that `leaves_next`."""
     if attention_plain.applies(call.node):

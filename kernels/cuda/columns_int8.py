@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from gguflow.engine.graph import DType
 
 from .columns import Product
-from .launch import Kernel, Launch, ceil_div, pack
+from .launch import Kernel, Launch, ceil_div, pack, places_of
 
-CHUNK, _GROUP, _BLOCKS = 256, 8, 8  # as in int8_columns.cuh
+CHUNK, BLOCK, _GROUP, _BLOCKS = 256, 32, 8, 8  # as in int8_columns.cuh
 # The types of int8_weights.cuh, and `kSumsOf` them.
 _SUMS = {
     "q4_0": 0, "q4_1": 1, "q5_0": 0, "q5_1": 1, "q8_0": 0,
     "q2_K": 2, "q3_K": 0, "q4_K": 1, "q5_K": 1, "q6_K": 0,
 }  # fmt: skip
-MOST_SUMS = max(_SUMS.values())
+_MOST_HALF = 256  # of a head's dimensions, for which there is `room`
 _NO_ROPE = bytes(40)
 
 
@@ -33,7 +33,7 @@ def sums_of(t: DType) -> int:
 
 def record_bytes(sums: int) -> int:
     """Of a chunk and eight columns."""
-    return _BLOCKS * 32 * _GROUP + (1 + sums) * _BLOCKS * _GROUP * 4
+    return _BLOCKS * BLOCK * _GROUP + (1 + sums) * _BLOCKS * _GROUP * 4
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,23 @@ class Records:
     sums: int
 
 
+def _places(m: int, k: int, sums: int, norm: bool, half: int, first: int = 0) -> list[int]:
+    """Of records, squares and turns of m columns of k elements, and where they end."""
+    groups, blocks = ceil_div(m, _GROUP), k // BLOCK
+    squares = 4 * blocks * groups * _GROUP if norm else 0
+    return places_of((k // CHUNK * groups * record_bytes(sums), squares, 8 * m * half), 256, first)
+
+
 def records(p: Product, sums: int, scratch: int = 0) -> Records:
     """Where the records with so many sums of all columns of a product lie."""
-    groups, chunks = ceil_div(p.m, _GROUP), p.k // CHUNK
     half = p.heads.head_dim // 2 if p.heads else 0
-    at = [scratch]
-    squares = 4 * chunks * _BLOCKS * groups * _GROUP if p.norm else 0
-    for nbytes in (chunks * groups * record_bytes(sums), squares, 8 * p.m * half):
-        at.append(at[-1] + ceil_div(nbytes, 256) * 256)
-    return Records(at[0], at[1], at[2], at[3], groups, sums)
+    x, squares, turns, end = _places(p.m, p.k, sums, p.norm is not None, half, scratch)
+    return Records(x, squares, turns, end, ceil_div(p.m, _GROUP), sums)
+
+
+def room(m: int, k: int) -> int:
+    """Bytes that records of m columns of k elements take, whatever the product is."""
+    return _places(m, k, max(_SUMS.values()), True, _MOST_HALF)[-1]
 
 
 def records_launch(p: Product, at: Records) -> Launch:

@@ -52,27 +52,39 @@ __device__ __forceinline__ Octet ask_octet(const float* x) {
           __ldcg(reinterpret_cast<const float4*>(x + 16))};
 }
 
+template <class T>
+__device__ __forceinline__ T sum_of_four_lanes(T x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+// Of the lanes that are multiples of four apart, neighbours first.
+template <class T, class F>
+__device__ __forceinline__ T of_eight_lanes(T x, F f) {
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) x = f(x, __shfl_xor_sync(kAllLanes, x, step));
+  return x;
+}
+
 // Of a block, whose four lanes get it.
 __device__ __forceinline__ float block_squares(const Octet& v) {
-  float s = add_squares(v.hi, add_squares(v.lo, 0.0f));
-  s += __shfl_xor_sync(kAllLanes, s, 1);
-  return s + __shfl_xor_sync(kAllLanes, s, 2);
+  return sum_of_four_lanes(add_squares(v.hi, add_squares(v.lo, 0.0f)));
 }
 // Of the whole chunk.
 __device__ __forceinline__ float squares_of(const Octet& v) {
-  float s = block_squares(v);
-#pragma unroll
-  for (int step = 4; step < 32; step *= 2) s += __shfl_xor_sync(kAllLanes, s, step);
-  return s;
+  return of_eight_lanes(block_squares(v), Add());
 }
 
-// What a column's sums are multiplied by after a norm. of(chunk): its squares.
+// What a column's sums are multiplied by after a norm.
+__device__ __forceinline__ float norm_scale(float squares, int k, float eps) {
+  return 1.0f / sqrtf(squares / (float)k + eps);
+}
+// The same of chunks. of(chunk): its squares.
 template <class F>
 __device__ __forceinline__ float norm_scale_of(F of, int k, float eps) {
   float sum = 0.0f;
 #pragma unroll 16
   for (int c = 0; c < k / kChunkK; ++c) sum += of(c);
-  return 1.0f / sqrtf(sum / (float)k + eps);
+  return norm_scale(sum, k, eps);
 }
 // The same of squares of blocks, from memory that another kernel has just written. The whole warp:
 // lane 4 p + c has a column, one of four, and chunks p, p + 8 and so on of it.
@@ -92,7 +104,7 @@ __device__ __forceinline__ float norm_scale_of_blocks(const float* squares, int 
       if (first + p < chunks) sum += of;
     }
   }
-  return 1.0f / sqrtf(sum / (float)k + eps);
+  return norm_scale(sum, k, eps);
 }
 
 __device__ __forceinline__ Octet times(const Octet& v, const Octet& w) {
@@ -104,11 +116,6 @@ __device__ __forceinline__ u32 four_bytes(float4 v, float by) {
   const auto bits = [by](float x) { return gf_bits_of(fmaf(x, by, 12582912.0f)); };
   return __byte_perm(__byte_perm(bits(v.x), bits(v.y), 0x0040),
                      __byte_perm(bits(v.z), bits(v.w), 0x0040), 0x5410);
-}
-
-__device__ __forceinline__ int sum_of_four_lanes(int x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
 // By what a block is multiplied whose largest element is `most`, and what undoes it.

@@ -11,7 +11,16 @@ from gguflow.engine.graph import DType
 
 from . import next_columns
 from .columns import PLAIN, Layout, Product, arguments, columns_ok, rows_ok
-from .columns_int8 import CHUNK, Records, known, record_bytes, records, records_launch, sums_of
+from .columns_int8 import (
+    CHUNK,
+    Records,
+    known,
+    record_bytes,
+    records,
+    records_launch,
+    room,
+    sums_of,
+)
 from .elementwise import cpp_bool
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, places_of
 from .next_columns import Next
@@ -73,8 +82,8 @@ def _plan(p: Product, device: DeviceInfo, leaves: bool = False) -> _Plan:
     )
     places = places_of(sizes, 128)
     stride = max(_row_bytes(t, p.k) for t in _types(p))
-    room, wanted = device.shared_per_block - _STATIC - places[-1], round(_RING / (_ROWS * stride))
-    stages = max(0, min(_MAX_STAGES, max(2, wanted), room // (_ROWS * stride)))
+    free, wanted = device.shared_per_block - _STATIC - places[-1], round(_RING / (_ROWS * stride))
+    stages = max(0, min(_MAX_STAGES, max(2, wanted), free // (_ROWS * stride)))
     shared = places[-1] + stages * _ROWS * stride
     return _Plan(groups, phases, stride, stages, tuple(places[1:]), shared)
 
@@ -110,7 +119,7 @@ def wanted(p: Product, scratch: int) -> Records:
 
 
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
-    behind = next_columns.room(p.m, p.n) if leaves_next(p, device) else 0
+    behind = room(p.m, p.n) if leaves_next(p, device) else 0
     return wanted(p, 0).end + behind
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import attention, mul_mat_batch, mul_mat_few, next_columns
+from . import attention, mul_mat_batch, mul_mat_few
 from .columns import Product
-from .columns_int8 import Records
+from .columns_int8 import Records, room
 from .launch import Call, Launch, Operand, launches, register_joint
 from .next_columns import Next
 
@@ -50,7 +50,7 @@ def _next(call: Call, p: Product | None, behind: Call | None, begin: int) -> Nex
     if p is None and (found.norm or found.heads):  # squares and turns are a product's to leave
         return None
     at = mul_mat_few.wanted(found, begin)
-    return Next(found, at) if at.end - at.x <= next_columns.room(found.m, found.k) else None
+    return Next(found, at) if at.end - at.x <= room(found.m, found.k) else None
 
 
 def joint(calls: Sequence[Call]) -> list[list[Launch]] | None:

@@ -81,11 +81,7 @@ __device__ __forceinline__ void put_rows(const NextColumns& next, int block, int
     if (p == 1 && is_column) next.squares[column * next.blocks + block] = squares;
   }
   const float4 x = times(v.all(), norm.all());
-  float most = largest_of(x);
-#pragma unroll
-  for (int step = 4; step < 32; step *= 2) {
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
-  }
+  const float most = of_eight_lanes(largest_of(x), Max());
   const u32 n = four_bytes(x, inverse_of(most));
   int2 of = {};
   if (next.place.sums > 0) {

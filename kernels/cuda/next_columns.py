@@ -7,11 +7,7 @@ import struct
 from dataclasses import dataclass
 
 from .columns import Product, turns_by
-from .columns_int8 import CHUNK, MOST_SUMS, Records, record_bytes
-from .launch import ceil_div
-
-_GROUP, _BLOCK = 8, 32  # as in int8_columns.cuh
-_MOST_HALF = 256  # of a head's dimensions, for which there is room
+from .columns_int8 import BLOCK, Records
 
 
 @dataclass(frozen=True)
@@ -20,17 +16,6 @@ class Next:
 
     product: Product
     at: Records
-
-
-def room(m: int, k: int) -> int:
-    """Bytes that records of m columns of k elements take, whatever the weights are."""
-    groups = ceil_div(m, _GROUP)
-    sizes = (
-        k // CHUNK * groups * record_bytes(MOST_SUMS),
-        4 * k // _BLOCK * groups * _GROUP,
-        8 * m * _MOST_HALF,
-    )
-    return sum(ceil_div(n, 256) * 256 for n in sizes)
 
 
 def place(at: Records | None) -> bytes:
@@ -48,5 +33,5 @@ def arguments(then: Next | None) -> bytes:
         + struct.pack("@3P", p.norm.address if p.norm else 0, at.squares if p.norm else 0,
                       at.turns if p.heads else 0)
         + turns_by(p)
-        + struct.pack("@2i", p.k // _BLOCK, p.heads.head_dim // 2 if p.heads else 0)
+        + struct.pack("@2i", p.k // BLOCK, p.heads.head_dim // 2 if p.heads else 0)
     )  # fmt: skip

@@ -92,7 +92,7 @@ struct LaneRows<QKV> {
     for (int i = 0; i < 2; ++i) {
       rows[i] = rows_of(QKV, a, matrix, pair + i);
       const int dim = (pair + i) % half;
-      angles[i] = role < 2 ? angle_of(t.rope, dim, t.factors ? t.factors[dim] : 1.0f) : 0.0;
+      angles[i] = role < 2 ? t.angle(dim) : 0.0;
     }
   }
   __device__ __forceinline__ bool is_there(int i) const { return pair + i < a.pairs[matrix]; }

@@ -59,7 +59,8 @@ class Plan:
     """A launch without its addresses, of `n` tokens from `begin` on.
 
     splits: of a token, at most. slots: what several blocks may share, of `rows` each. tiles: of
-    rows, of attention_prefill_few.cu.
+    rows, of attention_prefill_few.cu. roomy: what is better where this one cannot start beside the
+    launch before it (`Launch.roomy`).
     """
 
     begin: int
@@ -73,6 +74,7 @@ class Plan:
     splits: int = 1
     rows: int = 1
     tiles: int = 0
+    roomy: Plan | None = None
 
     def parts_bytes(self, width: int) -> int:
         """Scratch for what splits pass on: float sums, with two more floats a row."""
@@ -117,9 +119,16 @@ def _single(
     ring = 2 * half * (2 if 4 * half <= SMALL else 1)
     threads = 32 * WARPS
     if n == 1:
-        shared = WARPS * max(ring, 4 * tile * (hd + 2))
-        return [Plan(0, 1, "attention_decode", f"attention_decode<{types}>",
-                     (n_kv_head, splits, tiles), threads, shared, slots, splits, rows)]  # fmt: skip
+        sums = 4 * tile * (hd + 2)
+        plan = Plan(0, 1, "attention_decode", f"attention_decode<{types}>",
+                    (n_kv_head, splits, tiles), threads, WARPS * max(ring, sums), slots, splits,
+                    rows)  # fmt: skip
+        longer = WARPS * max(4 * half, sums)
+        room = device.shared_per_block - DECODE_STATIC
+        if ring < 4 * half and n_ctx > CHUNK and longer <= room:
+            two = f"attention_decode<{types}, false, 2>"
+            plan = replace(plan, roomy=replace(plan, entry=two, shared=longer))
+        return [plan]
     shared = WARPS * ring + 4 * rows * (WARPS * (hd + 2) + hd)
     blocks = device.sm_count * (2 if tile == 8 and hd <= 128 else 1)
     most = max(1, min(LISTED, MAX_TICKETS // slots))
@@ -287,8 +296,13 @@ def launches(call: Call, then: columns_int8.Records | None = None) -> list[Launc
         numbers += struct.pack("@3i", plan.tiles, both and i < 2, early)
         numbers += next_columns.place(then)
         args = pack(*operands, numbers)
-        code = Kernel(f"{plan.name}.cu", plan.entry)
-        return Launch(code, plan.grid, (plan.threads, 1, 1), args, plan.shared, dependent=True)
+
+        def of(p: Plan, roomy: Launch | None = None) -> Launch:
+            code = Kernel(f"{p.name}.cu", p.entry)
+            block = (p.threads, 1, 1)
+            return Launch(code, p.grid, block, args, p.shared, dependent=True, roomy=roomy)
+
+        return of(plan, of(plan.roomy) if plan.roomy else None)
 
     return [launch(i, p) for i, p in enumerate(plans)]
 

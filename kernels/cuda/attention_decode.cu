@@ -37,11 +37,12 @@ constexpr int kBlocks = NT == 1 && HD <= 128 ? 2 : 1;
 
 // NT: tiles of 8 rows. HD: head size of keys and values. Of one token. LATE: the launch after this
 // one begins when those before this one have ended, whose results it may read before this one ends.
-template <class K, class V, int HD, int NT, bool LATE = false>
+// DEPTH: groups that a warp has on their way; with more the block starts later beside others.
+template <class K, class V, int HD, int NT, bool LATE = false, int DEPTH = kDepth<K, V, HD>>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
     attention_decode(const __grid_constant__ AttentionArgs a) {
   typedef Rows<K, HD, NT> R;
-  typedef Feed<K, V, HD> F;
+  typedef Feed<K, V, HD, DEPTH> F;
   // A warp's sums take the place of its ring.
   constexpr int WARP_BYTES = F::BYTES > 4 * R::ROWS * R::PITCH ? F::BYTES : 4 * R::ROWS * R::PITCH;
   extern __shared__ uint4 shared[];

@@ -72,14 +72,21 @@ struct GroupRows {
   }
 };
 
+template <class K, class V, int HD>
+constexpr int kGroupBytes =
+    GroupRows<K, HD, false>::BYTES > GroupRows<V, HD, true>::BYTES ? GroupRows<K, HD, false>::BYTES
+                                                                   : GroupRows<V, HD, true>::BYTES;
+// Groups that a warp has on their way, as far as it is not told.
+template <class K, class V, int HD>
+constexpr int kDepth = 4 * kGroupBytes<K, V, HD> <= kSmall ? 2 : 1;
+
 // A warp's copies: a ring of DEPTH places, each for the keys and the values of a group. A stretch
 // of keys of one sequence follows another; next(feed) opens it, or says that there is none.
-template <class K, class V, int HD>
+template <class K, class V, int HD, int DEPTH = kDepth<K, V, HD>>
 struct Feed {
   typedef GroupRows<K, HD, false> Keys;
   typedef GroupRows<V, HD, true> Values;
-  static constexpr int HALF = Keys::BYTES > Values::BYTES ? Keys::BYTES : Values::BYTES;
-  static constexpr int DEPTH = 4 * HALF <= kSmall ? 2 : 1;
+  static constexpr int HALF = kGroupBytes<K, V, HD>;
   static constexpr int BYTES = 2 * DEPTH * HALF;  // of a warp
 
   char* ring;

@@ -100,7 +100,7 @@ def joint(calls: Sequence[Call]) -> list[list[Launch]] | None:
     if not single or columns.count(node) != 1:
         return None
     entry = f"{made[0].kernel.entry[:-1]}, true>"
-    late = replace(made[0], kernel=replace(made[0].kernel, entry=entry))
+    late = replace(made[0], kernel=replace(made[0].kernel, entry=entry), roomy=None)
     return [[late], launches(calls[1], 1 - columns.index(node), early=True)]
 
 

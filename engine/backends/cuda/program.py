@@ -23,6 +23,7 @@ from gguflow.engine.backends.base import (
 from gguflow.engine.compile import Recv, Send, Step
 from gguflow.engine.graph import Role, Tensor
 from gguflow.kernels.cuda import link
+from gguflow.kernels.cuda.beside import with_room
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
     MOST_JOINED,
@@ -115,6 +116,7 @@ class CudaProgram(Program):
                     del op[0]
                 left = first
             made.append(op)
+        made = with_room(made, info)
         backend.modules.prepare(
             step.kernel for op in made for step in op if isinstance(step, Launch)
         )

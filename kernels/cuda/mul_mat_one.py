@@ -11,14 +11,13 @@ from gguflow.engine.graph import DType
 from .columns import PLAIN, Layout, Product, arguments, columns_ok, rows_ok
 from .columns_int8 import known
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, places_of
-from .one_column import blocks_of, stages_of
+from .one_column import blocks_of, shape_of
 
 _ROWS, _CHUNK = 2, 256  # rows of a stage; elements whose squares are added first
 _PIECE = 2048  # elements
 _UNIT, _UNIT_BYTES = 64, 80  # of a column in shared memory
 _MAX_STAGES = 4  # more on their way delay the column, which queues behind them
-# Warps of a block. As many as can be, but one less is better than two stages instead of three.
-_WARPS, _ENOUGH = (16, 15, 14, 12, 8, 4), 3
+_WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
 _STATIC = 1 << 10  # shared memory that the kernel declares itself, at most
 _NO_ROPE = bytes(40)
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
@@ -49,21 +48,20 @@ def _pieces(p: Product) -> int:
 
 
 def _plan(p: Product, device: DeviceInfo) -> _Plan | None:
-    plans = [_plan_of(p, device, warps) for warps in _WARPS]
-    for enough in (_ENOUGH, 2):
-        for plan in plans:
-            if plan.stages >= enough:
-                return _with_fewer_stages(plan, p, device)
-    return None
+    plans = (_plan_of(p, device, warps) for warps in _WARPS)
+    found = next((plan for plan in plans if plan.stages >= 2), None)
+    return found and _shaped(found, p, device)
 
 
-def _with_fewer_stages(plan: _Plan, p: Product, device: DeviceInfo) -> _Plan:
-    """What `stages_of` says of one matrix by itself."""
+def _shaped(plan: _Plan, p: Product, device: DeviceInfo) -> _Plan:
+    """What `shape_of` says of one matrix by itself."""
     if p.kind != PLAIN:
         return plan
-    fixed = _STATIC + plan.places[-1]
-    stages = stages_of(plan.stages, sum(p.pairs), plan.warps, _pieces(p), fixed, plan.stage, device)
-    return replace(plan, stages=stages)
+    fixed, stage = _STATIC + plan.places[-1], plan.stage // plan.warps
+    warps, stages = shape_of(
+        plan.warps, plan.stages, sum(p.pairs), _pieces(p), fixed, stage, device
+    )
+    return replace(_plan_of(p, device, warps), stages=stages)
 
 
 def _plan_of(p: Product, device: DeviceInfo, warps: int) -> _Plan:

@@ -87,19 +87,25 @@ struct OneFloat {
   int ask_tile, ask_k = 0;
   const char* from = nullptr;
 
+  // AT_ONCE: each row's lane asks for its own, else one for all of them.
+  template <bool AT_ONCE>
   __device__ __forceinline__ void request(int stage, u64 policy) {
     if (ask_k == 0) from = tile_row(ask_tile, lane % ROWS) + 2 * begin;
     const u32 bytes = 2 * min(N, length - ask_k);
     const u32 bar = shared_address(bars + stage), to = shared_address(ring + stage * STAGE);
     if (elected()) expect_bytes(bar, ROWS * bytes);
-    // A loop: of copies that are asked for faster, more are in the column's way (docs/LOG.md).
+    if (AT_ONCE) {
+      __syncwarp();
+      if (lane < ROWS) copy_bulk(to + lane * STRIDE, from + 2 * ask_k, bytes, bar, policy);
+    } else {
 #pragma unroll 1
-    for (int r = 0; r < ROWS; ++r) {
-      const u64 row = __shfl_sync(kAllLanes, reinterpret_cast<u64>(from), r);
-      const char* const run = reinterpret_cast<const char*>(row) + 2 * ask_k;
-      if (elected()) copy_bulk(to + r * STRIDE, run, bytes, bar, policy);
+      for (int r = 0; r < ROWS; ++r) {
+        const u64 row = __shfl_sync(kAllLanes, reinterpret_cast<u64>(from), r);
+        const char* const run = reinterpret_cast<const char*>(row) + 2 * ask_k;
+        if (elected()) copy_bulk(to + r * STRIDE, run, bytes, bar, policy);
+      }
+      __syncwarp();
     }
-    __syncwarp();
     ask_k += N;
     if (ask_k >= length) {
       ask_k = 0;
@@ -176,8 +182,9 @@ struct OneFloat {
   __device__ __forceinline__ void run() {
     barriers_make(bars, a.w_stages, lane);
     const u64 policy = read_once();
+    // One by one: of copies that are asked for faster, more are in the column's way (docs/LOG.md).
 #pragma unroll 1
-    for (int s = 0; s < a.w_stages && ask_tile < count; ++s) request(s, policy);
+    for (int s = 0; s < a.w_stages && ask_tile < count; ++s) request<false>(s, policy);
     launch_dependents();
 
     // What does not depend on the kernels before this one.
@@ -216,7 +223,7 @@ struct OneFloat {
         multiply(ring + stage * STAGE + lane / 4 * STRIDE + place, x + 2 * (begin + k) + place,
                  length - k, sums);
         __syncwarp();
-        if (ask_tile < count) request(stage, policy);
+        if (ask_tile < count) request<KIND != GLU>(stage, policy);
         if (++stage == a.w_stages) {
           stage = 0;
           parity ^= 1;

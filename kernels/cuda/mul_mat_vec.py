@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gguflow.engine.graph import F32, Tensor
 
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, register
-from .one_column import blocks_of, stages_of
+from .one_column import blocks_of, shape_of
 from .rope import rope_numbers
 
 OPS = ("mul_mat_relu",)
@@ -84,8 +84,8 @@ def plan(
         if stages >= 2:
             if m == 1 and pairs:
                 chunks = ceil_div(k, chunk or CHUNK[kind])
-                stages = stages_of(
-                    stages, pairs, warps, chunks, STATIC + fixed, warps * stage, device
+                warps, stages = shape_of(
+                    warps, stages, pairs, chunks, STATIC + fixed, stage, device
                 )
             return warps, stages, fixed + stages * warps * stage
     return 0, 0, 0

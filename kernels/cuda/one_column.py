@@ -8,26 +8,42 @@ from __future__ import annotations
 
 from .launch import DeviceInfo, ceil_div
 
+MOST_WARPS = 16
 _TAKEN = 16  # multiprocessors that attention over a short context takes, at most
-_RESERVED = 1 << 10  # bytes of shared memory that a block takes beside its own
+_ATTENTION = 72 << 10  # bytes of shared memory of its blocks
+_RESERVED = 1 << 10  # that a block takes beside its own
 
 
 def blocks_of(pairs: int, warps: int, alone: bool, device: DeviceInfo) -> int:
     """Blocks of so many warps. alone: of one matrix, whose blocks are no more than find a
-    multiprocessor free, where these do in one round."""
+    multiprocessor free, where these do in one round, or than its warps have two pairs for."""
     free = device.sm_count - _TAKEN
-    most = free if alone and pairs <= free * warps else device.sm_count
+    most = device.sm_count
+    if alone and pairs <= free * warps:
+        most = free
+    elif alone and 2 * warps <= MOST_WARPS and _at_once(pairs, 2 * warps, device):
+        most = ceil_div(pairs, 2 * warps)
     return max(1, min(most, ceil_div(pairs, 4)))
 
 
-def stages_of(
-    most: int, pairs: int, warps: int, chunks: int, fixed: int, stage: int, device: DeviceInfo
-) -> int:
-    """Stages of a warp's ring, `most` or as few as it fills, if two blocks fit a multiprocessor
-    then: where all have to start at once, some of them share one. chunks: of a row; fixed, stage:
-    bytes of shared memory that a block takes, and for each stage."""
-    if not (device.sm_count - _TAKEN) * warps < pairs <= device.sm_count * warps:
-        return most
-    fewer = max(2, min(most, chunks))
-    room = (device.shared_per_block + _RESERVED) // 2 - _RESERVED
-    return fewer if fixed + fewer * stage <= room else most
+def shape_of(
+    warps: int, stages: int, pairs: int, chunks: int, fixed: int, stage: int, device: DeviceInfo
+) -> tuple[int, int]:
+    """(warps, stages of a warp's ring) of a block of one matrix that could have so many. Where all
+    have to start at once they are made smaller: to as few stages as a row fills, if two blocks fit
+    a multiprocessor then, or, of short rows, to half the warps, each with two pairs, if one fits
+    beside attention. chunks: of a row; fixed, stage: bytes of shared memory that a block takes, and
+    for each stage of a warp."""
+    if not _at_once(pairs, warps, device):
+        return warps, stages
+    whole = device.shared_per_block + _RESERVED
+    few, half = max(2, min(stages, chunks)), warps // 2
+    if fixed + warps * few * stage + _RESERVED <= whole // 2:
+        return warps, few
+    beside = fixed + half * stages * stage + 2 * _RESERVED + _ATTENTION <= whole
+    return (half, stages) if beside and chunks <= stages + 1 else (warps, stages)
+
+
+def _at_once(pairs: int, warps: int, device: DeviceInfo) -> bool:
+    """Whether it takes more multiprocessors than attention leaves to have a warp for each pair."""
+    return (device.sm_count - _TAKEN) * warps < pairs <= device.sm_count * warps

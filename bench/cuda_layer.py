@@ -1,7 +1,7 @@
 """Where a layer's time goes on a GPU, by leaving parts of it out: us a layer of an 8B shape.
 
-    python bench/cuda_layer.py [--type q4_0] [-d 512] [--rows 1,2,4,8,16] [--parts qaogd,qogd,d]
-        [--equal-bits]
+    python bench/cuda_layer.py [--type q4_0] [-d 512] [-c 0] [--rows 1,2,4,8,16]
+        [--parts qaogd,qogd,d] [--equal-bits]
 
 Parts are queries with keys and values (q), attention (a), output (o), gate with up (g) and down
 (d), each with the norm before it and the residual behind, of rows of one sequence after so many
@@ -26,9 +26,9 @@ LAYERS = 6  # more weights than the second-level cache keeps
 WIDTH, FEED_FORWARD, HEAD, HEADS, KV_HEADS = 4096, 14_336, 128, 32, 8
 
 
-def layers(g: Graph, t: DType, m: int, depth: int, parts: str) -> list[Tensor]:
+def layers(g: Graph, t: DType, m: int, depth: int, room: int, parts: str) -> list[Tensor]:
     """The nodes of all layers, of m rows."""
-    pages, rows_kv = -(-(depth + m) // PAGE), KV_HEADS * HEAD
+    pages, rows_kv = -(-max(room, depth + m) // PAGE), KV_HEADS * HEAD
     pos, rows, seq = (g.input(name, I32, (m,)) for name in ("pos", "rows", "seq"))
     table = g.input("table", I32, (1, pages))
     q0, attended = g.input("q", F32, (m, HEADS, HEAD)), g.input("attended", F32, (m, WIDTH))
@@ -66,10 +66,10 @@ def layers(g: Graph, t: DType, m: int, depth: int, parts: str) -> list[Tensor]:
     return made
 
 
-def microseconds(gpu: CudaBackend, t: DType, m: int, depth: int, parts: str) -> float:
+def microseconds(gpu: CudaBackend, t: DType, m: int, depth: int, room: int, parts: str) -> float:
     """Of a layer."""
     g = Graph()
-    nodes = layers(g, t, m, depth, parts)
+    nodes = layers(g, t, m, depth, room, parts)
     places: dict[Tensor, np.ndarray | int] = dict.fromkeys((*g.leaves.values(), *nodes), 0)
     for name, leaf in g.leaves.items():
         if leaf.dtype.is_integer:
@@ -80,13 +80,13 @@ def microseconds(gpu: CudaBackend, t: DType, m: int, depth: int, parts: str) -> 
 
 
 def table(
-    gpu: CudaBackend, t: DType, depth: int, parts: Sequence[str], rows: Sequence[int]
+    gpu: CudaBackend, t: DType, depth: int, room: int, parts: Sequence[str], rows: Sequence[int]
 ) -> None:
     print(f"{t.name}, {depth} tokens before, us a layer")
     print("| parts | " + " | ".join(f"{m} rows" for m in rows) + " |")
     print("|---|" + "--:|" * len(rows))
     for some in parts:
-        times = (f"{microseconds(gpu, t, m, depth, some):.1f}" for m in rows)
+        times = (f"{microseconds(gpu, t, m, depth, room, some):.1f}" for m in rows)
         print(f"| {some} | " + " | ".join(times) + " |", flush=True)
 
 
@@ -94,13 +94,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--type", default="q4_0", help="of the weights")
     parser.add_argument("-d", type=int, default=512, help="tokens before the rows")
+    parser.add_argument("-c", type=int, default=0, help="tokens that there is room for")
     parser.add_argument("--rows", default="1,2,4,8,16")
     parser.add_argument("--parts", default="qaogd,qogd,aog,a,q,o,g,d")
     parser.add_argument("--equal-bits", action="store_true")
     args = parser.parse_args()
     rows = [int(n) for n in args.rows.split(",")]
     gpu = CudaBackend(0, args.equal_bits)
-    table(gpu, dtype_by_name(args.type), args.d, args.parts.split(","), rows)
+    table(gpu, dtype_by_name(args.type), args.d, args.c, args.parts.split(","), rows)
 
 
 if __name__ == "__main__":

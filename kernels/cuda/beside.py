@@ -9,19 +9,19 @@ from .gemm import Gemm
 from .launch import DeviceInfo, Launch
 
 _RESERVED = 1 << 10  # bytes of shared memory that a block takes beside its own
-_STATIC = 6 << 10  # that attention and a product declare themselves
+_STATIC = 2 << 10  # that a product declares itself, at most
 
 
-def fit(a: Launch, b: Launch, device: DeviceInfo) -> bool:
-    """Whether a block of each has room on one multiprocessor."""
-    room = device.shared_per_block + _RESERVED
-    return a.shared + b.shared + 2 * _RESERVED + _STATIC <= room
+def left_by(before: Launch, device: DeviceInfo) -> int:
+    """Bytes of shared memory that a block of a launch leaves another one on its multiprocessor."""
+    return device.shared_per_block - before.shared - _STATIC - _RESERVED
 
 
 def with_room(
     made: Sequence[Sequence[Launch | Gemm]], device: DeviceInfo
 ) -> list[list[Launch | Gemm]]:
-    """The launches of ops, each as `Launch.roomy` where the one before leaves it no room."""
+    """The launches of ops, each as `Launch.roomy` where the one before leaves no room for half of
+    it. Where it leaves a little more the small form is the faster one still (docs/LOG.md)."""
     before: Launch | Gemm | None = None
     chosen: list[list[Launch | Gemm]] = []
     for op in made:
@@ -31,7 +31,7 @@ def with_room(
                 isinstance(x, Launch)
                 and x.roomy is not None
                 and isinstance(before, Launch)
-                and not fit(before, x, device)
+                and left_by(before, device) < x.shared // 2
             ):
                 before = x.roomy
             else:

@@ -93,8 +93,8 @@ class Launch:
     leaves: the value of which it leaves another form at the start of the scratch memory; it is then
     the first launch of its op. The next op to start with the same launch finds it there.
     norm: that it makes nothing but that, of the rows of this value: an exchange may do so instead.
-    roomy: the same with more shared memory, which is faster where this one has no room beside the
-    launch before it anyway (`with_room`).
+    roomy: the same with more shared memory, for where this one has no room beside the launch before
+    it anyway (`with_room`).
     """
 
     kernel: Kernel

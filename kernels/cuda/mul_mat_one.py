@@ -11,13 +11,12 @@ from gguflow.engine.graph import DType
 from .columns import PLAIN, Layout, Product, arguments, columns_ok, rows_ok
 from .columns_int8 import known
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, places_of
-from .one_column import blocks_of, shape_of
+from .one_column import WARPS, blocks_of, shape_of
 
 _ROWS, _CHUNK = 2, 256  # rows of a stage; elements whose squares are added first
 _PIECE = 2048  # elements
 _UNIT, _UNIT_BYTES = 64, 80  # of a column in shared memory
 _MAX_STAGES = 4  # more on their way delay the column, which queues behind them
-_WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
 _STATIC = 1 << 10  # shared memory that the kernel declares itself, at most
 _NO_ROPE = bytes(40)
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
@@ -48,7 +47,7 @@ def _pieces(p: Product) -> int:
 
 
 def _plan(p: Product, device: DeviceInfo) -> _Plan | None:
-    plans = (_plan_of(p, device, warps) for warps in _WARPS)
+    plans = (_plan_of(p, device, warps) for warps in WARPS)
     found = next((plan for plan in plans if plan.stages >= 2), None)
     return found and _shaped(found, p, device)
 

@@ -223,6 +223,7 @@ struct OneFloat {
         multiply(ring + stage * STAGE + lane / 4 * STRIDE + place, x + 2 * (begin + k) + place,
                  length - k, sums);
         __syncwarp();
+        // Of gate and up, whose copies are short, one by one is faster still.
         if (ask_tile < count) request<KIND != GLU>(stage, policy);
         if (++stage == a.w_stages) {
           stage = 0;

@@ -21,9 +21,9 @@ from .launch import (
     register_joint,
 )
 from .mul_mat_vec import LEAST_SHARED, ROWS, STATIC, column_bytes, kind_of, stage_bytes, takes
+from .one_column import WARPS
 
 OPS = ("mul_mat_two_add",)
-WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
 # More would leave attention, whose end is waited for, no room beside them on a multiprocessor.
 MAX_STAGES = 3
 

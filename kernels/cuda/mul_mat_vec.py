@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gguflow.engine.graph import F32, Tensor
 
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, register
-from .one_column import blocks_of, shape_of
+from .one_column import WARPS, blocks_of, shape_of
 from .rope import rope_numbers
 
 OPS = ("mul_mat_relu",)
@@ -24,7 +24,6 @@ STATES = ("f32", "f16", "bf16")
 STATIC = 1 << 10  # shared memory that the kernel declares itself, at most
 MAX_STAGES = 4  # more on their way delay the columns, which queue behind them
 LEAST_SHARED = 99 << 10  # a block may have on any GPU of compute capability 8.0 or more
-WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
 _WEIGHTS = {"norm_mul_mat": 1, "norm_mul_mat_swiglu": 2, "norm_qkv_rope": 3}  # after x and norm
 CHUNK = {"quantized": 2048, "float": 512}  # elements of a row a stage holds
 WIDE, WIDE_STAGES = 1024, 3  # of float weights and one column: longer runs of bytes come faster

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .launch import DeviceInfo, ceil_div
 
-MOST_WARPS = 16
+WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
 _TAKEN = 16  # multiprocessors that attention over a short context takes, at most
 _ATTENTION = 72 << 10  # bytes of shared memory of its blocks
 _RESERVED = 1 << 10  # that a block takes beside its own
@@ -21,7 +21,7 @@ def blocks_of(pairs: int, warps: int, alone: bool, device: DeviceInfo) -> int:
     most = device.sm_count
     if alone and pairs <= free * warps:
         most = free
-    elif alone and 2 * warps <= MOST_WARPS and _at_once(pairs, 2 * warps, device):
+    elif alone and 2 * warps <= WARPS[0] and _at_once(pairs, 2 * warps, device):
         most = ceil_div(pairs, 2 * warps)
     return max(1, min(most, ceil_div(pairs, 4)))
 

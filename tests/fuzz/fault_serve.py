@@ -171,11 +171,14 @@ def run(most: int, least: int) -> Counter[str]:
                     # An engine whose step failed is replaced when the next one asks.
                     after = [served.ask(*r) for r in REQUESTS]
                 except (OSError, Ended):
-                    pass
-                if all(kind == "closed" for kind, _ in after):
+                    counts["refused"] += 1  # it is what ended the server
+                if not after or any(kind == "closed" for kind, _ in after):
                     code = served.process.wait(60)
                     # Libraries in Rust end a process whose allocation is refused.
                     assert code in (NO_RESOURCES, -signal.SIGABRT), f"call {n}: exit code {code}"
+                    # It may have ended between two of those that came afterwards.
+                    texts = [(x, y) for x, y in zip(after, alone, strict=False) if x[0] == "text"]
+                    assert all(x == y for x, y in texts), f"after call {n}: {after}"
                     counts["ended"] += 1
                     served = Served(shim)
                 else:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from gguflow.engine.quants import codec, encode
 GUARD = 256  # bytes before and after each buffer; a multiple of every alignment kernels rely on
 RUBBISH = 0xA5
 MANY = 1 << 12  # elements
+KEPT_BYTES = 64 << 20  # of quantized arrays
 
 
 def isas() -> list[Any]:
@@ -151,21 +153,25 @@ def _operand(
         assert operand.data is None or callable(operand.data), f"{name}: {dtype.name} holds no data"
         feeds[name] = random_blocks(dtype, dtype.array_bytes(full) // dtype.nbytes, rng).reshape(-1)
     else:
-        feeds[name] = _encoded(dtype, data)
+        feeds[name] = encoded(dtype, data)
     return t
 
 
-def _encoded(dtype: DType, data: np.ndarray) -> np.ndarray:
-    """The bytes; quantizing a large array takes longer than finding it done."""
-    if dtype.is_quantized and data.size > MANY:
-        return _quantized(dtype, data.shape, data.tobytes()).copy()
-    return np.ascontiguousarray(encode(dtype, data)).reshape(-1).view(np.uint8)
+_KEPT: dict[tuple[object, ...], bytes] = {}  # of arrays that were quantized lately
 
 
-@lru_cache(maxsize=8)
-def _quantized(dtype: DType, shape: Shape, floats: bytes) -> np.ndarray:
-    raw = encode(dtype, np.frombuffer(floats, np.float32).reshape(shape))
-    return np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
+def encoded(dtype: DType, data: np.ndarray) -> np.ndarray:
+    """The bytes; quantizing a large array takes longer than finding it done: every instruction
+    set's tests have the same."""
+    if not dtype.is_quantized or data.size <= MANY:
+        return np.ascontiguousarray(encode(dtype, data)).reshape(-1).view(np.uint8)
+    floats = np.ascontiguousarray(data, np.float32)
+    key = dtype, data.shape, blake2b(floats).digest()
+    if key not in _KEPT:
+        if sum(map(len, _KEPT.values())) > KEPT_BYTES:
+            _KEPT.clear()
+        _KEPT[key] = encode(dtype, floats).tobytes()
+    return np.frombuffer(bytearray(_KEPT[key]), np.uint8)
 
 
 def random_blocks(dtype: DType, n: int, rng: np.random.Generator) -> np.ndarray:

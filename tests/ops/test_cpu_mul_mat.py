@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from harness import Built, build_case, isas, nmse, random_blocks, run_on
+from harness import Built, build_case, encoded, isas, nmse, random_blocks, run_on
 
 from gguflow.engine.backends.cpu import backend as cpu_backend
 from gguflow.engine.backends.cpu.backend import CpuBackend
 from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.graph import Case, Operand, dtype_by_name, op_spec
-from gguflow.engine.quants import decode, encode
+from gguflow.engine.quants import decode
 
 FLOATS = ("f32", "f16", "bf16")
 QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl",
@@ -42,7 +42,7 @@ def weight(dtype: str, n: int, k: int, seed: int = 1) -> Operand:
 def decoded(w: Operand) -> np.ndarray:
     """The values of a weight as its type holds them."""
     dtype = dtype_by_name(w.dtype)
-    return decode(dtype, encode(dtype, w.data), w.shape)
+    return decode(dtype, encoded(dtype, w.data), w.shape)
 
 
 def f32(x: np.ndarray) -> Operand:

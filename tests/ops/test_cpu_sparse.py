@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import build_case, isas, nmse, reference, results_of_runs, run_on
+from harness import build_case, encoded, isas, nmse, reference, results_of_runs, run_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ from gguflow.engine.backends.cpu.backend import CpuBackend
 from gguflow.engine.backends.cpu.native import runnable_isas
 from gguflow.engine.graph import LEAST_POSITIVE, Case, Operand, dtype_by_name, op_spec
 from gguflow.engine.ops._sparse import TYPES
-from gguflow.engine.quants import decode, encode
+from gguflow.engine.quants import decode
 
 ISAS = runnable_isas()
 
@@ -55,7 +55,7 @@ class Layer:
     def decoded(self) -> list[np.ndarray]:
         """The weights' values as the type holds them."""
         t = dtype_by_name(self.dtype)
-        return [decode(t, encode(t, w), w.shape) for w in self.weights]
+        return [decode(t, encoded(t, w), w.shape) for w in self.weights]
 
     def rows(self, ids: np.ndarray | slice) -> list[Operand | None]:
         found = [Operand(w[ids].shape, self.dtype, w[ids], role="weight") for w in self.weights]

@@ -59,8 +59,7 @@ class Plan:
     """A launch without its addresses, of `n` tokens from `begin` on.
 
     splits: of a token, at most. slots: what several blocks may share, of `rows` each. tiles: of
-    rows, of attention_prefill_few.cu. roomy: what is better where this one cannot start beside the
-    launch before it (`Launch.roomy`).
+    rows, of attention_prefill_few.cu. roomy: entry and shared memory of `Launch.roomy`.
     """
 
     begin: int
@@ -74,7 +73,7 @@ class Plan:
     splits: int = 1
     rows: int = 1
     tiles: int = 0
-    roomy: Plan | None = None
+    roomy: tuple[str, int] | None = None
 
     def parts_bytes(self, width: int) -> int:
         """Scratch for what splits pass on: float sums, with two more floats a row."""
@@ -126,8 +125,7 @@ def _single(
         longer = WARPS * max(4 * half, sums)
         room = device.shared_per_block - DECODE_STATIC
         if ring < 4 * half and n_ctx > CHUNK and longer <= room:
-            two = f"attention_decode<{types}, false, 2>"
-            plan = replace(plan, roomy=replace(plan, entry=two, shared=longer))
+            plan = replace(plan, roomy=(f"attention_decode<{types}, false, 2>", longer))
         return [plan]
     shared = WARPS * ring + 4 * rows * (WARPS * (hd + 2) + hd)
     blocks = device.sm_count * (2 if tile == 8 and hd <= 128 else 1)
@@ -296,13 +294,13 @@ def launches(call: Call, then: columns_int8.Records | None = None) -> list[Launc
         numbers += struct.pack("@3i", plan.tiles, both and i < 2, early)
         numbers += next_columns.place(then)
         args = pack(*operands, numbers)
-
-        def of(p: Plan, roomy: Launch | None = None) -> Launch:
-            code = Kernel(f"{p.name}.cu", p.entry)
-            block = (p.threads, 1, 1)
-            return Launch(code, p.grid, block, args, p.shared, dependent=True, roomy=roomy)
-
-        return of(plan, of(plan.roomy) if plan.roomy else None)
+        code = Kernel(f"{plan.name}.cu", plan.entry)
+        made = Launch(code, plan.grid, (plan.threads, 1, 1), args, plan.shared, dependent=True)
+        if plan.roomy is None:
+            return made
+        entry, shared = plan.roomy
+        roomy = replace(made, kernel=replace(code, entry=entry), shared=shared)
+        return replace(made, roomy=roomy)
 
     return [launch(i, p) for i, p in enumerate(plans)]
 

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
   typedef Rows<K, HD, NT> R;
   typedef Feed<K, V, HD, DEPTH> F;
   // A warp's sums take the place of its ring.
-  constexpr int WARP_BYTES = F::BYTES > 4 * R::ROWS * R::PITCH ? F::BYTES : 4 * R::ROWS * R::PITCH;
+  constexpr int WARP_BYTES = larger(F::BYTES, 4 * R::ROWS * R::PITCH);
   extern __shared__ uint4 shared[];
   __shared__ Tops<R::ROWS> tops;
   __shared__ typename R::Queries queries;

@@ -73,9 +73,7 @@ struct GroupRows {
 };
 
 template <class K, class V, int HD>
-constexpr int kGroupBytes =
-    GroupRows<K, HD, false>::BYTES > GroupRows<V, HD, true>::BYTES ? GroupRows<K, HD, false>::BYTES
-                                                                   : GroupRows<V, HD, true>::BYTES;
+constexpr int kGroupBytes = larger(GroupRows<K, HD, false>::BYTES, GroupRows<V, HD, true>::BYTES);
 // Groups that a warp has on their way, as far as it is not told.
 template <class K, class V, int HD>
 constexpr int kDepth = 4 * kGroupBytes<K, V, HD> <= kSmall ? 2 : 1;

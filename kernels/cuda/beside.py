@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from .gemm import Gemm
 from .launch import DeviceInfo, Launch
 
-_RESERVED = 1 << 10  # bytes of shared memory that a block takes beside its own
-_STATIC = 2 << 10  # that a product declares itself, at most
+_STATIC = 2 << 10  # bytes of shared memory that a product declares itself, at most
 
 
 def left_by(before: Launch, device: DeviceInfo) -> int:
     """Bytes of shared memory that a block of a launch leaves another one on its multiprocessor."""
-    return device.shared_per_block - before.shared - _STATIC - _RESERVED
+    return device.shared_beside(before.shared + _STATIC)
 
 
 def with_room(

@@ -67,6 +67,8 @@ struct Float<bf16> {
   }
 };
 
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+
 template <class A, class B>
 struct is_same {
   static constexpr bool value = false;

@@ -30,6 +30,7 @@ from .gemm import Gemm
 Dim3 = tuple[int, int, int]
 MAX_GRID_X = (1 << 31) - 1  # blocks a grid may have (CUDA programming guide)
 MAX_GRID_YZ = 65535  # the same in y and in z
+_RESERVED = 1 << 10  # bytes of shared memory that a block takes beside its own
 _LONG_ROW = 1 << 24  # no launch cuts a row into pieces of less than 256 elements
 
 
@@ -132,6 +133,15 @@ class DeviceInfo:
     def is_hopper(self) -> bool:
         """Whether it is one, or newer: bulk copies, dependent launches."""
         return int(self.arch[3:].rstrip("af")) >= 90
+
+    def shared_beside(self, other: int) -> int:
+        """Bytes of shared memory that a block may have to lie on a multiprocessor with one that has
+        so many."""
+        return self.shared_per_block - other - _RESERVED
+
+    def shared_among(self, n: int) -> int:
+        """Bytes of shared memory that each of n blocks of a multiprocessor may have."""
+        return (self.shared_per_block + _RESERVED) // n - _RESERVED
 
 
 @dataclass(frozen=True)

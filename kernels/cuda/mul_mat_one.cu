@@ -66,9 +66,8 @@ __device__ __forceinline__ PairAt pair_at(const OneArgs& args, int index) {
 // `c.kind`, known to the compiler, for the code's length counts.
 template <int KIND, class W, class V>
 __global__ void __maxnreg__((kRegisters<V>)) mul_mat_one(const __grid_constant__ OneArgs args) {
-  constexpr int N = Int8Sums::N,
-                MOST = Pieces<W>::BYTES > Pieces<V>::BYTES ? Pieces<W>::BYTES : Pieces<V>::BYTES;
-  constexpr int STAGE = kRows * MOST + 16;
+  constexpr int N = Int8Sums::N;
+  constexpr int STAGE = kRows * larger(Pieces<W>::BYTES, Pieces<V>::BYTES) + 16;
   extern __shared__ __align__(128) char shared[];
   const ColumnsArgs& a = args.c;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;

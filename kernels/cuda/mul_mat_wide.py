@@ -13,7 +13,7 @@ _OPTIONS = ("-arch=sm_90a",)
 _CLUSTER, _TILE_BYTES = 4, 128  # as in mul_mat_wide.cu: blocks; a row of a tile of 64 elements
 _ROWS = (16, 32, 48, 64, 80, 96, 112)  # a block may have
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
-_BLOCKS, _RESERVED = 2, 1 << 10  # of a multiprocessor; bytes that each takes beside its own
+_BLOCKS = 2  # of a multiprocessor
 _X_STAGES = (6, 4, 3)
 _LEAST_STAGES, _MAX_STAGES = 3, 12
 
@@ -49,7 +49,7 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan | None:
     blocks = ceil_div(ceil_div(sum(p.pairs), rows // 2), _CLUSTER) * _CLUSTER
     w_stage, x_stage = rows * _TILE_BYTES * (2 if rows <= 64 else 1), 64 * groups * _TILE_BYTES
     fixed = 1024 + 8 * rows
-    room = (device.shared_per_block + _RESERVED) // _BLOCKS - _RESERVED - fixed
+    room = device.shared_among(_BLOCKS) - fixed
     for x_stages in _X_STAGES:
         left = room - x_stages * (x_stage + 16)
         w_stages = min(_MAX_STAGES, left // (w_stage + 16))

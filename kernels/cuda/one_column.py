@@ -10,8 +10,7 @@ from .launch import DeviceInfo, ceil_div
 
 WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
 _TAKEN = 16  # multiprocessors that attention over a short context takes, at most
-_ATTENTION = 72 << 10  # bytes of shared memory of its blocks
-_RESERVED = 1 << 10  # that a block takes beside its own
+_ATTENTION = 72 << 10  # bytes of shared memory of its blocks, but for `Launch.roomy`
 
 
 def blocks_of(pairs: int, warps: int, alone: bool, device: DeviceInfo) -> int:
@@ -36,11 +35,10 @@ def shape_of(
     for each stage of a warp."""
     if not _at_once(pairs, warps, device):
         return warps, stages
-    whole = device.shared_per_block + _RESERVED
     few, half = max(2, min(stages, chunks)), warps // 2
-    if fixed + warps * few * stage + _RESERVED <= whole // 2:
+    if fixed + warps * few * stage <= device.shared_among(2):
         return warps, few
-    beside = fixed + half * stages * stage + 2 * _RESERVED + _ATTENTION <= whole
+    beside = fixed + half * stages * stage <= device.shared_beside(_ATTENTION)
     return (half, stages) if beside and chunks <= stages + 1 else (warps, stages)
 
 

@@ -341,5 +341,3 @@ __device__ __forceinline__ void finish(int kind, const VecArgs& a, const Pair& p
 __device__ __forceinline__ double angle_of(const VecArgs& a, int i) {
   return angle_of(a.rope, i, a.factors ? a.factors[i] : 1.0f);
 }
-
-constexpr int larger(int a, int b) { return a > b ? a : b; }

@@ -177,8 +177,8 @@ def run(most: int, least: int) -> Counter[str]:
                     # Libraries in Rust end a process whose allocation is refused.
                     assert code in (NO_RESOURCES, -signal.SIGABRT), f"call {n}: exit code {code}"
                     # It may have ended between two of those that came afterwards.
-                    texts = [(x, y) for x, y in zip(after, alone, strict=False) if x[0] == "text"]
-                    assert all(x == y for x, y in texts), f"after call {n}: {after}"
+                    pairs = zip(after, alone, strict=False)
+                    assert all(x == y for x, y in pairs if x[0] == "text"), f"call {n}: {after}"
                     counts["ended"] += 1
                     served = Served(shim)
                 else:

@@ -12,9 +12,10 @@ from attention_cases import EXACT, OPTIONS, case
 from harness import build_case, nmse, run_on
 from kernel_list import DEVICE, EQUAL, calls_of
 from test_attention_plans import planned
+from test_next_columns import feeds_of, results
 
 from gguflow.engine.backends.cuda import program
-from gguflow.engine.graph import F16, F32, I32, Graph, Tensor, dtype_by_name, op_spec
+from gguflow.engine.graph import F16, F32, I32, Graph, dtype_by_name, op_spec
 from gguflow.kernels.cuda.beside import left_by, with_room
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import DeviceInfo, Kernel, Launch, launches
@@ -101,7 +102,7 @@ def test_bits_do_not_depend_on_the_ring(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, past: int, heads: tuple[int, int], hd: int,
     dtype: str,
 ) -> None:  # fmt: skip
-    kinds = []
+    same = []
     for options in OPTIONS[:: 1 if past in (300, 1500) else 3]:
         c = case([(1, past)], heads, hd, dtype, dirty=True, entries=4, **options)
         built = build_case(op_spec("attention"), c, np.random.default_rng(1))
@@ -110,27 +111,21 @@ def test_bits_do_not_depend_on_the_ring(
         monkeypatch.setattr(program, "with_room", roomy)
         found = run_on(gpu, built)
         assert nmse(found, built.expected) <= EXACT[dtype]
-        kinds.append(found.tobytes() == usual.tobytes())
-    assert all(kinds)
+        same.append(found.tobytes() == usual.tobytes())
+    assert all(same)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])
 def test_a_layer_begins(gpu: Any, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Behind a product: the same bits as with the small ring, launched, captured and replayed."""
-    from test_expert_router import Places
-    from test_next_columns import feeds_of
-
     g = heads_and_attention(dtype, 10)
     feeds = feeds_of(g, 400)
-    made: list[tuple[bytes, str]] = []
+    found, kernels = list[bytes](), list[str]()
     for choice in (with_room, lambda made, device: [list(op) for op in made]):
         monkeypatch.setattr(program, "with_room", choice)
-        places = Places(gpu, g, feeds)
-        run = gpu.lower(g.nodes, places)
-        nodes: list[Tensor] = list(g.nodes)
-        for _ in range(3):
-            run.run()
-        made.append((places.buffers[nodes[-1]].read(0, nodes[-1].nbytes).tobytes(), run.kernels[1]))
-    assert [kernel for _, kernel in made] == [TWO, ONE]
-    assert made[0][0] == made[1][0] and np.isfinite(np.frombuffer(made[0][0], np.float32)).all()
+        written, names = results(gpu, g, feeds)
+        found.append(written[g.nodes[-1].name])
+        kernels.append(names[1])
+    assert kernels == [TWO, ONE]
+    assert found[0] == found[1] and np.isfinite(np.frombuffer(found[0], np.float32)).all()

@@ -5,7 +5,11 @@
 
 Writes a model of a shape with random weights and a file's vocabulary, starts each server with as
 many sequences as the most clients, and puts `gguflow bench --serve` on it: a closed loop of so many
-clients, first a round that is not counted. On a GPU the peer uses flash attention.
+clients. On a GPU the peer uses flash attention.
+
+Requests before that are not counted, with a rest among them: a server prepares for sizes of runs
+when they are first asked for or while nobody asks, 0.1 s each and more, and of a few requests one
+would wait for that or none, by their lengths.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from start import write_model
 from versus import file_bytes, folder_for
 
 READY_S = 120.0
+REQUESTS_BEFORE, LAST_BEFORE = 12, 2  # requests at first, at least; rounds after the rest
+REST_S = 4.0
 
 
 def free_port() -> int:
@@ -81,6 +87,13 @@ def load(url: str, n: int, n_requests: int, n_prompt: int, n_gen: int) -> dict[s
     return row
 
 
+def prepare(url: str, n: int, n_prompt: int, n_gen: int) -> None:
+    """The rounds that are not counted."""
+    load(url, n, max(n, REQUESTS_BEFORE), n_prompt, n_gen)
+    time.sleep(REST_S)
+    load(url, n, LAST_BEFORE * n, n_prompt, n_gen)
+
+
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--peer", required=True, help="path of llama-server; empty for none")
@@ -109,7 +122,7 @@ def main() -> int:
                 continue
             with served(command, Path(folder) / f"{name}.log") as (url, ready):
                 for n in args.clients:
-                    load(url, n, n, args.npp, args.ntg)
+                    prepare(url, n, args.npp, args.ntg)
                     r = load(url, n, args.rounds * n, args.npp, args.ntg)
                     if r["requests"] != args.rounds * n:
                         raise RuntimeError(f"{name}: {r['errors']}")

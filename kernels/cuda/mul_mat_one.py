@@ -17,7 +17,6 @@ _ROWS, _CHUNK = 2, 256  # rows of a stage; elements whose squares are added firs
 _PIECE = 2048  # elements
 _UNIT, _UNIT_BYTES = 64, 80  # of a column in shared memory
 _MAX_STAGES = 4  # more on their way delay the column, which queues behind them
-_STATIC = 1 << 10  # shared memory that the kernel declares itself, at most
 _NO_ROPE = bytes(40)
 _KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 
@@ -56,10 +55,11 @@ def _shaped(plan: _Plan, p: Product, device: DeviceInfo) -> _Plan:
     """What `shape_of` says of one matrix by itself."""
     if p.kind != PLAIN:
         return plan
-    fixed, stage = _STATIC + plan.places[-1], plan.stage // plan.warps
-    warps, stages = shape_of(
-        plan.warps, plan.stages, sum(p.pairs), _pieces(p), fixed, stage, device
-    )
+
+    def size(warps: int, stages: int) -> int:
+        return replace(_plan_of(p, device, warps), stages=stages).shared
+
+    warps, stages = shape_of(plan.warps, plan.stages, sum(p.pairs), _pieces(p), size, device)
     return replace(_plan_of(p, device, warps), stages=stages)
 
 

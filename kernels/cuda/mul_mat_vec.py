@@ -21,7 +21,8 @@ FASTEST = 4  # columns up to which no other way is faster
 ROWS = 2  # weight rows of a stage
 FLOATS = ("f16", "bf16")
 STATES = ("f32", "f16", "bf16")
-STATIC = 1 << 10  # shared memory that the kernel declares itself, at most
+STATIC = 1 << 10  # shared memory that kernels of columns like these declare themselves, at most
+_DECLARED = 128  # that mul_mat_vec.cu does
 MAX_STAGES = 4  # more on their way delay the columns, which queue behind them
 LEAST_SHARED = 99 << 10  # a block may have on any GPU of compute capability 8.0 or more
 _WEIGHTS = {"norm_mul_mat": 1, "norm_mul_mat_swiglu": 2, "norm_qkv_rope": 3}  # after x and norm
@@ -84,8 +85,9 @@ def plan(
             if m == 1 and pairs:
                 chunks = ceil_div(k, chunk or CHUNK[kind])
                 warps, stages = shape_of(
-                    warps, stages, pairs, chunks, STATIC + fixed, stage, device
-                )
+                    warps, stages, pairs, chunks,
+                    lambda w, s: _DECLARED + fixed + w * s * stage, device,
+                )  # fmt: skip
             return warps, stages, fixed + stages * warps * stage
     return 0, 0, 0
 

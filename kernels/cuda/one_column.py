@@ -2,15 +2,20 @@
 
 Blocks may start while attention still runs, and read weights until its result is there. There are
 as many as multiprocessors, and those that find theirs taken start when it ends: all wait for them.
+So two are to fit one. They lie by twos on half of the multiprocessors then, and the launch behind
+fills its stages on the others meanwhile: worth more than what they take longer (docs/LOG.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .launch import DeviceInfo, ceil_div
+
+Size = Callable[[int, int], int]
 
 WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
 _TAKEN = 16  # multiprocessors that attention over a short context takes, at most
-_ATTENTION = 72 << 10  # bytes of shared memory of its blocks, but for `Launch.roomy`
 
 
 def blocks_of(pairs: int, warps: int, alone: bool, device: DeviceInfo) -> int:
@@ -26,20 +31,21 @@ def blocks_of(pairs: int, warps: int, alone: bool, device: DeviceInfo) -> int:
 
 
 def shape_of(
-    warps: int, stages: int, pairs: int, chunks: int, fixed: int, stage: int, device: DeviceInfo
+    warps: int, stages: int, pairs: int, chunks: int, size: Size, device: DeviceInfo
 ) -> tuple[int, int]:
     """(warps, stages of a warp's ring) of a block of one matrix that could have so many. Where all
-    have to start at once they are made smaller: to as few stages as a row fills, if two blocks fit
-    a multiprocessor then, or, of short rows, to half the warps, each with two pairs, if one fits
-    beside attention. chunks: of a row; fixed, stage: bytes of shared memory that a block takes, and
-    for each stage of a warp."""
+    have to start at once they are made smaller, if two fit a multiprocessor then: to as few stages
+    as a row fills or, of short rows, to half the warps, each with two pairs. chunks: of a row;
+    size: bytes of shared memory of a block of so many warps and stages."""
     if not _at_once(pairs, warps, device):
         return warps, stages
+    room = device.shared_among(2)
     few, half = max(2, min(stages, chunks)), warps // 2
-    if fixed + warps * few * stage <= device.shared_among(2):
+    if size(warps, few) <= room:
         return warps, few
-    beside = fixed + half * stages * stage <= device.shared_beside(_ATTENTION)
-    return (half, stages) if beside and chunks <= stages + 1 else (warps, stages)
+    if size(half, stages) <= room and chunks <= stages + 1:
+        return half, stages
+    return warps, stages
 
 
 def _at_once(pairs: int, warps: int, device: DeviceInfo) -> bool:

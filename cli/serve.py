@@ -167,6 +167,7 @@ def run(args: Namespace) -> int:
             raise UsageError(f"{flag}: for one model, and there are {n_models}")
     check_ray(args)
     specs = model_specs(args)
+    from gguflow.server.garbage import put_aside
     from gguflow.server.manager import ModelManager
     from gguflow.server.run import listen, quiet_start, serve
     from gguflow.server.service import Service
@@ -180,6 +181,7 @@ def run(args: Namespace) -> int:
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
 
     def ready() -> None:
+        put_aside()
         seconds = time.perf_counter() - began
         note(f"ready after {seconds:.2f} s: http://{host}:{address[1]}/")
 

@@ -42,6 +42,13 @@ class Pool(Executor):
             self._jobs.put((future, lambda: fn(*args, **kwargs)))
         return future
 
+    def fill(self) -> None:
+        """Start all threads that there may be, so that no job has to. Raises RuntimeError where
+        there is none to be had."""
+        with self._lock:
+            while len(self._threads) < self._n_threads:
+                self._grow()
+
     def _grow(self) -> None:
         """One more thread for one more job, unless they are as many as may be."""
         if len(self._threads) >= self._n_threads:

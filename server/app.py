@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import chat, completions, embeddings, live, lora, openapi, page, props, responses, small
+from .apart import start_threads
 from .errors import ApiError
 from .exchange import Endpoint, Exchange
 from .guard import Guard
@@ -66,6 +67,7 @@ def build_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         try:
+            start_threads()
             await manager.start()
         except Exception as error:
             service.failure = error

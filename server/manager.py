@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from gguflow.engine.serving.request import EmbedRequest, Request, Token
 from gguflow.models.chat import ChatTemplate
 from gguflow.models.chat_parts import ChatForm
 
+from . import garbage
 from .admission import Gate
 from .config import ModelSpec, ServerConfig
 from .errors import ApiError, busy, unavailable
@@ -145,6 +145,11 @@ class _Slot:
         self.reserved = 0  # bytes set aside while it is loaded
         self.failed = self.lost = False  # its engine; and another one could not be made
         self.created = int(spec.path.stat().st_mtime)
+
+    def rests(self, idle: float) -> bool:
+        """Whether nobody has asked for so many seconds."""
+        m = self.loaded
+        return m is not None and not m.n_users and time.monotonic() - m.used > idle
 
 
 class ModelManager:
@@ -332,7 +337,7 @@ class ModelManager:
         name = slot.spec.name
         await loaded.engine.close()
         del loaded
-        await asyncio.to_thread(gc.collect)
+        await asyncio.to_thread(garbage.collect)
         log.info("put %s away", name)
 
     async def _notify(self) -> None:
@@ -343,11 +348,9 @@ class ModelManager:
         """Put away what nobody has asked for since `idle` seconds; runs as long as the server."""
         while True:
             await asyncio.sleep(min(self.config.idle, 60.0) / 4)
-            now = time.monotonic()
             async with self._room:
                 for slot in self._slots.values():
-                    m = slot.loaded
-                    if m and not m.n_users and now - m.used > self.config.idle:
+                    if slot.rests(self.config.idle):
                         await self._put_away(slot)
                 self._room.notify_all()
 

@@ -18,6 +18,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from gguflow.engine.threads import Thread
+from gguflow.server.apart import start_threads
 
 from .actor import Actor, ActorLostError
 
@@ -183,6 +184,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _answer_calls(pipe: Connection, what: Any) -> None:
+    start_threads()
     loop = asyncio.get_running_loop()
     calls: asyncio.Queue[tuple[int, str, Any] | None] = asyncio.Queue()
     tasks: set[asyncio.Task[None]] = set()

@@ -14,6 +14,7 @@ from gguflow.engine.dataclass import dataclass, replace
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.server.config import SWITCH, ModelSpec
+from gguflow.server.garbage import put_aside
 
 from .actor import Hosts
 from .engine import ClusterEngine
@@ -74,6 +75,7 @@ class _Loading:
         model = self.open()
         model.load_weights()
         self.finish(model)
+        put_aside()
         held = (b for b in model.backends.values() if b.holds)
         return model, Started(platform.node(), os.getpid(), program(held))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,7 @@ from tiny_model import write_tiny
 
 from gguflow.engine.options import Options
 from gguflow.server.config import ModelSpec
+from gguflow.server.garbage import put_aside
 from gguflow.server.manager import unique_names
 
 TINY = Options(n_ctx=128, n_seqs=2, n_cache=256, n_threads=1)
@@ -107,6 +110,25 @@ def test_models_nobody_asks_for_are_put_away(
         assert time.monotonic() < end
         time.sleep(0.05)
     assert ask(server, None)[2]["choices"][0]["text"] == text
+
+
+def test_a_model_goes_though_it_was_put_aside_for_the_search_for_garbage(
+    started: list[Running], specs: list[ModelSpec]
+) -> None:
+    server = Running(specs[:1], idle=0.3)
+    started.append(server)
+    model = server.loaded.model
+    model.__dict__["itself"] = model  # nothing but a search finds it
+    held = weakref.ref(model)
+    del model
+    put_aside()
+    try:
+        end = time.monotonic() + 10
+        while in_memory(server) or held() is not None:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    finally:
+        gc.unfreeze()
 
 
 def test_an_engine_that_fails_is_replaced(

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from http.client import HTTPConnection, HTTPException
+from typing import Any
 
 import pytest
 from serving import Running
 
+from gguflow.engine.pool import Pool
+from gguflow.server import completions
 from gguflow.server.http import BoundedProtocol
 
 
@@ -86,5 +90,26 @@ def test_a_connection_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> No
         assert not isinstance(found.value, TimeoutError) and not failures
         connection.close()
         assert server.get("/health")[0] == 200
+    finally:
+        server.stop()
+
+
+def test_requests_start_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that gets no memory for its first call would hold up the event loop for ever."""
+    find, met = completions.prompt_ids, threading.Barrier(3, timeout=20)
+
+    def prompt_ids(*args: Any) -> Any:
+        met.wait()  # each in a thread of its own
+        return find(*args)
+
+    monkeypatch.setattr(completions, "prompt_ids", prompt_ids)
+    server, body = Running(), {"prompt": ["Once"], "max_tokens": 2}
+    try:
+        with Pool(3) as clients:
+            clients.fill()
+            monkeypatch.setattr(threading.Thread, "start", None)
+            answers = [*clients.map(lambda _: server.post("/v1/completions", body), range(3))]
+            monkeypatch.undo()
+        assert [status for status, *_ in answers] == [200] * 3
     finally:
         server.stop()

@@ -90,6 +90,32 @@ def test_jobs_that_nobody_wants_are_left() -> None:
     assert first.result(20)
 
 
+def test_a_full_pool_starts_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pool(3) as pool:
+        pool.fill()
+        monkeypatch.setattr(Thread, "start", None)
+        barrier = threading.Barrier(3, timeout=20)
+        assert sorted(pool.map(lambda _: barrier.wait(), range(3))) == [0, 1, 2]
+
+
+def test_a_pool_is_filled_as_far_as_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Thread] = []
+    begin = Thread.start
+
+    def start(thread: Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        begin(thread)
+
+    monkeypatch.setattr(Thread, "start", start)
+    with Pool(4) as pool:
+        pool.fill()
+        assert [*pool.map(int, "123")] == [1, 2, 3] and len(started) == 2
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Pool(4).fill()
+
+
 def test_threads_end_with_their_pool() -> None:
     pool = Pool(2)
     pool.submit(int).result()

@@ -8,7 +8,7 @@ import gc
 
 
 def put_aside() -> None:
-    """Leave out what is there now, from here on."""
+    """Leave out what is there now, until the next `collect`."""
     gc.collect()
     gc.freeze()
 

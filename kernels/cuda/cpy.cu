@@ -13,7 +13,7 @@ struct CpyArgs {
 // Elements a thread: whole pieces of the source and whole units of the result.
 template <class D, class S>
 struct CpyUnit {
-  static constexpr int value = Writer<D>::UNIT > Row<S>::PIECE ? Writer<D>::UNIT : Row<S>::PIECE;
+  static constexpr int value = larger(Writer<D>::UNIT, Row<S>::PIECE);
 };
 
 template <class D, class S>

@@ -81,7 +81,7 @@ struct Chunks {
 
 // For both types of weights.
 template <class W, class V>
-constexpr int kSums = kSumsOf<W> > kSumsOf<V> ? kSumsOf<W> : kSumsOf<V>;
+constexpr int kSums = larger(kSumsOf<W>, kSumsOf<V>);
 template <class W, class V>
 constexpr int kFloats = (1 + kSums<W, V>)*kRecordFloats / 4;  // of a record
 

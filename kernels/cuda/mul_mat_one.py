@@ -56,11 +56,14 @@ def _shaped(plan: _Plan, p: Product, device: DeviceInfo) -> _Plan:
     if p.kind != PLAIN:
         return plan
 
-    def size(warps: int, stages: int) -> int:
-        return replace(_plan_of(p, device, warps), stages=stages).shared
+    def shaped(warps: int, stages: int) -> _Plan:
+        return replace(_plan_of(p, device, warps), stages=stages)
 
-    warps, stages = shape_of(plan.warps, plan.stages, sum(p.pairs), _pieces(p), size, device)
-    return replace(_plan_of(p, device, warps), stages=stages)
+    shape = shape_of(
+        plan.warps, plan.stages, sum(p.pairs), _pieces(p),
+        lambda w, s: shaped(w, s).shared, device,
+    )  # fmt: skip
+    return shaped(*shape)
 
 
 def _plan_of(p: Product, device: DeviceInfo, warps: int) -> _Plan:

@@ -90,10 +90,10 @@ __device__ __forceinline__ typename R::State join_lanes(typename R::State s) {
 // elements in a row, then those 4 T later, each of the four into a state of its own. PACKED: they
 // are read at once; the order is the same without.
 template <class R, int T, bool PACKED>
-__global__ void __launch_bounds__(T > 256 ? T : 256)
+__global__ void __launch_bounds__(larger(T, 256))
     reduce_rows(const __grid_constant__ ReduceArgs a) {
   typedef typename R::State State;
-  constexpr int BLOCK = T > 256 ? T : 256;
+  constexpr int BLOCK = larger(T, 256);
   constexpr int AHEAD = !PACKED || T == 1 ? 2 : 4;  // reads under way
   const i64 o = (i64)blockIdx.x * (BLOCK / T) + threadIdx.x / T;
   const int t = threadIdx.x % T;

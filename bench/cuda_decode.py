@@ -1,7 +1,7 @@
 """Single-token decode on a GPU: tokens per second of model shapes with random weights.
 
     python bench/cuda_decode.py [--shapes llama3-8b:Q4_0,llama3.2-1b:Q4_0] [-n 128] [--depth 0]
-        [--equal-bits] [--ops]
+        [--equal-bits] [--compact-weights auto] [--ops]
 
 For each shape: tokens per second of a greedy generation, which runs ahead of the host; microseconds
 of the captured graph alone, replayed back to back; and the weights' bytes over that time.
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.graph import DType, Role
+from gguflow.engine.limits import COMPACT_MODES
 from gguflow.engine.model import Model
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.profile import Profile
@@ -65,10 +66,10 @@ def op_times(model: Model, ids: list[int]) -> Counter[str]:
     return found
 
 
-def measure(shape: str, n: int, depth: int, equal_bits: bool, ops: bool) -> None:
+def measure(shape: str, n: int, depth: int, ops: bool, **options: Any) -> None:
     """Print the line of one shape."""
     n_ctx = depth + n + 64
-    model = Model.random(shape, backends=("cuda", "numpy"), n_ctx=n_ctx, equal_bits=equal_bits)
+    model = Model.random(shape, backends=("cuda", "numpy"), n_ctx=n_ctx, **options)
     session, ids = model.new_session(), [1] * max(depth, 4)
     tokens = session.generate(ids, n + 8, SamplerSettings(temperature=0.0))
     for _ in range(8):  # the prompt, the capture
@@ -96,11 +97,13 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=128)
     parser.add_argument("--depth", type=int, default=0)
     parser.add_argument("--equal-bits", action="store_true")
+    parser.add_argument("--compact-weights", choices=COMPACT_MODES, default="auto")
     parser.add_argument("--ops", action="store_true")
     args = parser.parse_args()
     quick_weights()
     for shape in args.shapes.split(","):
-        measure(shape, args.n, args.depth, args.equal_bits, args.ops)
+        measure(shape, args.n, args.depth, args.ops, equal_bits=args.equal_bits,
+                compact_weights=args.compact_weights)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Where a layer's time goes on a GPU, by leaving parts of it out: us a layer of an 8B shape.
 
     python bench/cuda_layer.py [--type q4_0] [-d 512] [-c 0] [--rows 1,2,4,8,16]
-        [--parts qaogd,qogd,d] [--equal-bits]
+        [--parts qaogd,qogd,d] [--equal-bits] [--compact]
 
 Parts are queries with keys and values (q), attention (a), output (o), gate with up (g) and down
 (d), each with the norm before it and the residual behind, of rows of one sequence after so many
@@ -66,7 +66,9 @@ def layers(g: Graph, t: DType, m: int, depth: int, room: int, parts: str) -> lis
     return made
 
 
-def microseconds(gpu: CudaBackend, t: DType, m: int, depth: int, room: int, parts: str) -> float:
+def microseconds(
+    gpu: CudaBackend, t: DType, m: int, depth: int, room: int, parts: str, compact: bool = False
+) -> float:
     """Of a layer."""
     g = Graph()
     nodes = layers(g, t, m, depth, room, parts)
@@ -76,17 +78,21 @@ def microseconds(gpu: CudaBackend, t: DType, m: int, depth: int, room: int, part
             v = np.arange(leaf.size) + (depth if name in ("pos", "rows") else 0)
             places[leaf] = (v * (name != "seq")).astype(np.int32).view(np.uint8)
     memory = Places(gpu, places)
+    if compact:
+        sizes = [(w, gpu.compactor.bytes_of(w, nodes)) for w in g.leaves.values()]
+        gpu.compactor.make([(w, memory.at[w][0], n) for w, n in sizes if n])
     return min(time_of(gpu, nodes, memory) for _ in range(2)) * len(nodes) / LAYERS
 
 
 def table(
-    gpu: CudaBackend, t: DType, depth: int, room: int, parts: Sequence[str], rows: Sequence[int]
-) -> None:
+    gpu: CudaBackend, t: DType, depth: int, room: int, parts: Sequence[str], rows: Sequence[int],
+    compact: bool,
+) -> None:  # fmt: skip
     print(f"{t.name}, {depth} tokens before, us a layer")
     print("| parts | " + " | ".join(f"{m} rows" for m in rows) + " |")
     print("|---|" + "--:|" * len(rows))
     for some in parts:
-        times = (f"{microseconds(gpu, t, m, depth, room, some):.1f}" for m in rows)
+        times = (f"{microseconds(gpu, t, m, depth, room, some, compact):.1f}" for m in rows)
         print(f"| {some} | " + " | ".join(times) + " |", flush=True)
 
 
@@ -98,10 +104,12 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,8,16")
     parser.add_argument("--parts", default="qaogd,qogd,aog,a,q,o,g,d")
     parser.add_argument("--equal-bits", action="store_true")
+    parser.add_argument("--compact", action="store_true", help="16-bit weights in that form too")
     args = parser.parse_args()
     rows = [int(n) for n in args.rows.split(",")]
     gpu = CudaBackend(0, args.equal_bits)
-    table(gpu, dtype_by_name(args.type), args.d, args.c, args.parts.split(","), rows)
+    table(gpu, dtype_by_name(args.type), args.d, args.c, args.parts.split(","), rows,
+          args.compact)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -115,6 +115,7 @@ FLAGS = {
     "predictor": "--predictor", "vram_budget": "--vram-budget", "split": "--split",
     "lora": "--lora", "temperature": "--temp", "top_k": "--top-k", "top_p": "--top-p",
     "min_p": "--min-p", "weight_cache": "--no-weight-cache", "equal_bits": "--equal-bits",
+    "compact_weights": "--compact-weights",
     "mlock": "--mlock",
     "repeat_penalty": "--repeat-penalty", "repeat_last_n": "--repeat-last-n", "seed": "--seed",
     "presence_penalty": "--presence-penalty", "frequency_penalty": "--frequency-penalty",

@@ -4,6 +4,7 @@ arguments against them before numpy is loaded."""
 MAX_TOKENS = (1 << 31) - 1  # positions are 32-bit
 MAX_THREADS = 512
 MAX_SEQS = 4096  # sequences at once
+COMPACT_MODES = ("auto", "on", "off")
 SPARSE_MODES = ("auto", "predict", "exact", "off")
 AUTO_LAYERS = -1  # as many layers on the device as fit
 ALL_LAYERS = -2

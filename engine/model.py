@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguflow.engine.backends.base import Backend, find_backend
-from gguflow.engine.compile import Plan, summary
 from gguflow.engine.dataclass import replace
-from gguflow.engine.described import Described
 from gguflow.engine.devices import Devices
 from gguflow.engine.generate import (
     Asked,
@@ -35,7 +33,7 @@ from gguflow.engine.generate import (
 from gguflow.engine.graph import Graph, Role
 from gguflow.engine.load import ModelSource, WeightStore, keeper_of, open_model, weight_users
 from gguflow.engine.load.bundled import bundled_model, draft_path
-from gguflow.engine.load.offload import check_limit, device_lines, needed_by_device, reserve
+from gguflow.engine.load.offload import check_limit, reserve
 from gguflow.engine.options import OptionFields, Options, draft_options, options_with
 from gguflow.engine.piece import Piece
 from gguflow.engine.plan_key import PlanKey
@@ -43,21 +41,18 @@ from gguflow.engine.planning import (
     Planner,
     Rewrite,
     Setup,
-    cache_size,
     record,
-    repacked_bytes,
     token_key,
 )
 from gguflow.engine.profile import Profile
 from gguflow.engine.prompt import Prompt, check_ids, check_length, check_prompt_type
 from gguflow.engine.resolve import Resolved, open_devices, prepare, resolve, resolve_again
 from gguflow.engine.sampling import SamplerSettings
-from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.serving.request import POOLINGS, Pooling
-from gguflow.engine.serving.speculation import Speculation, check_draft, rows_to_check
+from gguflow.engine.serving.speculation import Speculation, check_draft
 from gguflow.engine.session import Session
+from gguflow.engine.sized import Sized
 from gguflow.models.base import ModelError
-from gguflow.models.batch import CacheSize
 
 if TYPE_CHECKING:
     from gguflow.engine.calls.choice import ToolChoice, Tools
@@ -68,7 +63,7 @@ if TYPE_CHECKING:
     from gguflow.models.tokenizer import Tokenizer
 
 
-class Model(Described):
+class Model(Sized):
     """A loaded model: weights on their backends, a tokenizer, and sessions over them."""
 
     def __init__(self, source: ModelSource, options: Options, on: Devices | None = None) -> None:
@@ -206,16 +201,6 @@ class Model(Described):
         model.load_weights(progress)
         return model
 
-    def largest_plans(self) -> list[Plan]:
-        """What a generation runs: a full piece of a prompt, then single tokens."""
-        return self._planner.largest(self.setup)
-
-    def memory_needed(self) -> dict[str, int]:
-        """Bytes of devices, by memory space, beside what the driver and other programs have."""
-        n = 0 if (s := self.speculation) is None else rows_to_check(self.options.n_seqs, s.most)
-        plans = partial(self._planner.largest, self.setup, n)
-        return needed_by_device(plans, self.backends.values())
-
     def load_weights(self, progress: Progress | None = None, keep: bool = True) -> None:
         """Bring the weights to their backends. Done once, by `load`. keep: repacked ones are looked
         for, and kept, on the disk, unless `Options.weight_cache` says otherwise."""
@@ -228,32 +213,12 @@ class Model(Described):
             lambda t: self.backends[plan.placement.of[t]], progress, keeper, self.source.check,
             self.options.mlock)  # fmt: skip
         self.weights.bring_others(plan, self.source.weights, self.backends)
-
-    def repacked_bytes(self) -> dict[str, int]:
-        """By memory space, the bytes of weights that loading copies into a backend's own layout."""
-        return repacked_bytes(self.plan(token_key()), self.backends)
-
-    def cache_size(self) -> CacheSize:
-        """Pages of the KV cache by group of layers."""
-        return cache_size(self.setup)
-
-    @property
-    def buckets(self) -> Buckets:
-        """The sizes that plans are compiled for."""
-        return self._planner.buckets(self.setup)
+        if keep:
+            self.weights.make_compact(self.compact_rooms(plan))
 
     def graph(self, key: PlanKey) -> Graph:
         """The forward pass over a run's rows as an uncompiled graph."""
         return record(self.setup, key)
-
-    def plan(self, key: PlanKey) -> Plan:
-        """Compile a graph; needs no weights in memory. Raises PlacementError."""
-        return self._planner.plan(self.setup, key)
-
-    def forecast(self) -> list[str]:
-        """Lines that say, before loading, what runs where and the bytes each device will need."""
-        lines = summary(self.plan(self.buckets.largest), self.repacked_bytes())
-        return [*lines, *device_lines(self.backends.values(), self.memory_needed()), *self.notes]
 
     @property
     def n_threads(self) -> int:

@@ -160,7 +160,7 @@ def resolve_again(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
     Raises OptionError for one that the devices were opened or the weights brought with."""
     was = resolved.setup
     options = replace(was.options, **changes)
-    for name in ("equal_bits", "mlock"):
+    for name in ("equal_bits", "compact_weights", "mlock"):
         if getattr(options, name) is not getattr(was.options, name):
             raise OptionError(f"`{name}` is settled when a model is loaded")
     setup = was.under(options)

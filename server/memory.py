@@ -24,7 +24,8 @@ def memory_of(model: Model) -> dict[str, Any]:
         }  # fmt: skip
     room = {b.space: [*b.memory.room()] for b in model.backends.values() if b.memory is not None}
     return {"forecast": spaces, "room": room, "rss": resident(),
-            "repacked": model.repacked_bytes(), "held": _held()}  # fmt: skip
+            "repacked": model.repacked_bytes(), "compact": model.compact_bytes(),
+            "held": _held()}  # fmt: skip
 
 
 def _held() -> dict[str, int]:

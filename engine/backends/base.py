@@ -7,7 +7,7 @@ of its own, or None.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol
 
@@ -22,6 +22,8 @@ from .host import HostBuffer
 
 if TYPE_CHECKING:
     from gguflow.engine.profile import PlanRow
+
+    from .forms import Compactor, Packer
 
 Live = Mapping[str, int]  # rows to compute, by the name that compile.batch_rows gives them
 
@@ -368,25 +370,6 @@ class Converter(Protocol):
         """uint8 bytes of rows of n elements -> float32 [rows, n]."""
 
 
-class Packer(Protocol):
-    """Weights in a backend's own layout, in memory that somebody else keeps: of the host.
-
-    n_threads: that it works with.
-    """
-
-    n_threads: int
-
-    def layout(self, dtypes: Iterable[DType]) -> str:
-        """Names the layout of matrices of these types: another text where the bytes would be
-        others, or where kernels would read them otherwise."""
-
-    def pack(self, weight: Tensor, raw: np.ndarray, out: np.ndarray) -> None:
-        """A weight's bytes (uint8) in that layout to `out`, uint8 [packed bytes]."""
-
-    def buffer(self, data: np.ndarray) -> Buffer:
-        """Packed bytes, which stay where they are, as a buffer."""
-
-
 class Backend(ABC):
     """One device and the kernels for it.
 
@@ -419,6 +402,7 @@ class Backend(ABC):
     costs: Callable[[Tensor], float] | None = None
     # Packs weights to where they can be kept.
     packer: Packer | None = None
+    compactor: Compactor | None = None
     # The native quantizers.
     converter: Callable[[], Converter] | None = None
 

@@ -19,7 +19,7 @@ from types import TracebackType
 import numpy as np
 
 from gguflow.engine import env
-from gguflow.engine.backends.base import Packer
+from gguflow.engine.backends.forms import Packer
 from gguflow.engine.dataclass import dataclass
 from gguflow.engine.files import PART, remove_part, whole_file
 from gguflow.engine.graph import Tensor

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gguflow.engine.backends.base import Backend, Buffer, Packer
+from gguflow.engine.backends.base import Backend, Buffer
+from gguflow.engine.backends.forms import Packer
 from gguflow.engine.compile import Plan
 from gguflow.engine.compile.types import HOST_SPACE
 from gguflow.engine.graph import Role, Tensor
@@ -17,6 +18,9 @@ from gguflow.engine.locked import lock
 
 from .kept import LEAST, Item, Keeper
 from .source import FileBytes, RepeatedRows, WeightSource
+
+if TYPE_CHECKING:
+    from .compact import Room
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what
 
@@ -28,6 +32,7 @@ class WeightStore:
         self.buffers: dict[str, Any] = {}
         self.packed: set[str] = set()
         self.repacked_bytes: dict[str, int] = {}  # by memory space
+        self.compact_bytes: dict[str, int] = {}  # the same
         self.notes: tuple[str, ...] = ()  # what the user should know of loading them
         self.checks: list[Callable[[], None]] = []  # of files that kernels read as they are mapped
 
@@ -36,6 +41,7 @@ class WeightStore:
         other = WeightStore()
         other.buffers = dict(self.buffers)
         other.packed, other.repacked_bytes = set(self.packed), dict(self.repacked_bytes)
+        other.compact_bytes = dict(self.compact_bytes)
         other.checks = list(self.checks)
         return other
 
@@ -113,6 +119,15 @@ class WeightStore:
             space = backend.space
             self.repacked_bytes[space] = self.repacked_bytes.get(space, 0) + packed_bytes
             source.release()
+
+    def make_compact(self, found: Iterable[Room]) -> None:
+        """Bring weights into their compact form, where they are not yet."""
+        for room in found:
+            has = room.compactor.has
+            todo = [(t, b, n) for t, n in room.weights if not has(b := self.buffers[t.name])]
+            if todo:
+                made, space = room.compactor.make(todo), room.device.space
+                self.compact_bytes[space] = self.compact_bytes.get(space, 0) + made
 
     def _locked(self, weights: Sequence[Tensor]) -> tuple[str, ...]:
         """Lock what is held of these; what there is to say of it."""

@@ -146,12 +146,14 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor on the device: address of the first element, ggml's ne and nb, type."""
+    """A tensor on the device: address of the first element, ggml's ne and nb, type. compact: where
+    the rows of a weight are in their compact form (compact.py) too, or 0."""
 
     address: int
     ne: tuple[int, ...]
     nb: tuple[int, ...]
     dtype: DType
+    compact: int = 0
 
     @classmethod
     def of(cls, t: Tensor, address: int) -> Operand:
@@ -178,7 +180,8 @@ class Operand:
 
     def shift(self, nbytes: int, ne: tuple[int, ...] = (), nb: tuple[int, ...] = ()) -> Operand:
         """The operand that starts `nbytes` later, with other ne or nb if given."""
-        return replace(self, address=self.address + nbytes, ne=ne or self.ne, nb=nb or self.nb)
+        at = self.address + nbytes
+        return replace(self, address=at, ne=ne or self.ne, nb=nb or self.nb, compact=0)
 
 
 @dataclass(frozen=True)

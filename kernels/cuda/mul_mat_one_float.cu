@@ -9,6 +9,7 @@
 // one before it (programmatic dependent launch), so that memory stays busy from kernel to kernel
 // while every block makes the column for itself (float_column.cuh).
 #include "cuda/columns.cuh"
+#include "cuda/compact.cuh"
 #include "cuda/float_column.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/pipeline.cuh"
@@ -36,19 +37,35 @@ struct OneFloatArgs {
 
 #if __CUDA_ARCH__ >= 900
 
-// NORM: whether the column gets a norm. N: elements of a stage's rows.
-template <int KIND, class W, bool NORM, int N>
+// S: type of the weights, or its compact form (Eights). NORM: whether the column gets a norm. N:
+// elements of a stage's rows.
+template <class S>
+struct Stored {
+  typedef S T;
+};
+template <class W>
+struct Stored<compact<W>> {
+  typedef W T;
+};
+
+template <int KIND, class S, bool NORM, int N>
 struct OneFloat {
+  typedef typename Stored<S>::T W;
+  static constexpr bool COMPACT = !is_same<S, W>::value;
   static constexpr int PAIRS = 8, ROWS = 2 * PAIRS;  // of a tile
   static constexpr int STRIDE = 2 * N + 32;          // bytes from row to row: without conflicts
-  static constexpr int STAGE = ROWS * STRIDE;
+  // In the compact form eight rows lie together, 128 elements of each at a time.
+  static constexpr int UNIT = 128, UNIT_BYTES = 4 * kKept, HALF_BYTES = 4 * 256;
+  static constexpr int EIGHT = N / UNIT * UNIT_BYTES;
+  static constexpr int STAGE = COMPACT ? 2 * EIGHT : ROWS * STRIDE;
 
   const OneFloatArgs& args;
   const ColumnsArgs& a;
   char* const shared;
   const int warp, lane;
   const int slot, part;     // of the tiles that are there at once, of k
-  const int begin, length;  // of the part
+  const int skipped;        // elements before the part of the unit that it begins in
+  const int begin, length;  // of the part, with those
   const int first;          // tile of the block
   const int count;          // tiles for this warp to go through, from `slot` on
   u64* const bars;
@@ -62,8 +79,9 @@ struct OneFloat {
         lane(threadIdx.x % 32),
         slot(args.parts.div(warp)),
         part(warp - slot * (int)args.parts.divisor),
-        begin(part * args.length),
-        length(min(args.length, a.k - begin)),
+        skipped(COMPACT ? part * args.length % UNIT : 0),
+        begin(part * args.length - skipped),
+        length(min(args.length + skipped, a.k - begin)),
         first(args.share * (int)blockIdx.x + min((int)blockIdx.x, args.longer)),
         count(slot < args.tiles ? args.share + ((int)blockIdx.x < args.longer) : 0),
         bars(reinterpret_cast<u64*>(shared) + warp * a.w_stages),
@@ -76,6 +94,19 @@ struct OneFloat {
     return KIND == QKV ? tile_of<PAIRS>(a, first + tile) : Tile{0, (first + tile) * PAIRS};
   }
 
+  // Whether pairs of a matrix are neighbours. Of these the compact form has sixteen rows in order.
+  __device__ __forceinline__ bool are_neighbours(int matrix) const {
+    return KIND == PLAIN || (KIND == QKV && (a.first + matrix >= 2 || !a.neox));
+  }
+  __device__ __forceinline__ bool in_order(int matrix) const {
+    return COMPACT && are_neighbours(matrix);
+  }
+  // The pair of a tile whose sums this lane finishes.
+  __device__ __forceinline__ int pair_of(const Tile& t) const {
+    const int r = lane / 4;
+    return t.pair + (in_order(t.matrix) ? r % 2 * 4 + r / 2 : r);
+  }
+
   // Row r of a tile: rows r and r + PAIRS are a pair.
   __device__ __forceinline__ const char* tile_row(int tile, int r) const {
     const Tile t = tile_at(tile);
@@ -83,13 +114,27 @@ struct OneFloat {
   }
 
   // What is asked for next: of which tile, from which element of the part on. from: where this
-  // lane's row of it begins.
+  // lane's row of it begins, or in the compact form its eight rows: lanes 0 to 7 have the first.
   int ask_tile, ask_k = 0;
   const char* from = nullptr;
 
   // AT_ONCE: each row's lane asks for its own, else one for all of them.
   template <bool AT_ONCE>
   __device__ __forceinline__ void request(int stage, u64 policy) {
+    if constexpr (COMPACT) {
+      request_eights(stage, policy);
+    } else {
+      request_rows<AT_ONCE>(stage, policy);
+    }
+    ask_k += N;
+    if (ask_k >= length) {
+      ask_k = 0;
+      ask_tile += args.tiles;
+    }
+  }
+
+  template <bool AT_ONCE>
+  __device__ __forceinline__ void request_rows(int stage, u64 policy) {
     if (ask_k == 0) from = tile_row(ask_tile, lane % ROWS) + 2 * begin;
     const u32 bytes = 2 * min(N, length - ask_k);
     const u32 bar = shared_address(bars + stage), to = shared_address(ring + stage * STAGE);
@@ -106,10 +151,23 @@ struct OneFloat {
       }
       __syncwarp();
     }
-    ask_k += N;
-    if (ask_k >= length) {
-      ask_k = 0;
-      ask_tile += args.tiles;
+  }
+
+  // Of a unit that the part ends in only the first half.
+  __device__ __forceinline__ void request_eights(int stage, u64 policy) {
+    if (ask_k == 0) {
+      const Tile t = tile_at(ask_tile);
+      const bool second = lane >= PAIRS, next = second && in_order(t.matrix);
+      from = row_start(KIND, a, t.matrix, t.pair, second && !next) + begin / UNIT * UNIT_BYTES;
+      if (next) from += PAIRS * a.w_row;
+    }
+    const int n = min(N, length - ask_k);
+    const u32 bytes = n / UNIT * UNIT_BYTES + (n % UNIT ? HALF_BYTES : 0);
+    const u32 bar = shared_address(bars + stage), to = shared_address(ring + stage * STAGE);
+    if (elected()) expect_bytes(bar, 2 * bytes);
+    __syncwarp();
+    if (lane % PAIRS == 0 && lane < ROWS) {
+      copy_bulk(to + lane / PAIRS * EIGHT, from + ask_k / UNIT * UNIT_BYTES, bytes, bar, policy);
     }
   }
 
@@ -132,19 +190,26 @@ struct OneFloat {
 
   // -- products --
 
-  // Two steps of the chain. rows, x: this lane's place in them; lane t of the four that share a row
-  // has elements 4 t to 4 t + 3 of every sixteen.
+  // A step of the chain. upper, lower: the words of the tile's rows that this lane has; x: its place
+  // in the column. Lane t of the four that share a row has elements 4 t to 4 t + 3 of every sixteen.
+  static __device__ __forceinline__ void step(uint2 upper, uint2 lower, const char* x,
+                                              float (&sums)[4]) {
+    const uint2 column = *reinterpret_cast<const uint2*>(x);
+    const u32 w[4] = {upper.x, lower.x, upper.y, lower.y};
+    mma<W>(sums, w, column.x, column.y);
+  }
+
+  // rows: this lane's place in them.
   static __device__ __forceinline__ void two_steps(const char* rows, const char* x,
                                                    float (&sums)[4]) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const uint2 upper = *reinterpret_cast<const uint2*>(rows + s * 32);
       const uint2 lower = *reinterpret_cast<const uint2*>(rows + s * 32 + PAIRS * STRIDE);
-      const uint2 column = *reinterpret_cast<const uint2*>(x + s * 32);
-      const u32 w[4] = {upper.x, lower.x, upper.y, lower.y};
-      mma<W>(sums, w, column.x, column.y);
+      step(upper, lower, x + s * 32, sums);
     }
   }
+
   static __device__ __forceinline__ void multiply(const char* rows, const char* x, int n,
                                                   float (&sums)[4]) {
     if (n >= N) {
@@ -155,9 +220,59 @@ struct OneFloat {
     }
   }
 
+  // This lane's words of step i of a unit. last: what earlier ones carried of the last word.
+  __device__ __forceinline__ uint2 words_of(const char* unit, int i, u32& last) const {
+    if (i == 7) {
+      const u32 word = *reinterpret_cast<const u32*>(unit + 7 * 256 + lane * 4);
+      return {without(word), last | carried(word, kSet - 2)};
+    }
+    const uint2 w = *reinterpret_cast<const uint2*>(unit + i * 256 + lane * 8);
+    last |= carried(w.x, 2 * i) | carried(w.y, 2 * i + 1);
+    return {without(w.x), without(w.y)};
+  }
+
+  // The steps of a unit, or of SOME units, which the part begins or ends in, those from `first` on
+  // and before `end`.
+  template <bool SOME>
+  __device__ __forceinline__ void unit_steps(const char* unit, const char* x, int first, int end,
+                                             float (&sums)[4]) const {
+    u32 upper = 0, lower = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (SOME && i >= end) break;
+      const uint2 of_upper = words_of(unit, i, upper), of_lower = words_of(unit + EIGHT, i, lower);
+      if (!SOME || i >= first) step(of_upper, of_lower, x + i * 32, sums);
+    }
+  }
+
+  // rows: a stage; x: this lane's place in the column; n: elements from there to the part's end;
+  // skip: of them, at the beginning.
+  __device__ __forceinline__ void multiply_units(const char* rows, const char* x, int n, int skip,
+                                                 float (&sums)[4]) const {
+    if (n >= N && skip == 0) {
+#pragma unroll
+      for (int i = 0; i < N / UNIT; ++i) {
+        unit_steps<false>(rows + i * UNIT_BYTES, x + i * 2 * UNIT, 0, 8, sums);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int k = 0; k < min(n, N); k += UNIT) {
+      unit_steps<true>(rows + k / UNIT * UNIT_BYTES, x + 2 * k, k == 0 ? skip / 16 : 0,
+                       (n - k) / 16, sums);
+    }
+  }
+
+  // Of rows in order lane r has the sums of the r-th and of the eighth after it: those of pairs.
+  __device__ __forceinline__ float2 in_pairs(float2 y) const {
+    const bool odd = lane / 4 % 2;
+    const float other = __shfl_xor_sync(kAllLanes, odd ? y.x : y.y, 4);
+    return odd ? float2{other, y.y} : float2{y.x, other};
+  }
+
   __device__ __forceinline__ BesideOne beside(int tile, float scale) const {
     const Tile t = tile_at(tile);
-    const int pair = t.pair + lane / 4;
+    const int pair = pair_of(t);
     BesideOne b = {};
     if (pair < a.pairs[t.matrix]) b = beside_single(KIND, a, t.matrix, pair);
     b.scale = scale;
@@ -220,8 +335,13 @@ struct OneFloat {
 #pragma unroll 1
       for (int k = 0; k < length; k += N) {
         barrier_wait(bars + stage, parity);
-        multiply(ring + stage * STAGE + lane / 4 * STRIDE + place, x + 2 * (begin + k) + place,
-                 length - k, sums);
+        const char* const rows = ring + stage * STAGE;
+        const char* const column = x + 2 * (begin + k) + place;
+        if constexpr (COMPACT) {
+          multiply_units(rows, column, length - k, k ? 0 : skipped, sums);
+        } else {
+          multiply(rows + lane / 4 * STRIDE + place, column, length - k, sums);
+        }
         __syncwarp();
         // Of gate and up, whose copies are short, one by one is faster still.
         if (ask_tile < count) request<KIND != GLU>(stage, policy);
@@ -241,9 +361,10 @@ struct OneFloat {
         asm volatile("bar.sync %0, %1;" ::"n"(kTurnsBarrier), "n"(kThreads) : "memory");
         turns_here = true;
       }
+      if (COMPACT && in_order(tile_at(tile).matrix)) y = in_pairs(y);
       if (ends) {
         const Tile t = tile_at(tile);
-        const int pair = t.pair + lane / 4;
+        const int pair = pair_of(t);
         if (turned) b.turn = turns()[pair % (a.head_dim / 2)];
         finish_one(KIND, a, t.matrix, pair, 0, y.x, y.y, b, args.rough);
       }
@@ -252,11 +373,11 @@ struct OneFloat {
 };
 #endif
 
-template <int KIND, class W, bool NORM, int N>
+template <int KIND, class S, bool NORM, int N>
 __global__ void __launch_bounds__(kThreads, 2)
     mul_mat_one_float(const __grid_constant__ OneFloatArgs args) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char shared[];
-  OneFloat<KIND, W, NORM, N>(args, shared).run();
+  OneFloat<KIND, S, NORM, N>(args, shared).run();
 #endif
 }

@@ -4,10 +4,11 @@ any others, where that is asked for (`DeviceInfo.equal_bits`): mul_mat_vec.cu is
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import mul_mat_tma
 from .columns import Layout, Product, arguments, columns_ok, rows_ok
+from .compact import EIGHTS, compact_rows, is_compact, row_bytes
 from .elementwise import cpp_bool
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, fast_div, places_of
 
@@ -25,13 +26,15 @@ class _Plan:
     """How a product is divided. places: of what lies in shared memory, in the order of
     `OneFloatArgs`.
 
-    parts: of k, see mul_mat_tma.parts_of, and length: elements of each. chunk: elements of a stage.
+    parts: of k, see mul_mat_tma.parts_of, and length: elements of each. chunk: elements of a stage,
+    compact: in their compact form.
     tiles: that a block has at once. needed, stages: that a warp goes through, and that it has.
     """
 
     parts: int
     length: int
     chunk: int
+    compact: bool
     grid: int
     tiles: int
     needed: int
@@ -61,12 +64,23 @@ def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
         2 * p.k,
     )
     places = places_of(sizes, 128)
-    stage = tiles * n_parts * 2 * _PAIRS * (2 * chunk + 32)  # of all warps
+    compact = _is_compact(p, device)
+    # Of a tile's rows; as they are they lie a little apart.
+    rows = 2 * _PAIRS * (row_bytes(chunk) if compact else 2 * chunk + 32)
+    stage = tiles * n_parts * rows  # of all warps
     room = max(0, device.shared_per_block - places[-1]) // stage
     needed = rounds * ceil_div(length, chunk)
     stages = min(_MAX_STAGES, room, needed)
-    return _Plan(parts, length, chunk, grid, tiles, needed, stages, tuple(places[1:]),
+    return _Plan(parts, length, chunk, compact, grid, tiles, needed, stages, tuple(places[1:]),
                  places[-1] + stages * stage)  # fmt: skip
+
+
+def _is_compact(p: Product, device: DeviceInfo) -> bool:
+    """Whether the kernel reads the compact form: of tiles whose pairs are of the same eights."""
+    whole = all(pairs % _PAIRS == 0 for pairs in p.pairs)
+    turned = p.heads is not None and p.heads.neox and p.heads.first < 2
+    halves = p.heads.head_dim // 2 if p.heads and turned else 0
+    return whole and halves % _PAIRS == 0 and is_compact(p.weights, EIGHTS, device)
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -89,6 +103,8 @@ def scratch_bytes(p: Product, device: DeviceInfo) -> int:
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     """The launch of a product that `takes` takes."""
     plan, heads = _plan(p, device), p.heads
+    if plan.compact:
+        p = replace(p, weights=tuple(compact_rows(w) for w in p.weights))
     body = arguments(p, Layout(), p.tiles(_PAIRS), 1, plan.stages, 0, 0)
     body += struct.pack(
         "@4P", p.x.address, p.norm.address if p.norm else 0, heads.pos.address if heads else 0,
@@ -99,7 +115,8 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     body += struct.pack("@7i", plan.length, plan.parts > 0, *plan.places)
     body += bytes(-len(body) % 8)
     kind, dtype, norm = _KINDS[p.kind], cpp_type(p.weights[0].dtype), cpp_bool(p.norm is not None)
-    entry = f"mul_mat_one_float<{kind}, {dtype}, {norm}, {plan.chunk}>"
+    stored = f"compact<{dtype}>" if plan.compact else dtype
+    entry = f"mul_mat_one_float<{kind}, {stored}, {norm}, {plan.chunk}>"
     grid, block = (plan.grid, 1, 1), (32 * _WARPS, 1, 1)
     kernel = Kernel("mul_mat_one_float.cu", entry)
     return [Launch(kernel, grid, block, body, plan.shared, dependent=True)]

@@ -57,7 +57,7 @@ def joint(calls: Sequence[Call]) -> list[list[Launch]] | None:
     even = len({w.nb[1] for w in weights}) == 1 and all(w.dtype.name in EVEN for w in weights)
     if not (even and warps):
         return [[mul_mat_vec.heads_few(heads, x, w, eps, kind, [up], **beside)], [], []]
-    args = mul_mat_vec.heads_arguments(heads, x, w, eps, [up], stages, **beside)
+    args = mul_mat_vec.heads_arguments(heads, x, w, eps, weights, stages, **beside)
     kernel = Kernel("mul_mat_parallel.cu", f"mul_mat_parallel<{kind}, {cpp_type(up.dtype)}>")
     block = (32 * warps, 1, 1)
     return [[Launch(kernel, (blocks, 1, 1), block, args, shared, dependent=True)], [], []]

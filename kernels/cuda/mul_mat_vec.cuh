@@ -9,10 +9,11 @@
 //   quads  [4][32 lanes] of 16 int8      unit u = elements [64 u, 64 u + 64) has quads [0..3][u]
 //   blocks [32 lanes][2] of XBlock
 //
-// A chunk of float weights is 512 elements, of wide ones 1024. Their columns stay float32: [steps]
+// A chunk of float weights is 512 elements, of wide and of compact ones 1024. Their columns stay float32: [steps]
 // [2][32 lanes] of 4 floats, step s and lane l having elements [256 s + 8 l, 256 s + 8 l + 8).
 #pragma once
 
+#include "cuda/compact.cuh"
 #include "cuda/vec_tables.cuh"
 
 // -- a chunk of kRows rows times C columns --------------------------------------------------------
@@ -73,17 +74,15 @@ struct Chunk {
   }
 };
 
-// Eight float weights from 16 or 32 bytes.
-__device__ __forceinline__ void floats8(const char* p, f16, float* y) {
-  const Words4 w = words_at(p);
+// Eight float weights from four words.
+__device__ __forceinline__ void floats8(const Words4& w, f16, float* y) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     y[2 * i] = low_half(w.v[i]);
     y[2 * i + 1] = high_half(w.v[i]);
   }
 }
-__device__ __forceinline__ void floats8(const char* p, bf16, float* y) {
-  const Words4 w = words_at(p);
+__device__ __forceinline__ void floats8(const Words4& w, bf16, float* y) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     y[2 * i] = gf_float_of(w.v[i] << 16);
@@ -95,24 +94,60 @@ __device__ __forceinline__ void floats8(const char* p, bf16, float* y) {
 template <class W>
 struct wide {};
 
-template <class W, int ELEMENTS>
+// A lane's words of a row in shared memory, step after step.
+template <class W>
+struct Words {
+  const char* row;
+
+  __device__ __forceinline__ Words4 next(int step, int lane) {
+    return words_at(row + (step * 256 + lane * 8) * sizeof(W));
+  }
+};
+
+// The same from the compact form (Along), of whole chunks.
+template <class W>
+struct Words<compact<W>> {
+  const char* row;
+  u32 last = 0;
+
+  __device__ __forceinline__ Words4 next(int step, int lane) {
+    Words4 w;
+    if (step < 3) {
+      w = words_at(row + step * 512 + lane * 16);
+    } else {
+      const uint2 two = *reinterpret_cast<const uint2*>(row + 1536 + lane * 8);
+      w = {two.x, two.y, word_at(row + 1792 + lane * 4), 0};
+    }
+#pragma unroll
+    for (int i = 0; i < 4 && 4 * step + i < kSet - 1; ++i) {
+      last |= carried(w.v[i], 4 * step + i);
+      w.v[i] = without(w.v[i]);
+    }
+    if (step == 3) w.v[3] = last;
+    return w;
+  }
+};
+
+// S: how the weights of type W are stored.
+template <class W, int ELEMENTS, class S = W>
 struct FloatChunk {
-  static constexpr bool QUANTIZED = false;
+  static constexpr bool QUANTIZED = false, COMPACT = !is_same<S, W>::value;
   static constexpr int N = ELEMENTS;
-  static constexpr int BYTES = N * sizeof(W);
+  static constexpr int BYTES = N * (int)sizeof(W) / kSet * (kSet - COMPACT);
   static constexpr int X_BYTES = N * 4;
 
   template <int C>
   static __device__ __forceinline__ void multiply(const char* w, const char* x, int x_step, int n,
                                                   int lane, float (&acc)[kRows][C]) {
+    Words<S> rows[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) rows[r].row = w + r * BYTES;
 #pragma unroll
     for (int step = 0; step < N / 256; ++step) {
-      if (step * 256 + lane * 8 >= n) break;
+      if (!COMPACT && step * 256 + lane * 8 >= n) break;
       float weights[kRows][8];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        floats8(w + r * BYTES + (step * 256 + lane * 8) * sizeof(W), W(), weights[r]);
-      }
+      for (int r = 0; r < kRows; ++r) floats8(rows[r].next(step, lane), W(), weights[r]);
 #pragma unroll
       for (int c = 0; c < C; ++c) {
         const char* const column = x + c * x_step + step * 1024 + lane * 16;
@@ -135,3 +170,5 @@ template <>
 struct Chunk<bf16> : FloatChunk<bf16, kFloatChunk> {};
 template <class W>
 struct Chunk<wide<W>> : FloatChunk<W, kWideChunk> {};
+template <class W>
+struct Chunk<compact<W>> : FloatChunk<W, kWideChunk, compact<W>> {};

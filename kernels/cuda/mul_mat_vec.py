@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from gguflow.engine.graph import F32, Tensor
 
+from .compact import ALONG, compact_rows, is_compact
+from .compact import row_bytes as compact_row_bytes
 from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, cpp_type, register
 from .one_column import WARPS, blocks_of, shape_of
 from .rope import rope_numbers
@@ -47,6 +49,19 @@ def chunk_bytes(w: Operand, chunk: int = 0) -> int:
     return (chunk or CHUNK[kind_of(w)]) // w.dtype.block * w.dtype.nbytes
 
 
+def form_of(weights: Sequence[Operand], m: int, device: DeviceInfo) -> str:
+    """How stages hold rows, as the kernels name it: wide, or wide and compact; none is as usual."""
+    if not is_wide(weights, m, device):
+        return ""
+    return "compact" if is_compact(weights, ALONG, device) else "wide"
+
+
+def _as_read(weights: Sequence[Operand], m: int, device: DeviceInfo) -> list[Operand]:
+    """The weights where their rows are read."""
+    form = form_of(weights, m, device)
+    return [compact_rows(w) if form == "compact" else w for w in weights]
+
+
 def stage_bytes(weights: Sequence[Operand], chunk: int = 0) -> int:
     return ROWS * max(chunk_bytes(w, chunk) for w in weights) + 16
 
@@ -72,12 +87,15 @@ def plan(
     A block takes all the shared memory it can use: bytes on their way hide the latency.
     """
     kind = kind_of(weights[0])
-    wide = may_be_wide and is_wide(weights, m, device)
-    chunk, most = (WIDE, WIDE_STAGES) if wide else (0, MAX_STAGES)
+    form = form_of(weights, m, device) if may_be_wide else ""
+    chunk, most = (WIDE, WIDE_STAGES) if form else (0, MAX_STAGES)
     columns = columns_for(m)
     turns = ceil_div(columns * head_dim * 4, 16) * 16
     fixed = columns * column_bytes(kind, k, chunk) + turns + 16
-    stage = stage_bytes(weights, chunk) + 8  # and its barrier
+    stage = stage_bytes(weights, chunk)
+    if form == "compact":
+        stage = ROWS * compact_row_bytes(chunk) + 16
+    stage += 8  # and its barrier
     room = device.shared_per_block - STATIC - fixed
     for warps in WARPS:
         stages = min(most, max(0, room) // (warps * stage))
@@ -176,8 +194,8 @@ def arguments(
 def _launch(kind: str, weights: Sequence[Operand], m: int, warps: int, shared: int,
             n_pairs: int, args: bytes, device: DeviceInfo) -> Launch:  # fmt: skip
     types = [cpp_type(w.dtype) for w in (weights[0], weights[:3][-1])]
-    if is_wide(weights, m, device):
-        types = [f"wide<{t}>" for t in types]
+    if form := form_of(weights, m, device):
+        types = [f"{form}<{t}>" for t in types]
     entry = f"mul_mat_vec<{kind}, {types[0]}, {types[1]}, {columns_for(m)}>"
     grid = blocks_of(n_pairs, warps, m == 1 and len(weights) == 1, device)
     kernel = Kernel("mul_mat_vec.cu", entry)
@@ -199,7 +217,8 @@ def multiply_few(
     GELU_ERF of it; BIASED, with a bias before r."""
     pairs = ceil_div(w.ne[1], ROWS)
     warps, stages, shared = plan([w], x.ne[0], x.ne[1], 0, device, pairs=pairs)
-    args = arguments([w], x, dst, stages, norm=norm, eps=eps, r=r, bias=bias, pairs=[pairs])
+    rows = _as_read([w], x.ne[1], device)
+    args = arguments(rows, x, dst, stages, norm=norm, eps=eps, r=r, bias=bias, pairs=[pairs])
     return _launch(kind, [w], x.ne[1], warps, shared, pairs, args, device)
 
 
@@ -215,7 +234,8 @@ def swiglu_few(
 ) -> Launch:
     """dst = swiglu(norm(x) gate^T, norm(x) up^T), or with GEGLU geglu, for weights of one type."""
     warps, stages, shared = plan([gate, up], x.ne[0], x.ne[1], 0, device)
-    args = arguments([gate, up], x, dst, stages, norm=norm, eps=eps, pairs=[gate.ne[1]])
+    rows = _as_read([gate, up], x.ne[1], device)
+    args = arguments(rows, x, dst, stages, norm=norm, eps=eps, pairs=[gate.ne[1]])
     return _launch(kind, [gate, up], x.ne[1], warps, shared, gate.ne[1], args, device)
 
 
@@ -231,7 +251,8 @@ def joined_few(
     three of which the last has its own."""
     warps, stages, shared = plan(weights, x.ne[0], x.ne[1], 0, device)
     pairs = [ceil_div(w.ne[1], ROWS) for w in weights]
-    args = arguments(weights, x, dst, stages, norm=norm, eps=eps, pairs=pairs)
+    rows = _as_read(weights, x.ne[1], device)
+    args = arguments(rows, x, dst, stages, norm=norm, eps=eps, pairs=pairs)
     return _launch("JOINED", weights, x.ne[1], warps, shared, sum(pairs), args, device)
 
 
@@ -294,10 +315,12 @@ def heads_few(
     more: Sequence[Operand] = (),
     **beside: Operand | None,
 ) -> Launch:
-    """A norm_qkv_rope of x as `supports_heads` wants it; more and beside: as `heads_arguments`."""
+    """A norm_qkv_rope of x as `supports_heads` wants it. more: a weight after its three; beside: as
+    for `heads_arguments`."""
     weights = [*(call.src(i) for i in (2, 3, 4)), *more]
     warps, stages, shared = plan(weights, x.ne[0], x.ne[1], call.dst.ne[0], call.device)
-    args = heads_arguments(call, x, norm, eps, more, stages, **beside)
+    rows = _as_read(weights, x.ne[1], call.device)
+    args = heads_arguments(call, x, norm, eps, rows, stages, **beside)
     pairs = sum(ceil_div(w.ne[1], ROWS) for w in weights)
     return _launch(kind, weights, x.ne[1], warps, shared, pairs, args, call.device)
 
@@ -307,14 +330,13 @@ def heads_arguments(
     x: Operand,
     norm: Operand | None,
     eps: float,
-    more: Sequence[Operand],
+    weights: Sequence[Operand],
     stages: int,
     **beside: Operand | None,
 ) -> bytes:
-    """`arguments` of a norm_qkv_rope of x. more: a weight after the three whose product ends
-    elsewhere; beside: what else is to be known of it."""
+    """`arguments` of a norm_qkv_rope of x. weights: its three, and maybe one after them whose
+    product ends elsewhere; beside: what else is to be known of it."""
     p = dict(call.node.params)
-    weights = [*(call.src(i) for i in (2, 3, 4)), *more]
     head_dim = call.dst.ne[0]
     dense = Tensor("q", F32, (x.ne[1], weights[0].ne[1]), call.node.role)
     return arguments(

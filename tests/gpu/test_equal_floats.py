@@ -74,7 +74,7 @@ class Product:
         rng = np.random.default_rng(0)
         k = k if whole else smaller(k)  # and not the rows, of which the choice of a kernel depends
         self.gpu, self.op, self.rows, self.k, self.mode = gpu, op, rows, k, mode
-        self.dtype, self.used = dtype_by_name(dtype), []
+        self.dtype, self.used, self.entries = dtype_by_name(dtype), [], []
         normal = lambda *shape: rng.standard_normal(shape, np.float32)  # noqa: E731
 
         def weight(n: int) -> np.ndarray:  # rows drawn from a few, which is sooner done
@@ -95,6 +95,9 @@ class Product:
         buffer = self.gpu.alloc(data.nbytes)
         buffer.write(0, data)
         return buffer
+
+    def operand(self, t: Tensor, address: int) -> Operand:
+        return Operand.of(t, address)
 
     def result(self, m: int, first: int = 0, n_single: int = 0) -> list[np.ndarray]:
         """Of m columns from the first on: the op's, and what it has written into states. n_single:
@@ -130,12 +133,13 @@ class Product:
             node = g.op(self.op, *before, *ws, *beside, **eps)
         node.n_single = n_single
         self.dst.write(0, np.full(4 * m * n, 0xA5, np.uint8))
-        info, srcs = self.gpu.device.info, [None if s is None else Operand.of(s, at[s])
+        info, srcs = self.gpu.device.info, [None if s is None else self.operand(s, at[s])
                                             for s in node.srcs]  # fmt: skip
         scratch = self.gpu.alloc(max(256, scratch_bytes(node, info)))
         call = Call(node, Operand.of(node, self.dst.address), tuple(srcs), info, scratch.address)
         steps = launches(call)
         self.used = [s.kernel.source if isinstance(s, Launch) else s.name for s in steps]
+        self.entries = [s.kernel.entry for s in steps if isinstance(s, Launch)]
         self.gpu.modules.prepare(s.kernel for s in steps if isinstance(s, Launch))
         for s in steps:
             self.gpu.modules.bind(s).issue()

@@ -17,6 +17,7 @@ from gguflow.engine.graph import Tensor
 from gguflow.kernels.cuda import all_reduce_norm, launch
 
 from . import peaks, rivals, timing
+from .compact import CudaCompactor
 from .device import CudaDevice
 from .memory import ALLOC_UNIT, CudaBuffer, MirroredBuffer, Uploader, adopt, pinned
 from .modules import Modules
@@ -45,6 +46,7 @@ class CudaBackend(Backend):
             self.device.card,
         )
         self.clock = CudaClock(self.device, self.modules)
+        self.compactor = CudaCompactor(self)
         self.n_alike = self.device.count
         self._uploader = Uploader(self.device)
         self._peaks: tuple[float, float, float, float] | None = None

@@ -22,10 +22,11 @@ COPY_THREADS = 4  # that fill a staging buffer: one alone is slower than the bus
 
 
 class CudaBuffer:
-    """Device memory, zeroed unless told otherwise. Raises MemoryError with the figures when there
-    is not enough."""
+    """Device memory, zeroed unless told otherwise. compact: of a weight, the same in its compact
+    form, if that is there too. Raises MemoryError with the figures when there is not enough."""
 
     def __init__(self, device: CudaDevice, nbytes: int, zero: bool = True) -> None:
+        self.compact: CudaBuffer | None = None
         self.device = device
         self.nbytes = nbytes
         device.use()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -156,7 +157,10 @@ class CudaProgram(Program):
         if isinstance(buffer, MirroredBuffer) and buffer.device is self._device:
             moved = self._uploads if t.owner.role is Role.INPUT else self._downloads
             moved[buffer.address] = buffer
-        return Operand.of(t, address)
+        operand = Operand.of(t, address)
+        if buffer.compact is not None and t.owner is t:
+            operand = replace(operand, compact=buffer.compact.address)
+        return operand
 
     def _meeting(self, step: Send | Recv, meets: Meets) -> Sequence[Launch]:
         if step.meeting not in meets.flags:

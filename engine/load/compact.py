@@ -1,0 +1,92 @@
+"""16-bit weights of a device in their compact form beside themselves, where memory is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gguflow.engine.backends.base import Backend
+from gguflow.engine.backends.forms import Compactor
+from gguflow.engine.compile import Plan, human_bytes
+from gguflow.engine.dataclass import dataclass
+from gguflow.engine.graph import Role, Tensor
+from gguflow.engine.options import OptionError
+
+from .offload import RESERVE, needed
+from .weights import weight_users
+
+SHARE = 4  # one part in so many of the memory left is taken without being asked for
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the compact form of weights takes of a device, and what is left there beside all else
+    that a model needs: bytes."""
+
+    device: Backend
+    compactor: Compactor
+    weights: tuple[tuple[Tensor, int], ...]
+    left: int
+
+    @property
+    def total(self) -> int:
+        return sum(n for _, n in self.weights)
+
+    @property
+    def is_small(self) -> bool:
+        return 0 < self.total * SHARE <= self.left
+
+
+def rooms(
+    plan: Plan,
+    largest: Callable[[], Sequence[Plan]],
+    backends: Mapping[str, Backend],
+    are_loaded: bool,
+) -> list[Room]:
+    """Of each device that has single rows' products read another form. plan: a single row's.
+    largest: what else is needed there; are_loaded: whether its weights are there already."""
+    devices = [(d, d.compactor) for d in backends.values() if d.compactor is not None and d.holds]
+    if not devices:
+        return []
+    users, of, found = weight_users(plan), largest(), list[Room]()
+    for device, compactor in devices:
+        assert device.memory is not None, f"{device.name} computes in the host's memory"
+        sizes = [
+            (t, n)
+            for t in plan.leaves(Role.WEIGHT)
+            if backends[plan.placement.of[t]] is device
+            and (n := compactor.bytes_of(t, users.get(t, [])))
+        ]
+        b = needed(of, device)
+        taken = b.total - b.weights if are_loaded else b.total
+        left = device.memory.room()[0] - taken - RESERVE
+        found.append(Room(device, compactor, tuple(sizes), left))
+    return found
+
+
+def wanted(found: Sequence[Room], mode: str) -> list[Room]:
+    """Those that get it: with "on" all, with "auto" where it is a small part of what is left.
+    Raises MemoryError with the figures, or OptionError where there are none, for "on"."""
+    if mode == "auto":
+        return [r for r in found if r.is_small]
+    some = [r for r in found if r.total] if mode == "on" else []
+    if mode == "on" and not some:
+        raise OptionError(
+            "compact_weights 'on': no GPU has 16-bit weights that single rows are multiplied by"
+        )
+    for r in some:
+        if r.total > r.left:
+            raise MemoryError(
+                f"{r.device.space}: {human_bytes(r.total)} are needed for compact weights, but only"
+                f" {human_bytes(max(0, r.left))} are left beside all else; leave out"
+                " `compact_weights`, or lower `n_ctx`"
+            )
+    return some
+
+
+def lines(n_bytes: Mapping[str, int]) -> list[str]:
+    """What a forecast says of it. n_bytes: by memory space."""
+    return [
+        f"{space}: {human_bytes(n)} more for 16-bit weights in their compact form"
+        for space, n in n_bytes.items()
+        if n
+    ]

@@ -1,0 +1,74 @@
+"""What a model takes of its devices' memory, before it is loaded and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from gguflow.engine.backends.base import Backend
+from gguflow.engine.compile import Plan, summary
+from gguflow.engine.described import Described
+from gguflow.engine.load import WeightStore
+from gguflow.engine.load.compact import Room, lines, rooms, wanted
+from gguflow.engine.load.offload import device_lines, needed_by_device
+from gguflow.engine.plan_key import PlanKey
+from gguflow.engine.planning import Planner, cache_size, repacked_bytes, token_key
+from gguflow.engine.serving.buckets import Buckets
+from gguflow.engine.serving.speculation import Speculation, rows_to_check
+from gguflow.models.batch import CacheSize
+
+
+class Sized(Described):
+    """Plans of what was resolved, and their bytes. weights, backends, speculation: the model's."""
+
+    _planner: Planner
+    backends: Mapping[str, Backend]
+    weights: WeightStore
+    speculation: Speculation | None
+
+    def plan(self, key: PlanKey) -> Plan:
+        """Compile a graph; needs no weights in memory. Raises PlacementError."""
+        return self._planner.plan(self.setup, key)
+
+    def largest_plans(self) -> list[Plan]:
+        """What a generation runs: a full piece of a prompt, then single tokens."""
+        return self._planner.largest(self.setup)
+
+    def memory_needed(self) -> dict[str, int]:
+        """Bytes of devices, by memory space, beside what the driver and other programs have."""
+        n = 0 if (s := self.speculation) is None else rows_to_check(self.options.n_seqs, s.most)
+        plans = partial(self._planner.largest, self.setup, n)
+        return needed_by_device(plans, self.backends.values())
+
+    def repacked_bytes(self) -> dict[str, int]:
+        """By memory space, the bytes of weights that loading copies into a backend's own layout."""
+        return repacked_bytes(self.plan(token_key()), self.backends)
+
+    def compact_rooms(self, plan: Plan) -> list[Room]:
+        """Where weights are to be in their compact form too, by `Options.compact_weights`. plan: a
+        single row's."""
+        is_loaded = bool(self.weights.buffers)
+        found = rooms(plan, self.largest_plans, self.backends, is_loaded)
+        return wanted(found, self.options.compact_weights)
+
+    def compact_bytes(self) -> dict[str, int]:
+        """By memory space, the bytes of weights that a device has in their compact form beside
+        themselves, or that loading would make."""
+        if self.weights.buffers:
+            return self.weights.compact_bytes
+        return {r.device.space: r.total for r in self.compact_rooms(self.plan(token_key()))}
+
+    def cache_size(self) -> CacheSize:
+        """Pages of the KV cache by group of layers."""
+        return cache_size(self.setup)
+
+    @property
+    def buckets(self) -> Buckets:
+        """The sizes that plans are compiled for."""
+        return self._planner.buckets(self.setup)
+
+    def forecast(self) -> list[str]:
+        """Lines that say, before loading, what runs where and the bytes each device will need."""
+        told = summary(self.plan(self.buckets.largest), self.repacked_bytes())
+        of_devices = device_lines(self.backends.values(), self.memory_needed())
+        return [*told, *of_devices, *lines(self.compact_bytes()), *self.notes]

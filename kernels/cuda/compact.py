@@ -1,0 +1,100 @@
+"""The compact form of 16-bit weights, a bit less each, from which single columns are multiplied:
+what it takes, which products read it, and the launch of compact.cu that makes it.
+
+A weight below 2 in magnitude has a 0 as the highest bit of its exponent, in f16 and in bf16. All
+others are kept, so that products have the same bits as from the weights themselves.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gguflow.engine.graph import Tensor
+
+from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, launches, pack, supports
+
+TYPES = ("f16", "bf16")
+_SET = 32  # weights that a thread has of a unit
+_THREADS, _MOST_BLOCKS = 256, 1 << 16
+_MADE_UP = 1 << 40  # an address
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How words lie, a struct of compact.cuh, in units of so many rows and weights of each."""
+
+    name: str
+    rows: int
+    weights: int
+
+
+ALONG, EIGHTS = Layout("Along", 1, 1024), Layout("Eights", 8, 128)
+
+
+def layout_for(device: DeviceInfo) -> Layout:
+    """What the products with a single column read there."""
+    return EIGHTS if device.equal_bits and device.is_hopper else ALONG
+
+
+def row_bytes(k: int) -> int:
+    """Of k weights, whole units; of a row that lies among others, what it takes of them."""
+    return k // 8 * 15
+
+
+def _is_whole(shape: Sequence[int], layout: Layout) -> bool:
+    rows, k = shape
+    return k % layout.weights == 0 and rows % layout.rows == 0
+
+
+def is_compact(weights: Sequence[Operand], layout: Layout, device: DeviceInfo) -> bool:
+    """Whether all of these are there in that form."""
+    return layout is layout_for(device) and all(
+        w.compact and _is_whole((w.ne[1], w.ne[0]), layout) for w in weights
+    )
+
+
+def compact_rows(w: Operand) -> Operand:
+    """The rows in that form, of which each could lie by itself for what they take."""
+    return replace(w, address=w.compact, nb=(w.nb[0], row_bytes(w.ne[0]), *w.nb[2:]))
+
+
+def compact_bytes(weight: Tensor, users: Sequence[Tensor], device: DeviceInfo) -> int:
+    """What the compact form of a weight takes; 0 where none of these nodes would read it."""
+    if weight.dtype.name not in TYPES or len(weight.shape) != 2:
+        return 0
+    if not _is_whole(weight.shape, layout_for(device)):
+        return 0
+    if not any(_reads(node, weight, device) for node in users):
+        return 0
+    rows, k = weight.shape
+    return rows * row_bytes(k)
+
+
+def _reads(node: Tensor, weight: Tensor, device: DeviceInfo) -> bool:
+    """Whether the launches of a node are others where its weights are compact."""
+    if not supports(node, device.equal_bits) or all(s is not weight for s in node.srcs):
+        return False
+
+    def call(compact: int) -> Call:
+        def operand(i: int, t: Tensor) -> Operand:
+            address = (i + 1) * _MADE_UP
+            is_weight = t.owner is t and t.dtype.name in TYPES
+            return replace(Operand.of(t, address), compact=address + compact if is_weight else 0)
+
+        srcs = (None if s is None else operand(i, s) for i, s in enumerate(node.srcs))
+        return Call(node, Operand.of(node, 100 * _MADE_UP), tuple(srcs), device, 101 * _MADE_UP)
+
+    return launches(call(0)) != launches(call(_MADE_UP // 2))
+
+
+def compact_launch(w: Operand, to: int, too_large: int, device: DeviceInfo) -> Launch:
+    """Makes the compact form of w at address `to`. too_large: address of an i32 that becomes 1
+    where a weight is 2 or more in magnitude, which that form cannot hold."""
+    layout, (k, rows) = layout_for(device), w.ne[:2]
+    numbers = w.address, to, too_large, w.nb[1], rows, k // layout.weights
+    blocks = ceil_div(rows * k, _SET * _THREADS)
+    kernel = Kernel("compact.cu", f"compact_rows<{layout.name}>")
+    grid = min(blocks, _MOST_BLOCKS), 1, 1
+    return Launch(kernel, grid, (_THREADS, 1, 1), pack(struct.pack("@3P3q", *numbers)))

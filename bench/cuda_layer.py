@@ -79,8 +79,8 @@ def microseconds(
             places[leaf] = (v * (name != "seq")).astype(np.int32).view(np.uint8)
     memory = Places(gpu, places)
     if compact:
-        sizes = [(w, gpu.compactor.bytes_of(w, nodes)) for w in g.leaves.values()]
-        gpu.compactor.make([(w, memory.at[w][0], n) for w, n in sizes if n])
+        some = [w for w in g.leaves.values() if gpu.compactor.bytes_of(w, nodes)]
+        gpu.compactor.make([(w, nodes, memory.at[w][0]) for w in some])
     return min(time_of(gpu, nodes, memory) for _ in range(2)) * len(nodes) / LAYERS
 
 

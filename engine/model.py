@@ -203,18 +203,19 @@ class Model(Sized):
 
     def load_weights(self, progress: Progress | None = None, keep: bool = True) -> None:
         """Bring the weights to their backends. Done once, by `load`. keep: repacked ones are looked
-        for, and kept, on the disk, unless `Options.weight_cache` says otherwise."""
+        for, and kept, on the disk, unless `Options.weight_cache` says otherwise; and devices get
+        compact ones where `Options.compact_weights` has them."""
         check_limit(self.largest_plans, self.repacked_bytes)
+        plan = self.plan(token_key())
+        compact = self.compact_rooms(plan) if keep else []
         if not self.weights.buffers:
             reserve(self.largest_plans, self.backends.values())
-        plan = self.plan(token_key())
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None
         self.weights.load(self.source.weights, plan.leaves(Role.WEIGHT), weight_users(plan),
             lambda t: self.backends[plan.placement.of[t]], progress, keeper, self.source.check,
             self.options.mlock)  # fmt: skip
         self.weights.bring_others(plan, self.source.weights, self.backends)
-        if keep:
-            self.weights.make_compact(self.compact_rooms(plan))
+        self.weights.make_compact(compact)
 
     def graph(self, key: PlanKey) -> Graph:
         """The forward pass over a run's rows as an uncompiled graph."""

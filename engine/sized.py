@@ -47,6 +47,8 @@ class Sized(Described):
     def compact_rooms(self, plan: Plan) -> list[Room]:
         """Where weights are to be in their compact form too, by `Options.compact_weights`. plan: a
         single row's."""
+        if self.options.vram_budget or self.options.compact_weights == "off":
+            return []  # the former counts every byte
         is_loaded = bool(self.weights.buffers)
         found = rooms(plan, self.largest_plans, self.backends, is_loaded)
         return wanted(found, self.options.compact_weights)

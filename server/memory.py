@@ -15,17 +15,17 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 def memory_of(model: Model) -> dict[str, Any]:
     """The forecast's bytes by memory space, (free, all) bytes of those that are a device's, and
     what this process, in which the model is, has taken."""
-    spaces = {}
+    spaces, compact = {}, model.compact_bytes()
     for space, b in model.plan(model.buckets.largest).bytes_by_space().items():
         spaces[space] = {
-            "weights": b.weights, "cache": b.states, "inputs": b.inputs, "results": b.results,
-            "copies": b.copies, "exchange": b.exchange, "arena": b.arena, "scratch": b.scratch,
-            "total": b.total,
+            "weights": b.weights, "compact": compact.get(space, 0), "cache": b.states,
+            "inputs": b.inputs, "results": b.results, "copies": b.copies, "exchange": b.exchange,
+            "arena": b.arena, "scratch": b.scratch,
+            "total": b.total + compact.get(space, 0),
         }  # fmt: skip
     room = {b.space: [*b.memory.room()] for b in model.backends.values() if b.memory is not None}
     return {"forecast": spaces, "room": room, "rss": resident(),
-            "repacked": model.repacked_bytes(), "compact": model.compact_bytes(),
-            "held": _held()}  # fmt: skip
+            "repacked": model.repacked_bytes(), "held": _held()}  # fmt: skip
 
 
 def _held() -> dict[str, int]:

@@ -41,7 +41,7 @@ class Compactor(Protocol):
     def has(self, buffer: Buffer) -> bool:
         """Whether the weight in a buffer is there in that form too."""
 
-    def make(self, weights: Sequence[tuple[Tensor, Buffer, int]]) -> int:
-        """Make it of weights in buffers, of so many bytes each; of those with values that it cannot
-        hold there is none. What is lowered from now on reads it. Bytes that it takes. Raises
-        MemoryError."""
+    def make(self, weights: Sequence[tuple[Tensor, Sequence[Tensor], Buffer]]) -> int:
+        """Make it of weights, for their users, from the buffers that they are in; of those with
+        values that it cannot hold there is none. What is lowered from now on reads it. Bytes that
+        it takes. Raises MemoryError."""

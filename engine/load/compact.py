@@ -20,16 +20,13 @@ SHARE = 4  # one part in so many of the memory left is taken without being asked
 @dataclass(frozen=True)
 class Room:
     """What the compact form of weights takes of a device, and what is left there beside all else
-    that a model needs: bytes."""
+    that a model needs: bytes. weights: with the nodes that read them."""
 
     device: Backend
     compactor: Compactor
-    weights: tuple[tuple[Tensor, int], ...]
+    weights: tuple[tuple[Tensor, Sequence[Tensor]], ...]
+    total: int
     left: int
-
-    @property
-    def total(self) -> int:
-        return sum(n for _, n in self.weights)
 
     @property
     def is_small(self) -> bool:
@@ -50,16 +47,17 @@ def rooms(
     users, of, found = weight_users(plan), largest(), list[Room]()
     for device, compactor in devices:
         assert device.memory is not None, f"{device.name} computes in the host's memory"
-        sizes = [
-            (t, n)
+        sizes = {
+            t: n
             for t in plan.leaves(Role.WEIGHT)
             if backends[plan.placement.of[t]] is device
             and (n := compactor.bytes_of(t, users.get(t, [])))
-        ]
+        }
+        weights = tuple((t, users[t]) for t in sizes)
         b = needed(of, device)
         taken = b.total - b.weights if are_loaded else b.total
         left = device.memory.room()[0] - taken - RESERVE
-        found.append(Room(device, compactor, tuple(sizes), left))
+        found.append(Room(device, compactor, weights, sum(sizes.values()), left))
     return found
 
 
@@ -68,8 +66,8 @@ def wanted(found: Sequence[Room], mode: str) -> list[Room]:
     Raises MemoryError with the figures, or OptionError where there are none, for "on"."""
     if mode == "auto":
         return [r for r in found if r.is_small]
-    some = [r for r in found if r.total] if mode == "on" else []
-    if mode == "on" and not some:
+    some = [r for r in found if r.total]
+    if not some:
         raise OptionError(
             "compact_weights 'on': no GPU has 16-bit weights that single rows are multiplied by"
         )

@@ -123,11 +123,15 @@ class WeightStore:
     def make_compact(self, found: Iterable[Room]) -> None:
         """Bring weights into their compact form, where they are not yet."""
         for room in found:
-            has = room.compactor.has
-            todo = [(t, b, n) for t, n in room.weights if not has(b := self.buffers[t.name])]
-            if todo:
-                made, space = room.compactor.make(todo), room.device.space
-                self.compact_bytes[space] = self.compact_bytes.get(space, 0) + made
+            compactor, space = room.compactor, room.device.space
+            todo = [(t, of, b) for t, of in room.weights
+                    if not compactor.has(b := self.buffers[t.name])]  # fmt: skip
+            if not todo:
+                continue
+            made = compactor.make(todo)
+            self.compact_bytes[space] = self.compact_bytes.get(space, 0) + made
+            if made < sum(compactor.bytes_of(t, of) for t, of, _ in todo):
+                self.notes += (f"{space}: weights of 2 and more have no compact form",)
 
     def _locked(self, weights: Sequence[Tensor]) -> tuple[str, ...]:
         """Lock what is held of these; what there is to say of it."""

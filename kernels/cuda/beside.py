@@ -19,8 +19,8 @@ def left_by(before: Launch, device: DeviceInfo) -> int:
 def with_room(
     made: Sequence[Sequence[Launch | Gemm]], device: DeviceInfo
 ) -> list[list[Launch | Gemm]]:
-    """The launches of ops, each as `Launch.roomy` where the one before leaves no room for half of
-    it. Where it leaves a little more the small form is the faster one still (docs/LOG.md)."""
+    """The launches of ops, each as `Launch.roomy` where the one before leaves no room for two
+    thirds of it (docs/LOG.md)."""
     before: Launch | Gemm | None = None
     chosen: list[list[Launch | Gemm]] = []
     for op in made:
@@ -30,7 +30,7 @@ def with_room(
                 isinstance(x, Launch)
                 and x.roomy is not None
                 and isinstance(before, Launch)
-                and left_by(before, device) < x.shared // 2
+                and left_by(before, device) < 2 * x.shared // 3
             ):
                 before = x.roomy
             else:

@@ -56,6 +56,8 @@ struct Float<f16> {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(hi), "f"(lo));
     return w;
   }
+  static __device__ __forceinline__ float low(u32 w) { return gf_f16_to_f32((gf_u16)w); }
+  static __device__ __forceinline__ float high(u32 w) { return gf_f16_to_f32((gf_u16)(w >> 16)); }
 };
 template <>
 struct Float<bf16> {
@@ -65,6 +67,8 @@ struct Float<bf16> {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(hi), "f"(lo));
     return w;
   }
+  static __device__ __forceinline__ float low(u32 w) { return gf_float_of(w << 16); }
+  static __device__ __forceinline__ float high(u32 w) { return gf_float_of(w & 0xFFFF0000u); }
 };
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }

@@ -8,12 +8,23 @@ others are kept, so that products have the same bits as from the weights themsel
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from gguflow.engine.graph import Tensor
 
-from .launch import Call, DeviceInfo, Kernel, Launch, Operand, ceil_div, launches, pack, supports
+from .launch import (
+    Call,
+    CompactForm,
+    DeviceInfo,
+    Kernel,
+    Launch,
+    Operand,
+    ceil_div,
+    launches,
+    pack,
+    supports,
+)
 
 TYPES = ("f16", "bf16")
 _SET = 32  # weights that a thread has of a unit
@@ -30,12 +41,7 @@ class Layout:
     weights: int
 
 
-ALONG, EIGHTS = Layout("Along", 1, 1024), Layout("Eights", 8, 128)
-
-
-def layout_for(device: DeviceInfo) -> Layout:
-    """What the products with a single column read there."""
-    return EIGHTS if device.equal_bits and device.is_hopper else ALONG
+EIGHTS, ALONG = Layout("Eights", 8, 128), Layout("Along", 1, 1024)
 
 
 def row_bytes(k: int) -> int:
@@ -48,52 +54,73 @@ def _is_whole(shape: Sequence[int], layout: Layout) -> bool:
     return k % layout.weights == 0 and rows % layout.rows == 0
 
 
-def is_compact(weights: Sequence[Operand], layout: Layout, device: DeviceInfo) -> bool:
-    """Whether all of these are there in that form."""
-    return layout is layout_for(device) and all(
-        w.compact and _is_whole((w.ne[1], w.ne[0]), layout) for w in weights
+def is_compact(weights: Sequence[Operand], layout: Layout) -> bool:
+    """Whether all of these are there in that form and lie so."""
+    return all(
+        w.compact is not None
+        and w.compact.layout == layout.name
+        and _is_whole((w.ne[1], w.ne[0]), layout)
+        for w in weights
     )
 
 
 def compact_rows(w: Operand) -> Operand:
     """The rows in that form, of which each could lie by itself for what they take."""
-    return replace(w, address=w.compact, nb=(w.nb[0], row_bytes(w.ne[0]), *w.nb[2:]))
+    assert w.compact is not None
+    return replace(w, address=w.compact.address, nb=(w.nb[0], row_bytes(w.ne[0]), *w.nb[2:]))
 
 
-def compact_bytes(weight: Tensor, users: Sequence[Tensor], device: DeviceInfo) -> int:
-    """What the compact form of a weight takes; 0 where none of these nodes would read it."""
+def layout_of(weight: Tensor, users: Sequence[Tensor], device: DeviceInfo) -> Layout | None:
+    """How a weight lies in its compact form for those of these nodes that read it so; None where
+    none does."""
     if weight.dtype.name not in TYPES or len(weight.shape) != 2:
-        return 0
-    if not _is_whole(weight.shape, layout_for(device)):
-        return 0
-    if not any(_reads(node, weight, device) for node in users):
-        return 0
+        return None
+    for layout in (EIGHTS, ALONG):
+        whole = _is_whole(weight.shape, layout)
+        if whole and any(_reads(node, weight, layout, device) for node in users):
+            return layout
+    return None
+
+
+def kind_of_use(weight: Tensor, users: Sequence[Tensor]) -> Hashable:
+    """What `layout_of` depends on, the same for most layers."""
+    return weight.shape, weight.dtype.name, *(
+        (n.op, n.shape, n.strides, n.n_single, repr(sorted(n.params.items())),
+         *(s and (s.shape, s.strides, s.dtype.name, s is weight) for s in n.srcs))
+        for n in users
+    )  # fmt: skip
+
+
+def compact_bytes(weight: Tensor) -> int:
+    """Of a weight in that form."""
     rows, k = weight.shape
     return rows * row_bytes(k)
 
 
-def _reads(node: Tensor, weight: Tensor, device: DeviceInfo) -> bool:
+def _reads(node: Tensor, weight: Tensor, layout: Layout, device: DeviceInfo) -> bool:
     """Whether the launches of a node are others where its weights are compact."""
     if not supports(node, device.equal_bits) or all(s is not weight for s in node.srcs):
         return False
 
-    def call(compact: int) -> Call:
+    def call(is_compact: bool) -> Call:
         def operand(i: int, t: Tensor) -> Operand:
             address = (i + 1) * _MADE_UP
-            is_weight = t.owner is t and t.dtype.name in TYPES
-            return replace(Operand.of(t, address), compact=address + compact if is_weight else 0)
+            form = CompactForm(address + _MADE_UP // 2, layout.name)
+            has = is_compact and t.owner is t and t.dtype.name in TYPES
+            return replace(Operand.of(t, address), compact=form if has else None)
 
         srcs = (None if s is None else operand(i, s) for i, s in enumerate(node.srcs))
         return Call(node, Operand.of(node, 100 * _MADE_UP), tuple(srcs), device, 101 * _MADE_UP)
 
-    return launches(call(0)) != launches(call(_MADE_UP // 2))
+    return launches(call(False)) != launches(call(True))
 
 
-def compact_launch(w: Operand, to: int, too_large: int, device: DeviceInfo) -> Launch:
-    """Makes the compact form of w at address `to`. too_large: address of an i32 that becomes 1
-    where a weight is 2 or more in magnitude, which that form cannot hold."""
-    layout, (k, rows) = layout_for(device), w.ne[:2]
-    numbers = w.address, to, too_large, w.nb[1], rows, k // layout.weights
+def compact_launch(w: Operand, to: CompactForm, too_large: int) -> Launch:
+    """Makes the compact form of w. too_large: address of an i32 that becomes 1 where a weight is 2
+    or more in magnitude, which that form cannot hold."""
+    k, rows = w.ne[:2]
+    layout = next(x for x in (EIGHTS, ALONG) if x.name == to.layout)
+    numbers = w.address, to.address, too_large, w.nb[1], rows, k // layout.weights
     blocks = ceil_div(rows * k, _SET * _THREADS)
     kernel = Kernel("compact.cu", f"compact_rows<{layout.name}>")
     grid = min(blocks, _MOST_BLOCKS), 1, 1

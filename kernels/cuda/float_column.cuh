@@ -1,5 +1,6 @@
 // One column as 16-bit floats in shared memory, made by every block for itself: a launch less than
-// columns_round.cu, and the same bits.
+// columns_round.cu, and the same bits. Where these need not be the same, what rounding takes off is
+// kept too, rounded itself, so that both together are the column in 22 bits (bf16: 16).
 //
 // All warps of a block wait for it, once a product, so that what counts is how long one thread
 // takes. Threads ask for all their elements at once, up to 8,192 with a norm and 16,384 without.
@@ -20,10 +21,18 @@ __device__ __forceinline__ Eight32 ask_eight(const float* x) {
 }
 
 template <class T>
-__device__ __forceinline__ uint4 rounded(const Eight32& v, float scale) {
-  const float4 lo = times(v.lo, scale), hi = times(v.hi, scale);
-  return {Float<T>::pair(lo.x, lo.y), Float<T>::pair(lo.z, lo.w), Float<T>::pair(hi.x, hi.y),
-          Float<T>::pair(hi.z, hi.w)};
+__device__ __forceinline__ uint4 rounded(const Eight32& v) {
+  return {Float<T>::pair(v.lo.x, v.lo.y), Float<T>::pair(v.lo.z, v.lo.w),
+          Float<T>::pair(v.hi.x, v.hi.y), Float<T>::pair(v.hi.z, v.hi.w)};
+}
+// What rounding to these takes off.
+template <class T>
+__device__ __forceinline__ Eight32 rest_of(const Eight32& v, const uint4& r) {
+  typedef Float<T> F;
+  return {{v.lo.x - F::low(r.x), v.lo.y - F::high(r.x), v.lo.z - F::low(r.y),
+           v.lo.w - F::high(r.y)},
+          {v.hi.x - F::low(r.z), v.hi.y - F::high(r.z), v.hi.z - F::low(r.w),
+           v.hi.w - F::high(r.w)}};
 }
 
 // A barrier of the warps that make the column.
@@ -36,9 +45,12 @@ __device__ __forceinline__ float warp_largest(float x) {
   return gf_float_of(__reduce_max_sync(kAllLanes, gf_bits_of(x)));
 }
 
+// Bytes from a column of k elements to what rounding takes off, in other banks.
+__device__ __forceinline__ int rest_at(int k) { return (2 * k + 127) / 128 * 128 + 64; }
+
 // What makes a column: the first kColumnWarps warps, which then see it. T: f16 or bf16. NORM:
-// whether it gets a norm first.
-template <class T, bool NORM>
+// whether it gets a norm first. REST: whether what rounding takes off is kept.
+template <class T, bool NORM, bool REST = false>
 struct FloatColumn {
   static constexpr bool SCALED = is_same<T, f16>::value;
   static constexpr int AT_ONCE = NORM ? 2 : 4;  // chunks that a warp asks for at once
@@ -89,7 +101,11 @@ struct FloatColumn {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       const int e = element_at(base, i);
-      if (e < k) *reinterpret_cast<uint4*>(to + 2 * e) = rounded<T>(v[i], scale);
+      if (e >= k) continue;
+      const Eight32 y = {times(v[i].lo, scale), times(v[i].hi, scale)};
+      const uint4 r = rounded<T>(y);
+      *reinterpret_cast<uint4*>(to + 2 * e) = r;
+      if (REST) *reinterpret_cast<uint4*>(to + rest_at(k) + 2 * e) = rounded<T>(rest_of<T>(y, r));
     }
   }
 

@@ -145,15 +145,23 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True)
+class CompactForm:
+    """Where a weight is in its compact form, and how it lies there: a `Layout` of compact.py."""
+
+    address: int
+    layout: str
+
+
+@dataclass(frozen=True)
 class Operand:
-    """A tensor on the device: address of the first element, ggml's ne and nb, type. compact: where
-    the rows of a weight are in their compact form (compact.py) too, or 0."""
+    """A tensor on the device: address of the first element, ggml's ne and nb, type. compact: of a
+    weight that is there in that form too."""
 
     address: int
     ne: tuple[int, ...]
     nb: tuple[int, ...]
     dtype: DType
-    compact: int = 0
+    compact: CompactForm | None = None
 
     @classmethod
     def of(cls, t: Tensor, address: int) -> Operand:
@@ -181,7 +189,7 @@ class Operand:
     def shift(self, nbytes: int, ne: tuple[int, ...] = (), nb: tuple[int, ...] = ()) -> Operand:
         """The operand that starts `nbytes` later, with other ne or nb if given."""
         at = self.address + nbytes
-        return replace(self, address=at, ne=ne or self.ne, nb=nb or self.nb, compact=0)
+        return replace(self, address=at, ne=ne or self.ne, nb=nb or self.nb, compact=None)
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,8 @@ def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
     """most: up to so many columns mul_mat_vec.cu, which rounds no column of float weights; None:
     while it is fastest."""
     op, dst, srcs, device = call.node.op, call.dst, call.srcs, call.device
+    if most is None and (compact := mul_mat_batch.compact_launches(call)):
+        return [*compact]
     for way in _ways(call.node, device, most):
         if way.applies(call.node, srcs, device):
             return way.launches(call)

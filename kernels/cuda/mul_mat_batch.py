@@ -161,6 +161,17 @@ def products_of(call: Call) -> list[list[Product]]:
     return _products(call.node, call.srcs, call.device, call.dst)
 
 
+def compact_launches(call: Call) -> list[Launch]:
+    """The launches of a node with one column by mul_mat_one_float.cu, where no equal bits are asked
+    for and its weights are there in the form that makes that the fastest; else none."""
+    if call.device.equal_bits or not any(s is not None and s.compact for s in call.srcs):
+        return []
+    ps = products(call.node, call.srcs, call.dst)
+    if len(ps) != 1 or not mul_mat_one_float.takes(ps[0], call.device):
+        return []
+    return mul_mat_one_float.launches(ps[0], call.device, call.scratch)
+
+
 def launches(call: Call) -> list[Launch | Gemm]:
     """The launches of a node that `applies`."""
     found: list[Launch | Gemm] = []

@@ -196,6 +196,8 @@ def launches(call: Call, most: int | None = None) -> list[Launch | Gemm]:
         srcs = (*call.srcs[:6], replace(call.src(6), address=0), k, v)
         dst = Operand.of(products, q.address)
         mine = Call(products, dst, srcs, device, call.scratch + kept.end, call.rounded)
+    if products is node and most is None and (compact := mul_mat_batch.compact_launches(call)):
+        return [*compact]
     way = _way(products, mine.srcs, device, most)
     if way is None:
         return by_parts(call, launch.launches)

@@ -38,7 +38,9 @@ struct OneFloatArgs {
 #if __CUDA_ARCH__ >= 900
 
 // S: type of the weights, or its compact form (Eights). NORM: whether the column gets a norm. N:
-// elements of a stage's rows.
+// elements of a stage's rows. REST: whether what rounding takes off the column is multiplied too and
+// chains end with stages, for sums nearer to what they should be but without the bits of others.
+// Parts are whole units then.
 template <class S>
 struct Stored {
   typedef S T;
@@ -48,7 +50,7 @@ struct Stored<compact<W>> {
   typedef W T;
 };
 
-template <int KIND, class S, bool NORM, int N>
+template <int KIND, class S, bool NORM, int N, bool REST>
 struct OneFloat {
   typedef typename Stored<S>::T W;
   static constexpr bool COMPACT = !is_same<S, W>::value;
@@ -79,7 +81,7 @@ struct OneFloat {
         lane(threadIdx.x % 32),
         slot(args.parts.div(warp)),
         part(warp - slot * (int)args.parts.divisor),
-        skipped(COMPACT ? part * args.length % UNIT : 0),
+        skipped(COMPACT && !REST ? part * args.length % UNIT : 0),
         begin(part * args.length - skipped),
         length(min(args.length + skipped, a.k - begin)),
         first(args.share * (int)blockIdx.x + min((int)blockIdx.x, args.longer)),
@@ -258,8 +260,12 @@ struct OneFloat {
     }
 #pragma unroll 1
     for (int k = 0; k < min(n, N); k += UNIT) {
-      unit_steps<true>(rows + k / UNIT * UNIT_BYTES, x + 2 * k, k == 0 ? skip / 16 : 0,
-                       (n - k) / 16, sums);
+      const char *const unit = rows + k / UNIT * UNIT_BYTES, *const column = x + 2 * k;
+      if (!REST && ((k == 0 && skip) || n - k < UNIT)) {
+        unit_steps<true>(unit, column, k == 0 ? skip / 16 : 0, (n - k) / 16, sums);
+      } else {
+        unit_steps<false>(unit, column, 0, 8, sums);
+      }
     }
   }
 
@@ -304,7 +310,7 @@ struct OneFloat {
 
     // What does not depend on the kernels before this one.
     char* const x = shared + args.x_at;
-    FloatColumn<W, NORM> column(args.x, args.norm, a.k, x,
+    FloatColumn<W, NORM, REST> column(args.x, args.norm, a.k, x,
                                 reinterpret_cast<float*>(shared + args.squares_at));
     const bool turned = KIND == QKV && a.first < 2;
     double angle = 0.0;
@@ -324,7 +330,8 @@ struct OneFloat {
     const bool ends = part == 0 && lane % 4 == 0;  // with a pair's sums
     float* left = reinterpret_cast<float*>(shared + args.sums_at);
     float* left_next = left + kColumnWarps * 16;
-    const int place = lane % 4 * 8;
+    // Of the tensor cores' eight columns four are the rest then.
+    const int place = lane % 4 * 8, side = REST && lane / 4 % 2 ? rest_at(a.k) : 0;
     int stage = 0;
     u32 parity = 0;
 #pragma unroll 1
@@ -336,8 +343,12 @@ struct OneFloat {
       for (int k = 0; k < length; k += N) {
         barrier_wait(bars + stage, parity);
         const char* const rows = ring + stage * STAGE;
-        const char* const column = x + 2 * (begin + k) + place;
-        if constexpr (COMPACT) {
+        const char* const column = x + 2 * (begin + k) + place + side;
+        if constexpr (REST) {
+          float of_stage[4] = {};
+          multiply_units(rows, column, length - k, k ? 0 : skipped, of_stage);
+          for (int i = 0; i < 4; ++i) sums[i] += of_stage[i];
+        } else if constexpr (COMPACT) {
           multiply_units(rows, column, length - k, k ? 0 : skipped, sums);
         } else {
           multiply(rows + lane / 4 * STRIDE + place, column, length - k, sums);
@@ -351,6 +362,7 @@ struct OneFloat {
         }
       }
       float2 y = {sums[0], sums[2]};
+      if (REST) y = {sums[0] + sums[1], sums[2] + sums[3]};
       if (args.parts.divisor > 1) {
         y = add_parts(y.x, y.y, left);
         float* const before = left;  // what is left there is read until warps meet again
@@ -373,11 +385,11 @@ struct OneFloat {
 };
 #endif
 
-template <int KIND, class S, bool NORM, int N>
+template <int KIND, class S, bool NORM, int N, bool REST>
 __global__ void __launch_bounds__(kThreads, 2)
     mul_mat_one_float(const __grid_constant__ OneFloatArgs args) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char shared[];
-  OneFloat<KIND, S, NORM, N>(args, shared).run();
+  OneFloat<KIND, S, NORM, N, REST>(args, shared).run();
 #endif
 }

@@ -75,18 +75,12 @@ struct Chunk {
 };
 
 // Eight float weights from four words.
-__device__ __forceinline__ void floats8(const Words4& w, f16, float* y) {
+template <class W>
+__device__ __forceinline__ void floats8(const Words4& w, float* y) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    y[2 * i] = low_half(w.v[i]);
-    y[2 * i + 1] = high_half(w.v[i]);
-  }
-}
-__device__ __forceinline__ void floats8(const Words4& w, bf16, float* y) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    y[2 * i] = gf_float_of(w.v[i] << 16);
-    y[2 * i + 1] = gf_float_of(w.v[i] & 0xFFFF0000u);
+    y[2 * i] = Float<W>::low(w.v[i]);
+    y[2 * i + 1] = Float<W>::high(w.v[i]);
   }
 }
 
@@ -147,7 +141,7 @@ struct FloatChunk {
       if (!COMPACT && step * 256 + lane * 8 >= n) break;
       float weights[kRows][8];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) floats8(rows[r].next(step, lane), W(), weights[r]);
+      for (int r = 0; r < kRows; ++r) floats8<W>(rows[r].next(step, lane), weights[r]);
 #pragma unroll
       for (int c = 0; c < C; ++c) {
         const char* const column = x + c * x_step + step * 1024 + lane * 16;

@@ -53,7 +53,7 @@ def form_of(weights: Sequence[Operand], m: int, device: DeviceInfo) -> str:
     """How stages hold rows, as the kernels name it: wide, or wide and compact; none is as usual."""
     if not is_wide(weights, m, device):
         return ""
-    return "compact" if is_compact(weights, ALONG, device) else "wide"
+    return "compact" if is_compact(weights, ALONG) else "wide"
 
 
 def _as_read(weights: Sequence[Operand], m: int, device: DeviceInfo) -> list[Operand]:

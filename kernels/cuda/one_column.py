@@ -15,13 +15,13 @@ from .launch import DeviceInfo, ceil_div
 Size = Callable[[int, int], int]
 
 WARPS = (16, 8, 4)  # of a block; fewer where shared memory is short
-_TAKEN = 16  # multiprocessors that attention over a short context takes, at most
+TAKEN = 16  # multiprocessors that attention over a short context takes, at most
 
 
 def blocks_of(pairs: int, warps: int, alone: bool, device: DeviceInfo) -> int:
     """Blocks of so many warps. alone: of one matrix, whose blocks are no more than find a
     multiprocessor free, where these do in one round, or than its warps have two pairs for."""
-    free = device.sm_count - _TAKEN
+    free = device.sm_count - TAKEN
     most = device.sm_count
     if alone and pairs <= free * warps:
         most = free
@@ -50,4 +50,4 @@ def shape_of(
 
 def _at_once(pairs: int, warps: int, device: DeviceInfo) -> bool:
     """Whether it takes more multiprocessors than attention leaves to have a warp for each pair."""
-    return (device.sm_count - _TAKEN) * warps < pairs <= device.sm_count * warps
+    return (device.sm_count - TAKEN) * warps < pairs <= device.sm_count * warps

@@ -171,7 +171,7 @@ async function loadMemory() {
     return;
   }
   const spaces = Object.entries(live.memory.forecast);
-  const names = ["weights", "cache", "arena", "inputs", "results", "copies", "exchange", "scratch", "total"];
+  const names = ["weights", "compact", "cache", "arena", "inputs", "results", "copies", "exchange", "scratch", "total"];
   $("memory").replaceChildren(h("table", { class: "data" }, head("space", ...names, "in use"),
     h("tbody", {}, spaces.map(([space, b]) => {
       const room = live.memory.room[space];

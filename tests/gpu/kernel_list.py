@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
 from harness import declare_case
@@ -24,10 +25,12 @@ from gguflow.engine.graph import Operand as CaseOperand
 from gguflow.kernels.cuda import all_reduce, all_reduce_norm, link
 from gguflow.kernels.cuda.accept import RoundPlaces, accept
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
+from gguflow.kernels.cuda.compact import ALONG, EIGHTS, compact_launch
 from gguflow.kernels.cuda.draft import draft_first, draft_next
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
     Call,
+    CompactForm,
     DeviceInfo,
     Kernel,
     Launch,
@@ -237,6 +240,26 @@ def many_columns() -> Iterator[Launch]:
     yield from _equal_bits(declare_case(op_spec("norm_qkv_rope"), Case(srcs, params)))
 
 
+def compact() -> Iterator[Launch]:
+    """What makes the compact form of weights, and products with it."""
+    for layout in (EIGHTS, ALONG):
+        form = CompactForm(1 << 40, layout.name)
+        for dtype in ("f16", "bf16"):
+            w = CaseOperand((4096, 4096), dtype, 0.0, role="weight")
+            x, norm = CaseOperand((1, 4096), data=0.0), CaseOperand((4096,), data=0.0)
+            cases = ("mul_mat", (w, x)), ("norm_mul_mat_swiglu", (x, norm, w, w))
+            for op, srcs in cases:
+                params = {"eps": 1e-5} if op.startswith("norm_") else {}
+                node = declare_case(op_spec(op), Case(srcs, params))
+                yield compact_launch(Operand.of(node, 0), form, 0)
+                at = [None if s is None else Operand.of(s, (i + 2) << 32)
+                      for i, s in enumerate(node.srcs)]  # fmt: skip
+                at = [o and replace(o, compact=form) for o in at]
+                for device in (DEVICE, EQUAL):
+                    call = Call(node, Operand.of(node, 1 << 32), tuple(at), device, 9 << 32)
+                    yield from (s for s in launches(call) if isinstance(s, Launch))
+
+
 def _equal_bits(node: Tensor) -> Iterator[Launch]:
     yield from (x for x in launches_of(node, device=EQUAL) if isinstance(x, Launch))
 
@@ -275,7 +298,7 @@ def all_launches() -> tuple[Launch, ...]:
     drafts = draft_first(inputs, inputs, places), draft_next(0, 2, inputs, inputs, places)
     steps = advance(inputs, 0, 0, 64), accept(inputs, places, 0, 0, 64), *drafts
     others = timestamp(0), *steps, *mirror([(0, 0, 64)]), *linked, *reduced, *routers()
-    others = *others, *parallel_layers(), *few_rows(), *chunks(), *many_columns()
+    others = *others, *parallel_layers(), *few_rows(), *chunks(), *many_columns(), *compact()
     peaks = read_peak(0, 16, 0, DEVICE), f32_peak(1, 0, DEVICE)[0], int8_peak(1, 0, DEVICE)[0]
     found = (*of_cases, *others, *peaks)
     return (*found, *(x.roomy for x in found if x.roomy is not None))

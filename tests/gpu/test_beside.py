@@ -26,9 +26,9 @@ EITHER = replace(SMALL, roomy=LARGE)
 
 
 def test_room_is_taken_where_the_launch_before_leaves_too_little() -> None:
-    most = replace(SMALL, shared=left_by(replace(SMALL, shared=0), DEVICE) - SMALL.shared // 2)
+    most = replace(SMALL, shared=left_by(replace(SMALL, shared=0), DEVICE) - 2 * SMALL.shared // 3)
     more = replace(most, shared=most.shared + 1)
-    assert 190 << 10 < most.shared < 200 << 10
+    assert 180 << 10 < most.shared < 190 << 10
     assert with_room([[most], [EITHER, SMALL]], DEVICE) == [[most], [EITHER, SMALL]]
     assert with_room([[SMALL, more], [], [EITHER]], DEVICE) == [[SMALL, more], [], [LARGE]]
     assert with_room([[more, EITHER, EITHER]], DEVICE) == [[more, LARGE, EITHER]]
@@ -65,7 +65,7 @@ ONE, TWO = "attention_decode<f16, f16, 128, 1>", "attention_decode<f16, f16, 128
         ("f16", 4, TWO),
         ("q8_0", 64, TWO),
         ("q6_K", 4, TWO),
-        ("q5_K", 64, ONE),  # beside whose product there is room for more than half of it
+        ("q5_K", 64, TWO),  # beside whose product there is room for more than half of it
         ("q4_0", 64, ONE),  # for all of it
         ("q4_K", 4, ONE),
         ("f16", 2, ONE),  # never more keys than one ring has

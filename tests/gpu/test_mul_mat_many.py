@@ -156,14 +156,20 @@ def test_stages_of_one_column_are_longer_where_there_is_room(
 @pytest.mark.parametrize(
     "dtype, n, k, m, kernel",
     [
-        ("f16", 64, 4096, 1, "mul_mat_one_float<PLAIN, f16, false, 512>"),
+        ("f16", 64, 4096, 1, "mul_mat_one_float<PLAIN, f16, false, 256, false>"),
         ("f16", 64, 4096, 2, "mul_mat_tma<PLAIN, f16, 16,"),
         ("bf16", 64, 4096, 17, "mul_mat_tma<PLAIN, bf16, 32,"),
         ("bf16", 64, 4096, 128, "mul_mat_tma<PLAIN, bf16, 128,"),
         ("bf16", 64, 4096, 129, "mul_mat_tma<PLAIN, bf16, 192, 1,"),
         ("f16", 4096, 14336, 512, "library"),
         ("f16", 4098, 14336, 512, "mul_mat_tma<PLAIN, f16, 256, 1,"),
-        ("f16", 63, 4096, 1, "mul_mat_one_float<PLAIN, f16, false, 512>"),  # rows are no pairs
+        (
+            "f16",
+            63,
+            4096,
+            1,
+            "mul_mat_one_float<PLAIN, f16, false, 256, false>",
+        ),  # rows are no pairs
         ("f16", 63, 4096, 2, "mul_mat_chain<PLAIN, f16, 1>"),
         ("bf16", 63, 4096, 17, "mul_mat_wide<PLAIN, bf16, 16, 1>"),
         ("f16", 63, 4096, 128, "mul_mat_wide<PLAIN, f16, 16, 2>"),

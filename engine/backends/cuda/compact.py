@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gguflow.engine.backends.base import Buffer
 from gguflow.engine.graph import Tensor
-from gguflow.kernels.cuda.compact import compact_bytes, compact_launch
-from gguflow.kernels.cuda.launch import Operand
+from gguflow.kernels.cuda.compact import (
+    Layout,
+    compact_bytes,
+    compact_launch,
+    kind_of_use,
+    layout_of,
+)
+from gguflow.kernels.cuda.launch import CompactForm, Operand
 
-from .memory import ALLOC_UNIT, CudaBuffer
+from .memory import ALLOC_UNIT, CompactBuffer, CudaBuffer
 
 if TYPE_CHECKING:
     from .backend import CudaBackend
@@ -25,24 +31,35 @@ class CudaCompactor:
 
     def __init__(self, backend: CudaBackend) -> None:
         self._backend = backend
+        self._layouts: dict[Hashable, Layout | None] = {}  # by `kind_of_use`
+
+    def _layout(self, weight: Tensor, users: Sequence[Tensor]) -> Layout | None:
+        kind = kind_of_use(weight, users)
+        if kind not in self._layouts:
+            self._layouts[kind] = layout_of(weight, users, self._backend.device.info)
+        return self._layouts[kind]
 
     def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
-        n = compact_bytes(weight, users, self._backend.device.info)
-        return -(-n // ALLOC_UNIT) * ALLOC_UNIT
+        if self._layout(weight, users) is None:
+            return 0
+        return -(-compact_bytes(weight) // ALLOC_UNIT) * ALLOC_UNIT
 
     def has(self, buffer: Buffer) -> bool:
         return isinstance(buffer, CudaBuffer) and buffer.compact is not None
 
-    def make(self, weights: Sequence[tuple[Tensor, Buffer, int]]) -> int:
-        backend, made = self._backend, list[tuple[CudaBuffer, CudaBuffer]]()
-        backend.memory.reserve(sum(n for *_, n in weights), 0)
+    def make(self, weights: Sequence[tuple[Tensor, Sequence[Tensor], Buffer]]) -> int:
+        backend, made = self._backend, list[tuple[CudaBuffer, CompactBuffer]]()
+        sizes = [self.bytes_of(t, users) for t, users, _ in weights]
+        backend.memory.reserve(sum(sizes), 0)
         told = CudaBuffer(backend.device, _WORD * len(weights))
         launches = []
-        for i, (t, buffer, n) in enumerate(weights):
+        for i, ((t, users, buffer), n) in enumerate(zip(weights, sizes, strict=True)):
             assert isinstance(buffer, CudaBuffer)
-            to = CudaBuffer(backend.device, n, zero=False)
+            layout = self._layout(t, users)
+            assert layout is not None
+            to = CompactBuffer(backend.device, n, layout.name)
             w, flag = Operand.of(t, buffer.address), told.address + _WORD * i
-            launches.append(compact_launch(w, to.address, flag, backend.device.info))
+            launches.append(compact_launch(w, CompactForm(to.address, layout.name), flag))
             made.append((buffer, to))
         backend.modules.prepare(x.kernel for x in launches)
         for x in launches:

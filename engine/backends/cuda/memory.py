@@ -26,7 +26,7 @@ class CudaBuffer:
     form, if that is there too. Raises MemoryError with the figures when there is not enough."""
 
     def __init__(self, device: CudaDevice, nbytes: int, zero: bool = True) -> None:
-        self.compact: CudaBuffer | None = None
+        self.compact: CompactBuffer | None = None
         self.device = device
         self.nbytes = nbytes
         device.use()
@@ -83,6 +83,14 @@ class CudaBuffer:
         """Copy bytes within the buffer, in the order of the device's stream."""
         self.device.use()
         self.device.copy(self.address + to, self.address + source, nbytes)
+
+
+class CompactBuffer(CudaBuffer):
+    """A weight in its compact form. layout: how it lies there."""
+
+    def __init__(self, device: CudaDevice, nbytes: int, layout: str) -> None:
+        super().__init__(device, nbytes, zero=False)
+        self.layout = layout
 
 
 def pinned(device: CudaDevice, nbytes: int) -> np.ndarray:

@@ -29,6 +29,7 @@ from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
     MOST_JOINED,
     Call,
+    CompactForm,
     Launch,
     Operand,
     joined,
@@ -159,7 +160,8 @@ class CudaProgram(Program):
             moved[buffer.address] = buffer
         operand = Operand.of(t, address)
         if buffer.compact is not None and t.owner is t:
-            operand = replace(operand, compact=buffer.compact.address)
+            form = CompactForm(buffer.compact.address, buffer.compact.layout)
+            operand = replace(operand, compact=form)
         return operand
 
     def _meeting(self, step: Send | Recv, meets: Meets) -> Sequence[Launch]:

@@ -1,0 +1,164 @@
+"""Weights in their compact form beside themselves: where memory is left, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from remote_device import RemoteBackend, RemoteMemory
+from tiny_model import write_tiny
+
+from gguflow.engine import model as model_module
+from gguflow.engine.backends.base import Backend, Buffer, DeviceId, find_backend
+from gguflow.engine.backends.host import HostBuffer
+from gguflow.engine.graph import Tensor
+from gguflow.engine.load.compact import SHARE
+from gguflow.engine.load.offload import RESERVE, needed
+from gguflow.engine.model import Model
+from gguflow.engine.options import OptionError, Options, draft_options
+from gguflow.engine.sampling import GREEDY
+
+
+class Halves:
+    """A form of half the bytes, of matrices that something multiplies by; too_large: of what there
+    is none."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, str] = {}
+        self.too_large = ""
+
+    def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
+        multiplied = any("mul_mat" in (n.op or "") for n in users)
+        return weight.nbytes // 2 if multiplied and len(weight.shape) == 2 else 0
+
+    def has(self, buffer: Buffer) -> bool:
+        return id(buffer) in self.made
+
+    def make(self, weights: Sequence[tuple[Tensor, Sequence[Tensor], Buffer]]) -> int:
+        some = [w for w in weights if w[0].name != self.too_large]
+        self.made |= {id(buffer): t.name for t, _, buffer in some}
+        return sum(self.bytes_of(t, of) for t, of, _ in some)
+
+
+class Device(RemoteBackend):
+    id = DeviceId("cuda")
+    name = space = "cuda:0"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: RemoteMemory = RemoteMemory()
+        self.compactor: Halves = Halves()
+        self.n_loaded = 0
+
+    def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
+        self.n_loaded += 1
+        return super().load_weight(weight, raw, packed)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+
+    def find(name: str, options: Any = None) -> Backend:
+        return made if name == "cuda" else find_backend(name, options)
+
+    monkeypatch.setattr(model_module, "find_backend", find)
+    return made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "m.gguf")
+
+
+def load(path: Path, **options: Any) -> Model:
+    return Model.load(path, n_gpu_layers=3, **options)
+
+
+def test_all_that_are_multiplied_by(device: Device, path: Path) -> None:
+    model = load(path)
+    names = set(device.compactor.made.values())
+    assert {"blk.0.ffn_up.weight", "blk.1.attn_output.weight", "output.weight"} <= names
+    assert "token_embd.weight" not in names and not any("norm" in n for n in names)
+    assert sum(model.compact_bytes().values()) > 0
+    assert any(line.startswith("cuda:0: ") and "compact" in line for line in model.forecast())
+    assert list(model.new_session().generate([1, 2, 3], 4, GREEDY))
+
+
+def test_a_forecast_says_so_before(device: Device, path: Path) -> None:
+    loaded = load(path).compact_bytes()
+    model = Model(model_module.open_model(path), Options(n_gpu_layers=3))
+    assert model.compact_bytes() == loaded != {}
+
+
+def test_none_of_what_stays_on_the_host(device: Device, path: Path) -> None:
+    Model.load(path, n_gpu_layers=1)
+    names = device.compactor.made.values()
+    assert names and all(n.startswith("blk.1.") for n in names)
+
+
+@pytest.mark.parametrize("more", [0, -1])
+def test_only_a_small_part_of_what_is_left_is_taken(device: Device, path: Path, more: int) -> None:
+    model = load(path)
+    b = needed(model.largest_plans(), device)
+    (n,) = model.compact_bytes().values()
+    device.compactor.made.clear()
+    device.memory.free = RESERVE + b.total + SHARE * n + more
+    assert bool(load(path).weights.compact_bytes) == (more == 0)
+    if more:
+        on = load(path, compact_weights="on")
+        assert on.weights.compact_bytes == {"cuda:0": n}
+
+
+def test_what_is_asked_for_and_has_no_room(device: Device, path: Path) -> None:
+    model = load(path)
+    b = needed(model.largest_plans(), device)
+    (n,) = model.compact_bytes().values()
+    device.compactor.made.clear()
+    device.memory.free, device.n_loaded = RESERVE + b.total + n // 2, 0
+    with pytest.raises(MemoryError, match=r"^cuda:0: .* for compact weights, but only .* left"):
+        Model(
+            model_module.open_model(path), Options(n_gpu_layers=3, compact_weights="on")
+        ).forecast()
+    assert not device.compactor.made
+
+
+def test_off(device: Device, path: Path) -> None:
+    model = load(path, compact_weights="off")
+    assert not device.compactor.made and not model.compact_bytes()
+    assert not any("compact" in line for line in model.forecast())
+
+
+def test_values_that_it_cannot_hold_are_told(device: Device, path: Path) -> None:
+    device.compactor.too_large = "blk.0.ffn_up.weight"
+    model = load(path)
+    assert "blk.0.ffn_up.weight" not in device.compactor.made.values()
+    assert model.weights.notes == ("cuda:0: weights of 2 and more have no compact form",)
+
+
+def test_the_same_weights_are_not_made_again(device: Device, path: Path) -> None:
+    model = load(path)
+    made = dict(device.compactor.made)
+    assert model.with_options(n_ctx=32).weights is model.weights
+    assert device.compactor.made == made
+    with pytest.raises(OptionError, match="`compact_weights` is settled when a model is loaded"):
+        model.with_options(compact_weights="off")
+
+
+def test_where_there_is_no_device(path: Path) -> None:
+    assert not Model.load(path).compact_bytes()
+    with pytest.raises(OptionError, match="compact_weights 'on': no GPU has 16-bit weights"):
+        Model.load(path, compact_weights="on")
+
+
+def test_options() -> None:
+    with pytest.raises(OptionError, match="compact_weights 'yes': expected one of auto, on, off"):
+        Options(compact_weights="yes")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="`vram_budget` counts every byte"):
+        Options(compact_weights="on", vram_budget=1 << 30)
+    for given, of_draft in (("auto", "auto"), ("on", "auto"), ("off", "off")):
+        options = draft_options(Options(compact_weights=given), 0, {})  # type: ignore[arg-type]
+        assert options.compact_weights == of_draft

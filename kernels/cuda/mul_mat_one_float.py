@@ -67,11 +67,13 @@ def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
     x_bytes = 2 * p.k
     if rest:  # as `rest_at` of float_column.cuh
         x_bytes += ceil_div(2 * p.k, 128) * 128 + 64
+    at_once, free = _WARPS // n_parts, device.sm_count - TAKEN
     grid = min(device.sm_count, p.tiles(_PAIRS))
-    if compact and len(p.weights) == 1 and p.k <= _LARGE:
-        grid = min(grid, device.sm_count - TAKEN)  # as in `blocks_of`
+    # As in `blocks_of` of one_column.py, of short rows.
+    if compact and len(p.weights) == 1 and p.k <= _LARGE and p.tiles(_PAIRS) <= free * at_once:
+        grid = min(grid, free)
     most = ceil_div(p.tiles(_PAIRS), grid)  # tiles of a block
-    rounds = ceil_div(most, _WARPS // n_parts)
+    rounds = ceil_div(most, at_once)
     tiles = ceil_div(most, rounds)
     sizes = (
         8 * _MAX_STAGES * _WARPS,  # barriers

@@ -126,6 +126,13 @@ def test_weights_that_are_looked_up_have_none() -> None:
     assert layout_of(w, [rows], DEVICE) is None
 
 
+@pytest.mark.parametrize("device", [DEVICE, EQUAL], ids=["", "equal bits"])
+def test_blocks_that_attention_leaves_room_for(device: DeviceInfo) -> None:
+    for n, k, blocks in ((4096, 4096, 116), (4096, 14336, 132), (128_256, 4096, 132)):
+        assert launch_of("mul_mat", n, k, device).grid == (blocks, 1, 1)
+    assert launch_of("mul_mat_swiglu", 4096, 4096, device).grid == (132, 1, 1)
+
+
 def test_no_part_is_empty() -> None:
     for k in range(4096, 16_384, 128):
         made = launch_of("mul_mat", 4096, k, DEVICE)

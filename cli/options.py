@@ -343,8 +343,8 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
         "--compact-weights",
         choices=COMPACT_MODES,
         default="auto",
-        help="GPUs: 16-bit weights in 15 bits too, from which single rows are generated faster, "
-        "with the same bits; auto (default): where a quarter of the memory left is enough",
+        help="GPUs: 16-bit weights in 15 bits too, the same values, from which single rows are "
+        "generated faster; auto (default): where a quarter of the memory left is enough",
     )
     add_experts(p)
 

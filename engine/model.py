@@ -215,7 +215,7 @@ class Model(Sized):
             lambda t: self.backends[plan.placement.of[t]], progress, keeper, self.source.check,
             self.options.mlock)  # fmt: skip
         self.weights.bring_others(plan, self.source.weights, self.backends)
-        self.weights.make_compact(compact)
+        self.weights.make_compact(compact, self.options.compact_weights == "on")
 
     def graph(self, key: PlanKey) -> Graph:
         """The forward pass over a run's rows as an uncompiled graph."""

@@ -109,8 +109,8 @@ class Options:
         the next start finds them.
     equal_bits: whether a GPU computes rows with the bits that they have among any others, which is
         slower (docs/equal-bits.md). On hosts they always have; other backends take no notice.
-    compact_weights: whether a GPU has 16-bit weights in a form of fewer bytes too, from which a
-        single row is generated faster, with the same bits: "auto" where it takes at most a quarter
+    compact_weights: whether a GPU has 16-bit weights in a form of fewer bytes too, with the same
+        values, from which a single row is generated faster: "auto" where it takes at most a quarter
         of the memory that is left there (docs/compact-weights.md).
     mlock: whether the host's weights are locked in memory, as far as the system allows.
     """

@@ -2,7 +2,7 @@
 what it takes, which products read it, and the launch of compact.cu that makes it.
 
 A weight below 2 in magnitude has a 0 as the highest bit of its exponent, in f16 and in bf16. All
-others are kept, so that products have the same bits as from the weights themselves.
+other bits are kept.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Halves:
 
     def __init__(self) -> None:
         self.made: dict[int, str] = {}
-        self.too_large = ""
+        self.too_large, self.is_taken = "", False
 
     def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         multiplied = any("mul_mat" in (n.op or "") for n in users)
@@ -38,6 +38,8 @@ class Halves:
         return id(buffer) in self.made
 
     def make(self, weights: Sequence[tuple[Tensor, Sequence[Tensor], Buffer]]) -> int:
+        if self.is_taken:
+            raise MemoryError("cuda:0: cannot allocate")
         some = [w for w in weights if w[0].name != self.too_large]
         self.made |= {id(buffer): t.name for t, _, buffer in some}
         return sum(self.bytes_of(t, of) for t, of, _ in some)
@@ -137,6 +139,16 @@ def test_values_that_it_cannot_hold_are_told(device: Device, path: Path) -> None
     model = load(path)
     assert "blk.0.ffn_up.weight" not in device.compactor.made.values()
     assert model.weights.notes == ("cuda:0: weights of 2 and more have no compact form",)
+
+
+def test_memory_that_is_taken_meanwhile(device: Device, path: Path) -> None:
+    device.compactor.is_taken = True
+    model = load(path)
+    assert not model.compact_bytes()
+    assert model.weights.notes == ("cuda:0: memory for compact weights was taken meanwhile",)
+    assert list(model.new_session().generate([1, 2, 3], 4, GREEDY))
+    with pytest.raises(MemoryError, match="cuda:0: cannot allocate"):
+        load(path, compact_weights="on")
 
 
 def test_the_same_weights_are_not_made_again(device: Device, path: Path) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from gguflow.engine.chat import Turn
 from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.generate import Asked, Reader
 from gguflow.engine.piece import Piece
+from gguflow.engine.pool import Pool
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import RequestId, Token
 from gguflow.engine.threads import Thread
@@ -19,6 +21,7 @@ from gguflow.engine.threads import Thread
 if TYPE_CHECKING:
     from gguflow.engine.model import Model
 
+T = TypeVar("T")
 LEAST_SEQS = 4  # generations at once, which share the rows of the model's context
 
 
@@ -47,6 +50,12 @@ class Streams:
         self._readers: dict[RequestId, _Reader] = {}
         self._lock = threading.Lock()
         self._thread: Thread | None = None
+        self._threads = Pool()
+
+    async def _apart(self, job: Callable[[], T]) -> T:
+        """What takes too long for the event loop, in a thread. Not in one of the loop's own: one
+        that gets no memory as it starts would hold up the loop for ever (server/apart.py)."""
+        return await asyncio.wrap_future(self._threads.submit(job))
 
     async def generate(
         self, asked: Asked, ready: Callable[[Asked], Asked]
@@ -54,7 +63,7 @@ class Streams:
         """The pieces of a generation. Leaving early, or cancelling the task, ends it. ready: what a
         constraint is compiled by."""
         if asked.constraint is not None:  # takes too long for the event loop
-            asked = await asyncio.to_thread(ready, asked)
+            asked = await self._apart(partial(ready, asked))
         reader, pieces = _Reader(asyncio.get_running_loop()), Reader(self._model, asked, "a stream")
         with self._lock:
             id = self._engine.add(asked.request)
@@ -77,7 +86,7 @@ class Streams:
     async def chat(self, make: Callable[[], Turn]) -> AsyncGenerator[Piece, None]:
         """The pieces of an answer. make: its conversation, which takes too long for the event
         loop."""
-        turn = await asyncio.to_thread(make)
+        turn = await self._apart(make)
         apart = turn.apart()
         async with aclosing(self.generate(turn.asked, lambda asked: asked)) as pieces:
             async for piece in pieces:

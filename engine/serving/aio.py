@@ -20,6 +20,7 @@ from .request import EmbedRequest, Request, RequestId, Token
 # Tokens between a request's first and last are told together: seconds for each sequence of a step,
 # at most so many, and only from so many sequences on.
 HOLD_EACH, HOLD_MOST, HOLD_FROM = 2e-4, 0.03, 16
+CLOSING = 0.002  # seconds between looks at whether the last step is over
 REST = 0.5  # seconds without a request after which plans are made: who asks in a loop does not wait
 
 
@@ -147,8 +148,8 @@ class AsyncEngine:
         self._closing = True
         self.engine.give_up()
         self._wake.set()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+        while self._thread is not None and self._thread.is_alive():
+            await asyncio.sleep(CLOSING)  # no thread for it, which might not be had
         self._fail(EngineClosedError("the engine was closed"))
 
     async def generate(self, request: Request | EmbedRequest) -> AsyncIterator[Token]:

@@ -256,6 +256,25 @@ def test_streams_together_give_what_each_gives_alone(model: Model) -> None:
         assert asyncio.run(main()) == expected
 
 
+def test_streams_start_no_threads_in_the_event_loop(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the loop's own that gets no memory as it starts would hold up everybody."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a thread of the event loop's")
+
+    monkeypatch.setattr("asyncio.base_events.BaseEventLoop.run_in_executor", refuse)
+
+    async def both() -> tuple[str, str]:
+        chosen = model.astream("abc", 9, HOT, choices=["one", "two"])
+        said = model.achat([{"role": "user", "content": "abc"}], 9, HOT)
+        return "".join([p async for p in chosen]), "".join([p async for p in said])
+
+    one, text = asyncio.run(both())
+    assert one in ("one", "two") and text
+
+
 def test_leaving_a_stream_ends_its_request(model: Model) -> None:
     async def main() -> str:
         async for _ in model.astream("abc", -1, HOT):

@@ -145,6 +145,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.chat",
         "engine.generate",
         "engine.piece",
+        "engine.pool",
         "engine.serving",
         "engine.threads",
     ),

@@ -23,8 +23,9 @@ __device__ __forceinline__ u32 to_carry(u32 last, int i) {
 }
 __device__ __forceinline__ u32 without(u32 word) { return word & ~kZeros; }
 
-// How sets lie in units of 1024 weights, a set for each lane of a warp. ROWS, WORDS: of a unit. row,
-// word: where word i of a set is; kept: where it is in the unit's compact form, of kKept words.
+// How sets lie in units of 1024 weights, a set for each lane of a warp. ROWS, WORDS: of a unit.
+// row, word: where word i of a set is; kept: where it is in the unit's compact form, of kKept
+// words.
 constexpr int kKept = 512 - 32;
 
 // Of one row each lane has 8 neighbouring weights of each 256 (mul_mat_vec.cuh).

@@ -29,10 +29,9 @@ __device__ __forceinline__ uint4 rounded(const Eight32& v) {
 template <class T>
 __device__ __forceinline__ Eight32 rest_of(const Eight32& v, const uint4& r) {
   typedef Float<T> F;
-  return {{v.lo.x - F::low(r.x), v.lo.y - F::high(r.x), v.lo.z - F::low(r.y),
-           v.lo.w - F::high(r.y)},
-          {v.hi.x - F::low(r.z), v.hi.y - F::high(r.z), v.hi.z - F::low(r.w),
-           v.hi.w - F::high(r.w)}};
+  return {
+      {v.lo.x - F::low(r.x), v.lo.y - F::high(r.x), v.lo.z - F::low(r.y), v.lo.w - F::high(r.y)},
+      {v.hi.x - F::low(r.z), v.hi.y - F::high(r.z), v.hi.z - F::low(r.w), v.hi.w - F::high(r.w)}};
 }
 
 // A barrier of the warps that make the column.

@@ -1,6 +1,7 @@
 // One column times rows of 16-bit weights, and what stands around such a product in a decode step:
 // the norm before it, the residual, SwiGLU, rotation and KV write after it. The bits are those that
-// a column has among any others (float_columns.cuh).
+// a column has among any others (float_columns.cuh), or, where that is not asked for (REST), those
+// of a column that is hardly rounded.
 //
 // A row's sum is a chain of tensor-core products along each part of k, a step of which takes some
 // 33 cycles and 32 bytes of each of its tile's rows. So a part of a tile has a warp, and a block
@@ -8,6 +9,8 @@
 // its own stages in shared memory. The first stages are asked for before the kernel waits for the
 // one before it (programmatic dependent launch), so that memory stays busy from kernel to kernel
 // while every block makes the column for itself (float_column.cuh).
+//
+// Of weights in their compact form (compact.cuh) a stage is two runs of bytes, not sixteen.
 #include "cuda/columns.cuh"
 #include "cuda/compact.cuh"
 #include "cuda/float_column.cuh"
@@ -37,10 +40,7 @@ struct OneFloatArgs {
 
 #if __CUDA_ARCH__ >= 900
 
-// S: type of the weights, or its compact form (Eights). NORM: whether the column gets a norm. N:
-// elements of a stage's rows. REST: whether what rounding takes off the column is multiplied too and
-// chains end with stages, for sums nearer to what they should be but without the bits of others.
-// Parts are whole units then.
+// The type of weights that are stored so.
 template <class S>
 struct Stored {
   typedef S T;
@@ -50,6 +50,10 @@ struct Stored<compact<W>> {
   typedef W T;
 };
 
+// S: type of the weights, or its compact form (Eights). NORM: whether the column gets a norm. N:
+// elements of a stage's rows. REST: whether what rounding takes off the column is multiplied too
+// and chains end with stages, for sums nearer to what they should be but without the bits of
+// others. Parts are whole units then.
 template <int KIND, class S, bool NORM, int N, bool REST>
 struct OneFloat {
   typedef typename Stored<S>::T W;
@@ -192,8 +196,9 @@ struct OneFloat {
 
   // -- products --
 
-  // A step of the chain. upper, lower: the words of the tile's rows that this lane has; x: its place
-  // in the column. Lane t of the four that share a row has elements 4 t to 4 t + 3 of every sixteen.
+  // A step of the chain. upper, lower: the words of the tile's rows that this lane has; x: its
+  // place in the column. Lane t of the four that share a row has elements 4 t to 4 t + 3 of every
+  // sixteen.
   static __device__ __forceinline__ void step(uint2 upper, uint2 lower, const char* x,
                                               float (&sums)[4]) {
     const uint2 column = *reinterpret_cast<const uint2*>(x);
@@ -311,7 +316,7 @@ struct OneFloat {
     // What does not depend on the kernels before this one.
     char* const x = shared + args.x_at;
     FloatColumn<W, NORM, REST> column(args.x, args.norm, a.k, x,
-                                reinterpret_cast<float*>(shared + args.squares_at));
+                                      reinterpret_cast<float*>(shared + args.squares_at));
     const bool turned = KIND == QKV && a.first < 2;
     double angle = 0.0;
     if (turned && first_turn() < a.head_dim / 2) angle = angle_at(first_turn());

@@ -9,8 +9,9 @@
 //   quads  [4][32 lanes] of 16 int8      unit u = elements [64 u, 64 u + 64) has quads [0..3][u]
 //   blocks [32 lanes][2] of XBlock
 //
-// A chunk of float weights is 512 elements, of wide and of compact ones 1024. Their columns stay float32: [steps]
-// [2][32 lanes] of 4 floats, step s and lane l having elements [256 s + 8 l, 256 s + 8 l + 8).
+// A chunk of float weights is 512 elements, of wide and compact ones 1024. Their columns stay
+// float32: [steps][2][32 lanes] of 4 floats, step s and lane l having the eight from 256 s + 8 l
+// on.
 #pragma once
 
 #include "cuda/compact.cuh"

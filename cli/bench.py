@@ -198,8 +198,10 @@ def run(args: Namespace) -> int:
     if args.serve is not None:
         return run_serve(args)
     if args.kernels is not None:
-        if args.output == "sql":
-            raise UsageError("-o sql: not with --kernels")
+        compact = args.compact_weights != "auto"
+        for flag, given in (("-o sql", args.output == "sql"), ("--compact-weights", compact)):
+            if given:
+                raise UsageError(f"{flag}: not with --kernels")
         return run_kernels(args)
     profile_path = check_profile(args)
     from gguflow.engine.load import open_model

@@ -69,7 +69,7 @@ def wanted(found: Sequence[Room], mode: str) -> list[Room]:
     some = [r for r in found if r.total]
     if not some:
         raise OptionError(
-            "compact_weights 'on': no GPU has 16-bit weights that single rows are multiplied by"
+            "`compact_weights`: no GPU has 16-bit weights that single rows are multiplied by"
         )
     for r in some:
         if r.total > r.left:

@@ -80,6 +80,7 @@ def test_what_the_backend_lacks_is_said(call) -> None:
         (("--kernels", "("), "bad pattern"),
         (("--kernels", "neg", "--backend", "tpu"), "no backend called 'tpu'"),
         (("--kernels", "neg", "-o", "sql"), "-o sql: not with --kernels"),
+        (("--kernels", "neg", "--compact-weights", "on"), "--compact-weights: not with --kernels"),
     ],
 )
 def test_bad_arguments(call, flags: tuple[str, ...], message: str) -> None:

@@ -35,8 +35,6 @@ __device__ __forceinline__ u32 word2(const char* p) {
 __device__ __forceinline__ float half(const char* p) {
   return gf_f16_to_f32(*reinterpret_cast<const gf_u16*>(p));
 }
-__device__ __forceinline__ float low(u32 w) { return gf_f16_to_f32((gf_u16)w); }
-__device__ __forceinline__ float high(u32 w) { return gf_f16_to_f32((gf_u16)(w >> 16)); }
 // The word two bytes into (a, b).
 __device__ __forceinline__ u32 straddle(u32 a, u32 b) { return __byte_perm(a, b, 0x5432); }
 // Byte i of w plus 2^23.
@@ -104,7 +102,7 @@ struct Int8<block_q4_1> : NoHead {
   static __device__ __forceinline__ Int8Block block(const Raw& r, int j, const Head&,
                                                     const ByteMasks&) {
     const u32 w = r.w[j % 2];
-    const float s = int8::low(r.d[j % 2]), b = int8::high(r.d[j % 2]);
+    const float s = Float<f16>::low(r.d[j % 2]), b = Float<f16>::high(r.d[j % 2]);
     return {{w & 0x0F0F0F0Fu, (w >> 4) & 0x0F0F0F0Fu}, s, s, b, b};
   }
 };
@@ -123,7 +121,7 @@ struct Int8<block_q5_0> : NoHead {
     return {{int8::straddle(int8::word(p + 4 + 4 * t), int8::word(p + 8 + 4 * t)),
              int8::word(p + 28 + 4 * t)},
             {int8::straddle(a, b) >> (4 * t), int8::word(p + 24) >> (4 * t)},
-            {int8::low(a), int8::half(p + 22)}};
+            {Float<f16>::low(a), int8::half(p + 22)}};
   }
   static __device__ __forceinline__ Int8Block block(const Raw& r, int j, const Head&,
                                                     const ByteMasks&) {
@@ -154,7 +152,7 @@ struct Int8<block_q5_1> : NoHead {
   static __device__ __forceinline__ Int8Block block(const Raw& r, int j, const Head&,
                                                     const ByteMasks&) {
     const u32 w = r.w[j % 2], h = r.h[j % 2];
-    const float s = int8::low(r.d[j % 2]), b = int8::high(r.d[j % 2]);
+    const float s = Float<f16>::low(r.d[j % 2]), b = Float<f16>::high(r.d[j % 2]);
     return {
         {(w & 0x0F0F0F0Fu) | int8::spread4(h), ((w >> 4) & 0x0F0F0F0Fu) | int8::spread4(h >> 16)},
         s,
@@ -197,8 +195,8 @@ struct HeadK4 {
               c = int8::word(chunk + 12);
     return {{a & 0x3F3F3F3Fu, (c & 0x0F0F0F0Fu) | ((a >> 2) & 0x30303030u)},
             {b & 0x3F3F3F3Fu, ((c >> 4) & 0x0F0F0F0Fu) | ((b >> 2) & 0x30303030u)},
-            int8::low(d),
-            -int8::high(d)};
+            Float<f16>::low(d),
+            -Float<f16>::high(d)};
   }
   static __device__ __forceinline__ float scale(const Head& h, int j) {
     return h.d * int8::byte(h.scales[j / 4], j % 4);
@@ -336,7 +334,7 @@ struct Int8<block_q2_K> {
   };
   static __device__ __forceinline__ Head head(const char* chunk, int) {
     const u32 d = int8::word(chunk + 80);
-    return {int8::low(d), -int8::high(d)};
+    return {Float<f16>::low(d), -Float<f16>::high(d)};
   }
   static __device__ __forceinline__ Raw load(const char* chunk, int i, int t, const Head&) {
     const char* const p = chunk + 16 + 32 * i + 4 * t;

@@ -12,7 +12,7 @@ struct Vec<block_iq4_nl> : TwoBlocks<block_iq4_nl> {
     for (int i = 0; i < 4; ++i) {
       look_up(iq4_table(), H == 0 ? straddle(r.w[i], r.w[i + 1]) : r.w[5 + i], q + i, q + 4 + i);
     }
-    const float d = H == 0 ? low_half(r.w[0]) : high_half(r.w[4]);
+    const float d = H == 0 ? Float<f16>::low(r.w[0]) : Float<f16>::high(r.w[4]);
     return {d, d, 0.0f, 0.0f};
   }
 };

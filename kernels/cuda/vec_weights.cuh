@@ -21,8 +21,6 @@ __device__ __forceinline__ Words4 words_at(const char* p) {
 __device__ __forceinline__ float half_at(const char* p) {
   return gf_f16_to_f32(*reinterpret_cast<const gf_u16*>(p));
 }
-__device__ __forceinline__ float low_half(u32 w) { return gf_f16_to_f32((gf_u16)w); }
-__device__ __forceinline__ float high_half(u32 w) { return gf_f16_to_f32((gf_u16)(w >> 16)); }
 
 // The word two bytes into the pair (a, b).
 __device__ __forceinline__ u32 straddle(u32 a, u32 b) { return __byte_perm(a, b, 0x5432); }
@@ -114,7 +112,7 @@ struct Vec<block_q4_0> : TwoBlocks<block_q4_0> {
       q[i] = v & 0x0F0F0F0Fu;
       q[4 + i] = (v >> 4) & 0x0F0F0F0Fu;
     }
-    const float d = H == 0 ? low_half(r.w[0]) : high_half(r.w[4]);
+    const float d = H == 0 ? Float<f16>::low(r.w[0]) : Float<f16>::high(r.w[4]);
     return {d, d, 8.0f * d, 8.0f * d};
   }
 };
@@ -129,7 +127,7 @@ struct Vec<block_q4_1> : TwoBlocks<block_q4_1> {
       q[i] = r.w[5 * H + 1 + i] & 0x0F0F0F0Fu;
       q[4 + i] = (r.w[5 * H + 1 + i] >> 4) & 0x0F0F0F0Fu;
     }
-    const float d = low_half(r.w[5 * H]), m = -high_half(r.w[5 * H]);
+    const float d = Float<f16>::low(r.w[5 * H]), m = -Float<f16>::high(r.w[5 * H]);
     return {d, d, m, m};
   }
 };
@@ -150,7 +148,7 @@ struct Vec<block_q5_0> : TwoBlocks<block_q5_0> {
     for (int i = 0; i < 4; ++i) {
       five_bits(H == 0 ? straddle(r.w[1 + i], r.w[2 + i]) : r.w[7 + i], high, i, q);
     }
-    const float d = H == 0 ? low_half(r.w[0]) : high_half(r.w[5]);
+    const float d = H == 0 ? Float<f16>::low(r.w[0]) : Float<f16>::high(r.w[5]);
     return {d, d, 16.0f * d, 16.0f * d};
   }
 };
@@ -162,7 +160,7 @@ struct Vec<block_q5_1> : TwoBlocks<block_q5_1> {
   static __device__ __forceinline__ Scales block(const Raw& r, int, u32* q) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) five_bits(r.w[6 * H + 2 + i], r.w[6 * H + 1], i, q);
-    const float d = low_half(r.w[6 * H]), m = -high_half(r.w[6 * H]);
+    const float d = Float<f16>::low(r.w[6 * H]), m = -Float<f16>::high(r.w[6 * H]);
     return {d, d, m, m};
   }
 };
@@ -174,7 +172,7 @@ struct Vec<block_q8_0> : TwoBlocks<block_q8_0> {
   static __device__ __forceinline__ Scales block(const Raw& r, int, u32* q) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = H == 0 ? straddle(r.w[i], r.w[i + 1]) : r.w[9 + i];
-    const float d = H == 0 ? low_half(r.w[0]) : high_half(r.w[8]);
+    const float d = H == 0 ? Float<f16>::low(r.w[0]) : Float<f16>::high(r.w[8]);
     return {d, d, 0.0f, 0.0f};
   }
 };
@@ -192,8 +190,8 @@ __device__ __forceinline__ void scales_k4(const Words4& head, int j, u32* scales
 
 template <int H>
 __device__ __forceinline__ Scales scales_of(u32 d_dmin, u32 scales, u32 mins) {
-  const float s = low_half(d_dmin) * (float)((scales >> (8 * H)) & 255);
-  const float m = high_half(d_dmin) * (float)((mins >> (8 * H)) & 255);
+  const float s = Float<f16>::low(d_dmin) * (float)((scales >> (8 * H)) & 255);
+  const float m = Float<f16>::high(d_dmin) * (float)((mins >> (8 * H)) & 255);
   return {s, s, m, m};
 }
 
@@ -324,7 +322,7 @@ struct Vec<block_q2_K> : InOrder {
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = (r.w[i] >> (2 * H)) & 0x03030303u;
     const u32 s = r.scales >> (16 * H);
-    const float d = low_half(r.d), m = high_half(r.d);
+    const float d = Float<f16>::low(r.d), m = Float<f16>::high(r.d);
     return {d * (float)(s & 15), d * (float)((s >> 8) & 15), m * (float)((s >> 4) & 15),
             m * (float)((s >> 12) & 15)};
   }

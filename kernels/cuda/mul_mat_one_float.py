@@ -31,8 +31,7 @@ class _Plan:
     `OneFloatArgs`.
 
     parts: of k, see mul_mat_tma.parts_of, and length: elements of each. chunk: elements of a stage,
-    compact: in their compact form. rest: whether what rounding takes off the column is multiplied
-    too, where it need not have the bits of others.
+    compact: in their compact form.
     tiles: that a block has at once. needed, stages: that a warp goes through, and that it has.
     """
 
@@ -40,7 +39,6 @@ class _Plan:
     length: int
     chunk: int
     compact: bool
-    rest: bool
     grid: int
     tiles: int
     needed: int
@@ -56,7 +54,7 @@ def _plan(p: Product, device: DeviceInfo) -> _Plan:
 
 
 def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
-    rest, length = not device.equal_bits, p.k
+    rest, length = _has_rest(device), p.k
     if parts > 1 and rest:  # parts of whole units, of which none is empty
         length = ceil_div(p.k // EIGHTS.weights, parts) * EIGHTS.weights
         parts = ceil_div(p.k, length)
@@ -89,8 +87,14 @@ def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
     room = max(0, device.shared_per_block - places[-1]) // stage
     needed = rounds * ceil_div(length, chunk)
     stages = min(_MAX_STAGES, room, needed)
-    return _Plan(parts, length, chunk, compact, rest, grid, tiles, needed, stages,
+    return _Plan(parts, length, chunk, compact, grid, tiles, needed, stages,
                  tuple(places[1:]), places[-1] + stages * stage)  # fmt: skip
+
+
+def _has_rest(device: DeviceInfo) -> bool:
+    """Whether what rounding takes off the column is multiplied too: where it need not have the bits
+    of others."""
+    return not device.equal_bits
 
 
 def _is_compact(p: Product, length: int) -> bool:
@@ -130,7 +134,7 @@ def scratch_bytes(p: Product, device: DeviceInfo) -> int:
 
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     """The launch of a product that `takes` takes."""
-    plan, heads = _plan(p, device), p.heads
+    plan, heads, rest = _plan(p, device), p.heads, _has_rest(device)
     if plan.compact:
         p = replace(p, weights=tuple(compact_rows(w) for w in p.weights))
     body = arguments(p, Layout(), p.tiles(_PAIRS), 1, plan.stages, 0, 0)
@@ -140,11 +144,11 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
     share = divmod(p.tiles(_PAIRS), plan.grid)
     body += struct.pack("@f3i", p.eps, plan.tiles, *share) + fast_div(max(1, plan.parts))
-    body += struct.pack("@7i", plan.length, plan.parts > 0 and not plan.rest, *plan.places)
+    body += struct.pack("@7i", plan.length, plan.parts > 0 and not rest, *plan.places)
     body += bytes(-len(body) % 8)
     kind, dtype, norm = _KINDS[p.kind], cpp_type(p.weights[0].dtype), cpp_bool(p.norm is not None)
     stored = f"compact<{dtype}>" if plan.compact else dtype
-    entry = f"mul_mat_one_float<{kind}, {stored}, {norm}, {plan.chunk}, {cpp_bool(plan.rest)}>"
+    entry = f"mul_mat_one_float<{kind}, {stored}, {norm}, {plan.chunk}, {cpp_bool(rest)}>"
     grid, block = (plan.grid, 1, 1), (32 * _WARPS, 1, 1)
     kernel = Kernel("mul_mat_one_float.cu", entry)
     return [Launch(kernel, grid, block, body, plan.shared, dependent=True)]

@@ -207,7 +207,7 @@ class Model(Sized):
         compact ones where `Options.compact_weights` has them."""
         check_limit(self.largest_plans, self.repacked_bytes)
         plan = self.plan(token_key())
-        compact = self.compact_rooms(plan) if keep else []
+        compact = self.compact_rooms(plan) if keep and not self.weights.buffers else []
         if not self.weights.buffers:
             reserve(self.largest_plans, self.backends.values())
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None

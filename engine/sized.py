@@ -45,12 +45,11 @@ class Sized(Described):
         return repacked_bytes(self.plan(token_key()), self.backends)
 
     def compact_rooms(self, plan: Plan) -> list[Room]:
-        """Where weights are to be in their compact form too, by `Options.compact_weights`. plan: a
-        single row's."""
+        """Where weights are to be in their compact form too, by `Options.compact_weights`; asked
+        before they are loaded. plan: a single row's."""
         if self.options.vram_budget or self.options.compact_weights == "off":
             return []  # the former counts every byte
-        is_loaded = bool(self.weights.buffers)
-        found = rooms(plan, self.largest_plans, self.backends, is_loaded)
+        found = rooms(plan, self.largest_plans, self.backends)
         return wanted(found, self.options.compact_weights)
 
     def compact_bytes(self) -> dict[str, int]:

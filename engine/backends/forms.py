@@ -38,9 +38,6 @@ class Compactor(Protocol):
     def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         """Of that form; 0 for a weight that none of these nodes would read so."""
 
-    def has(self, buffer: Buffer) -> bool:
-        """Whether the weight in a buffer is there in that form too."""
-
     def make(self, weights: Sequence[tuple[Tensor, Sequence[Tensor], Buffer]]) -> int:
         """Make it of weights, for their users, from the buffers that they are in; of those with
         values that it cannot hold there is none. What is lowered from now on reads it. Bytes that

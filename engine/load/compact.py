@@ -37,10 +37,9 @@ def rooms(
     plan: Plan,
     largest: Callable[[], Sequence[Plan]],
     backends: Mapping[str, Backend],
-    are_loaded: bool,
 ) -> list[Room]:
-    """Of each device that has single rows' products read another form. plan: a single row's.
-    largest: what else is needed there; are_loaded: whether its weights are there already."""
+    """Of each device that has single rows' products read another form, before anything is loaded.
+    plan: a single row's. largest: what else is needed there."""
     devices = [(d, d.compactor) for d in backends.values() if d.compactor is not None and d.holds]
     if not devices:
         return []
@@ -54,9 +53,7 @@ def rooms(
             and (n := compactor.bytes_of(t, users.get(t, [])))
         }
         weights = tuple((t, users[t]) for t in sizes)
-        b = needed(of, device)
-        taken = b.total - b.weights if are_loaded else b.total
-        left = device.memory.room()[0] - taken - RESERVE
+        left = device.memory.room()[0] - needed(of, device).total - RESERVE
         found.append(Room(device, compactor, weights, sum(sizes.values()), left))
     return found
 

@@ -121,23 +121,19 @@ class WeightStore:
             source.release()
 
     def make_compact(self, found: Iterable[Room], must: bool) -> None:
-        """Bring weights into their compact form, where they are not yet. must: raise MemoryError
-        where others have taken the memory meanwhile, instead of going without it."""
+        """Bring weights that were loaded into their compact form. must: raise MemoryError where
+        others have taken the memory meanwhile, instead of going without it."""
         for room in found:
             compactor, space = room.compactor, room.device.space
-            todo = [(t, of, b) for t, of in room.weights
-                    if not compactor.has(b := self.buffers[t.name])]  # fmt: skip
-            if not todo:
-                continue
             try:
-                made = compactor.make(todo)
+                made = compactor.make([(t, of, self.buffers[t.name]) for t, of in room.weights])
             except MemoryError:
                 if must:
                     raise
                 self.notes += (f"{space}: memory for compact weights was taken meanwhile",)
                 continue
-            self.compact_bytes[space] = self.compact_bytes.get(space, 0) + made
-            if made < sum(compactor.bytes_of(t, of) for t, of, _ in todo):
+            self.compact_bytes[space] = made
+            if made < room.total:
                 self.notes += (f"{space}: weights of 2 and more have no compact form",)
 
     def _locked(self, weights: Sequence[Tensor]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gguflow.engine.backends.base import Buffer
+from gguflow.engine.compile import round_up
 from gguflow.engine.graph import Tensor
 from gguflow.kernels.cuda.compact import (
     Layout,
@@ -42,10 +43,7 @@ class CudaCompactor:
     def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         if self._layout(weight, users) is None:
             return 0
-        return -(-compact_bytes(weight) // ALLOC_UNIT) * ALLOC_UNIT
-
-    def has(self, buffer: Buffer) -> bool:
-        return isinstance(buffer, CudaBuffer) and buffer.compact is not None
+        return round_up(compact_bytes(weight), ALLOC_UNIT)
 
     def make(self, weights: Sequence[tuple[Tensor, Sequence[Tensor], Buffer]]) -> int:
         backend, made = self._backend, list[tuple[CudaBuffer, CompactBuffer]]()

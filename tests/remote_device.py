@@ -9,8 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
-from gguflow.engine.backends.base import Links, Live, Meets, Memory, Program, Ticks
+from gguflow.engine import model as model_module
+from gguflow.engine.backends.base import (
+    Backend,
+    Links,
+    Live,
+    Meets,
+    Memory,
+    Program,
+    Ticks,
+    find_backend,
+)
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.backends.numpy import NumpyBackend, buffers_of, run_node
 from gguflow.engine.compile import Recv, Send, Step, with_gaps
@@ -224,3 +235,12 @@ class ThreadProgram(RemoteProgram):
             super().start(timed)
         except BaseException as e:
             self._error = e
+
+
+def take_place(monkeypatch: pytest.MonkeyPatch, device: Backend, name: str = "cuda") -> None:
+    """Models find this device by a name."""
+
+    def find(wanted: str, options: Any = None) -> Backend:
+        return device if wanted == name else find_backend(wanted, options)
+
+    monkeypatch.setattr(model_module, "find_backend", find)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from remote_device import RemoteBackend, RemoteMemory
+from remote_device import RemoteBackend, RemoteMemory, take_place
 from tiny_model import write_tiny
 
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import Backend, Buffer, DeviceId, find_backend
+from gguflow.engine.backends.base import Buffer, DeviceId
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.graph import Tensor
 from gguflow.engine.load.compact import SHARE
@@ -33,9 +33,6 @@ class Halves:
     def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         multiplied = any("mul_mat" in (n.op or "") for n in users)
         return weight.nbytes // 2 if multiplied and len(weight.shape) == 2 else 0
-
-    def has(self, buffer: Buffer) -> bool:
-        return id(buffer) in self.made
 
     def make(self, weights: Sequence[tuple[Tensor, Sequence[Tensor], Buffer]]) -> int:
         if self.is_taken:
@@ -63,11 +60,7 @@ class Device(RemoteBackend):
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
-
-    def find(name: str, options: Any = None) -> Backend:
-        return made if name == "cuda" else find_backend(name, options)
-
-    monkeypatch.setattr(model_module, "find_backend", find)
+    take_place(monkeypatch, made)
     return made
 
 
@@ -122,10 +115,8 @@ def test_what_is_asked_for_and_has_no_room(device: Device, path: Path) -> None:
     device.compactor.made.clear()
     device.memory.free, device.n_loaded = RESERVE + b.total + n // 2, 0
     with pytest.raises(MemoryError, match=r"^cuda:0: .* for compact weights, but only .* left"):
-        Model(
-            model_module.open_model(path), Options(n_gpu_layers=3, compact_weights="on")
-        ).forecast()
-    assert not device.compactor.made
+        load(path, compact_weights="on")
+    assert not device.compactor.made and device.n_loaded == 0
 
 
 def test_off(device: Device, path: Path) -> None:
@@ -156,6 +147,9 @@ def test_the_same_weights_are_not_made_again(device: Device, path: Path) -> None
     made = dict(device.compactor.made)
     assert model.with_options(n_ctx=32).weights is model.weights
     assert device.compactor.made == made
+    device.compactor.is_taken = True
+    model.load_weights()  # once more, which asks for no memory
+    assert not model.weights.notes
     with pytest.raises(OptionError, match="`compact_weights` is settled when a model is loaded"):
         model.with_options(compact_weights="off")
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from remote_device import RemoteBackend, RemoteMemory
+from remote_device import RemoteBackend, RemoteMemory, take_place
 from tiny_model import write_tiny
 
-from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import Backend, DeviceId, Meets, Memory, Program, find_backend
+from gguflow.engine.backends.base import DeviceId, Meets, Memory, Program
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step, round_up
 from gguflow.engine.graph import Tensor
@@ -81,11 +79,7 @@ class Counting(RemoteBackend):
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Counting:
     made = Counting()
-
-    def find(name: str, options: Any = None) -> Backend:
-        return made if name == "cuda" else find_backend(name, options)
-
-    monkeypatch.setattr(model_module, "find_backend", find)
+    take_place(monkeypatch, made)
     return made
 
 

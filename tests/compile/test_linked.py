@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from linked_model import IDS, Pair, steps
-from remote_device import LinkableBackend, ThreadProgram
+from remote_device import LinkableBackend, ThreadProgram, take_place
 from tiny_model import tiny_hparams, write_tiny
 
 from gguflow.engine import model as model_module
-from gguflow.engine.backends.base import Backend, DeviceId, Ticks, find_backend
+from gguflow.engine.backends.base import DeviceId, Ticks, find_backend
 from gguflow.engine.compile import Recv, Send
 from gguflow.engine.graph import Tensor
 from gguflow.engine.load import open_model
@@ -34,14 +33,10 @@ load, unlinked = REMOTE.load, REMOTE.unlinked
 
 
 @pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[LinkableBackend]:
+def remote(monkeypatch: pytest.MonkeyPatch) -> LinkableBackend:
     device = LinkableBackend()
-
-    def find(name: str, options: Any = None) -> Backend:
-        return device if name == "remote" else find_backend(name, options)
-
-    monkeypatch.setattr(model_module, "find_backend", find)
-    yield device
+    take_place(monkeypatch, device, "remote")
+    return device
 
 
 @pytest.fixture

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from remote_device import RemoteBackend
+from remote_device import RemoteBackend, take_place
 from tiny_model import write_tiny
 
-import gguflow.engine.model as model_module
 from gguflow import Model
-from gguflow.engine.backends.base import Backend, DeviceId, find_backend
+from gguflow.engine.backends.base import DeviceId, find_backend
 from gguflow.engine.compile import (
     PlacementRules,
     pad_rows,
@@ -37,11 +35,7 @@ class Device(RemoteBackend):
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
-
-    def find(name: str, options: Any = None) -> Backend:
-        return made if name == "cuda" else find_backend(name, options)
-
-    monkeypatch.setattr(model_module, "find_backend", find)
+    take_place(monkeypatch, made)
     return made
 
 

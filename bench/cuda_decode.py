@@ -1,7 +1,7 @@
 """Single-token decode on a GPU: tokens per second of model shapes with random weights.
 
     python bench/cuda_decode.py [--shapes llama3-8b:Q4_0,llama3.2-1b:Q4_0] [-n 128] [--depth 0]
-        [--equal-bits] [--compact-weights auto] [--ops]
+        [--equal-bits [few|many]] [--compact-weights auto] [--ops]
 
 For each shape: tokens per second of a greedy generation, which runs ahead of the host; microseconds
 of the captured graph alone, replayed back to back; and the weights' bytes over that time.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gguflow.engine.graph import DType, Role
-from gguflow.engine.limits import COMPACT_MODES
+from gguflow.engine.limits import COMPACT_MODES, EQUAL_MODES
 from gguflow.engine.model import Model
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.profile import Profile
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="llama3-8b:Q4_0,llama3.2-1b:Q4_0")
     parser.add_argument("-n", type=int, default=128)
     parser.add_argument("--depth", type=int, default=0)
-    parser.add_argument("--equal-bits", action="store_true")
+    parser.add_argument("--equal-bits", nargs="?", choices=EQUAL_MODES, const="few", default=False)
     parser.add_argument("--compact-weights", choices=COMPACT_MODES, default="auto")
     parser.add_argument("--ops", action="store_true")
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 """Where a layer's time goes on a GPU, by leaving parts of it out: us a layer of an 8B shape.
 
     python bench/cuda_layer.py [--type q4_0] [-d 512] [-c 0] [--rows 1,2,4,8,16]
-        [--parts qaogd,qogd,d] [--equal-bits] [--compact]
+        [--parts qaogd,qogd,d] [--equal-bits [few|many]] [--compact]
 
 Parts are queries with keys and values (q), attention (a), output (o), gate with up (g) and down
 (d), each with the norm before it and the residual behind, of rows of one sequence after so many
@@ -20,6 +20,7 @@ from cuda_attention import Places, time_of
 
 from gguflow.engine.backends.cuda import CudaBackend
 from gguflow.engine.graph import F16, F32, I32, DType, Graph, Tensor, dtype_by_name
+from gguflow.engine.limits import EQUAL_MODES
 from gguflow.engine.plan_key import PAGE
 
 LAYERS = 6  # more weights than the second-level cache keeps
@@ -103,7 +104,7 @@ def main() -> None:
     parser.add_argument("-c", type=int, default=0, help="tokens that there is room for")
     parser.add_argument("--rows", default="1,2,4,8,16")
     parser.add_argument("--parts", default="qaogd,qogd,aog,a,q,o,g,d")
-    parser.add_argument("--equal-bits", action="store_true")
+    parser.add_argument("--equal-bits", nargs="?", choices=EQUAL_MODES, const="few", default=False)
     parser.add_argument("--compact", action="store_true", help="16-bit weights in that form too")
     args = parser.parse_args()
     rows = [int(n) for n in args.rows.split(",")]

@@ -1,6 +1,7 @@
 """Equal bits of any model: requests alone and then in engines, see docs/equal-bits.md.
 
-    python bench/same_bits.py --random llama3-8b:Q4_0 [-ngl all] [--equal-bits] [--requests 100]
+    python bench/same_bits.py --random llama3-8b:Q4_0 [-ngl all] [--equal-bits [few|many]]
+        [--requests 100]
     python bench/same_bits.py -m models/bundled/tales-8m.gguf --weights Q4_0,F16 -ctk f16,q8_0 ..
 
 For every number of sequences, with and without guesses: how many requests were completed, and how
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gguflow.engine.graph import dtype_by_name
-from gguflow.engine.limits import ALL_LAYERS
+from gguflow.engine.limits import ALL_LAYERS, EQUAL_MODES
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("-m", metavar="FILE", help="instead of random weights")
     parser.add_argument("--weights", default="Q4_0,Q8_0,Q4_K_M,F16,BF16", help="with -m")
     parser.add_argument("-ngl", choices=("0", "all"), default="0")
-    parser.add_argument("--equal-bits", action="store_true")
+    parser.add_argument("--equal-bits", nargs="?", choices=EQUAL_MODES, const="few", default=False)
     parser.add_argument("-ctk", default="f16", help="types of the cache's keys and values")
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--at-once", default="1,3,8,32,128")

@@ -1,6 +1,7 @@
 """What a run that checks guesses takes, beside a plain step.
 
-    python bench/verify.py --random llama3-8b:Q4_0 [-ngl all] [--equal-bits] [-d 512] [--rows 1,2,5]
+    python bench/verify.py --random llama3-8b:Q4_0 [-ngl all] [--equal-bits [few|many]] [-d 512]
+        [--rows 1,2,5]
 
 Milliseconds of a run of so many rows of one sequence (its last token and the guesses behind it),
 tokens chosen and read by the host, and how many times those of one row; then of 8 sequences.
@@ -13,7 +14,7 @@ import time
 
 import numpy as np
 
-from gguflow.engine.limits import ALL_LAYERS
+from gguflow.engine.limits import ALL_LAYERS, EQUAL_MODES
 from gguflow.engine.model import Model
 from gguflow.engine.sampling import GREEDY, N_HISTORY
 from gguflow.engine.serving.rows import Piece, Rows, rows_of, single_rows
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("-ngl", choices=("0", "all"), default="0")
     parser.add_argument("-d", type=int, default=512, help="tokens in the context")
     parser.add_argument("-t", type=int, default=0)
-    parser.add_argument("--equal-bits", action="store_true")
+    parser.add_argument("--equal-bits", nargs="?", choices=EQUAL_MODES, const="few", default=False)
     parser.add_argument("-r", type=int, default=20)
     parser.add_argument("--rows", default="1,2,3,5,9,17")
     args = parser.parse_args()

@@ -11,6 +11,7 @@ from gguflow.engine.limits import (
     ALL_LAYERS,
     AUTO_LAYERS,
     COMPACT_MODES,
+    EQUAL_MODES,
     MAX_THREADS,
     SPARSE_MODES,
     SPLIT_MODES,
@@ -336,8 +337,12 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
     )
     p.add_argument(
         "--equal-bits",
-        action="store_true",
-        help="GPUs: a sequence has the same bits alone and among any others, which is slower",
+        nargs="?",
+        choices=EQUAL_MODES,
+        const=EQUAL_MODES[0],
+        default=False,
+        help="GPUs: a sequence has the same bits alone and among any others, which is slower; with "
+        "quantized weights fast for few sequences at once (default where it is given) or for many",
     )
     p.add_argument(
         "--compact-weights",

@@ -9,12 +9,14 @@ from gguflow.engine.graph import F16, DType, dtype_by_name
 from gguflow.engine.limits import (
     ALL_LAYERS,
     COMPACT_MODES,
+    EQUAL_MODES,
     MAX_DEVICES,
     MAX_SEQS,
     MAX_THREADS,
     MAX_TOKENS,
     SPARSE_MODES,
     SPLIT_MODES,
+    EqualBits,
 )
 
 
@@ -32,6 +34,15 @@ def _cache_type(name: str, value: DType | str) -> DType:
         given = value.name if isinstance(value, DType) else repr(value)
         raise OptionError(f"{name} {given}: expected one of {', '.join(CACHE_TYPES)}")
     return value
+
+
+def _equal_mode(value: object) -> EqualBits:
+    if isinstance(value, bool):
+        return "few" if value else False
+    if value not in EQUAL_MODES:
+        modes = ", ".join(f'"{m}"' for m in EQUAL_MODES)
+        raise OptionError(f"equal_bits {value!r}: expected True or False, {modes}")
+    return value  # type: ignore[return-value]
 
 
 def _is_pair(x: object, second: tuple[type, ...]) -> bool:
@@ -71,7 +82,7 @@ class OptionFields(TypedDict, total=False):
     split: str
     lora: tuple[tuple[str, float], ...]
     weight_cache: bool
-    equal_bits: bool
+    equal_bits: EqualBits
     compact_weights: Literal["auto", "on", "off"]
     mlock: bool
 
@@ -108,7 +119,8 @@ class Options:
     weight_cache: whether weights that are repacked for the processor are kept on the disk, where
         the next start finds them.
     equal_bits: whether a GPU computes rows with the bits that they have among any others, which is
-        slower (docs/equal-bits.md). On hosts they always have; other backends take no notice.
+        slower (docs/equal-bits.md): with quantized weights "few" generated ones at once are fast
+        then, or "many"; True is "few". On hosts they always have; other backends take no notice.
     compact_weights: whether a GPU has 16-bit weights in a form of fewer bytes too, with the same
         values, from which a single row is generated faster: "auto" where it takes at most a quarter
         of the memory that is left there (docs/compact-weights.md).
@@ -142,7 +154,7 @@ class Options:
     split: str = ""
     lora: tuple[tuple[str, float], ...] = ()
     weight_cache: bool = True
-    equal_bits: bool = False
+    equal_bits: EqualBits = False
     compact_weights: Literal["auto", "on", "off"] = "auto"
     mlock: bool = False
 
@@ -193,7 +205,6 @@ class Options:
         for name, kind, what in (
             ("fuse", bool, "True or False"),
             ("weight_cache", bool, "True or False"),
-            ("equal_bits", bool, "True or False"),
             ("mlock", bool, "True or False"),
             ("expert_use", str, "a file's name"),
             ("predictor", str, "a file's name"),
@@ -211,6 +222,7 @@ class Options:
                 raise OptionError(f"{name} {given!r}: expected {what}")
         if self.sparse not in SPARSE_MODES:
             raise OptionError(f"sparse {self.sparse!r}: expected one of {', '.join(SPARSE_MODES)}")
+        object.__setattr__(self, "equal_bits", _equal_mode(self.equal_bits))
         if self.compact_weights not in COMPACT_MODES:
             raise OptionError(
                 f"compact_weights {self.compact_weights!r}: expected one of "

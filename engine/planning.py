@@ -76,7 +76,9 @@ def cache_size(setup: Setup) -> CacheSize:
 
 def buckets(options: Options, live: bool = False) -> Buckets:
     """The sizes that plans are compiled for. live: see `Buckets`."""
-    return Buckets(options.n_seqs, options.n_ubatch, live, equal=options.equal_bits and not live)
+    return Buckets(
+        options.n_seqs, options.n_ubatch, live, equal=bool(options.equal_bits) and not live
+    )
 
 
 def record(setup: Setup, key: PlanKey) -> Graph:
@@ -85,7 +87,7 @@ def record(setup: Setup, key: PlanKey) -> Graph:
     g = Graph()
     source, o = setup.source, setup.options
     leaves = {s.name: g.weight(s.name, s.dtype, s.shape) for s in source.weights.values()}
-    batch = Batch(key, cache_size(setup), o.k_type, o.v_type, o.equal_bits)
+    batch = Batch(key, cache_size(setup), o.k_type, o.v_type, bool(o.equal_bits))
     try:
         logits = source.arch.build(g, leaves, batch)
     except ParamRangeError as e:

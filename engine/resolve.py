@@ -161,7 +161,7 @@ def resolve_again(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
     was = resolved.setup
     options = replace(was.options, **changes)
     for name in ("equal_bits", "compact_weights", "mlock"):
-        if getattr(options, name) is not getattr(was.options, name):
+        if getattr(options, name) != getattr(was.options, name):
             raise OptionError(f"`{name}` is settled when a model is loaded")
     setup = was.under(options)
     check_positions(setup)

@@ -121,6 +121,8 @@ class DeviceInfo:
 
     shared_per_block: with the opt-in attribute. equal_bits: a column has the same bits alone and
     among any number of others, where mul_mat_batch.py has kernels for that, which are slower.
+    one_class: with that, columns of generated tokens have the bits of a prompt's, which many get
+    faster and a few slower.
     """
 
     arch: str = "sm_90"
@@ -128,6 +130,7 @@ class DeviceInfo:
     threads_per_sm: int = 2048
     shared_per_block: int = 227 << 10
     equal_bits: bool = False
+    one_class: bool = False
 
     @property
     def is_hopper(self) -> bool:

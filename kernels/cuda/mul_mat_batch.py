@@ -102,12 +102,10 @@ def _classes(node: Tensor, device: DeviceInfo) -> list[tuple[int, int, bool]]:
     the chunk class."""
     n, m = node.n_single, node.shape[0]
     # 16-bit weights have one order for both classes.
-    if (
-        n is None
-        or not device.equal_bits
-        or not any(s.dtype.is_quantized for s in node.live_srcs())
-    ):
+    if not device.equal_bits or not any(s.dtype.is_quantized for s in node.live_srcs()):
         return [(0, m, False)]
+    if n is None or device.one_class:
+        return [(0, m, device.one_class)]
     return [part for part in ((0, n, False), (n, m, True)) if part[0] < part[1]]
 
 

@@ -156,6 +156,7 @@ def test_many_give_what_one_gives(model: Model) -> None:
         (lambda m: m.with_options(n_ctx=True), OptionError, "n_ctx True"),
         (lambda m: m.with_options(fuse=1), OptionError, "fuse 1: expected True or False"),
         (lambda m: m.with_options(equal_bits=1), OptionError, "equal_bits 1: expected True or"),
+        (lambda m: m.with_options(equal_bits="all"), OptionError, """'all': .*, "few", "many"$"""),
         (lambda m: m.with_options(equal_bits=True), OptionError, "settled when a model is loaded"),
         (lambda m: m.with_options(overrides=("a", "cpu")), OptionError, r"overrides \('a', 'cpu'"),
         (lambda m: m.with_options(lora="a.gguf"), OptionError, "lora 'a.gguf': expected .file"),

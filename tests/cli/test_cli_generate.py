@@ -88,7 +88,7 @@ def test_threads_and_batches_change_nothing(call, run, tiny_model: str) -> None:
 
 @pytest.mark.parametrize("flags", [("--no-fuse",), ("-ctk", "f32", "-ctv", "bf16"),
                                    ("-ot", "ffn=numpy,output=cpu"), ("--no-warmup",),
-                                   ("--equal-bits",)])  # fmt: skip
+                                   ("--equal-bits",), ("--equal-bits", "many")])  # fmt: skip
 def test_other_ways_to_run(call, tiny_model: str, flags: tuple[str, ...]) -> None:
     code, out, _ = call("generate", "-m", tiny_model, "-p", "ABC", "-n", "4", *flags)
     assert code == 0 and out.startswith("ABC")

@@ -68,6 +68,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.found",
         "engine.graph",
         "engine.interrupt",
+        "engine.limits",
         "engine.ops",
         "engine.quants",
         "engine.compile",

@@ -11,6 +11,7 @@ from equal_bits import WEIGHTS
 from sizes import SANITIZED, fewer
 
 from gguflow.engine.graph import dtype_by_name
+from gguflow.engine.limits import EQUAL_MODES, EqualBits
 from gguflow.engine.runtime import BoundPlan
 from gguflow.engine.serving.speculation import Speculation
 
@@ -20,7 +21,7 @@ CUDA = ("cuda", "cpu", "numpy")
 
 
 def check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, type_kv: str, equal: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, type_kv: str, equal: EqualBits
 ) -> None:
     """Step by step, with logits, and then as the device makes token after token by itself."""
     kv = dtype_by_name(type_kv)
@@ -57,9 +58,11 @@ def test_a_requests_bits_are_its_own(
     check(tmp_path, monkeypatch, weights, type_kv, equal=False)
 
 
+@pytest.mark.parametrize("mode", EQUAL_MODES)
 @pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_requests_bits_are_its_own_where_that_is_asked_for(
-    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, type_kv: str
-) -> None:
-    check(tmp_path, monkeypatch, weights, type_kv, equal=True)
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, type_kv: str,
+    mode: EqualBits,
+) -> None:  # fmt: skip
+    check(tmp_path, monkeypatch, weights, type_kv, equal=mode)

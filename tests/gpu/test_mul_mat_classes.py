@@ -102,6 +102,16 @@ def test_without_equal_bits_classes_do_not_count() -> None:
         assert sources(found, equal_bits=False) == sources(other, equal_bits=False)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_where_many_are_to_be_fast_there_is_one_class(op: str) -> None:
+    for m in (1, 8, 40, 200):
+        chunks = sources(product(op, m, 8, 512, "q4_0", 0))
+        for n_single in (None, 0, m // 2, m):
+            assert sources(product(op, m, 8, 512, "q4_0", n_single), one_class=True) == chunks
+        floats = product(op, m, 8, 512, "f16", m)
+        assert sources(floats, one_class=True) == sources(floats)
+
+
 @pytest.mark.parametrize("k", [256, 4096, 14336, 28672, 53248])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_any_length_has_room(dtype: str, k: int) -> None:
@@ -160,6 +170,25 @@ def test_rows_of_either_class_have_the_same_bits_beside_others(
         return run_on(gpu, built)
 
     held(result)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", fewer(["q4_K"], TYPES))
+@pytest.mark.parametrize("op", OPS)
+def test_rows_of_one_class_have_the_same_bits(gpu: Any, dtype: str, op: str) -> None:
+    """A prompt's, whichever they are."""
+    many, n, k = find_backend("cuda", {"equal_bits": "many"}), 301, 4096
+    x = np.random.default_rng(1).standard_normal((MOST, k)).astype(np.float32)
+
+    def result(device: Any, m: int, n_single: int) -> np.ndarray:
+        srcs = operands(op, Operand((m, k), "f32", x[:m]), n, k, dtype, m)
+        built = build(op, *srcs, oracle=False, n_single=n_single, **params_of(op))
+        return run_on(device, built)
+
+    wanted = result(gpu, MOST, 0)
+    for m in COUNTS:
+        for n_single in (0, m // 2, m):
+            assert result(many, m, n_single).tobytes() == wanted[:m].tobytes(), (m, n_single)
 
 
 @pytest.mark.gpu

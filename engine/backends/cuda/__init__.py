@@ -11,6 +11,6 @@ __all__ = ["CudaBackend", "CudaError", "create"]
 
 
 def create(options: dict[str, Any]) -> CudaBackend:
-    """options: device (int, default 0), equal_bits (bool, as in `Options`). Raises CudaError saying
+    """options: device (int, default 0), equal_bits (as in `Options`). Raises CudaError saying
     what to install or change."""
-    return CudaBackend(int(options.get("device") or 0), bool(options.get("equal_bits")))
+    return CudaBackend(int(options.get("device") or 0), options.get("equal_bits") or False)

@@ -14,6 +14,7 @@ from gguflow.engine.backends.descriptors import check_step
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.compile import Step, row_gap
 from gguflow.engine.graph import Tensor
+from gguflow.engine.limits import EqualBits
 from gguflow.kernels.cuda import all_reduce_norm, launch
 
 from . import peaks, rivals, timing
@@ -25,12 +26,12 @@ from .program import CudaProgram
 
 
 class CudaBackend(Backend):
-    """One GPU and its kernels. equal_bits: as in `DeviceInfo`. Raises CudaError when there is none
+    """One GPU and its kernels. equal_bits: as in `Options`. Raises CudaError when there is none
     that can be used."""
 
     repeats_rows = True
 
-    def __init__(self, device: int = 0, equal_bits: bool = False) -> None:
+    def __init__(self, device: int = 0, equal_bits: EqualBits = False) -> None:
         self.device = CudaDevice(device, equal_bits)
         self.id = DeviceId("cuda", device)
         self.name = self.space = str(self.id)
@@ -41,7 +42,7 @@ class CudaBackend(Backend):
             partial(_alloc_pinned, self.device),
             self._reaches,
             all_reduce_norm.channel_bytes,
-            partial(all_reduce_norm.shares_rows, equal_bits=equal_bits),
+            partial(all_reduce_norm.shares_rows, equal_bits=bool(equal_bits)),
             partial(adopt, self.device),
             self.device.card,
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gguflow.engine.limits import EqualBits
 from gguflow.kernels.cuda.launch import DeviceInfo
 
 from .errors import CudaError
@@ -25,10 +26,10 @@ def import_cupy() -> Any:
 
 
 class CudaDevice:
-    """One GPU and the stream everything on it runs in. equal_bits: as in `DeviceInfo`. Raises
+    """One GPU and the stream everything on it runs in. equal_bits: as in `Options`. Raises
     CudaError when it cannot be used."""
 
-    def __init__(self, index: int, equal_bits: bool = False) -> None:
+    def __init__(self, index: int, equal_bits: EqualBits = False) -> None:
         self.cupy = import_cupy()
         self.runtime = self.cupy.cuda.runtime
         self.index = index
@@ -53,7 +54,8 @@ class CudaDevice:
             sm_count=facts["multiProcessorCount"],
             threads_per_sm=facts["maxThreadsPerMultiProcessor"],
             shared_per_block=facts["sharedMemPerBlockOptin"],
-            equal_bits=equal_bits,
+            equal_bits=bool(equal_bits),
+            one_class=equal_bits == "many",
         )
         self.stream = self.cupy.cuda.Stream(non_blocking=True)
 

@@ -11,8 +11,9 @@ import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import DType, Tensor
 
+from .fragments import EIGHT, UNIT, fragment_row_bytes, fragments_launch, has_fragments
 from .launch import (
     Call,
     CompactForm,
@@ -42,11 +43,13 @@ class Layout:
 
 
 EIGHTS, ALONG = Layout("Eights", 8, 128), Layout("Along", 1, 1024)
+FRAGMENTS = Layout("Fragments", EIGHT, UNIT)  # of quantized weights
 
 
-def row_bytes(k: int) -> int:
-    """Of k weights, whole units; of a row that lies among others, what it takes of them."""
-    return k // 8 * 15
+def row_bytes(k: int, t: DType | None = None) -> int:
+    """Of k weights, whole units; of a row that lies among others, what it takes of them. t: of
+    quantized ones."""
+    return fragment_row_bytes(t, k) if t is not None and t.is_quantized else k // 8 * 15
 
 
 def _is_whole(shape: Sequence[int], layout: Layout) -> bool:
@@ -67,15 +70,23 @@ def is_compact(weights: Sequence[Operand], layout: Layout) -> bool:
 def compact_rows(w: Operand) -> Operand:
     """The rows in that form, of which each could lie by itself for what they take."""
     assert w.compact is not None
-    return replace(w, address=w.compact.address, nb=(w.nb[0], row_bytes(w.ne[0]), *w.nb[2:]))
+    step = row_bytes(w.ne[0], w.dtype)
+    return replace(w, address=w.compact.address, nb=(w.nb[0], step, *w.nb[2:]))
+
+
+def layouts_of(t: DType) -> tuple[Layout, ...]:
+    """How weights of a type may lie, the first that is of use before others."""
+    if has_fragments(t):
+        return (FRAGMENTS,)
+    return (EIGHTS, ALONG) if t.name in TYPES else ()
 
 
 def layout_of(weight: Tensor, users: Sequence[Tensor], device: DeviceInfo) -> Layout | None:
     """How a weight lies in its compact form for those of these nodes that read it so; None where
     none does."""
-    if weight.dtype.name not in TYPES or len(weight.shape) != 2:
+    if len(weight.shape) != 2:
         return None
-    for layout in (EIGHTS, ALONG):
+    for layout in layouts_of(weight.dtype):
         whole = _is_whole(weight.shape, layout)
         if whole and any(_reads(node, weight, layout, device) for node in users):
             return layout
@@ -94,7 +105,7 @@ def kind_of_use(weight: Tensor, users: Sequence[Tensor]) -> Hashable:
 def compact_bytes(weight: Tensor) -> int:
     """Of a weight in that form."""
     rows, k = weight.shape
-    return rows * row_bytes(k)
+    return rows * row_bytes(k, weight.dtype)
 
 
 def _reads(node: Tensor, weight: Tensor, layout: Layout, device: DeviceInfo) -> bool:
@@ -106,7 +117,7 @@ def _reads(node: Tensor, weight: Tensor, layout: Layout, device: DeviceInfo) -> 
         def operand(i: int, t: Tensor) -> Operand:
             address = (i + 1) * _MADE_UP
             form = CompactForm(address + _MADE_UP // 2, layout.name)
-            has = is_compact and t.owner is t and t.dtype.name in TYPES
+            has = is_compact and t.owner is t and layouts_of(t.dtype)
             return replace(Operand.of(t, address), compact=form if has else None)
 
         srcs = (None if s is None else operand(i, s) for i, s in enumerate(node.srcs))
@@ -118,6 +129,8 @@ def _reads(node: Tensor, weight: Tensor, layout: Layout, device: DeviceInfo) -> 
 def compact_launch(w: Operand, to: CompactForm, too_large: int) -> Launch:
     """Makes the compact form of w. too_large: address of an i32 that becomes 1 where a weight is 2
     or more in magnitude, which that form cannot hold."""
+    if w.dtype.is_quantized:
+        return fragments_launch(w, to)
     k, rows = w.ne[:2]
     layout = next(x for x in (EIGHTS, ALONG) if x.name == to.layout)
     numbers = w.address, to.address, too_large, w.nb[1], rows, k // layout.weights

@@ -11,17 +11,30 @@
 
 constexpr int kColumnWarps = 16;  // that make it
 
-// Eight neighbouring elements: lane l of a chunk of 256 has elements 8 l and following.
+// How a column lies, and which eight elements of a chunk of 256 a lane has: in order, neighbours;
+// or as columns_weights.cuh has them: neighbours as pairs (0, 2), (1, 3), (4, 6), (5, 7), or fours
+// of both halves of 32 so.
+enum { IN_ORDER, EIGHTS_APART, FOURS_APART };
+
+// Two times four neighbouring elements.
 struct Eight32 {
   float4 lo, hi;
 };
-__device__ __forceinline__ Eight32 ask_eight(const float* x) {
-  return {__ldcg(reinterpret_cast<const float4*>(x)),
-          __ldcg(reinterpret_cast<const float4*>(x + 4))};
+// The e / 8-th eight.
+template <int ORDER>
+__device__ __forceinline__ Eight32 ask_eight(const float* x, int e) {
+  constexpr bool FOURS = ORDER == FOURS_APART;
+  const float* const lo = x + (FOURS ? e / 32 * 32 + e / 8 % 4 * 4 : e);
+  return {__ldcg(reinterpret_cast<const float4*>(lo)),
+          __ldcg(reinterpret_cast<const float4*>(lo + (FOURS ? 16 : 4)))};
 }
 
-template <class T>
+template <class T, int ORDER = IN_ORDER>
 __device__ __forceinline__ uint4 rounded(const Eight32& v) {
+  if constexpr (ORDER != IN_ORDER) {
+    return {Float<T>::pair(v.lo.x, v.lo.z), Float<T>::pair(v.lo.y, v.lo.w),
+            Float<T>::pair(v.hi.x, v.hi.z), Float<T>::pair(v.hi.y, v.hi.w)};
+  }
   return {Float<T>::pair(v.lo.x, v.lo.y), Float<T>::pair(v.lo.z, v.lo.w),
           Float<T>::pair(v.hi.x, v.hi.y), Float<T>::pair(v.hi.z, v.hi.w)};
 }
@@ -48,8 +61,9 @@ __device__ __forceinline__ float warp_largest(float x) {
 __device__ __forceinline__ int rest_at(int k) { return (2 * k + 127) / 128 * 128 + 64; }
 
 // What makes a column: the first kColumnWarps warps, which then see it. T: f16 or bf16. NORM:
-// whether it gets a norm first. REST: whether what rounding takes off is kept.
-template <class T, bool NORM, bool REST = false>
+// whether it gets a norm first. REST: whether what rounding takes off is kept. ORDER: how it
+// lies.
+template <class T, bool NORM, bool REST = false, int ORDER = IN_ORDER>
 struct FloatColumn {
   static constexpr bool SCALED = is_same<T, f16>::value;
   static constexpr int AT_ONCE = NORM ? 2 : 4;  // chunks that a warp asks for at once
@@ -57,7 +71,7 @@ struct FloatColumn {
 
   const float *x, *norm;  // norm: its weights
   const int k, chunks;
-  char* const to;        // in order
+  char* const to;        // 16 bytes of each eight
   float* const squares;  // room for those of the chunks, and a float a warp behind them
   Eight32 v[AT_ONCE], by[NORM ? AT_ONCE : 1];
 
@@ -84,7 +98,7 @@ struct FloatColumn {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       const int e = element_at(base, i);
-      if (e < k) by[NORM ? i : 0] = ask_eight(norm + e);
+      if (e < k) by[NORM ? i : 0] = ask_eight<ORDER>(norm, e);
     }
   }
   __device__ __forceinline__ void ask(int base) {
@@ -92,19 +106,22 @@ struct FloatColumn {
     for (int i = 0; i < AT_ONCE; ++i) {
       const int e = element_at(base, i);
       v[i] = {};
-      if (e < k) v[i] = ask_eight(x + e);
+      if (e < k) v[i] = ask_eight<ORDER>(x, e);
     }
     if (NORM && chunks > STEP) ask_norm(base);
+  }
+  static __device__ __forceinline__ void put_eight(char* to, int k, int e, const Eight32& x,
+                                                   float scale) {
+    const Eight32 y = {times(x.lo, scale), times(x.hi, scale)};
+    const uint4 r = rounded<T, ORDER>(y);
+    *reinterpret_cast<uint4*>(to + 2 * e) = r;
+    if (REST) *reinterpret_cast<uint4*>(to + rest_at(k) + 2 * e) = rounded<T>(rest_of<T>(y, r));
   }
   __device__ __forceinline__ void put(int base, float scale) const {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       const int e = element_at(base, i);
-      if (e >= k) continue;
-      const Eight32 y = {times(v[i].lo, scale), times(v[i].hi, scale)};
-      const uint4 r = rounded<T>(y);
-      *reinterpret_cast<uint4*>(to + 2 * e) = r;
-      if (REST) *reinterpret_cast<uint4*>(to + rest_at(k) + 2 * e) = rounded<T>(rest_of<T>(y, r));
+      if (e < k) put_eight(to, k, e, v[i], scale);
     }
   }
 
@@ -118,6 +135,15 @@ struct FloatColumn {
         if (threadIdx.x % 32 == 0) squares[chunk_at(base, i)] = sum;
       }
       v[i] = {times(v[i].lo, by[NORM ? i : 0].lo), times(v[i].hi, by[NORM ? i : 0].hi)};
+    }
+  }
+
+  // Once more, of a column that gets no norm. Not inlined: code that is jumped over is slow to
+  // come.
+  static __device__ __noinline__ void put_anew(const float* x, int k, char* to, float scale) {
+#pragma unroll 1
+    for (int e = threadIdx.x * 8; e < k; e += 8 * 32 * kColumnWarps) {
+      put_eight(to, k, e, ask_eight<ORDER>(x, e), scale);
     }
   }
 
@@ -160,9 +186,13 @@ struct FloatColumn {
       largest = warp_largest(lane < kColumnWarps ? largest_of_warps[lane] : 0.0f);
       power = power_of(largest * scale);
       if (power != 1.0f) scale *= 1.0f / power;
-      if (!NORM && power == 1.0f) return 1.0f;
     }
-    put_all(scale);
+    if (NORM) {
+      put_all(scale);
+    } else if (power != 1.0f) {
+      put_anew(x, k, to, scale);
+      column_barrier();
+    }
     return power;
   }
 };

@@ -11,31 +11,16 @@
 // while every block makes the column for itself (float_column.cuh).
 //
 // Of weights in their compact form (compact.cuh) a stage is two runs of bytes, not sixteen.
-#include "cuda/columns.cuh"
 #include "cuda/compact.cuh"
-#include "cuda/float_column.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/pipeline.cuh"
-#include "cuda/rope.cuh"
-
-constexpr int kThreads = 32 * kColumnWarps;
-constexpr int kTurnsBarrier = 15;  // the column's is 1; from 2 on they are of tiles
+#include "cuda/tile_column.cuh"
 
 // Mirrored by `launches` in mul_mat_one_float.py.
 struct OneFloatArgs {
-  ColumnsArgs c;      // w_stages: of each warp
-  const float* x;     // what the column is made of
-  const float* norm;  // weights of the norm, or null
-  const i32* pos;
-  const float* factors;  // of the frequencies, or null
-  RopeNumbers rope;
-  float eps;
-  int tiles;          // that a block has at once
-  int share, longer;  // tiles of a block in all; the first so many blocks have one more
-  FastDiv parts;      // of k
-  int length;         // elements of each part but the last, which has what is left
-  int rough;          // silu as in mul_mat_tma.cu, not as exact as can be
-  int turns_at, squares_at, sums_at, x_at, ring_at;  // bytes in shared memory
+  TileColumnArgs o;
+  int length;  // elements of each part but the last, which has what is left
+  int rough;   // silu as in mul_mat_tma.cu, not as exact as can be
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -55,67 +40,42 @@ struct Stored<compact<W>> {
 // and chains end with stages, for sums nearer to what they should be but without the bits of
 // others. Parts are whole units then.
 template <int KIND, class S, bool NORM, int N, bool REST>
-struct OneFloat {
+struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
   typedef typename Stored<S>::T W;
   static constexpr bool COMPACT = !is_same<S, W>::value;
-  static constexpr int PAIRS = 8, ROWS = 2 * PAIRS;  // of a tile
-  static constexpr int STRIDE = 2 * N + 32;          // bytes from row to row: without conflicts
+  typedef TileColumn<KIND, COMPACT> Base;
+  using Base::a;
+  using Base::bars;
+  using Base::count;
+  using Base::lane;
+  using Base::o;
+  using Base::part;
+  static constexpr int PAIRS = Base::PAIRS, ROWS = 2 * PAIRS;  // of a tile
+  static constexpr int STRIDE = 2 * N + 32;  // bytes from row to row: without conflicts
   // In the compact form eight rows lie together, 128 elements of each at a time.
   static constexpr int UNIT = 128, UNIT_BYTES = 4 * kKept, HALF_BYTES = 4 * 256;
   static constexpr int EIGHT = N / UNIT * UNIT_BYTES;
   static constexpr int STAGE = COMPACT ? 2 * EIGHT : ROWS * STRIDE;
 
   const OneFloatArgs& args;
-  const ColumnsArgs& a;
-  char* const shared;
-  const int warp, lane;
-  const int slot, part;     // of the tiles that are there at once, of k
   const int skipped;        // elements before the part of the unit that it begins in
   const int begin, length;  // of the part, with those
-  const int first;          // tile of the block
-  const int count;          // tiles for this warp to go through, from `slot` on
-  u64* const bars;
   char* const ring;
 
   __device__ __forceinline__ OneFloat(const OneFloatArgs& args, char* shared)
-      : args(args),
-        a(args.c),
-        shared(shared),
-        warp(threadIdx.x / 32),
-        lane(threadIdx.x % 32),
-        slot(args.parts.div(warp)),
-        part(warp - slot * (int)args.parts.divisor),
+      : Base(args.o, shared),
+        args(args),
         skipped(COMPACT && !REST ? part * args.length % UNIT : 0),
         begin(part * args.length - skipped),
         length(min(args.length + skipped, a.k - begin)),
-        first(args.share * (int)blockIdx.x + min((int)blockIdx.x, args.longer)),
-        count(slot < args.tiles ? args.share + ((int)blockIdx.x < args.longer) : 0),
-        bars(reinterpret_cast<u64*>(shared) + warp * a.w_stages),
-        ring(shared + args.ring_at + warp * a.w_stages * STAGE),
-        ask_tile(slot) {}
+        ring(shared + o.ring_at + this->warp * a.w_stages * STAGE),
+        ask_tile(this->slot) {}
 
   // -- rows --
 
-  __device__ __forceinline__ Tile tile_at(int tile) const {
-    return KIND == QKV ? tile_of<PAIRS>(a, first + tile) : Tile{0, (first + tile) * PAIRS};
-  }
-
-  // Whether pairs of a matrix are neighbours. Of these the compact form has sixteen rows in order.
-  __device__ __forceinline__ bool are_neighbours(int matrix) const {
-    return KIND == PLAIN || (KIND == QKV && (a.first + matrix >= 2 || !a.neox));
-  }
-  __device__ __forceinline__ bool in_order(int matrix) const {
-    return COMPACT && are_neighbours(matrix);
-  }
-  // The pair of a tile whose sums this lane finishes.
-  __device__ __forceinline__ int pair_of(const Tile& t) const {
-    const int r = lane / 4;
-    return t.pair + (in_order(t.matrix) ? r % 2 * 4 + r / 2 : r);
-  }
-
   // Row r of a tile: rows r and r + PAIRS are a pair.
   __device__ __forceinline__ const char* tile_row(int tile, int r) const {
-    const Tile t = tile_at(tile);
+    const Tile t = this->tile_at(tile);
     return row_start(KIND, a, t.matrix, t.pair + r % PAIRS, r / PAIRS);
   }
 
@@ -135,7 +95,7 @@ struct OneFloat {
     ask_k += N;
     if (ask_k >= length) {
       ask_k = 0;
-      ask_tile += args.tiles;
+      ask_tile += o.tiles;
     }
   }
 
@@ -161,12 +121,7 @@ struct OneFloat {
 
   // Of a unit that the part ends in only the first half.
   __device__ __forceinline__ void request_eights(int stage, u64 policy) {
-    if (ask_k == 0) {
-      const Tile t = tile_at(ask_tile);
-      const bool second = lane >= PAIRS, next = second && in_order(t.matrix);
-      from = row_start(KIND, a, t.matrix, t.pair, second && !next) + begin / UNIT * UNIT_BYTES;
-      if (next) from += PAIRS * a.w_row;
-    }
+    if (ask_k == 0) from = this->eight_of(ask_tile) + begin / UNIT * UNIT_BYTES;
     const int n = min(N, length - ask_k);
     const u32 bytes = n / UNIT * UNIT_BYTES + (n % UNIT ? HALF_BYTES : 0);
     const u32 bar = shared_address(bars + stage), to = shared_address(ring + stage * STAGE);
@@ -174,23 +129,6 @@ struct OneFloat {
     __syncwarp();
     if (lane % PAIRS == 0 && lane < ROWS) {
       copy_bulk(to + lane / PAIRS * EIGHT, from + ask_k / UNIT * UNIT_BYTES, bytes, bar, policy);
-    }
-  }
-
-  // -- what heads are turned by, found by the last warps, as they may have no rows --
-
-  __device__ __forceinline__ float2* turns() const {
-    return reinterpret_cast<float2*>(shared + args.turns_at);
-  }
-  static __device__ __forceinline__ int first_turn() { return kThreads - 1 - (int)threadIdx.x; }
-
-  __device__ __forceinline__ double angle_at(int i) const {
-    return angle_of(args.rope, i, args.factors ? args.factors[i] : 1.0f);
-  }
-  __device__ __forceinline__ void leave_turns(double angle, int pos) const {
-    for (int i = first_turn(); i < a.head_dim / 2; i += kThreads) {
-      if (i >= kThreads) angle = angle_at(i);
-      turn(args.rope, pos * angle, &turns()[i].y, &turns()[i].x);
     }
   }
 
@@ -274,37 +212,6 @@ struct OneFloat {
     }
   }
 
-  // Of rows in order lane r has the sums of the r-th and of the eighth after it: those of pairs.
-  __device__ __forceinline__ float2 in_pairs(float2 y) const {
-    const bool odd = lane / 4 % 2;
-    const float other = __shfl_xor_sync(kAllLanes, odd ? y.x : y.y, 4);
-    return odd ? float2{other, y.y} : float2{y.x, other};
-  }
-
-  __device__ __forceinline__ BesideOne beside(int tile, float scale) const {
-    const Tile t = tile_at(tile);
-    const int pair = pair_of(t);
-    BesideOne b = {};
-    if (pair < a.pairs[t.matrix]) b = beside_single(KIND, a, t.matrix, pair);
-    b.scale = scale;
-    return b;
-  }
-
-  // A pair's sums, for the warp with the first part. left: what warps leave.
-  __device__ __forceinline__ float2 add_parts(float y0, float y1, float* left) const {
-    float* const mine = left + warp * 16 + lane / 4;
-    if (lane % 4 == 0) {
-      mine[0] = y0;
-      mine[8] = y1;
-    }
-    asm volatile("bar.sync %0, %1;" ::"r"(2 + slot), "r"(32 * args.parts.divisor) : "memory");
-    for (int i = 1; part == 0 && i < (int)args.parts.divisor; ++i) {
-      y0 += mine[16 * i];
-      y1 += mine[16 * i + 8];
-    }
-    return {y0, y1};
-  }
-
   __device__ __forceinline__ void run() {
     barriers_make(bars, a.w_stages, lane);
     const u64 policy = read_once();
@@ -314,35 +221,27 @@ struct OneFloat {
     launch_dependents();
 
     // What does not depend on the kernels before this one.
-    char* const x = shared + args.x_at;
-    FloatColumn<W, NORM, REST> column(args.x, args.norm, a.k, x,
-                                      reinterpret_cast<float*>(shared + args.squares_at));
-    const bool turned = KIND == QKV && a.first < 2;
+    char* const x = this->shared + o.x_at;
+    FloatColumn<W, NORM, REST> column(o.x, o.norm, a.k, x,
+                                      reinterpret_cast<float*>(this->shared + o.squares_at));
     double angle = 0.0;
-    if (turned && first_turn() < a.head_dim / 2) angle = angle_at(first_turn());
+    if (this->has_turn()) angle = o.turns.angle(this->first_turn());
     wait_for_previous();
     int pos = 0;
-    if (turned && first_turn() < a.head_dim / 2) pos = __ldcg(args.pos);
-    const float scale = column.make(args.eps);
-    bool turns_here = !turned;
-    if (turned) {
-      leave_turns(angle, pos);
-      if (slot >= count) {
-        asm volatile("bar.arrive %0, %1;" ::"n"(kTurnsBarrier), "n"(kThreads) : "memory");
-      }
-    }
+    if (this->has_turn()) pos = __ldcg(o.turns.pos);
+    const float scale = column.make(o.eps);
+    bool turns_here = !this->are_turned();
+    if (!turns_here) this->leave_turns(angle, pos);
 
-    const bool ends = part == 0 && lane % 4 == 0;  // with a pair's sums
-    float* left = reinterpret_cast<float*>(shared + args.sums_at);
-    float* left_next = left + kColumnWarps * 16;
+    float *left = this->sums_left(0), *left_next = this->sums_left(1);
     // Of the tensor cores' eight columns four are the rest then.
     const int place = lane % 4 * 8, side = REST && lane / 4 % 2 ? rest_at(a.k) : 0;
     int stage = 0;
     u32 parity = 0;
 #pragma unroll 1
-    for (int tile = slot; tile < count; tile += args.tiles) {
+    for (int tile = this->slot; tile < count; tile += o.tiles) {
       BesideOne b = {};
-      if (ends) b = beside(tile, scale);
+      if (this->ends()) b = this->beside(tile, scale);
       float sums[4] = {};
 #pragma unroll 1
       for (int k = 0; k < length; k += N) {
@@ -368,23 +267,17 @@ struct OneFloat {
       }
       float2 y = {sums[0], sums[2]};
       if (REST) y = {sums[0] + sums[1], sums[2] + sums[3]};
-      if (args.parts.divisor > 1) {
-        y = add_parts(y.x, y.y, left);
-        float* const before = left;  // what is left there is read until warps meet again
+      if (o.parts.divisor > 1) {
+        y = this->add_parts(y, left);
+        float* const before = left;
         left = left_next;
         left_next = before;
       }
       if (!turns_here) {
-        asm volatile("bar.sync %0, %1;" ::"n"(kTurnsBarrier), "n"(kThreads) : "memory");
+        this->wait_for_turns();
         turns_here = true;
       }
-      if (COMPACT && in_order(tile_at(tile).matrix)) y = in_pairs(y);
-      if (ends) {
-        const Tile t = tile_at(tile);
-        const int pair = pair_of(t);
-        if (turned) b.turn = turns()[pair % (a.head_dim / 2)];
-        finish_one(KIND, a, t.matrix, pair, 0, y.x, y.y, b, args.rough);
-      }
+      this->finish(tile, y, b, args.rough);
     }
   }
 };

@@ -8,49 +8,36 @@ import struct
 from dataclasses import dataclass, replace
 
 from . import mul_mat_tma
-from .columns import Layout, Product, arguments, columns_ok, rows_ok
+from .columns import Product, columns_ok, rows_ok
 from .compact import EIGHTS, compact_rows, is_compact, row_bytes
 from .elementwise import cpp_bool
-from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, fast_div, places_of
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 from .one_column import TAKEN
+from .tile_column import KINDS, PAIRS, WARPS, Tiles, are_whole, arguments_of, tiles_of
 
-_WARPS, _PAIRS = 16, 8  # of a block; of a tile's rows
 # Elements of a stage: as many as leave a warp so many stages, or all that it goes through.
 _CHUNKS, _ENOUGH = (256, 128), 3
-_MAX_STAGES = 8
 _SHORT = 2048  # elements of a part
 _LARGE = 4096  # rows, and elements of each
-_SQUARES = 256  # elements whose squares are added first
-_NO_ROPE = bytes(40)
-_KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a product is divided. places: of what lies in shared memory, in the order of
-    `OneFloatArgs`.
-
-    parts: of k, see mul_mat_tma.parts_of, and length: elements of each. chunk: elements of a stage,
-    compact: in their compact form.
-    tiles: that a block has at once. needed, stages: that a warp goes through, and that it has.
-    """
+    """How a product is divided. parts: of k, see mul_mat_tma.parts_of, and length: elements of
+    each. chunk: elements of a stage, compact: in their compact form."""
 
     parts: int
     length: int
     chunk: int
     compact: bool
-    grid: int
-    tiles: int
-    needed: int
-    stages: int
-    places: tuple[int, ...]
-    shared: int
+    tiles: Tiles
 
 
 def _plan(p: Product, device: DeviceInfo) -> _Plan:
     parts = mul_mat_tma.parts_of(p, replace(device, equal_bits=True))
     plans = [_plan_of(p, device, parts, chunk) for chunk in _CHUNKS]
-    return next((plan for plan in plans if plan.stages >= min(_ENOUGH, plan.needed)), plans[-1])
+    enough = (x for x in plans if x.tiles.stages >= min(_ENOUGH, x.tiles.needed))
+    return next(enough, plans[-1])
 
 
 def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
@@ -65,30 +52,15 @@ def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
     x_bytes = 2 * p.k
     if rest:  # as `rest_at` of float_column.cuh
         x_bytes += ceil_div(2 * p.k, 128) * 128 + 64
-    at_once, free = _WARPS // n_parts, device.sm_count - TAKEN
-    grid = min(device.sm_count, p.tiles(_PAIRS))
+    free, grid = device.sm_count - TAKEN, min(device.sm_count, p.tiles(PAIRS))
     # As in `blocks_of` of one_column.py, of short rows.
-    if compact and len(p.weights) == 1 and p.k <= _LARGE and p.tiles(_PAIRS) <= free * at_once:
+    at_once = free * (WARPS // n_parts)
+    if compact and len(p.weights) == 1 and p.k <= _LARGE and p.tiles(PAIRS) <= at_once:
         grid = min(grid, free)
-    most = ceil_div(p.tiles(_PAIRS), grid)  # tiles of a block
-    rounds = ceil_div(most, at_once)
-    tiles = ceil_div(most, rounds)
-    sizes = (
-        8 * _MAX_STAGES * _WARPS,  # barriers
-        4 * p.heads.head_dim if p.heads else 0,
-        4 * (ceil_div(p.k, _SQUARES) + _WARPS),
-        2 * 4 * 2 * _PAIRS * _WARPS,
-        x_bytes,
-    )
-    places = places_of(sizes, 128)
     # Of a tile's rows; as they are they lie a little apart.
-    rows = 2 * _PAIRS * (row_bytes(chunk) if compact else 2 * chunk + 32)
-    stage = tiles * n_parts * rows  # of all warps
-    room = max(0, device.shared_per_block - places[-1]) // stage
-    needed = rounds * ceil_div(length, chunk)
-    stages = min(_MAX_STAGES, room, needed)
-    return _Plan(parts, length, chunk, compact, grid, tiles, needed, stages,
-                 tuple(places[1:]), places[-1] + stages * stage)  # fmt: skip
+    stage = 2 * PAIRS * (row_bytes(chunk) if compact else 2 * chunk + 32)
+    tiles = tiles_of(p, device, n_parts, grid, x_bytes, stage, ceil_div(length, chunk))
+    return _Plan(parts, length, chunk, compact, tiles)
 
 
 def _has_rest(device: DeviceInfo) -> bool:
@@ -102,10 +74,7 @@ def _is_compact(p: Product, length: int) -> bool:
     of parts of whole units or long ones."""
     if length % EIGHTS.weights and length < _SHORT:
         return False
-    whole = all(pairs % _PAIRS == 0 for pairs in p.pairs)
-    turned = p.heads is not None and p.heads.neox and p.heads.first < 2
-    halves = p.heads.head_dim // 2 if p.heads and turned else 0
-    return whole and halves % _PAIRS == 0 and is_compact(p.weights, EIGHTS)
+    return are_whole(p) and is_compact(p.weights, EIGHTS)
 
 
 def _is_large(p: Product) -> bool:
@@ -123,7 +92,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
         and not p.weights[0].dtype.is_quantized
         and all(rows_ok(w, 16, 32) for w in p.weights)
         and columns_ok(p.x)
-        and (plan := _plan(p, device)).stages > 0
+        and (plan := _plan(p, device)).tiles.stages > 0
         and (device.equal_bits or plan.compact)
     )
 
@@ -134,21 +103,14 @@ def scratch_bytes(p: Product, device: DeviceInfo) -> int:
 
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     """The launch of a product that `takes` takes."""
-    plan, heads, rest = _plan(p, device), p.heads, _has_rest(device)
+    plan, rest = _plan(p, device), _has_rest(device)
     if plan.compact:
-        p = replace(p, weights=tuple(compact_rows(w) for w in p.weights))
-    body = arguments(p, Layout(), p.tiles(_PAIRS), 1, plan.stages, 0, 0)
-    body += struct.pack(
-        "@4P", p.x.address, p.norm.address if p.norm else 0, heads.pos.address if heads else 0,
-        heads.factors.address if heads and heads.factors else 0,
-    ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
-    share = divmod(p.tiles(_PAIRS), plan.grid)
-    body += struct.pack("@f3i", p.eps, plan.tiles, *share) + fast_div(max(1, plan.parts))
-    body += struct.pack("@7i", plan.length, plan.parts > 0 and not rest, *plan.places)
-    body += bytes(-len(body) % 8)
-    kind, dtype, norm = _KINDS[p.kind], cpp_type(p.weights[0].dtype), cpp_bool(p.norm is not None)
+        p = replace(p, weights=tuple(map(compact_rows, p.weights)))
+    body = arguments_of(p, plan.tiles)
+    body += struct.pack("@2i", plan.length, plan.parts > 0 and not rest)
+    kind, dtype, norm = KINDS[p.kind], cpp_type(p.weights[0].dtype), cpp_bool(p.norm is not None)
     stored = f"compact<{dtype}>" if plan.compact else dtype
     entry = f"mul_mat_one_float<{kind}, {stored}, {norm}, {plan.chunk}, {cpp_bool(rest)}>"
-    grid, block = (plan.grid, 1, 1), (32 * _WARPS, 1, 1)
+    grid, block = (plan.tiles.grid, 1, 1), (32 * WARPS, 1, 1)
     kernel = Kernel("mul_mat_one_float.cu", entry)
-    return [Launch(kernel, grid, block, body, plan.shared, dependent=True)]
+    return [Launch(kernel, grid, block, body, plan.tiles.shared, dependent=True)]

@@ -25,7 +25,7 @@ from gguflow.engine.graph import Operand as CaseOperand
 from gguflow.kernels.cuda import all_reduce, all_reduce_norm, link
 from gguflow.kernels.cuda.accept import RoundPlaces, accept
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
-from gguflow.kernels.cuda.compact import ALONG, EIGHTS, compact_launch
+from gguflow.kernels.cuda.compact import ALONG, EIGHTS, FRAGMENTS, compact_launch
 from gguflow.kernels.cuda.draft import draft_first, draft_next
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
@@ -47,6 +47,7 @@ from gguflow.kernels.cuda.timestamp import timestamp
 
 DEVICE = DeviceInfo()
 EQUAL = DeviceInfo(equal_bits=True)  # one column has the bits that it has among several
+MANY = replace(EQUAL, one_class=True)  # and many are to be fast
 
 
 def launches_of(
@@ -241,21 +242,23 @@ def many_columns() -> Iterator[Launch]:
 
 
 def compact() -> Iterator[Launch]:
-    """What makes the compact form of weights, and products with it."""
-    for layout in (EIGHTS, ALONG):
+    """What makes the compact form of weights, or fragments of them, and products with it."""
+    floats = (DEVICE, EQUAL), ("f16", "bf16")
+    forms = (EIGHTS, *floats), (ALONG, *floats), (FRAGMENTS, (MANY,), ("q4_0", "q5_K", "q6_K"))
+    for layout, devices, dtypes in forms:
         form = CompactForm(1 << 40, layout.name)
-        for dtype in ("f16", "bf16"):
+        for dtype in dtypes:
             w = CaseOperand((4096, 4096), dtype, 0.0, role="weight")
             x, norm = CaseOperand((1, 4096), data=0.0), CaseOperand((4096,), data=0.0)
             cases = ("mul_mat", (w, x)), ("norm_mul_mat_swiglu", (x, norm, w, w))
             for op, srcs in cases:
                 params = {"eps": 1e-5} if op.startswith("norm_") else {}
                 node = declare_case(op_spec(op), Case(srcs, params))
-                yield compact_launch(Operand.of(node, 0), form, 0)
+                yield compact_launch(Operand.of(node.srcs[-1 if params else 0], 0), form, 0)
                 at = [None if s is None else Operand.of(s, (i + 2) << 32)
                       for i, s in enumerate(node.srcs)]  # fmt: skip
                 at = [o and replace(o, compact=form) for o in at]
-                for device in (DEVICE, EQUAL):
+                for device in devices:
                     call = Call(node, Operand.of(node, 1 << 32), tuple(at), device, 9 << 32)
                     yield from (s for s in launches(call) if isinstance(s, Launch))
 

@@ -95,7 +95,7 @@ def layout_for(op: str, rows: tuple[int, ...], k: int, device: DeviceInfo, dtype
     node = declared(op, *before, *weights, *beside, **(EPS if before else {}))
     w = node.srcs[len(before)]
     assert w is not None
-    assert compact_bytes(w) == rows[0] * k * 15 // 8
+    assert compact_bytes(w) == rows[0] * row_bytes(k, w.dtype)
     assert layout_of(w, [], device) is None
     return layout_of(w, [node], device)
 
@@ -143,7 +143,7 @@ def test_no_part_is_empty() -> None:
 
 def plan_numbers(made: Launch) -> tuple[int, int]:
     """A part's elements and how many parts there are: see the end of `OneFloatArgs`."""
-    parts, length = struct.unpack_from("@Ii", made.args, len(made.args) - 32)
+    (parts,), (length,) = (struct.unpack_from("@i", made.args, len(made.args) - n) for n in (32, 8))
     return length, parts
 
 
@@ -194,7 +194,7 @@ def put(gpu: Any, data: np.ndarray) -> Any:
 
 def compacted(gpu: Any, w: Operand, layout: Layout) -> tuple[Any, bool]:
     """The compact form, and whether a weight was too large for it."""
-    to, told = gpu.alloc(w.ne[1] * row_bytes(w.ne[0])), gpu.alloc(4)
+    to, told = gpu.alloc(w.ne[1] * row_bytes(w.ne[0], w.dtype)), gpu.alloc(4)
     launch = compact_launch(w, CompactForm(to.address, layout.name), told.address)
     gpu.modules.prepare([launch.kernel])
     gpu.modules.bind(launch).issue()

@@ -1,0 +1,71 @@
+"""How a block shares out tiles of sixteen rows and parts of k where tensor cores multiply one
+column: what mul_mat_one_float.py and mul_mat_fragments.py have in common (tile_column.cuh)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from .columns import Layout, Product, arguments, turns_by
+from .launch import DeviceInfo, ceil_div, fast_div, places_of
+
+WARPS, PAIRS = 16, 8  # of a block; of a tile's rows
+MAX_STAGES = 8  # of a warp
+KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
+_SQUARES = 256  # elements whose squares are added first
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """parts: of k. tiles: that a block has at once. needed, stages: that a warp goes through, and
+    that it has. places: of what lies in shared memory, in the order of `TileColumnArgs`."""
+
+    parts: int
+    grid: int
+    tiles: int
+    needed: int
+    stages: int
+    places: tuple[int, ...]
+    shared: int
+
+
+def tiles_of(
+    p: Product, device: DeviceInfo, parts: int, grid: int, x_bytes: int, stage: int, of_part: int
+) -> Tiles:
+    """parts: of k, at most one a warp. x_bytes: of the column. stage: bytes of a warp's. of_part:
+    stages that a tile's part takes."""
+    at_once = WARPS // parts
+    most = ceil_div(p.tiles(PAIRS), grid)  # of a block
+    rounds = ceil_div(most, at_once)
+    tiles = ceil_div(most, rounds)
+    sizes = (
+        8 * MAX_STAGES * WARPS,  # barriers
+        4 * p.heads.head_dim if p.heads else 0,
+        4 * (ceil_div(p.k, _SQUARES) + WARPS),
+        2 * 4 * 2 * PAIRS * WARPS,
+        x_bytes,
+    )
+    places = places_of(sizes, 128)
+    all_stages = tiles * parts * stage  # of all warps
+    room = max(0, device.shared_per_block - places[-1]) // all_stages
+    needed = rounds * of_part
+    stages = min(MAX_STAGES, room, needed)
+    return Tiles(parts, grid, tiles, needed, stages,
+                 tuple(places[1:]), places[-1] + stages * all_stages)  # fmt: skip
+
+
+def arguments_of(p: Product, plan: Tiles) -> bytes:
+    """`TileColumnArgs` of tile_column.cuh."""
+    body = arguments(p, Layout(), p.tiles(PAIRS), 1, plan.stages, 0, 0)
+    body += struct.pack("@2P", p.x.address, p.norm.address if p.norm else 0) + turns_by(p)
+    share = divmod(p.tiles(PAIRS), plan.grid)
+    body += struct.pack("@f3i", p.eps, plan.tiles, *share) + fast_div(plan.parts)
+    body += struct.pack("@5i", *plan.places)
+    return body + bytes(-len(body) % 8)
+
+
+def are_whole(p: Product) -> bool:
+    """Whether the two times eight rows of a tile are each of the same eights."""
+    turned = p.heads is not None and p.heads.neox and p.heads.first < 2
+    halves = p.heads.head_dim // 2 if p.heads and turned else 0
+    return all(pairs % PAIRS == 0 for pairs in p.pairs) and halves % PAIRS == 0

@@ -1,0 +1,165 @@
+"""Quantized weights as fragments, from which one column has the bits that it has among others where
+these are to be fast (`equal_bits="many"`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_list import EQUAL, MANY
+from test_compact import CUDA, Compacted, launch_of, layout_for
+from tiny_model import write_tiny
+
+from gguflow.engine.backends.base import find_backend
+from gguflow.engine.graph import dtype_by_name
+from gguflow.engine.model import Model
+from gguflow.engine.sampling import SamplerSettings
+from gguflow.kernels.cuda.compact import EIGHTS, FRAGMENTS, layouts_of
+from gguflow.kernels.cuda.fragments import UNIT, fragment_row_bytes
+from gguflow.kernels.cuda.launch import DeviceInfo, Launch
+
+TYPES = ["q4_0", "q4_1", "q4_K", "q5_0", "q5_1", "q5_K", "q6_K", "q8_0"]
+OTHERS = ["q2_K", "q3_K", "iq4_nl"]
+
+
+@pytest.fixture(scope="module")
+def many(gpu: Any) -> Any:
+    return find_backend("cuda", {"equal_bits": "many"})
+
+
+def made_for(dtype: str, device: DeviceInfo = MANY, n: int = 4096, k: int = 4096,
+             op: str = "mul_mat", **how: Any) -> Launch:  # fmt: skip
+    return launch_of(op, n, k, device, FRAGMENTS, dtype=dtype, **how)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_single_column_reads_them(dtype: str) -> None:
+    for op in ("mul_mat", "mul_mat_swiglu"):
+        made = made_for(dtype, op=op)
+        assert made.kernel.source == "mul_mat_fragments.cu"
+        step = fragment_row_bytes(dtype_by_name(dtype), 4096)
+        assert step.to_bytes(8, "little") in made.args
+        assert made.shared <= MANY.shared_per_block
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_does_not(dtype: str) -> None:
+    for made in (
+        made_for(dtype, EQUAL),  # whose generated rows are int8's
+        made_for(dtype, replace(MANY, arch="sm_80")),
+        made_for(dtype, m=2),
+        made_for(dtype, compact=0),
+        made_for(dtype, n=4100),
+        made_for(dtype, op="mul_mat_swiglu", compact=1),
+        launch_of("mul_mat", 4096, 4096, MANY, EIGHTS, dtype=dtype),
+    ):
+        assert made.kernel.source != "mul_mat_fragments.cu"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_any_length_has_room(dtype: str) -> None:
+    for k in (256, 2304, 8192, 14336, 28672):
+        made = made_for(dtype, n=256, k=k)
+        assert made.kernel.source == "mul_mat_fragments.cu"
+        assert made.shared <= MANY.shared_per_block
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_how_weights_lie(dtype: str) -> None:
+    for op, rows in (("mul_mat", (4096,)), ("norm_mul_mat_swiglu", (14336, 14336)),
+                     ("norm_qkv_rope", ())):  # fmt: skip
+        assert layout_for(op, rows, 4096, MANY, dtype) is FRAGMENTS
+        assert layout_for(op, rows, 4096, EQUAL, dtype) is None
+    assert layout_for("mul_mat", (4100,), 4096, MANY, dtype) is None
+
+
+def test_types_that_have_none() -> None:
+    for name in OTHERS:
+        assert not layouts_of(dtype_by_name(name))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_compiles(nvrtc: Any, dtype: str) -> None:
+    made = made_for(dtype)
+    assert nvrtc.compile_source(made.kernel.source, [made.kernel.entry], "sm_90").names
+    assert nvrtc.compile_source("fragments.cu", [f"make_fragments<block_{dtype}>"], "sm_90").names
+
+
+class AsFragments(Compacted):
+    layout = FRAGMENTS
+
+
+def held(p: AsFragments, first: int = 5) -> None:
+    """One column has the bits that it has without, and among others."""
+    found = p.result(1, first)
+    assert any("mul_mat_fragments" in e for e in p.entries)
+    among = p.result(20, first - 2)
+    p.is_on = False
+    plain = p.result(1, first)
+    assert not any("mul_mat_fragments" in e for e in p.entries)
+    for a, b, c in zip(found, plain, among, strict=True):
+        assert (a == b).all(), int((a != b).sum())
+        assert (a == c[2:3]).all(), int((a != c[2:3]).sum())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    "op, rows, k",
+    [
+        ("mul_mat_add", (4096,), 4096),
+        ("mul_mat_add", (2048,), 14336),
+        ("norm_mul_mat_swiglu", (14336, 14336), 2048),
+        ("norm_qkv_rope", (1024, 256, 256), 4096),
+        ("norm_mul_mat", (20_000,), 1024),
+        ("mul_mat", (336,), 2304),
+        ("mul_mat", (16,), 256),
+    ],
+)
+def test_products_are_the_same(many: Any, op: str, rows: tuple[int, ...], k: int, dtype: str):
+    held(AsFragments(many, op, dtype, rows, k, whole=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1e-6, 1e4, 1e6])
+@pytest.mark.parametrize("op, rows", [("mul_mat", (336,)), ("norm_mul_mat", (336,))])
+def test_columns_of_any_size(many: Any, op: str, rows: tuple[int, ...], size: float) -> None:
+    for dtype in ("q4_0", "q6_K"):
+        held(AsFragments(many, op, dtype, rows, 4096, size, whole=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["q4_0", "q5_K"])
+def test_turned_heads(many: Any, dtype: str) -> None:
+    held(AsFragments(many, "norm_qkv_rope", dtype, (1024, 256, 256), 2048, mode="neox", whole=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["q4_0", "q8_0"])
+def test_a_model_has_the_same_logits(gpu: Any, tmp_path: Path, dtype: str) -> None:
+    path = write_tiny(tmp_path / "m.gguf", dtype=dtype, n_embd=1024, n_ff=2048, seed=3)
+    ids = list(np.random.default_rng(0).integers(5, 90, 20))
+
+    def run(mode: str, equal: Any = "many") -> tuple[np.ndarray, list[int], int]:
+        model = Model.load(path, backends=CUDA, equal_bits=equal, compact_weights=mode)
+        session = model.new_session()
+        logits = [session.logits(ids), *(session.logits([i]) for i in ids)]
+        made = model.new_session().generate(ids, 30, SamplerSettings(temperature=0.0))
+        return np.concatenate(logits), list(made), sum(model.weights.compact_bytes.values())
+
+    off, on, auto = (run(mode) for mode in ("off", "on", "auto"))
+    assert on[0].tobytes() == off[0].tobytes() == auto[0].tobytes()
+    assert on[1] == off[1] == auto[1]
+    assert not off[2] and on[2] == auto[2] > 0
+    few = run("auto", "few")  # whose prompts have the same bits, and generated rows others
+    assert few[0].tobytes() == on[0].tobytes() and not few[2]
+
+
+def test_units_are_whole() -> None:
+    for name in TYPES:
+        t = dtype_by_name(name)
+        assert fragment_row_bytes(t, UNIT) * 8 % 16 == 0
+        assert fragment_row_bytes(t, UNIT) >= t.row_bytes(UNIT)

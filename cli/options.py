@@ -348,7 +348,8 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
         "--compact-weights",
         choices=COMPACT_MODES,
         default="auto",
-        help="GPUs: 16-bit weights in 15 bits too, the same values, from which single rows are "
+        help="GPUs: 16-bit weights in 15 bits too (with --equal-bits many quantized ones as tensor "
+        "cores want them), the same values, from which single rows are "
         "generated faster; auto (default): where a quarter of the memory left is enough",
     )
     add_experts(p)

@@ -121,9 +121,10 @@ class Options:
     equal_bits: whether a GPU computes rows with the bits that they have among any others, which is
         slower (docs/equal-bits.md): with quantized weights "few" generated ones at once are fast
         then, or "many"; True is "few". On hosts they always have; other backends take no notice.
-    compact_weights: whether a GPU has 16-bit weights in a form of fewer bytes too, with the same
-        values, from which a single row is generated faster: "auto" where it takes at most a quarter
-        of the memory that is left there (docs/compact-weights.md).
+    compact_weights: whether a GPU has 16-bit weights in a form of fewer bytes too, and with
+        `equal_bits` "many" quantized ones as tensor cores want them, with the same values, from
+        which a single row is generated faster: "auto" where it takes at most a quarter of the
+        memory that is left there (docs/compact-weights.md).
     mlock: whether the host's weights are locked in memory, as far as the system allows.
     """
 

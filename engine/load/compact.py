@@ -1,4 +1,5 @@
-"""16-bit weights of a device in their compact form beside themselves, where memory is left."""
+"""Weights of a device in a second form beside themselves, where memory is left: 16-bit ones in
+fewer bytes, quantized ones as tensor cores want them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ SHARE = 4  # one part in so many of the memory left is taken without being asked
 
 @dataclass(frozen=True)
 class Room:
-    """What the compact form of weights takes of a device, and what is left there beside all else
+    """What the second form of weights takes of a device, and what is left there beside all else
     that a model needs: bytes. weights: with the nodes that read them."""
 
     device: Backend
@@ -66,7 +67,7 @@ def wanted(found: Sequence[Room], mode: str) -> list[Room]:
     some = [r for r in found if r.total]
     if not some:
         raise OptionError(
-            "`compact_weights`: no GPU has 16-bit weights that single rows are multiplied by"
+            "`compact_weights`: no GPU has weights that single rows are read from in another form"
         )
     for r in some:
         if r.total > r.left:
@@ -81,7 +82,7 @@ def wanted(found: Sequence[Room], mode: str) -> list[Room]:
 def lines(n_bytes: Mapping[str, int]) -> list[str]:
     """What a forecast says of it. n_bytes: by memory space."""
     return [
-        f"{space}: {human_bytes(n)} more for 16-bit weights in their compact form"
+        f"{space}: {human_bytes(n)} more for weights in the form of single rows"
         for space, n in n_bytes.items()
         if n
     ]

@@ -156,7 +156,7 @@ def test_the_same_weights_are_not_made_again(device: Device, path: Path) -> None
 
 def test_where_there_is_no_device(path: Path) -> None:
     assert not Model.load(path).compact_bytes()
-    with pytest.raises(OptionError, match="^`compact_weights`: no GPU has 16-bit weights"):
+    with pytest.raises(OptionError, match="^`compact_weights`: no GPU has weights that single"):
         Model.load(path, compact_weights="on")
 
 

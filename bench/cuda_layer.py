@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,8,16")
     parser.add_argument("--parts", default="qaogd,qogd,aog,a,q,o,g,d")
     parser.add_argument("--equal-bits", nargs="?", choices=EQUAL_MODES, const="few", default=False)
-    parser.add_argument("--compact", action="store_true", help="16-bit weights in that form too")
+    parser.add_argument("--compact", action="store_true", help="weights in the form of single rows")
     args = parser.parse_args()
     rows = [int(n) for n in args.rows.split(",")]
     gpu = CudaBackend(0, args.equal_bits)

@@ -79,7 +79,7 @@ def test_all_that_are_multiplied_by(device: Device, path: Path) -> None:
     assert {"blk.0.ffn_up.weight", "blk.1.attn_output.weight", "output.weight"} <= names
     assert "token_embd.weight" not in names and not any("norm" in n for n in names)
     assert sum(model.compact_bytes().values()) > 0
-    assert any(line.startswith("cuda:0: ") and "compact" in line for line in model.forecast())
+    assert any(line.startswith("cuda:0: ") and "single rows" in line for line in model.forecast())
     assert list(model.new_session().generate([1, 2, 3], 4, GREEDY))
 
 

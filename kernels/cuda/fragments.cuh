@@ -2,8 +2,8 @@
 // time, so that what a warp asks for is one run of bytes and a lane's share of it whole words. The
 // values are those of columns_weights.cuh to the bit, and so is the order of elements.
 //
-// A unit has the codes of each lane first, which are four rows' lanes apart as fragments have them,
-// then the scales of its rows as halves: what they are in blocks of a K type is found once.
+// A unit has every lane's codes first, lane 4 r + t's of row r, then the scales and offsets of its
+// rows as halves: those that K types pack are unpacked when fragments are made.
 #pragma once
 
 #include "cuda/columns.cuh"

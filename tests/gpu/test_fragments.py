@@ -81,6 +81,7 @@ def test_types_that_have_none() -> None:
         assert not layouts_of(dtype_by_name(name))
 
 
+@pytest.mark.slow  # test_compile.py has some types
 @pytest.mark.parametrize("dtype", TYPES)
 def test_compiles(nvrtc: Any, dtype: str) -> None:
     made = made_for(dtype)

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from gguflow.cli.options import add_equal_bits
 from gguflow.engine.graph import DType, Role
-from gguflow.engine.limits import COMPACT_MODES, EQUAL_MODES
+from gguflow.engine.limits import COMPACT_MODES
 from gguflow.engine.model import Model
 from gguflow.engine.plan_key import step_key
 from gguflow.engine.profile import Profile
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="llama3-8b:Q4_0,llama3.2-1b:Q4_0")
     parser.add_argument("-n", type=int, default=128)
     parser.add_argument("--depth", type=int, default=0)
-    parser.add_argument("--equal-bits", nargs="?", choices=EQUAL_MODES, const="few", default=False)
+    add_equal_bits(parser)
     parser.add_argument("--compact-weights", choices=COMPACT_MODES, default="auto")
     parser.add_argument("--ops", action="store_true")
     args = parser.parse_args()

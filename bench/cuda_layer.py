@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 from cuda_attention import Places, time_of
 
+from gguflow.cli.options import add_equal_bits
 from gguflow.engine.backends.cuda import CudaBackend
 from gguflow.engine.graph import F16, F32, I32, DType, Graph, Tensor, dtype_by_name
-from gguflow.engine.limits import EQUAL_MODES
 from gguflow.engine.plan_key import PAGE
 
 LAYERS = 6  # more weights than the second-level cache keeps
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("-c", type=int, default=0, help="tokens that there is room for")
     parser.add_argument("--rows", default="1,2,4,8,16")
     parser.add_argument("--parts", default="qaogd,qogd,aog,a,q,o,g,d")
-    parser.add_argument("--equal-bits", nargs="?", choices=EQUAL_MODES, const="few", default=False)
+    add_equal_bits(parser)
     parser.add_argument("--compact", action="store_true", help="weights in the form of single rows")
     args = parser.parse_args()
     rows = [int(n) for n in args.rows.split(",")]

@@ -17,8 +17,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gguflow.cli.options import add_equal_bits
 from gguflow.engine.graph import dtype_by_name
-from gguflow.engine.limits import ALL_LAYERS, EQUAL_MODES
+from gguflow.engine.limits import ALL_LAYERS
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("-m", metavar="FILE", help="instead of random weights")
     parser.add_argument("--weights", default="Q4_0,Q8_0,Q4_K_M,F16,BF16", help="with -m")
     parser.add_argument("-ngl", choices=("0", "all"), default="0")
-    parser.add_argument("--equal-bits", nargs="?", choices=EQUAL_MODES, const="few", default=False)
+    add_equal_bits(parser)
     parser.add_argument("-ctk", default="f16", help="types of the cache's keys and values")
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--at-once", default="1,3,8,32,128")

@@ -14,7 +14,8 @@ import time
 
 import numpy as np
 
-from gguflow.engine.limits import ALL_LAYERS, EQUAL_MODES
+from gguflow.cli.options import add_equal_bits
+from gguflow.engine.limits import ALL_LAYERS
 from gguflow.engine.model import Model
 from gguflow.engine.sampling import GREEDY, N_HISTORY
 from gguflow.engine.serving.rows import Piece, Rows, rows_of, single_rows
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("-ngl", choices=("0", "all"), default="0")
     parser.add_argument("-d", type=int, default=512, help="tokens in the context")
     parser.add_argument("-t", type=int, default=0)
-    parser.add_argument("--equal-bits", nargs="?", choices=EQUAL_MODES, const="few", default=False)
+    add_equal_bits(parser)
     parser.add_argument("-r", type=int, default=20)
     parser.add_argument("--rows", default="1,2,3,5,9,17")
     args = parser.parse_args()

@@ -306,6 +306,19 @@ def add_gpu_layers(p: ArgumentParser | _ArgumentGroup) -> None:
     )
 
 
+def add_equal_bits(p: ArgumentParser | _ArgumentGroup) -> None:
+    """The flag of `Options.equal_bits`."""
+    p.add_argument(
+        "--equal-bits",
+        nargs="?",
+        choices=EQUAL_MODES,
+        const=EQUAL_MODES[0],
+        default=False,
+        help="GPUs: a sequence has the same bits alone and among any others, which is slower; with "
+        "quantized weights fast for few sequences at once (default where it is given) or for many",
+    )
+
+
 def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
     """--device, --devices with how a model is split over them, -ot, and what devices are told."""
     p.add_argument(
@@ -335,22 +348,14 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
         metavar="RE=BACKEND",
         help="place the tensors and ops in whose name RE is found on a backend; comma-separated",
     )
-    p.add_argument(
-        "--equal-bits",
-        nargs="?",
-        choices=EQUAL_MODES,
-        const=EQUAL_MODES[0],
-        default=False,
-        help="GPUs: a sequence has the same bits alone and among any others, which is slower; with "
-        "quantized weights fast for few sequences at once (default where it is given) or for many",
-    )
+    add_equal_bits(p)
     p.add_argument(
         "--compact-weights",
         choices=COMPACT_MODES,
         default="auto",
         help="GPUs: 16-bit weights in 15 bits too (with --equal-bits many quantized ones as tensor "
-        "cores want them), the same values, from which single rows are "
-        "generated faster; auto (default): where a quarter of the memory left is enough",
+        "cores want them), the same values, from which single rows are generated faster; auto "
+        "(default): where a quarter of the memory left is enough",
     )
     add_experts(p)
 

@@ -203,6 +203,7 @@ class Options:
                 raise OptionError(f"{name} {value!r}: expected a whole number {least} to {most}")
         for name in ("k_type", "v_type"):
             object.__setattr__(self, name, _cache_type(name, getattr(self, name)))
+        object.__setattr__(self, "equal_bits", _equal_mode(self.equal_bits))
         for name, kind, what in (
             ("fuse", bool, "True or False"),
             ("weight_cache", bool, "True or False"),
@@ -223,7 +224,6 @@ class Options:
                 raise OptionError(f"{name} {given!r}: expected {what}")
         if self.sparse not in SPARSE_MODES:
             raise OptionError(f"sparse {self.sparse!r}: expected one of {', '.join(SPARSE_MODES)}")
-        object.__setattr__(self, "equal_bits", _equal_mode(self.equal_bits))
         if self.compact_weights not in COMPACT_MODES:
             raise OptionError(
                 f"compact_weights {self.compact_weights!r}: expected one of "

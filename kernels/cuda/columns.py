@@ -16,6 +16,7 @@ from .mul_mat_vec import STATES
 from .rope import rope_numbers
 
 PLAIN, GLU, QKV = range(3)  # as in columns.cuh
+KINDS = ("PLAIN", "GLU", "QKV")  # their names
 # As in columns_round.cu.
 TILES, FRAGMENTS, FRAGMENTS_IN_ORDER, TILES_IN_ORDER, ROWS = range(5)
 _NIBBLES = ("q4_0",)  # whose lanes hold elements 4 t and following of both halves of 32

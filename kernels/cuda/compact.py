@@ -47,10 +47,9 @@ EIGHTS, ALONG = Layout("Eights", 8, 128), Layout("Along", 1, 1024)
 FRAGMENTS = Layout("Fragments", EIGHT, UNIT)  # of quantized weights
 
 
-def row_bytes(k: int, t: DType | None = None) -> int:
-    """Of k weights, whole units; of a row that lies among others, what it takes of them. t: of
-    quantized ones."""
-    return fragment_row_bytes(t, k) if t is not None and t.is_quantized else k // 8 * 15
+def row_bytes(t: DType, k: int) -> int:
+    """Of k weights, whole units; of a row that lies among others, what it takes of them."""
+    return fragment_row_bytes(t, k) if has_fragments(t) else k // 8 * 15
 
 
 def _is_whole(shape: Sequence[int], layout: Layout) -> bool:
@@ -71,7 +70,7 @@ def is_compact(weights: Sequence[Operand], layout: Layout) -> bool:
 def compact_rows(w: Operand) -> Operand:
     """The rows in that form, of which each could lie by itself for what they take."""
     assert w.compact is not None
-    step = row_bytes(w.ne[0], w.dtype)
+    step = row_bytes(w.dtype, w.ne[0])
     return replace(w, address=w.compact.address, nb=(w.nb[0], step, *w.nb[2:]))
 
 
@@ -106,7 +105,7 @@ def kind_of_use(weight: Tensor, users: Sequence[Tensor]) -> Hashable:
 def compact_bytes(weight: Tensor) -> int:
     """Of a weight in that form."""
     rows, k = weight.shape
-    return rows * row_bytes(k, weight.dtype)
+    return rows * row_bytes(weight.dtype, k)
 
 
 def _reads(node: Tensor, weight: Tensor, layout: Layout, device: DeviceInfo) -> bool:
@@ -130,7 +129,7 @@ def _reads(node: Tensor, weight: Tensor, layout: Layout, device: DeviceInfo) -> 
 def compact_launch(w: Operand, to: CompactForm, too_large: int) -> Launch:
     """Makes the compact form of w. too_large: address of an i32 that becomes 1 where a weight is 2
     or more in magnitude, which that form cannot hold."""
-    if w.dtype.is_quantized:
+    if to.layout == FRAGMENTS.name:
         return fragments_launch(w, to)
     k, rows = w.ne[:2]
     layout = next(x for x in (EIGHTS, ALONG) if x.name == to.layout)

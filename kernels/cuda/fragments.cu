@@ -6,17 +6,17 @@ struct FragmentsArgs {
   const char* from;
   char* to;
   i64 from_step;  // bytes from row to row
-  i64 rows;       // a multiple of eight
+  i64 rows;       // whole eights
   i64 units;      // along them
 };
 
 template <class W>
 __global__ void __launch_bounds__(256) make_fragments(const __grid_constant__ FragmentsArgs a) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const i64 all = a.rows / 8 * a.units;
+  const i64 all = a.rows / kEight * a.units;
   for (i64 at = blockIdx.x * 8ll + warp; at < all; at += gridDim.x * 8ll) {
-    const char* const from =
-        a.from + at / a.units * 8 * a.from_step + at % a.units * (kUnit / W::QK * (int)sizeof(W));
+    const char* const from = a.from + at / a.units * kEight * a.from_step +
+                             at % a.units * (kUnit / W::QK * (int)sizeof(W));
     FragmentUnit<W>::make(from + lane / 4 * a.from_step, a.to + at * FragmentUnit<W>::BYTES, lane);
   }
 }

@@ -107,10 +107,10 @@ struct FragmentUnit {
         const u32 swapped = p % 2 ? __byte_perm(h, 0, 0x2301) : h;
         n |= (b % 2 ? swapped >> 2 : swapped) & (p < 2 ? 0x00300030u : 0x03000300u);
       }
-      constexpr u32 SIXTEENTH = 0x2C002C00u;  // and what 1024 becomes is 64
-      constexpr u32 THEN = 0xD400D400u + (Kind::ZERO == 8 ? 0x00800080u : 0);
-      static_assert(Kind::ZERO == 0 || Kind::ZERO == 8 || Kind::ZERO == 16, "64 and it, halves");
-      return p < 2 ? sub2(n, LESS) : fma2(n, SIXTEENTH, Kind::ZERO == 16 ? 0xD500D500u : THEN);
+      constexpr u32 SIXTEENTH = 0x2C002C00u;                        // what 1024 becomes is 64
+      constexpr u32 THEN = 0xD400D400u + Kind::ZERO * 0x00100010u;  // -64 - ZERO, whose ulp is 1/16
+      static_assert(Kind::ZERO < 64, "up to 128 the exponent is that of 64");
+      return p < 2 ? sub2(n, LESS) : fma2(n, SIXTEENTH, THEN);
     }
   }
 
@@ -149,8 +149,9 @@ struct FragmentUnit {
       gf_u16* const offsets = reinterpret_cast<gf_u16*>(unit + OFFSETS_AT + r * 16);
       if constexpr (FORM == SIXTEENS) {
         const block_q6_K* const block = reinterpret_cast<const block_q6_K*>(row);
-        if (t % 2 == 0)
+        if (t % 2 == 0) {
           (t / 2 ? offsets : scales)[b] = half_of((float)block->scales[2 * b + t / 2]);
+        }
       } else if (t == 0) {
         scales[b] = half_of(e.scale);
         if (FORM == OFFSETS) offsets[b] = half_of(e.offset);

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .columns import (
     FRAGMENTS_IN_ORDER,
+    KINDS,
     Product,
     arguments,
     columns_ok,
@@ -24,7 +25,6 @@ _BRINGERS = 2  # warps that bring weights
 _MOST_WARPS = 4  # tiles that a block has at once: their chains keep up with memory
 _X_STAGES = 4
 _MAX_STAGES = 28  # of all tiles; a warp makes their barriers
-_KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     body = arguments(p, at, p.tiles(_PAIRS), 1, plan.stages, _X_STAGES, 0)
     share = divmod(p.tiles(_PAIRS), plan.grid)
     body += struct.pack("@7i4x", plan.warps, plan.rounds, *share, *plan.places)
-    entry = f"mul_mat_chain<{_KINDS[p.kind]}, {cpp_type(p.weights[0].dtype)}, {columns // 8}>"
+    entry = f"mul_mat_chain<{KINDS[p.kind]}, {cpp_type(p.weights[0].dtype)}, {columns // 8}>"
     kernel = Kernel("mul_mat_chain.cu", entry)
     grid, block = (plan.grid, 1, 1), (32 * (plan.warps + 1 + _BRINGERS), 1, 1)
     product = Launch(kernel, grid, block, body, plan.shared, dependent=True)

@@ -9,10 +9,9 @@ from dataclasses import replace
 from . import mul_mat_columns
 from .columns import Product, columns_ok
 from .compact import FRAGMENTS, compact_rows, is_compact
-from .elementwise import cpp_bool
-from .fragments import EIGHT, UNIT, fragment_row_bytes
-from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
-from .tile_column import KINDS, WARPS, Tiles, are_whole, arguments_of, tiles_of
+from .fragments import UNIT, fragment_row_bytes
+from .launch import DeviceInfo, Launch, ceil_div, cpp_type
+from .tile_column import PAIRS, Tiles, are_whole, tile_launch, tiles_of
 
 # Units of a stage's rows: as many as leave a warp so many stages, or all that it goes through.
 _UNITS, _ENOUGH = (2, 1), 2
@@ -22,15 +21,15 @@ _EARLY = 1  # stages that are asked for before the column, which is behind them 
 def _plan(p: Product, device: DeviceInfo) -> tuple[int, Tiles]:
     """Units of a stage's rows, and what follows."""
     plans = [(units, _plan_of(p, device, units)) for units in _UNITS]
-    return next((x for x in plans if x[1].stages >= min(_ENOUGH, x[1].needed)), plans[-1])
+    return next((x for x in plans if x[1].has_stages(_ENOUGH)), plans[-1])
 
 
 def _plan_of(p: Product, device: DeviceInfo, units: int) -> Tiles:
     parts = mul_mat_columns.parts_of_k(p, device)
-    stage = 2 * EIGHT * fragment_row_bytes(p.weights[0].dtype, units * UNIT)
+    row = fragment_row_bytes(p.weights[0].dtype, units * UNIT)
     of_part = ceil_div(ceil_div(p.k // UNIT, parts), units)
-    grid = min(device.sm_count, p.tiles(EIGHT))
-    return tiles_of(p, device, parts, grid, 2 * p.k, stage, of_part)
+    grid = min(device.sm_count, p.tiles(PAIRS))
+    return tiles_of(p, device, parts, grid, 2 * p.k, row, of_part)
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -53,9 +52,6 @@ def scratch_bytes(p: Product, device: DeviceInfo) -> int:
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     """The launch of a product that `takes` takes."""
     units, plan = _plan(p, device)
-    body = arguments_of(replace(p, weights=tuple(map(compact_rows, p.weights))), plan)
-    body += struct.pack("@2i", _EARLY, 0)
-    kind, dtype, norm = KINDS[p.kind], cpp_type(p.weights[0].dtype), cpp_bool(p.norm is not None)
-    kernel = Kernel("mul_mat_fragments.cu", f"mul_mat_fragments<{kind}, {dtype}, {norm}, {units}>")
-    grid, block = (plan.grid, 1, 1), (32 * WARPS, 1, 1)
-    return [Launch(kernel, grid, block, body, plan.shared, dependent=True)]
+    stored, more = cpp_type(p.weights[0].dtype), struct.pack("@2i", _EARLY, 0)
+    p = replace(p, weights=tuple(map(compact_rows, p.weights)))
+    return [tile_launch(p, plan, "mul_mat_fragments", stored, f"{units}", more)]

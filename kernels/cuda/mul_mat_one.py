@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gguflow.engine.graph import DType
 
-from .columns import PLAIN, Layout, Product, arguments, columns_ok, rows_ok
+from .columns import KINDS, PLAIN, Layout, Product, arguments, columns_ok, rows_ok
 from .columns_int8 import known
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type, places_of
 from .one_column import WARPS, blocks_of, shape_of
@@ -18,7 +18,6 @@ _PIECE = 2048  # elements
 _UNIT, _UNIT_BYTES = 64, 80  # of a column in shared memory
 _MAX_STAGES = 4  # more on their way delay the column, which queues behind them
 _NO_ROPE = bytes(40)
-_KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     ) + (heads.rope if heads else _NO_ROPE)  # fmt: skip
     body += struct.pack("@f7i", p.eps, p.weights[-1].nb[1], _pieces(p), *plan.places)
     kernel = Kernel(
-        "mul_mat_one.cu", f"mul_mat_one<{_KINDS[p.kind]}, {cpp_type(first)}, {cpp_type(last)}>"
+        "mul_mat_one.cu", f"mul_mat_one<{KINDS[p.kind]}, {cpp_type(first)}, {cpp_type(last)}>"
     )
     grid = (blocks_of(pairs, plan.warps, p.kind == PLAIN, device), 1, 1)
     block = (32 * plan.warps, 1, 1)

@@ -11,9 +11,9 @@ from . import mul_mat_tma
 from .columns import Product, columns_ok, rows_ok
 from .compact import EIGHTS, compact_rows, is_compact, row_bytes
 from .elementwise import cpp_bool
-from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
+from .launch import DeviceInfo, Launch, ceil_div, cpp_type
 from .one_column import TAKEN
-from .tile_column import KINDS, PAIRS, WARPS, Tiles, are_whole, arguments_of, tiles_of
+from .tile_column import PAIRS, WARPS, Tiles, are_whole, tile_launch, tiles_of
 
 # Elements of a stage: as many as leave a warp so many stages, or all that it goes through.
 _CHUNKS, _ENOUGH = (256, 128), 3
@@ -36,8 +36,7 @@ class _Plan:
 def _plan(p: Product, device: DeviceInfo) -> _Plan:
     parts = mul_mat_tma.parts_of(p, replace(device, equal_bits=True))
     plans = [_plan_of(p, device, parts, chunk) for chunk in _CHUNKS]
-    enough = (x for x in plans if x.tiles.stages >= min(_ENOUGH, x.tiles.needed))
-    return next(enough, plans[-1])
+    return next((x for x in plans if x.tiles.has_stages(_ENOUGH)), plans[-1])
 
 
 def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
@@ -57,9 +56,9 @@ def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
     at_once = free * (WARPS // n_parts)
     if compact and len(p.weights) == 1 and p.k <= _LARGE and p.tiles(PAIRS) <= at_once:
         grid = min(grid, free)
-    # Of a tile's rows; as they are they lie a little apart.
-    stage = 2 * PAIRS * (row_bytes(chunk) if compact else 2 * chunk + 32)
-    tiles = tiles_of(p, device, n_parts, grid, x_bytes, stage, ceil_div(length, chunk))
+    # As they are they lie a little apart.
+    row = row_bytes(p.weights[0].dtype, chunk) if compact else 2 * chunk + 32
+    tiles = tiles_of(p, device, n_parts, grid, x_bytes, row, ceil_div(length, chunk))
     return _Plan(parts, length, chunk, compact, tiles)
 
 
@@ -106,11 +105,8 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     plan, rest = _plan(p, device), _has_rest(device)
     if plan.compact:
         p = replace(p, weights=tuple(map(compact_rows, p.weights)))
-    body = arguments_of(p, plan.tiles)
-    body += struct.pack("@2i", plan.length, plan.parts > 0 and not rest)
-    kind, dtype, norm = KINDS[p.kind], cpp_type(p.weights[0].dtype), cpp_bool(p.norm is not None)
+    dtype = cpp_type(p.weights[0].dtype)
     stored = f"compact<{dtype}>" if plan.compact else dtype
-    entry = f"mul_mat_one_float<{kind}, {stored}, {norm}, {plan.chunk}, {cpp_bool(rest)}>"
-    grid, block = (plan.tiles.grid, 1, 1), (32 * WARPS, 1, 1)
-    kernel = Kernel("mul_mat_one_float.cu", entry)
-    return [Launch(kernel, grid, block, body, plan.tiles.shared, dependent=True)]
+    last = f"{plan.chunk}, {cpp_bool(rest)}"
+    more = struct.pack("@2i", plan.length, plan.parts > 0 and not rest)
+    return [tile_launch(p, plan.tiles, "mul_mat_one_float", stored, last, more)]

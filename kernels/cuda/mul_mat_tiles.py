@@ -3,7 +3,7 @@ has, with the bits that it gives them. On Hopper."""
 
 from __future__ import annotations
 
-from .columns import TILES, Product, arguments, layout, round_launch
+from .columns import KINDS, TILES, Product, arguments, layout, round_launch
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 from .mul_mat_columns import OPTIONS, THREADS, Tile, parts_of_k, stages
 from .mul_mat_columns import cycles as columns_cycles
@@ -15,7 +15,6 @@ TILE, WIDE = Tile(128, 1), Tile(256, 1)
 _STEP = {128: 920, 256: 1400}  # cycles
 _LEAST_K = 3072  # without equal bits, see `is_full`
 _CLUSTER = 2  # blocks that have columns in common, as in mul_mat_tiles.cu
-_KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 
 
 def tile_for(p: Product, device: DeviceInfo) -> Tile:
@@ -66,7 +65,7 @@ def launches(
     tiles, groups = p.tiles(tile.rows // 2), ceil_div(p.m, n)
     w_stages, x_stages, shared = stages(t, tile, device)
     args = arguments(p, at, tiles, parts_of_k(p, device), w_stages, x_stages, 0)
-    entry = f"mul_mat_tiles<{_KINDS[p.kind]}, {cpp_type(t)}, {n}>"
+    entry = f"mul_mat_tiles<{KINDS[p.kind]}, {cpp_type(t)}, {n}>"
     grid = (ceil_div(tiles, _CLUSTER) * _CLUSTER * groups, 1, 1)
     return [
         round_launch(p, at, n, TILES),

@@ -9,6 +9,7 @@ from gguflow.engine.graph import DType
 
 from .columns import (
     GLU,
+    KINDS,
     QKV,
     ROWS,
     Product,
@@ -23,7 +24,6 @@ from .launch import DeviceInfo, Kernel, Launch, TensorMap, ceil_div, cpp_type
 
 LEAST = 2  # columns
 _OPTIONS = ("-arch=sm_90a",)  # whose devices alone have such products
-_KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 _TILE_K, _PAIRS, _THREADS = 64, 64, 288  # as in mul_mat_tma.cu
 _ROW = 128  # bytes, of a tile
 _COLUMNS = (16, 32, 64, 128, 192, 256)  # a block may have
@@ -153,7 +153,7 @@ def launches(
     args += struct.pack("@Pi4x", scales if p.rounded == "f16" else 0, plan.shares) + turns_by(p)
     args += bytes(-len(args) % 64)
     sizes = f"{plan.columns}, {plan.groups}, {tiles.parts}"
-    entry = f"mul_mat_tma<{_KINDS[p.kind]}, {cpp_type(t)}, {sizes}>"
+    entry = f"mul_mat_tma<{KINDS[p.kind]}, {cpp_type(t)}, {sizes}>"
     grid, block = (plan.blocks, 1, 1), (_THREADS, 1, 1)
     product = Launch(Kernel("mul_mat_tma.cu", entry, _OPTIONS), grid, block, args, plan.shared,
                      dependent=True, maps=tuple(maps))  # fmt: skip

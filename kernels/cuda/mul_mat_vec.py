@@ -94,7 +94,7 @@ def plan(
     fixed = columns * column_bytes(kind, k, chunk) + turns + 16
     stage = stage_bytes(weights, chunk)
     if form == "compact":
-        stage = ROWS * compact_row_bytes(chunk) + 16
+        stage = ROWS * compact_row_bytes(weights[0].dtype, chunk) + 16
     stage += 8  # and its barrier
     room = device.shared_per_block - STATIC - fixed
     for warps in WARPS:

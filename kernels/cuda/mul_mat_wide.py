@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .columns import TILES_IN_ORDER, Product, arguments, columns_ok, layout, round_launch, rows_ok
+from .columns import (
+    KINDS,
+    TILES_IN_ORDER,
+    Product,
+    arguments,
+    columns_ok,
+    layout,
+    round_launch,
+    rows_ok,
+)
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 
 MOST = 128  # columns
@@ -12,7 +21,6 @@ MOST = 128  # columns
 _OPTIONS = ("-arch=sm_90a",)
 _CLUSTER, _TILE_BYTES = 4, 128  # as in mul_mat_wide.cu: blocks; a row of a tile of 64 elements
 _ROWS = (16, 32, 48, 64, 80, 96, 112)  # a block may have
-_KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 _BLOCKS = 2  # of a multiprocessor
 _X_STAGES = (6, 4, 3)
 _LEAST_STAGES, _MAX_STAGES = 3, 12
@@ -87,7 +95,7 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     assert plan is not None
     at = layout(p, 64 * plan.groups, address=scratch)
     args = arguments(p, at, plan.blocks, 1, plan.w_stages, plan.x_stages, 0)
-    entry = f"mul_mat_wide<{_KINDS[p.kind]}, {cpp_type(t)}, {plan.rows}, {plan.groups}>"
+    entry = f"mul_mat_wide<{KINDS[p.kind]}, {cpp_type(t)}, {plan.rows}, {plan.groups}>"
     kernel = Kernel("mul_mat_wide.cu", entry, _OPTIONS)
     grid, block = (plan.blocks, 1, 1), (128 * plan.groups + _bringers(plan) + 32, 1, 1)
     return [

@@ -10,7 +10,7 @@
 constexpr int kThreads = 32 * kColumnWarps;
 constexpr int kTurnsBarrier = 15;  // the column's is 1; from 2 on they are of tiles
 
-// Mirrored by `arguments_of` in tile_column.py.
+// Mirrored by `_arguments` in tile_column.py.
 struct TileColumnArgs {
   ColumnsArgs c;      // w_stages: of each warp
   const float* x;     // what the column is made of

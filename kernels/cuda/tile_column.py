@@ -6,12 +6,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from .columns import Layout, Product, arguments, turns_by
-from .launch import DeviceInfo, ceil_div, fast_div, places_of
+from .columns import KINDS, Layout, Product, arguments, turns_by
+from .elementwise import cpp_bool
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, fast_div, places_of
 
 WARPS, PAIRS = 16, 8  # of a block; of a tile's rows
 MAX_STAGES = 8  # of a warp
-KINDS = ("PLAIN", "GLU", "QKV")  # as numbered in columns.py
 _SQUARES = 256  # elements whose squares are added first
 
 
@@ -28,11 +28,15 @@ class Tiles:
     places: tuple[int, ...]
     shared: int
 
+    def has_stages(self, enough: int) -> bool:
+        """Whether a warp has so many, or all that it goes through."""
+        return self.stages >= min(enough, self.needed)
+
 
 def tiles_of(
-    p: Product, device: DeviceInfo, parts: int, grid: int, x_bytes: int, stage: int, of_part: int
+    p: Product, device: DeviceInfo, parts: int, grid: int, x_bytes: int, row: int, of_part: int
 ) -> Tiles:
-    """parts: of k, at most one a warp. x_bytes: of the column. stage: bytes of a warp's. of_part:
+    """parts: of k, at most one a warp. x_bytes: of the column. row: bytes of a stage's. of_part:
     stages that a tile's part takes."""
     at_once = WARPS // parts
     most = ceil_div(p.tiles(PAIRS), grid)  # of a block
@@ -46,7 +50,7 @@ def tiles_of(
         x_bytes,
     )
     places = places_of(sizes, 128)
-    all_stages = tiles * parts * stage  # of all warps
+    all_stages = tiles * parts * 2 * PAIRS * row  # of all warps
     room = max(0, device.shared_per_block - places[-1]) // all_stages
     needed = rounds * of_part
     stages = min(MAX_STAGES, room, needed)
@@ -54,7 +58,19 @@ def tiles_of(
                  tuple(places[1:]), places[-1] + stages * all_stages)  # fmt: skip
 
 
-def arguments_of(p: Product, plan: Tiles) -> bytes:
+def tile_launch(
+    p: Product, plan: Tiles, kernel: str, stored: str, last: str, more: bytes
+) -> Launch:
+    """stored: how weights lie, last: the template arguments behind the norm's. more: what follows
+    `TileColumnArgs` in the kernel's struct."""
+    types = f"{KINDS[p.kind]}, {stored}, {cpp_bool(p.norm is not None)}, {last}"
+    return Launch(
+        Kernel(f"{kernel}.cu", f"{kernel}<{types}>"), (plan.grid, 1, 1), (32 * WARPS, 1, 1),
+        _arguments(p, plan) + more, plan.shared, dependent=True,
+    )  # fmt: skip
+
+
+def _arguments(p: Product, plan: Tiles) -> bytes:
     """`TileColumnArgs` of tile_column.cuh."""
     body = arguments(p, Layout(), p.tiles(PAIRS), 1, plan.stages, 0, 0)
     body += struct.pack("@2P", p.x.address, p.norm.address if p.norm else 0) + turns_by(p)

@@ -21,7 +21,13 @@ from gguflow.kernels.cuda.compact import EIGHTS, FRAGMENTS, layouts_of
 from gguflow.kernels.cuda.fragments import UNIT, fragment_row_bytes
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch
 
-TYPES = ["q4_0", "q4_1", "q4_K", "q5_0", "q5_1", "q5_K", "q6_K", "q8_0"]
+# Bytes of 256 elements: codes, a scale and maybe an offset of every 32 as halves; of Q6_K integers
+# of every 16, and the row's scale and offset.
+ROW_BYTES = {
+    "q4_0": 128 + 16, "q4_1": 128 + 32, "q4_K": 128 + 32, "q5_0": 160 + 16, "q5_1": 160 + 32,
+    "q5_K": 160 + 32, "q6_K": 192 + 32 + 4, "q8_0": 256 + 16,
+}  # fmt: skip
+TYPES = list(ROW_BYTES)
 OTHERS = ["q2_K", "q3_K", "iq4_nl"]
 
 
@@ -162,5 +168,6 @@ def test_a_model_has_the_same_logits(gpu: Any, tmp_path: Path, dtype: str) -> No
 def test_units_are_whole() -> None:
     for name in TYPES:
         t = dtype_by_name(name)
+        assert fragment_row_bytes(t, UNIT) == ROW_BYTES[name]
         assert fragment_row_bytes(t, UNIT) * 8 % 16 == 0
         assert fragment_row_bytes(t, UNIT) >= t.row_bytes(UNIT)

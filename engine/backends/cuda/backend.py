@@ -42,7 +42,7 @@ class CudaBackend(Backend):
             partial(_alloc_pinned, self.device),
             self._reaches,
             all_reduce_norm.channel_bytes,
-            partial(all_reduce_norm.shares_rows, equal_bits=bool(equal_bits)),
+            partial(all_reduce_norm.shares_rows, equal_bits=self.device.info.equal_bits),
             partial(adopt, self.device),
             self.device.card,
         )

@@ -31,6 +31,10 @@ __device__ __forceinline__ void put_at(u32 there, float4 v) {
                "f"(v.z), "f"(v.w)
                : "memory");
 }
+__device__ __forceinline__ void put_at(u32 there, float2 v) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(v.x), "f"(v.y)
+               : "memory");
+}
 __device__ __forceinline__ float4 get_at(u32 there) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(B, NORMED || B > 512 ? 1 : 2)
       reinterpret_cast<uint4*>(a.to)[(i64)column * (k / 8) + i] = w;
       continue;
     }
-    if (a.layout == FRAGMENTS) {  // [k / 32][n / 8][8 columns][4 lanes] of 16 bytes
-      uint4* const to = reinterpret_cast<uint4*>(a.to) + (block32 * (a.n / 8) + within / 8) * 32;
+    if (a.layout == FRAGMENTS) {  // [k / 32][n / 8][8 columns, or n][4 lanes] of 16 bytes
+      uint4* const to = reinterpret_cast<uint4*>(a.to) + block32 * a.n * 4 + within / 8 * 32;
       to[within % 8 * 4 + t] = w;
       continue;
     }

@@ -14,6 +14,7 @@ from . import (
     mul_mat_columns,
     mul_mat_few,
     mul_mat_fragments,
+    mul_mat_fragments_few,
     mul_mat_integers,
     mul_mat_library,
     mul_mat_one,
@@ -93,8 +94,9 @@ def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
 
 def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:
     """Whichever of those that give the same bits is fastest, of those that take a product."""
-    if mul_mat_fragments.takes(p, device):
-        return mul_mat_fragments
+    for way in (mul_mat_fragments, mul_mat_fragments_few):
+        if way.takes(p, device):
+            return way
     if mul_mat_tiles.takes(p, device) and mul_mat_tiles.is_faster(p, device):
         return mul_mat_tiles
     return mul_mat_columns if mul_mat_columns.takes(p, device) else None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from . import mul_mat_columns
 from .columns import Product, columns_ok
 from .compact import FRAGMENTS, compact_rows, is_compact
+from .elementwise import cpp_bool
 from .fragments import UNIT, fragment_row_bytes
 from .launch import DeviceInfo, Launch, ceil_div, cpp_type
 from .tile_column import PAIRS, Tiles, are_whole, tile_launch, tiles_of
@@ -52,6 +53,6 @@ def scratch_bytes(p: Product, device: DeviceInfo) -> int:
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     """The launch of a product that `takes` takes."""
     units, plan = _plan(p, device)
-    stored, more = cpp_type(p.weights[0].dtype), struct.pack("@2i", _EARLY, 0)
+    types = f"{cpp_type(p.weights[0].dtype)}, {cpp_bool(p.norm is not None)}, {units}"
     p = replace(p, weights=tuple(map(compact_rows, p.weights)))
-    return [tile_launch(p, plan, "mul_mat_fragments", stored, f"{units}", more)]
+    return [tile_launch(p, plan, "mul_mat_fragments", types, struct.pack("@2i", _EARLY, 0))]

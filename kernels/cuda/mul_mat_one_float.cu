@@ -224,16 +224,9 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
     char* const x = this->shared + o.x_at;
     FloatColumn<W, NORM, REST> column(o.x, o.norm, a.k, x,
                                       reinterpret_cast<float*>(this->shared + o.squares_at));
-    double angle = 0.0;
-    if (this->has_turn()) angle = o.turns.angle(this->first_turn());
-    wait_for_previous();
-    int pos = 0;
-    if (this->has_turn()) pos = __ldcg(o.turns.pos);
-    const float scale = column.make(o.eps);
-    bool turns_here = !this->are_turned();
-    if (!turns_here) this->leave_turns(angle, pos);
+    const float scale = this->make(column);
+    this->leave_turns();
 
-    float *left = this->sums_left(0), *left_next = this->sums_left(1);
     // Of the tensor cores' eight columns four are the rest then.
     const int place = lane % 4 * 8, side = REST && lane / 4 % 2 ? rest_at(a.k) : 0;
     int stage = 0;
@@ -267,16 +260,6 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
       }
       float2 y = {sums[0], sums[2]};
       if (REST) y = {sums[0] + sums[1], sums[2] + sums[3]};
-      if (o.parts.divisor > 1) {
-        y = this->add_parts(y, left);
-        float* const before = left;
-        left = left_next;
-        left_next = before;
-      }
-      if (!turns_here) {
-        this->wait_for_turns();
-        turns_here = true;
-      }
       this->finish(tile, y, b, args.rough);
     }
   }

@@ -107,6 +107,6 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
         p = replace(p, weights=tuple(map(compact_rows, p.weights)))
     dtype = cpp_type(p.weights[0].dtype)
     stored = f"compact<{dtype}>" if plan.compact else dtype
-    last = f"{plan.chunk}, {cpp_bool(rest)}"
+    types = f"{stored}, {cpp_bool(p.norm is not None)}, {plan.chunk}, {cpp_bool(rest)}"
     more = struct.pack("@2i", plan.length, plan.parts > 0 and not rest)
-    return [tile_launch(p, plan.tiles, "mul_mat_one_float", stored, last, more)]
+    return [tile_launch(p, plan.tiles, "mul_mat_one_float", types, more)]

@@ -25,8 +25,9 @@ struct TileColumnArgs {
 
 #if __CUDA_ARCH__ >= 900
 
-// ORDERED: whether tiles of pairs that are neighbours have sixteen rows in order.
-template <int KIND, bool ORDERED>
+// ORDERED: whether tiles of pairs that are neighbours have sixteen rows in order. BLOCKS: that
+// share the parts of a tile, as neighbours.
+template <int KIND, bool ORDERED, int BLOCKS = 1>
 struct TileColumn {
   static constexpr int PAIRS = 8;  // of a tile
 
@@ -34,10 +35,18 @@ struct TileColumn {
   const ColumnsArgs& a;
   char* const shared;
   const int warp, lane;
+  const int here;        // parts of a tile that the block has
   const int slot, part;  // of the tiles that are there at once, of k
   const int first;       // tile of the block
   const int count;       // tiles for this warp to go through, from `slot` on
   u64* const bars;
+  // Of heads: what the first of this thread's turns by, and whether all are there.
+  double angle = 0.0;
+  int pos = 0;
+  bool turns_here = true;
+  // What warps leave for the one with a tile's first part, and for the tile behind: what was left
+  // is read until they meet again.
+  float *left, *left_next;
 
   __device__ __forceinline__ TileColumn(const TileColumnArgs& o, char* shared)
       : o(o),
@@ -45,11 +54,17 @@ struct TileColumn {
         shared(shared),
         warp(threadIdx.x / 32),
         lane(threadIdx.x % 32),
-        slot(o.parts.div(warp)),
-        part(warp - slot * (int)o.parts.divisor),
-        first(o.share * (int)blockIdx.x + min((int)blockIdx.x, o.longer)),
-        count(slot < o.tiles ? o.share + ((int)blockIdx.x < o.longer) : 0),
-        bars(reinterpret_cast<u64*>(shared) + warp * a.w_stages) {}
+        here((int)o.parts.divisor / BLOCKS),
+        slot(BLOCKS == 1 ? o.parts.div(warp) : warp / here),
+        part(warp - slot * here + (BLOCKS == 1 ? 0 : here * rank())),
+        first(o.share * block() + min(block(), o.longer)),
+        count(slot < o.tiles ? o.share + (block() < o.longer) : 0),
+        bars(reinterpret_cast<u64*>(shared) + warp * a.w_stages),
+        left(reinterpret_cast<float*>(shared + o.sums_at)),
+        left_next(left + kColumnWarps * 2 * PAIRS) {}
+
+  static __device__ __forceinline__ int block() { return (int)blockIdx.x / BLOCKS; }
+  static __device__ __forceinline__ int rank() { return (int)blockIdx.x % BLOCKS; }
 
   // -- rows --
 
@@ -84,8 +99,9 @@ struct TileColumn {
   __device__ __forceinline__ bool has_turn() const {
     return are_turned() && first_turn() < a.head_dim / 2;
   }
-  // angle: of the first one.
-  __device__ __forceinline__ void leave_turns(double angle, int pos) const {
+  __device__ __forceinline__ void leave_turns() {
+    if (!are_turned()) return;
+    turns_here = false;
     for (int i = first_turn(); i < a.head_dim / 2; i += kThreads) {
       if (i >= kThreads) angle = o.turns.angle(i);
       turn(o.turns.rope, pos * angle, &turns()[i].y, &turns()[i].x);
@@ -94,17 +110,23 @@ struct TileColumn {
       asm volatile("bar.arrive %0, %1;" ::"n"(kTurnsBarrier), "n"(kThreads) : "memory");
     }
   }
-  static __device__ __forceinline__ void wait_for_turns() {
+  __device__ __forceinline__ void wait_for_turns() {
+    if (turns_here) return;
     asm volatile("bar.sync %0, %1;" ::"n"(kTurnsBarrier), "n"(kThreads) : "memory");
+    turns_here = true;
+  }
+
+  // The column, after the kernels before this one; returns what sums are multiplied by.
+  template <class COLUMN>
+  __device__ __forceinline__ float make(COLUMN& column) {
+    if (has_turn()) angle = o.turns.angle(first_turn());
+    wait_for_previous();
+    if (has_turn()) pos = __ldcg(o.turns.pos);
+    return column.make(o.eps);
   }
 
   // -- sums --
 
-  // What warps leave for the one with a tile's first part, twice: what was left is read until they
-  // meet again.
-  __device__ __forceinline__ float* sums_left(int i) const {
-    return reinterpret_cast<float*>(shared + o.sums_at) + i * kColumnWarps * 2 * PAIRS;
-  }
   __device__ __forceinline__ bool ends() const { return part == 0 && lane % 4 == 0; }
   __device__ __forceinline__ BesideOne beside(int tile, float scale) const {
     const Tile t = tile_at(tile);
@@ -116,7 +138,7 @@ struct TileColumn {
   }
 
   // A pair's sums of all parts, for the warp with the first one.
-  __device__ __forceinline__ float2 add_parts(float2 y, float* left) const {
+  __device__ __forceinline__ float2 add_parts(float2 y) {
     float* const mine = left + warp * 16 + lane / 4;
     if (lane % 4 == 0) {
       mine[0] = y.x;
@@ -127,6 +149,9 @@ struct TileColumn {
       y.x += mine[16 * i];
       y.y += mine[16 * i + 8];
     }
+    float* const before = left;
+    left = left_next;
+    left_next = before;
     return y;
   }
 
@@ -137,7 +162,10 @@ struct TileColumn {
     return odd ? float2{other, y.y} : float2{y.x, other};
   }
 
-  __device__ __forceinline__ void finish(int tile, float2 y, BesideOne& b, bool rough) const {
+  // y: of this warp's part of a tile.
+  __device__ __forceinline__ void finish(int tile, float2 y, BesideOne& b, bool rough) {
+    if (o.parts.divisor > 1) y = add_parts(y);
+    wait_for_turns();
     const Tile t = tile_at(tile);
     if (in_order(t.matrix)) y = in_pairs(y);
     if (!ends()) return;

@@ -97,6 +97,7 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
 
 class AsFragments(Compacted):
     layout = FRAGMENTS
+    few = True  # whether there is room for 16 columns
 
 
 def held(p: AsFragments, first: int = 5) -> None:
@@ -104,6 +105,11 @@ def held(p: AsFragments, first: int = 5) -> None:
     found = p.result(1, first)
     assert any("mul_mat_fragments" in e for e in p.entries)
     among = p.result(20, first - 2)
+    for m in (2, 3, 4, 5, 8, 9, 16):
+        some = p.result(m, first - 2)
+        assert not p.few or any("mul_mat_fragments_few" in e for e in p.entries), m
+        for a, b in zip(some, among, strict=True):
+            assert (a == b[:m]).all(), (m, int((a != b[:m]).sum()))
     p.is_on = False
     plain = p.result(1, first)
     assert not any("mul_mat_fragments" in e for e in p.entries)

@@ -115,6 +115,11 @@ class Launch:
         return TENSOR_MAP_BYTES * len(self.maps) + len(self.args)
 
 
+# Clusters of so many blocks, a multiprocessor each, that run at once (H200: 132 multiprocessors, in
+# groups of sixteen and eighteen, some less).
+CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
+
+
 @dataclass(frozen=True)
 class DeviceInfo:
     """What launches may depend on.
@@ -136,6 +141,10 @@ class DeviceInfo:
     def is_hopper(self) -> bool:
         """Whether it is one, or newer: bulk copies, dependent launches."""
         return int(self.arch[3:].rstrip("af")) >= 90
+
+    def clusters(self, blocks: int) -> int:
+        """How many of so many blocks each, that fill a multiprocessor, run at once."""
+        return max(1, CLUSTERS[blocks] * self.sm_count // CLUSTERS[1])
 
     def shared_beside(self, other: int) -> int:
         """Bytes of shared memory that a block may have to lie on a multiprocessor with one that has

@@ -19,9 +19,12 @@
 // Mirrored by `launches` in mul_mat_one_float.py.
 struct OneFloatArgs {
   TileColumnArgs o;
+  int tiles;   // that a block has at once
   int length;  // elements of each part but the last, which has what is left
   int rough;   // silu as in mul_mat_tma.cu, not as exact as can be
 };
+
+constexpr int kTurnsBarrier = 15;  // the column's is 1; from 2 on they are of tiles
 
 #if __CUDA_ARCH__ >= 900
 
@@ -45,11 +48,11 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
   static constexpr bool COMPACT = !is_same<S, W>::value;
   typedef TileColumn<KIND, COMPACT> Base;
   using Base::a;
-  using Base::bars;
-  using Base::count;
   using Base::lane;
   using Base::o;
-  using Base::part;
+  using Base::parts;
+  using Base::shared;
+  using Base::warp;
   static constexpr int PAIRS = Base::PAIRS, ROWS = 2 * PAIRS;  // of a tile
   static constexpr int STRIDE = 2 * N + 32;  // bytes from row to row: without conflicts
   // In the compact form eight rows lie together, 128 elements of each at a time.
@@ -58,18 +61,31 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
   static constexpr int STAGE = COMPACT ? 2 * EIGHT : ROWS * STRIDE;
 
   const OneFloatArgs& args;
+  const int slot, part;  // of the tiles that are there at once, of k
+  const int count;       // tiles for this warp to go through, from `slot` on
+  u64* const bars;
   const int skipped;        // elements before the part of the unit that it begins in
   const int begin, length;  // of the part, with those
   char* const ring;
+  bool turns_here = true;
+  // What warps leave for the one with a tile's first part, and for the tile behind: what was left
+  // is read until they meet again.
+  float *left, *left_next;
 
   __device__ __forceinline__ OneFloat(const OneFloatArgs& args, char* shared)
       : Base(args.o, shared),
         args(args),
+        slot(o.parts.div(warp)),
+        part(warp - slot * parts),
+        count(slot < args.tiles ? this->tiles : 0),
+        bars(reinterpret_cast<u64*>(shared) + warp * a.w_stages),
         skipped(COMPACT && !REST ? part * args.length % UNIT : 0),
         begin(part * args.length - skipped),
         length(min(args.length + skipped, a.k - begin)),
-        ring(shared + o.ring_at + this->warp * a.w_stages * STAGE),
-        ask_tile(this->slot) {}
+        ring(shared + o.ring_at + warp * a.w_stages * STAGE),
+        left(reinterpret_cast<float*>(shared + o.sums_at)),
+        left_next(left + kColumnWarps * ROWS),
+        ask_tile(slot) {}
 
   // -- rows --
 
@@ -95,7 +111,7 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
     ask_k += N;
     if (ask_k >= length) {
       ask_k = 0;
-      ask_tile += o.tiles;
+      ask_tile += args.tiles;
     }
   }
 
@@ -212,6 +228,55 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
     }
   }
 
+  // -- sums --
+
+  __device__ __forceinline__ void leave_turns() {
+    if (!this->are_turned()) return;
+    Base::leave_turns();
+    turns_here = false;
+    if (slot >= count) {
+      asm volatile("bar.arrive %0, %1;" ::"n"(kTurnsBarrier), "n"(kThreads) : "memory");
+    }
+  }
+  __device__ __forceinline__ void wait_for_turns() {
+    if (turns_here) return;
+    asm volatile("bar.sync %0, %1;" ::"n"(kTurnsBarrier), "n"(kThreads) : "memory");
+    turns_here = true;
+  }
+
+  __device__ __forceinline__ bool ends() const { return part == 0 && lane % 4 == 0; }
+  __device__ __forceinline__ BesideOne beside(int tile, float scale) const {
+    const Tile t = this->tile_at(tile);
+    return this->beside_pair(t.matrix, this->pair_of(t), scale);
+  }
+
+  // A pair's sums of all parts, for the warp with the first one.
+  __device__ __forceinline__ float2 add_parts(float2 y) {
+    float* const mine = left + warp * ROWS + lane / 4;
+    if (lane % 4 == 0) {
+      mine[0] = y.x;
+      mine[PAIRS] = y.y;
+    }
+    asm volatile("bar.sync %0, %1;" ::"r"(2 + slot), "r"(32 * parts) : "memory");
+    for (int i = 1; part == 0 && i < parts; ++i) {
+      y.x += mine[ROWS * i];
+      y.y += mine[ROWS * i + PAIRS];
+    }
+    float* const before = left;
+    left = left_next;
+    left_next = before;
+    return y;
+  }
+
+  // y: of this warp's part of a tile.
+  __device__ __forceinline__ void finish(int tile, float2 y, BesideOne& b) {
+    if (parts > 1) y = add_parts(y);
+    wait_for_turns();
+    const Tile t = this->tile_at(tile);
+    if (this->in_order(t.matrix)) y = this->in_pairs(y);
+    if (ends()) this->finish_pair(t.matrix, this->pair_of(t), y, b, args.rough);
+  }
+
   __device__ __forceinline__ void run() {
     barriers_make(bars, a.w_stages, lane);
     const u64 policy = read_once();
@@ -221,20 +286,20 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
     launch_dependents();
 
     // What does not depend on the kernels before this one.
-    char* const x = this->shared + o.x_at;
+    char* const x = shared + o.x_at;
     FloatColumn<W, NORM, REST> column(o.x, o.norm, a.k, x,
-                                      reinterpret_cast<float*>(this->shared + o.squares_at));
+                                      reinterpret_cast<float*>(shared + o.squares_at));
     const float scale = this->make(column);
-    this->leave_turns();
+    leave_turns();
 
     // Of the tensor cores' eight columns four are the rest then.
     const int place = lane % 4 * 8, side = REST && lane / 4 % 2 ? rest_at(a.k) : 0;
     int stage = 0;
     u32 parity = 0;
 #pragma unroll 1
-    for (int tile = this->slot; tile < count; tile += o.tiles) {
+    for (int tile = slot; tile < count; tile += args.tiles) {
       BesideOne b = {};
-      if (this->ends()) b = this->beside(tile, scale);
+      if (ends()) b = beside(tile, scale);
       float sums[4] = {};
 #pragma unroll 1
       for (int k = 0; k < length; k += N) {
@@ -260,7 +325,7 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
       }
       float2 y = {sums[0], sums[2]};
       if (REST) y = {sums[0] + sums[1], sums[2] + sums[3]};
-      this->finish(tile, y, b, args.rough);
+      finish(tile, y, b);
     }
   }
 };

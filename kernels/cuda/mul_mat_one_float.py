@@ -23,10 +23,12 @@ _LARGE = 4096  # rows, and elements of each
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a product is divided. parts: of k, see mul_mat_tma.parts_of, and length: elements of
-    each. chunk: elements of a stage, compact: in their compact form."""
+    """How a product is divided. parts: of k, see mul_mat_tma.parts_of, at most one a warp, and
+    length: elements of each. at_once: tiles that a block has at once. chunk: elements of a stage,
+    compact: in their compact form."""
 
     parts: int
+    at_once: int
     length: int
     chunk: int
     compact: bool
@@ -58,8 +60,14 @@ def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
         grid = min(grid, free)
     # As they are they lie a little apart.
     row = row_bytes(p.weights[0].dtype, chunk) if compact else 2 * chunk + 32
-    tiles = tiles_of(p, device, n_parts, grid, x_bytes, row, ceil_div(length, chunk))
-    return _Plan(parts, length, chunk, compact, tiles)
+    most = ceil_div(p.tiles(PAIRS), grid)  # of a block
+    rounds = ceil_div(most, WARPS // n_parts)
+    tiles = ceil_div(most, rounds)
+    plan = tiles_of(
+        p, device, n_parts, grid, x_bytes, 2 * 2 * PAIRS * WARPS, row, tiles * n_parts,
+        rounds * ceil_div(length, chunk),
+    )  # fmt: skip
+    return _Plan(parts, tiles, length, chunk, compact, plan)
 
 
 def _has_rest(device: DeviceInfo) -> bool:
@@ -108,5 +116,5 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     dtype = cpp_type(p.weights[0].dtype)
     stored = f"compact<{dtype}>" if plan.compact else dtype
     types = f"{stored}, {cpp_bool(p.norm is not None)}, {plan.chunk}, {cpp_bool(rest)}"
-    more = struct.pack("@2i", plan.length, plan.parts > 0 and not rest)
+    more = struct.pack("@3i", plan.at_once, plan.length, plan.parts > 0 and not rest) + bytes(4)
     return [tile_launch(p, plan.tiles, "mul_mat_one_float", types, more)]

@@ -20,7 +20,7 @@ from .columns import (
     rows_ok,
     turns_by,
 )
-from .launch import DeviceInfo, Kernel, Launch, TensorMap, ceil_div, cpp_type
+from .launch import CLUSTERS, DeviceInfo, Kernel, Launch, TensorMap, ceil_div, cpp_type
 
 LEAST = 2  # columns
 _OPTIONS = ("-arch=sm_90a",)  # whose devices alone have such products
@@ -30,9 +30,6 @@ _COLUMNS = (16, 32, 64, 128, 192, 256)  # a block may have
 _WIDE = 128  # with more of them a block has one group
 _FULL = 0.85  # of a block's columns are there, at least, where it counts as full
 _GROUPS = (2, 1)
-# Clusters of so many blocks, a multiprocessor each, that run at once (H200: 132 multiprocessors, in
-# groups of sixteen and eighteen, some less).
-_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 _ENOUGH = 96  # multiprocessors that bring as much as the memory gives
 _TYPICAL = 64  # columns, of what tiles are chosen for
 # What a byte of columns takes beside one of weights, as they come from the second-level cache; what
@@ -70,13 +67,13 @@ def tiles_for(p: Product, device: DeviceInfo) -> Tiles:
 
     def cost(t: Tiles) -> float:
         tiles = p.tiles(_PAIRS * t.groups)
-        turns = ceil_div(tiles, max(1, _AT_ONCE[t.parts] * device.sm_count // 132))
+        turns = ceil_div(tiles, device.clusters(t.parts))
         share = max(1.0, _ENOUGH * turns / (tiles * t.parts))
         columns = tiles * _TYPICAL * 2 * p.k
         return share * weights + _COLUMNS_SHARE * columns + _TURN * turns + _PART * t.parts
 
     sizes = [
-        s for s in _AT_ONCE if p.k >= 2 * s * _TILE_K and (s - 1) * length_of_parts(p.k, s) < p.k
+        s for s in CLUSTERS if p.k >= 2 * s * _TILE_K and (s - 1) * length_of_parts(p.k, s) < p.k
     ]
     found = [Tiles(g, s) for g in _GROUPS for s in sizes]
     return min(found or [Tiles(2, 1)], key=cost)

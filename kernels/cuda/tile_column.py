@@ -1,5 +1,6 @@
-"""How a block shares out tiles of sixteen rows and parts of k where tensor cores multiply one
-column: what mul_mat_one_float.py and mul_mat_fragments.py have in common (tile_column.cuh)."""
+"""How blocks share out tiles of sixteen rows and parts of k where tensor cores multiply one column
+or a few, and what lies in their shared memory: what mul_mat_one_float.py and tile_fragments.py have
+in common (tile_column.cuh)."""
 
 from __future__ import annotations
 
@@ -16,14 +17,13 @@ _SQUARES = 256  # elements whose squares are added first
 
 @dataclass(frozen=True)
 class Tiles:
-    """parts: of k. grid: groups of `blocks` that share the parts of a tile. tiles: that a group has
-    at once. needed, stages: that a warp goes through, and that it has. places: of what lies in
-    shared memory, in the order of `TileColumnArgs`."""
+    """parts: of k. groups: of `blocks` that share the parts of a tile. needed, stages: that a warp
+    goes through, and that it has. places: of what lies in shared memory, in the order of
+    `TileColumnArgs`."""
 
     parts: int
-    grid: int
+    groups: int
     blocks: int
-    tiles: int
     needed: int
     stages: int
     places: tuple[int, ...]
@@ -35,29 +35,23 @@ class Tiles:
 
 
 def tiles_of(
-    p: Product, device: DeviceInfo, parts: int, grid: int, x_bytes: int, row: int, of_part: int,
-    blocks: int = 1, columns: int = 1,
+    p: Product, device: DeviceInfo, parts: int, groups: int, x_bytes: int, sums: int, row: int,
+    rings: int, needed: int, blocks: int = 1,
 ) -> Tiles:  # fmt: skip
-    """parts: of k, at most one a warp. grid: groups of `blocks` that share the parts of a tile.
-    x_bytes: of the columns. row: bytes of a stage's. of_part: stages that a tile's part takes."""
-    here = parts // blocks
-    at_once = WARPS // here
-    most = ceil_div(p.tiles(PAIRS), grid)  # of a group
-    rounds = ceil_div(most, at_once)
-    tiles = ceil_div(most, rounds)
+    """x_bytes: of the columns. sums: floats. row: bytes of a stage's. rings: warps that have
+    stages."""
     sizes = (
-        8 * MAX_STAGES * WARPS,  # barriers
+        8 * (WARPS + 1 + MAX_STAGES * WARPS),  # barriers
         4 * p.heads.head_dim if p.heads else 0,
         4 * (ceil_div(p.k, _SQUARES) + WARPS),
-        4 * 2 * PAIRS * columns * (2 * WARPS if columns == 1 else parts * ceil_div(tiles, blocks)),
+        4 * sums,
         x_bytes,
     )
     places = places_of(sizes, 128)
-    all_stages = tiles * here * 2 * PAIRS * row  # of all warps
+    all_stages = rings * 2 * PAIRS * row
     room = max(0, device.shared_per_block - places[-1]) // all_stages
-    needed = rounds * of_part
     stages = min(MAX_STAGES, room, needed)
-    return Tiles(parts, grid, blocks, tiles, needed, stages,
+    return Tiles(parts, groups, blocks, needed, stages,
                  tuple(places[1:]), places[-1] + stages * all_stages)  # fmt: skip
 
 
@@ -68,7 +62,7 @@ def tile_launch(
     kernel's struct. at: of several columns."""
     entry = f"{kernel}<{KINDS[p.kind]}, {types}>"
     return Launch(
-        Kernel(f"{kernel}.cu", entry), (plan.grid * plan.blocks, 1, 1), (32 * WARPS, 1, 1),
+        Kernel(f"{kernel}.cu", entry), (plan.groups * plan.blocks, 1, 1), (32 * WARPS, 1, 1),
         _arguments(p, plan, at or Layout()) + more, plan.shared, dependent=True,
     )  # fmt: skip
 
@@ -77,8 +71,8 @@ def _arguments(p: Product, plan: Tiles, at: Layout) -> bytes:
     """`TileColumnArgs` of tile_column.cuh."""
     body = arguments(p, at, p.tiles(PAIRS), 1, plan.stages, 0, 0)
     body += struct.pack("@2P", p.x.address, p.norm.address if p.norm else 0) + turns_by(p)
-    share = divmod(p.tiles(PAIRS), plan.grid)
-    body += struct.pack("@f3i", p.eps, plan.tiles, *share) + fast_div(plan.parts)
+    share = divmod(p.tiles(PAIRS), plan.groups)
+    body += struct.pack("@f2i", p.eps, *share) + fast_div(plan.parts)
     body += struct.pack("@5i", *plan.places)
     return body + bytes(-len(body) % 8)
 

@@ -1,17 +1,23 @@
-// What mul_mat_fragments.cu and mul_mat_fragments_few.cu have in common: the ring of a warp's part
-// of tiles of quantized weights that lie as fragments, and the products of what is there with
-// columns.
+// What mul_mat_fragments.cu and mul_mat_fragments_few.cu have in common: what warps multiply of
+// tiles of quantized weights that lie as fragments, and where their sums meet.
+//
+// A sum is a chain of tensor-core products along each part of k, in one order. All units of a
+// block's chains, one after another, are divided among the warps as evenly as can be, so that a
+// chain may begin in one warp and go on in the next, from the sums that the former had. Every warp
+// goes through its chains from the last one on, which another waits for, to the first one, which
+// waits itself. It streams them through stages of its own in shared memory.
 #pragma once
 
+#include "cuda/cluster.cuh"
 #include "cuda/fragments.cuh"
 #include "cuda/mma.cuh"
-#include "cuda/pipeline.cuh"
 #include "cuda/tile_column.cuh"
 
-// Mirrored by `launches` in mul_mat_fragments.py.
+// Mirrored by `fragments_product` in tile_fragments.py.
 struct FragmentArgs {
   TileColumnArgs o;
-  int early;  // stages that are asked for before the columns
+  FastDiv units;  // of k
+  int early;      // stages that are asked for before the columns
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -23,39 +29,102 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
   typedef TileColumn<KIND, true, BLOCKS> Base;
   typedef FragmentUnit<W> Unit;
   using Base::a;
-  using Base::bars;
-  using Base::count;
   using Base::lane;
   using Base::o;
-  using Base::part;
+  using Base::parts;
+  using Base::tiles;
+  using Base::warp;
+  static constexpr int PAIRS = Base::PAIRS;
   static constexpr int EIGHT = UNITS * Unit::BYTES, STAGE = 2 * EIGHT;
   static constexpr int EIGHTS = (COLUMNS + 7) / 8;  // of columns
   static constexpr int STEP = COLUMNS * 64;         // bytes of 32 elements of the columns
+  static constexpr int UNIT_STEP = Unit::BLOCKS * STEP;
+  static constexpr int SUMS = 2 * PAIRS * COLUMNS;               // of a chain
+  static constexpr int OF_LANE = COLUMNS == 1 ? 1 : 2 * EIGHTS;  // columns, of some lanes
 
+  // What a warp has still to go through: the last `left` units before unit `end` of k in a part of
+  // a tile, and in those before it.
+  struct Place {
+    int tile, part, end, left;
+  };
+
+  const FragmentArgs& args;
   const u64 policy;
-  const int begin, units;  // of the part
+  const int here, first_part;  // parts of k that the block has
+  const int first_unit, span;  // of these
+  Place place, ask;            // what to multiply next, and what to ask for
+  // Of what is asked for: the next unit; where the eight rows of a tile begin that are this lane's.
+  int ask_unit;
+  const char* from;
+  u64* const given;  // barriers of sums that a warp gives to the next
+  u64* const columns_here;
+  u64* const bars;                   // of this warp's stages
+  float *const chains, *const hand;  // sums of whole chains; those that warps give
   char* const ring;
   int stage = 0;
   u32 parity = 0;
-  // What is asked for next: of which tile, from which unit of the part on. from: where the part
-  // begins in this lane's eight rows.
-  int ask_tile, ask_unit = 0;
-  const char* from = nullptr;
+  float scale = 1.0f;  // of a single column's sums
 
-  __device__ __forceinline__ int first_unit(int part) const {
-    return a.k / kUnit * part / (int)o.parts.divisor;
-  }
-  __device__ __forceinline__ TileFragments(const TileColumnArgs& o, char* shared)
-      : Base(o, shared),
+  __device__ __forceinline__ TileFragments(const FragmentArgs& args, char* shared)
+      : Base(args.o, shared),
+        args(args),
         policy(read_once()),
-        begin(first_unit(part)),
-        units(first_unit(part + 1) - begin),
-        ring(shared + o.ring_at + this->warp * a.w_stages * STAGE),
-        ask_tile(this->slot) {}
+        here(parts / BLOCKS),
+        first_part(BLOCKS == 1 ? 0 : here * this->rank()),
+        first_unit(BLOCKS == 1 ? 0 : begin_of_part(first_part)),
+        span((BLOCKS == 1 ? (int)args.units.divisor : begin_of_part(first_part + here)) -
+             first_unit),
+        place(start()),
+        ask(place),
+        given(reinterpret_cast<u64*>(shared)),
+        columns_here(given + kColumnWarps),
+        bars(columns_here + 1 + warp * a.w_stages),
+        chains(reinterpret_cast<float*>(shared + o.sums_at)),
+        hand(chains + (parts > 1 ? (tiles + BLOCKS - 1) / BLOCKS * parts * SUMS : 0)),
+        ring(shared + o.ring_at + warp * a.w_stages * STAGE) {
+    begin_asking();
+  }
 
+  // -- which units --
+
+  __device__ __forceinline__ int begin_of_part(int part) const {
+    return o.parts.div(args.units.divisor * part);
+  }
+  __device__ __forceinline__ Place start() const {
+    const int all = tiles * span, warps = min(all, kColumnWarps);
+    const bool one = warps == kColumnWarps;  // a division less
+    const int begin = one ? all * warp / kColumnWarps : min(warp, all);
+    const int end = one ? all * (warp + 1) / kColumnWarps : min(warp + 1, all);
+    if (begin == end) return {0, 0, 0, 0};
+    const int last = end - 1;
+    const int tile = BLOCKS == 1 ? (int)args.units.div(last) : last / span;
+    const int unit = last - tile * span + first_unit + 1;
+    // The last part that begins before it.
+    return {tile, (int)args.units.div(unit * parts - 1), unit, end - begin};
+  }
+  __device__ __forceinline__ int begin_of(const Place& p) const {
+    return max(begin_of_part(p.part), p.end - p.left);
+  }
+  // From a piece of a chain to the one before it.
+  __device__ __forceinline__ void next(Place& p, int begin) const {
+    p.left -= p.end - begin;
+    p.end = begin;
+    if (--p.part < first_part) {
+      p.part += here;
+      p.end += span;
+      --p.tile;
+    }
+  }
+
+  // -- weights --
+
+  __device__ __forceinline__ void begin_asking() {
+    if (ask.left == 0) return;
+    ask_unit = begin_of(ask);
+    from = this->eight_of(ask.tile);
+  }
   __device__ __forceinline__ void request(int stage) {
-    if (ask_unit == 0) from = this->eight_of(ask_tile) + begin * (i64)Unit::BYTES;
-    const u32 bytes = min(UNITS, units - ask_unit) * Unit::BYTES;
+    const u32 bytes = min(UNITS, ask.end - ask_unit) * Unit::BYTES;
     const u32 bar = shared_address(bars + stage), to = shared_address(ring + stage * STAGE);
     if (elected()) expect_bytes(bar, 2 * bytes);
     __syncwarp();
@@ -63,22 +132,27 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
       copy_bulk(to + lane / kEight * EIGHT, from + ask_unit * Unit::BYTES, bytes, bar, policy);
     }
     ask_unit += UNITS;
-    if (ask_unit >= units) {
-      ask_unit = 0;
-      ask_tile += o.tiles;
+    if (ask_unit >= ask.end) {
+      next(ask, begin_of(ask));
+      begin_asking();
     }
   }
   // Of the stages from one to another, what there is to ask for.
   __device__ __forceinline__ void request_some(int from, int to) {
 #pragma unroll 1
-    for (int s = from; s < min(to, a.w_stages) && ask_tile < count; ++s) request(s);
+    for (int s = from; s < min(to, a.w_stages) && ask.left > 0; ++s) request(s);
+  }
+  // Makes the barriers, which warps may use when they have met, and asks for the first stages.
+  __device__ __forceinline__ void begin() {
+    if (lane < a.w_stages) barrier_init(bars + lane);
+    if (lane == 0) barrier_init(given + warp);
+    if (threadIdx.x == 0) barrier_init(columns_here);
+    barriers_ready();
+    request_some(0, args.early);
+    launch_dependents();
   }
 
-  // This lane's place in the columns that begin at x.
-  static __device__ __forceinline__ const char* place_in(const char* x) {
-    const int lane = threadIdx.x % 32;
-    return x + (lane / 4 % min(COLUMNS, 8) * 4 + lane % 4) * 16;
-  }
+  // -- products --
 
   // A unit of each eight; x: this lane's place in the columns.
   __device__ __forceinline__ void multiply(const char* rows, const char* x,
@@ -97,24 +171,172 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
       }
     }
   }
-
-  // The sums of a tile's part; x: this lane's place in the columns where the part begins.
-  __device__ __forceinline__ void multiply_part(const char* x, float (&sums)[EIGHTS][4]) {
+  // So many units that lie in stages; x: this lane's place in the columns where they begin.
+  __device__ __forceinline__ void multiply_units(const char* x, int units,
+                                                 float (&sums)[EIGHTS][4]) {
 #pragma unroll 1
     for (int u = 0; u < units; u += UNITS) {
       barrier_wait(bars + stage, parity);
       const char* rows = ring + stage * STAGE;
       const int n = min(UNITS, units - u);
 #pragma unroll 1
-      for (int i = 0; i < n; ++i, rows += Unit::BYTES, x += Unit::BLOCKS * STEP) {
-        multiply(rows, x, sums);
-      }
+      for (int i = 0; i < n; ++i, rows += Unit::BYTES, x += UNIT_STEP) multiply(rows, x, sums);
       __syncwarp();
-      if (ask_tile < count) request(stage);
+      if (ask.left > 0) request(stage);
       if (++stage == a.w_stages) {
         stage = 0;
         parity ^= 1;
       }
+    }
+  }
+
+  // All that the warp has. x: the columns, from this block's first unit on.
+  __device__ __forceinline__ void multiply_all(const char* x) {
+    x += (lane / 4 % min(COLUMNS, 8) * 4 + lane % 4) * 16;
+#pragma unroll 1
+    while (place.left > 0) {
+      const int begin = begin_of(place);
+      const bool ends = place.end == begin_of_part(place.part + 1), alone = ends && parts == 1;
+      const Tile t = this->tile_at(place.tile);
+      BesideOne b = {};
+      if (COLUMNS == 1 && alone && lane % 4 == 0) b = beside(t, this->pair_of(t), 0);
+      float sums[EIGHTS][4] = {};
+      if (begin > begin_of_part(place.part)) take(sums);
+      multiply_units(x + (begin - first_unit) * UNIT_STEP, place.end - begin, sums);
+      if (alone) {
+        finish_sums(t, sums, b);
+      } else if (ends) {
+        leave_chain(sums);
+      } else {
+        give(sums);
+      }
+      next(place, begin);
+    }
+  }
+
+  // -- sums, as they lie in shared memory --
+
+  static __device__ __forceinline__ int sum_at(int row, int column) {
+    return row * COLUMNS + column;
+  }
+  // f: of where each lane's sums of two columns lie, and of which two.
+  template <class F>
+  static __device__ __forceinline__ void each_two(F f) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2 * EIGHTS; ++i) {
+      const int column = i / 2 * 8 + lane % 4 * 2;
+      if (column < COLUMNS) f(sum_at(lane / 4 + i % 2 * PAIRS, column), i / 2, i % 2 * 2);
+    }
+  }
+  static __device__ __forceinline__ void put_two(float* to, float2 two) {
+    if (COLUMNS == 1) {
+      *to = two.x;
+    } else {
+      *reinterpret_cast<float2*>(to) = two;
+    }
+  }
+
+  // To the warp behind, whose chain it is too; from the warp before.
+  __device__ __forceinline__ void give(float (&sums)[EIGHTS][4]) const {
+    float* const to = hand + warp * SUMS;
+    each_two([&](int at, int j, int i) { put_two(to + at, {sums[j][i], sums[j][i + 1]}); });
+    __syncwarp();
+    if (lane == 0) barrier_arrive(given + warp);
+  }
+  __device__ __forceinline__ void take(float (&sums)[EIGHTS][4]) const {
+    barrier_wait(given + warp - 1, 0);
+    const float* const from = hand + (warp - 1) * SUMS;
+    each_two([&](int at, int j, int i) {
+      sums[j][i] = from[at];
+      if (COLUMNS > 1) sums[j][i + 1] = from[at + 1];
+    });
+  }
+
+  // Where the sums of a tile's chains meet: in which block, and where in its shared memory.
+  static __device__ __forceinline__ int owner_of(int tile) { return tile % BLOCKS; }
+  __device__ __forceinline__ float* chains_of(int tile) const {
+    return chains + tile / BLOCKS * parts * SUMS;
+  }
+  __device__ __forceinline__ void leave_chain(float (&sums)[EIGHTS][4]) const {
+    float* const to = chains_of(place.tile) + place.part * SUMS;
+    each_two([&](int at, int j, int i) {
+      const float2 two = {sums[j][i], sums[j][i + 1]};
+      if (BLOCKS == 1) {
+        put_two(to + at, two);
+      } else {
+        put_at(address_at(shared_address(to + at), owner_of(place.tile)), two);
+      }
+    });
+  }
+
+  // -- what becomes of them --
+
+  // pair: of the tile's matrix.
+  __device__ __forceinline__ BesideOne beside(const Tile& t, int pair, int column) const {
+    return COLUMNS == 1 ? this->beside_pair(t.matrix, pair, scale)
+                        : beside_one(KIND, a, t.matrix, pair, column);
+  }
+  __device__ __forceinline__ void finish(const Tile& t, int pair, int column, float2 y,
+                                         BesideOne& b) const {
+    if (COLUMNS == 1) {
+      this->finish_pair(t.matrix, pair, y, b, false);
+    } else {
+      finish_one(KIND, a, t.matrix, pair, column, y.x, y.y, b);
+    }
+  }
+
+  // Of one part: each lane has its sums. b: what is beside a single column.
+  __device__ __forceinline__ void finish_sums(const Tile& t, float (&sums)[EIGHTS][4],
+                                              BesideOne& b) const {
+    const int pair = this->pair_of(t);
+#pragma unroll
+    for (int i = 0; i < OF_LANE; ++i) {
+      const int column = i / 2 * 8 + lane % 4 * 2 + i % 2;
+      float2 y = {sums[i / 2][i % 2], sums[i / 2][2 + i % 2]};
+      if (this->in_order(t.matrix)) y = this->in_pairs(y);
+      if (column >= a.m) continue;
+      if (COLUMNS > 1) b = beside(t, pair, column);
+      finish(t, pair, column, y, b);
+    }
+  }
+
+  // A pair's sums in a column.
+  struct Item {
+    int tile;
+    Tile t;
+    int pair, column;  // pair: of the tile
+  };
+  __device__ __forceinline__ Item item_at(int i) const {
+    const int tile = i / (PAIRS * COLUMNS) * BLOCKS + this->rank();
+    return {tile, this->tile_at(tile), i / COLUMNS % PAIRS, i % COLUMNS};
+  }
+  // meet: of all threads that leave chains. What is beside the first sums is asked for before.
+  template <class MEET>
+  __device__ __forceinline__ void add_parts(MEET meet) const {
+    const int mine = (tiles - this->rank() + BLOCKS - 1) / BLOCKS, items = mine * PAIRS * COLUMNS;
+    Item at = item_at(threadIdx.x);
+    const auto beside_it = [&] { return beside(at.t, at.t.pair + at.pair, at.column); };
+    BesideOne b = {};
+    if (threadIdx.x < items) b = beside_it();
+    meet();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < items; i += kThreads) {
+      if (i >= kThreads) {
+        at = item_at(i);
+        b = beside_it();
+      }
+      const bool order = this->in_order(at.t.matrix);
+      const int upper = order ? 2 * at.pair : at.pair;
+      const float* const x = chains_of(at.tile) + sum_at(upper, at.column);
+      const float* const y = x + (order ? 1 : PAIRS) * COLUMNS;
+      float2 sums = {0.0f, 0.0f};
+#pragma unroll 4
+      for (int p = 0; p < parts; ++p) {
+        sums.x += x[p * SUMS];
+        sums.y += y[p * SUMS];
+      }
+      finish(at.t, at.t.pair + at.pair, at.column, sums, b);
     }
   }
 };

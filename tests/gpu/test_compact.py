@@ -144,7 +144,9 @@ def test_no_part_is_empty() -> None:
 
 def plan_numbers(made: Launch) -> tuple[int, int]:
     """A part's elements and how many parts there are: see the end of `OneFloatArgs`."""
-    (parts,), (length,) = (struct.unpack_from("@i", made.args, len(made.args) - n) for n in (32, 8))
+    (parts,), (length,) = (
+        struct.unpack_from("@i", made.args, len(made.args) - n) for n in (44, 12)
+    )
     return length, parts
 
 

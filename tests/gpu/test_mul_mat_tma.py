@@ -16,6 +16,7 @@ from gguflow.kernels.cuda import mul_mat_batch, mul_mat_tma
 from gguflow.kernels.cuda.columns import GLU, PLAIN, QKV, Product, products
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
+    CLUSTERS,
     Call,
     DeviceInfo,
     Launch,
@@ -86,7 +87,7 @@ def test_clusters_run_at_once() -> None:
     """More blocks than that would have to wait for the first to end."""
     for n, k in ((4096, 4096), (4096, 14336), (6144, 4096)):
         tiles, blocks = chosen(n, k)
-        assert blocks // tiles.parts <= mul_mat_tma._AT_ONCE[tiles.parts]
+        assert blocks // tiles.parts <= CLUSTERS[tiles.parts]
 
 
 def test_k_has_no_parts_where_rows_are_many() -> None:

@@ -57,81 +57,6 @@ struct FragmentUnit {
                                : FORM == OFFSETS ? ROWS_AT
                                                  : ROWS_AT + kEight * 4;
 
-  u32 codes[WORDS], scales[4], offsets[FORM == OFFSETS ? 4 : 1], row;
-
-  static __device__ __forceinline__ FragmentUnit load(const char* unit, int lane) {
-    FragmentUnit u;
-#pragma unroll
-    for (int i = 0; i < FOURS; ++i) four(unit + i * 512 + lane * 16, u.codes + 4 * i);
-    if constexpr (WORDS % 4 != 0) {
-      const uint2 w = *reinterpret_cast<const uint2*>(unit + FOURS * 512 + lane * 8);
-      u.codes[4 * FOURS] = w.x;
-      u.codes[4 * FOURS + 1] = w.y;
-    }
-    const char* const rows = unit + SCALES_AT + lane / 4 * 16;
-    four(rows + (FORM == SIXTEENS ? lane % 4 / 2 * (kEight * 16) : 0), u.scales);
-    if constexpr (FORM == OFFSETS) four(rows + kEight * 16, u.offsets);
-    if constexpr (FORM == SIXTEENS) {
-      u.row = *reinterpret_cast<const u32*>(unit + ROWS_AT + lane / 4 * 4);
-    }
-    return u;
-  }
-  static __device__ __forceinline__ void four(const char* from, u32* to) {
-    const uint4 w = *reinterpret_cast<const uint4*>(from);
-    to[0] = w.x;
-    to[1] = w.y;
-    to[2] = w.z;
-    to[3] = w.w;
-  }
-
-  static __device__ __forceinline__ u32 twice(const u32* halves, int i) {
-    return __byte_perm(halves[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
-  }
-
-  // The codes of pair p of block b as halves, less ZERO. Those of four to six bits become 1024 +
-  // code or 1024 + 16 code first.
-  __device__ __forceinline__ u32 code(int b, int p, const Masks& masks) const {
-    constexpr u32 MORE = 0x64006400u, LESS = MORE + Kind::ZERO * 0x00010001u;
-    if constexpr (BITS == 8) {
-      return sub2(__byte_perm(codes[2 * b + p / 2], 0x64646464u, p % 2 ? 0x4341 : 0x4240), LESS);
-    } else {
-      const u32 w = p % 2 ? codes[b] >> 8 : codes[b];
-      u32 n = (w & (p < 2 ? masks.low : masks.high)) | MORE;
-      if constexpr (BITS == 5) {
-        const u32 h = codes[BLOCKS + b / 4];
-        const int i = b % 4;  // bits i and i + 4 of each half, or eight further, to bits 4 and 8
-        const u32 at = p % 2 ? h >> (4 + i) : h << (4 - i);
-        n |= at & (p < 2 ? 0x00100010u : 0x01000100u);
-      } else if constexpr (BITS == 6) {
-        const u32 h = codes[BLOCKS + b / 2];
-        const u32 swapped = p % 2 ? __byte_perm(h, 0, 0x2301) : h;
-        n |= (b % 2 ? swapped >> 2 : swapped) & (p < 2 ? 0x00300030u : 0x03000300u);
-      }
-      constexpr u32 SIXTEENTH = 0x2C002C00u;                        // what 1024 becomes is 64
-      constexpr u32 THEN = 0xD400D400u + Kind::ZERO * 0x00100010u;  // -64 - ZERO, whose ulp is 1/16
-      static_assert(Kind::ZERO < 64, "up to 128 the exponent is that of 64");
-      return p < 2 ? sub2(n, LESS) : fma2(n, SIXTEENTH, THEN);
-    }
-  }
-
-  __device__ __forceinline__ Pairs pairs(int b, const Masks& masks) const {
-    Pairs y;
-    u32 scale = twice(scales, b), offset = 0;
-    if constexpr (FORM == OFFSETS) offset = twice(offsets, b);
-    if constexpr (FORM == SIXTEENS) {
-      offset = mul2(scale, __byte_perm(row, 0, 0x3232));
-      scale = mul2(scale, __byte_perm(row, 0, 0x1010));
-    }
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      const u32 n = code(b, p, masks);
-      y.v[p] = FORM == SCALES ? mul2(n, scale) : fma2(n, scale, offset);
-    }
-    return y;
-  }
-
-  // -- the other way --
-
   // A lane's share of a unit, of its row.
   static __device__ __forceinline__ void make(const char* row, char* unit, int lane) {
     const int t = lane % 4, r = lane / 4;
@@ -194,5 +119,95 @@ struct FragmentUnit {
         made[BLOCKS + b / 2] |= high << (half + at + b % 2 * 2);
       }
     }
+  }
+};
+
+// What a lane has of half a unit, so that few registers hold it.
+template <class W>
+struct FragmentHalf {
+  typedef FragmentUnit<W> Unit;
+  typedef FragmentKind<W> Kind;
+  static constexpr int BLOCKS = Unit::BLOCKS / 2, BITS = Unit::BITS, FORM = Unit::FORM;
+  static constexpr int WORDS = Unit::WORDS / 2;
+
+  u32 codes[WORDS], scales[2], offsets[FORM == OFFSETS ? 2 : 1], row;
+
+  static __device__ __forceinline__ FragmentHalf load(const char* unit, int half, int lane) {
+    constexpr int FOURS = WORDS / 4;
+    FragmentHalf u;
+#pragma unroll
+    for (int i = 0; i < FOURS; ++i) {
+      const char* const from = unit + (half * FOURS + i) * 512 + lane * 16;
+      const uint4 w = *reinterpret_cast<const uint4*>(from);
+      u.codes[4 * i] = w.x;
+      u.codes[4 * i + 1] = w.y;
+      u.codes[4 * i + 2] = w.z;
+      u.codes[4 * i + 3] = w.w;
+    }
+    // The bits above the fourth of both halves lie together.
+    const char* const high = unit + 2 * FOURS * 512 + lane * (WORDS % 4 * 8);
+    if constexpr (WORDS % 4 == 1) {
+      u.codes[4 * FOURS] = *reinterpret_cast<const u32*>(high + half * 4);
+    } else if constexpr (WORDS % 4 == 2) {
+      two(high + half * 8, u.codes + 4 * FOURS);
+    }
+    const char* const rows = unit + Unit::SCALES_AT + lane / 4 * 16 + half * 8;
+    two(rows + (FORM == SIXTEENS ? lane % 4 / 2 * (kEight * 16) : 0), u.scales);
+    if constexpr (FORM == OFFSETS) two(rows + kEight * 16, u.offsets);
+    if constexpr (FORM == SIXTEENS) {
+      u.row = *reinterpret_cast<const u32*>(unit + Unit::ROWS_AT + lane / 4 * 4);
+    }
+    return u;
+  }
+  static __device__ __forceinline__ void two(const char* from, u32* to) {
+    const uint2 w = *reinterpret_cast<const uint2*>(from);
+    to[0] = w.x;
+    to[1] = w.y;
+  }
+
+  static __device__ __forceinline__ u32 twice(const u32* halves, int i) {
+    return __byte_perm(halves[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
+  }
+
+  // The codes of pair p of block b as halves, less ZERO. Those of four to six bits become 1024 +
+  // code or 1024 + 16 code first.
+  __device__ __forceinline__ u32 code(int b, int p, const Masks& masks) const {
+    constexpr u32 MORE = 0x64006400u, LESS = MORE + Kind::ZERO * 0x00010001u;
+    if constexpr (BITS == 8) {
+      return sub2(__byte_perm(codes[2 * b + p / 2], 0x64646464u, p % 2 ? 0x4341 : 0x4240), LESS);
+    } else {
+      const u32 w = p % 2 ? codes[b] >> 8 : codes[b];
+      u32 n = (w & (p < 2 ? masks.low : masks.high)) | MORE;
+      if constexpr (BITS == 5) {
+        const u32 h = codes[BLOCKS + b / 4];
+        const int i = b % 4;  // bits i and i + 4 of each half, or eight further, to bits 4 and 8
+        const u32 at = p % 2 ? h >> (4 + i) : h << (4 - i);
+        n |= at & (p < 2 ? 0x00100010u : 0x01000100u);
+      } else if constexpr (BITS == 6) {
+        const u32 h = codes[BLOCKS + b / 2];
+        const u32 swapped = p % 2 ? __byte_perm(h, 0, 0x2301) : h;
+        n |= (b % 2 ? swapped >> 2 : swapped) & (p < 2 ? 0x00300030u : 0x03000300u);
+      }
+      constexpr u32 SIXTEENTH = 0x2C002C00u;                        // what 1024 becomes is 64
+      constexpr u32 THEN = 0xD400D400u + Kind::ZERO * 0x00100010u;  // -64 - ZERO, whose ulp is 1/16
+      static_assert(Kind::ZERO < 64, "up to 128 the exponent is that of 64");
+      return p < 2 ? sub2(n, LESS) : fma2(n, SIXTEENTH, THEN);
+    }
+  }
+
+  __device__ __forceinline__ Pairs pairs(int b, const Masks& masks) const {
+    Pairs y;
+    u32 scale = twice(scales, b), offset = 0;
+    if constexpr (FORM == OFFSETS) offset = twice(offsets, b);
+    if constexpr (FORM == SIXTEENS) {
+      offset = mul2(scale, __byte_perm(row, 0, 0x3232));
+      scale = mul2(scale, __byte_perm(row, 0, 0x1010));
+    }
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const u32 n = code(b, p, masks);
+      y.v[p] = FORM == SCALES ? mul2(n, scale) : fma2(n, scale, offset);
+    }
+    return y;
   }
 };

@@ -23,12 +23,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   t.scale = t.make(column);
   t.request_some(args.early, o.c.w_stages);
   t.leave_turns();
-  if (t.parts == 1) {
-    if (t.are_turned()) __syncthreads();
-    t.multiply_all(x);
-  } else {
-    t.multiply_all(x);
-    t.add_parts([] { __syncthreads(); });
-  }
+  BesideOne b = t.beside_first();
+  if (t.are_turned() && t.parts == 1) __syncthreads();
+  t.multiply_all(x);
+  if (t.parts == 1) return;
+  __syncthreads();
+  t.add_parts(b);
 #endif
 }

@@ -45,7 +45,10 @@ __global__ void __launch_bounds__(kThreads, 1) GF_CLUSTER(BLOCKS)
   t.request_some(args.early, args.o.c.w_stages);
   meet<BLOCKS>();  // barriers are made, and all blocks are there whose memory is written to
   barrier_wait(t.columns_here, 0);
+  BesideOne b = t.beside_first();
   t.multiply_all(x);
-  if (t.parts > 1) t.add_parts([] { meet<BLOCKS>(); });
+  if (t.parts == 1) return;
+  meet<BLOCKS>();
+  t.add_parts(b);
 #endif
 }

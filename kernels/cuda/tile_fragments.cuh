@@ -17,6 +17,7 @@
 struct FragmentArgs {
   TileColumnArgs o;
   FastDiv units;  // of k
+  int whole;      // whether chains are no more than warps, which have one each then
   int early;      // stages that are asked for before the columns
 };
 
@@ -28,6 +29,7 @@ template <int KIND, class W, int UNITS, int COLUMNS = 1, int BLOCKS = 1>
 struct TileFragments : TileColumn<KIND, true, BLOCKS> {
   typedef TileColumn<KIND, true, BLOCKS> Base;
   typedef FragmentUnit<W> Unit;
+  typedef FragmentHalf<W> Half;
   using Base::a;
   using Base::lane;
   using Base::o;
@@ -91,6 +93,12 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
     return o.parts.div(args.units.divisor * part);
   }
   __device__ __forceinline__ Place start() const {
+    if (args.whole) {  // a chain a warp
+      const int tile = BLOCKS == 1 ? (int)o.parts.div(warp) : warp / here;
+      if (tile >= tiles) return {0, 0, 0, 0};
+      const int part = warp - tile * here + first_part, end = begin_of_part(part + 1);
+      return {tile, part, end, end - begin_of_part(part)};
+    }
     const int all = tiles * span, warps = min(all, kColumnWarps);
     const bool one = warps == kColumnWarps;  // a division less
     const int begin = one ? all * warp / kColumnWarps : min(warp, all);
@@ -157,17 +165,20 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
   // A unit of each eight; x: this lane's place in the columns.
   __device__ __forceinline__ void multiply(const char* rows, const char* x,
                                            float (&sums)[EIGHTS][4]) const {
-    const Unit upper = Unit::load(rows, lane), lower = Unit::load(rows + EIGHT, lane);
 #pragma unroll
-    for (int b = 0; b < Unit::BLOCKS; ++b) {
-      const Pairs lo = upper.pairs(b, a.masks), hi = lower.pairs(b, a.masks);
-      const u32 w0[4] = {lo.v[0], hi.v[0], lo.v[1], hi.v[1]};
-      const u32 w1[4] = {lo.v[2], hi.v[2], lo.v[3], hi.v[3]};
+    for (int h = 0; h < 2; ++h) {
+      const Half upper = Half::load(rows, h, lane), lower = Half::load(rows + EIGHT, h, lane);
 #pragma unroll
-      for (int j = 0; j < EIGHTS; ++j) {
-        const uint4 column = *reinterpret_cast<const uint4*>(x + b * STEP + j * 512);
-        mma<f16>(sums[j], w0, column.x, column.y);
-        mma<f16>(sums[j], w1, column.z, column.w);
+      for (int b = 0; b < Half::BLOCKS; ++b, x += STEP) {
+        const Pairs lo = upper.pairs(b, a.masks), hi = lower.pairs(b, a.masks);
+        const u32 w0[4] = {lo.v[0], hi.v[0], lo.v[1], hi.v[1]};
+        const u32 w1[4] = {lo.v[2], hi.v[2], lo.v[3], hi.v[3]};
+#pragma unroll
+        for (int j = 0; j < EIGHTS; ++j) {
+          const uint4 column = *reinterpret_cast<const uint4*>(x + j * 512);
+          mma<f16>(sums[j], w0, column.x, column.y);
+          mma<f16>(sums[j], w1, column.z, column.w);
+        }
       }
     }
   }
@@ -311,20 +322,26 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
     const int tile = i / (PAIRS * COLUMNS) * BLOCKS + this->rank();
     return {tile, this->tile_at(tile), i / COLUMNS % PAIRS, i % COLUMNS};
   }
-  // meet: of all threads that leave chains. What is beside the first sums is asked for before.
-  template <class MEET>
-  __device__ __forceinline__ void add_parts(MEET meet) const {
-    const int mine = (tiles - this->rank() + BLOCKS - 1) / BLOCKS, items = mine * PAIRS * COLUMNS;
-    Item at = item_at(threadIdx.x);
-    const auto beside_it = [&] { return beside(at.t, at.t.pair + at.pair, at.column); };
+  // What is beside the first of the sums that this thread adds up, to be asked for early.
+  __device__ __forceinline__ BesideOne beside_first() const {
     BesideOne b = {};
-    if (threadIdx.x < items) b = beside_it();
-    meet();
+    if (parts > 1 && (int)threadIdx.x < items()) b = beside_item(item_at(threadIdx.x));
+    return b;
+  }
+  __device__ __forceinline__ int items() const {
+    return (tiles - this->rank() + BLOCKS - 1) / BLOCKS * PAIRS * COLUMNS;
+  }
+  __device__ __forceinline__ BesideOne beside_item(const Item& at) const {
+    return beside(at.t, at.t.pair + at.pair, at.column);
+  }
+  // After all threads that leave chains have met. b: what is beside the first.
+  __device__ __forceinline__ void add_parts(BesideOne& b) const {
+    Item at = item_at(threadIdx.x);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < items; i += kThreads) {
+    for (int i = threadIdx.x; i < items(); i += kThreads) {
       if (i >= kThreads) {
         at = item_at(i);
-        b = beside_it();
+        b = beside_item(at);
       }
       const bool order = this->in_order(at.t.matrix);
       const int upper = order ? 2 * at.pair : at.pair;

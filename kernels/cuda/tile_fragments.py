@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from . import mul_mat_columns
@@ -16,55 +17,62 @@ from .fragments import UNIT, fragment_row_bytes
 from .launch import DeviceInfo, Launch, ceil_div, cpp_type, fast_div
 from .tile_column import PAIRS, WARPS, Tiles, are_whole, tile_launch, tiles_of
 
-# Units of a stage's rows: as many as leave a warp so many stages, or all that it goes through.
-_UNITS, _ENOUGH = (2, 1), 2
+# Units of a stage's rows, as many as leave a warp so many stages, or all that it goes through; or
+# a stage, while which is filled other warps multiply.
+_UNITS, _ENOUGH = (2, 1), (2, 1)
 _EARLY = 1  # stages that are asked for before the columns, which are behind them (docs/LOG.md)
 _SUMS = 2 * PAIRS  # of a column in a tile
+_SCHEDULERS, _EVEN = 4, 1.05
+_LONG = 8  # units of a chain
 
 
 @dataclass(frozen=True)
 class Plan:
-    """columns: that lie together. units: of a stage's rows."""
+    """columns: that lie together. units: of a stage's rows. whole: whether a warp has a chain."""
 
     columns: int
     units: int
+    whole: bool
     tiles: Tiles
 
 
 def plan_of(p: Product, device: DeviceInfo, columns: int, sizes: Sequence[int]) -> Plan | None:
     """sizes: of groups of blocks, of which the first that leaves room for the columns is chosen."""
-    for blocks in sizes:
-        for units in _UNITS:
-            tiles = _tiles(p, device, columns, units, blocks)
-            if tiles and tiles.has_stages(_ENOUGH):
-                return Plan(columns, units, tiles)
+    for enough, blocks, units in product(_ENOUGH, sizes, _UNITS):
+        plan = _plan(p, device, columns, units, blocks)
+        if plan and plan.tiles.has_stages(enough):
+            return plan
     return None
 
 
-def _tiles(p: Product, device: DeviceInfo, columns: int, units: int, blocks: int) -> Tiles | None:
+def _plan(p: Product, device: DeviceInfo, columns: int, units: int, blocks: int) -> Plan | None:
     parts, of_k, tiles = mul_mat_columns.parts_of_k(p, device), p.k // UNIT, p.tiles(PAIRS)
     if parts % blocks:
         return None
     groups = min(device.clusters(blocks), tiles)
-    shares = [
-        _share(parts, blocks, of_k, n, units) for n in {tiles // groups, ceil_div(tiles, groups)}
-    ]
-    span, warps, stages, sums = map(max, zip(*shares, strict=True))
-    return tiles_of(
-        p, device, parts, groups, 2 * UNIT * span * columns, sums * _SUMS * columns,
-        fragment_row_bytes(p.weights[0].dtype, units * UNIT), warps, stages, blocks,
+    import os
+
+    if os.environ.get("FRAG_TAKEN") and len(p.weights) == 1 and blocks == 1 and p.k <= 4096:
+        groups = min(groups, device.sm_count - 16)
+    of_group = ceil_div(tiles, groups)
+    share = _share(parts, blocks, of_k, of_group, units)
+    tiles_ = tiles_of(
+        p, device, parts, groups, 2 * UNIT * share.span * columns, share.sums * _SUMS * columns,
+        fragment_row_bytes(p.weights[0].dtype, units * UNIT), share.warps, share.stages, blocks,
     )  # fmt: skip
+    return Plan(columns, units, share.whole, tiles_)
 
 
 class _Share(NamedTuple):
     """Of a group with so many tiles, what its blocks have at most. span: units of k. warps: that
     have some. stages: that a warp goes through. sums: of chains, and of those that go from warp to
-    warp."""
+    warp. whole: whether a warp has a chain."""
 
     span: int
     warps: int
     stages: int
     sums: int
+    whole: bool
 
 
 @cache
@@ -72,27 +80,28 @@ def _share(parts: int, blocks: int, of_k: int, tiles: int, units: int) -> _Share
     """As TileFragments of tile_fragments.cuh divides a group's tiles."""
     here = parts // blocks
     begins = [of_k * i // parts for i in range(parts + 1)]
-    spans = [begins[i + here] - begins[i] for i in range(0, parts, here)]
-    most, is_cut = 0, False
-    for rank, span in enumerate(spans):
-        warps = min(WARPS, tiles * span)
-        cuts = {tiles * span * i // warps for i in range(1, warps + 1)}
-        first = rank * here
-        ends = {
-            t * span + begins[i] - begins[first]
-            for t in range(tiles)
-            for i in range(first + 1, first + here + 1)
-        }
-        stages = begin = 0
-        for end in sorted(cuts | ends):
-            stages += ceil_div(end - begin, units)
-            most, begin = max(most, stages), end
-            if end in cuts:
-                stages = 0
-        is_cut |= not cuts <= ends
-    chains = ceil_div(tiles, blocks) * parts if parts > 1 else 0
-    warps = min(WARPS, tiles * max(spans))
-    return _Share(max(spans), warps, most, chains + (WARPS if is_cut else 0))
+    lengths = [end - begin for begin, end in pairwise(begins)]
+    span = max(sum(lengths[i : i + here]) for i in range(0, parts, here))
+    chains = tiles * here
+    whole = chains <= WARPS and _is_even(lengths, here, tiles)
+    warps = chains if whole else min(WARPS, tiles * span)
+    # Units of a warp, in pieces of chains, of which each ends with a stage.
+    n = max(lengths) if whole else ceil_div(tiles * span, warps)
+    pieces = 1 if whole else 1 + ceil_div(n, min(lengths))
+    stages = ceil_div(n, units) + (pieces - 1 if units > 1 else 0)
+    sums = ceil_div(tiles, blocks) * parts if parts > 1 else 0
+    return _Share(span, warps, stages, sums + (0 if whole else WARPS), whole)
+
+
+def _is_even(lengths: Sequence[int], here: int, tiles: int) -> bool:
+    """Whether the schedulers of a multiprocessor, of which each has every fourth warp, have about
+    as much to do each if a warp has a chain, or chains are short."""
+    for i in range(0, len(lengths), here):
+        chains = list(lengths[i : i + here]) * tiles
+        most = max(sum(chains[s::_SCHEDULERS]) for s in range(_SCHEDULERS))
+        if max(chains) >= _LONG and _SCHEDULERS * most > _EVEN * sum(chains):
+            return False
+    return True
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -112,6 +121,6 @@ def fragments_product(
 ) -> Launch:
     """numbers: the template arguments behind the type. at: of several columns."""
     lying = replace(p, weights=tuple(map(compact_rows, p.weights)))
-    more = fast_div(p.k // UNIT) + struct.pack("@i", _EARLY)
+    more = fast_div(p.k // UNIT) + struct.pack("@2i", plan.whole, _EARLY) + bytes(4)
     types = f"{cpp_type(p.weights[0].dtype)}, {numbers}"
     return tile_launch(lying, plan.tiles, kernel, types, more, at)

@@ -159,14 +159,17 @@ struct FloatColumn {
     column_barrier();
   }
 
-  // Returns what the column's sums are multiplied by. After the kernels before this one.
-  __device__ __forceinline__ float make(float eps) {
+  // Returns what the column's sums are multiplied by. After the kernels before this one. f: called
+  // while the first elements are on their way.
+  template <class F>
+  __device__ __forceinline__ float make(float eps, F f) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float* const largest_of_warps = squares + chunks;
     float largest = 0.0f;
 #pragma unroll 1
     for (int base = 0; base < chunks; base += STEP) {
       ask(base);
+      if (base == 0) f();
       weigh(base, true);
 #pragma unroll
       for (int i = 0; i < AT_ONCE; ++i) {

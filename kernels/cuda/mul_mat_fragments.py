@@ -26,5 +26,4 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     """The launch of a product that `takes` takes."""
     plan = _plan(p, device)
     assert plan is not None
-    numbers = f"{cpp_bool(p.norm is not None)}, {plan.units}"
-    return [fragments_product(p, plan, "mul_mat_fragments", numbers)]
+    return [fragments_product(p, plan, "mul_mat_fragments", cpp_bool(p.norm is not None))]

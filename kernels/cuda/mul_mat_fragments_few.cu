@@ -32,12 +32,12 @@ __device__ __forceinline__ void meet() {
 }
 #endif
 
-template <int KIND, class W, int UNITS, int COLUMNS, int BLOCKS>
+template <int KIND, class W, bool WHOLE, int UNITS, int COLUMNS, int BLOCKS>
 __global__ void __launch_bounds__(kThreads, 1) GF_CLUSTER(BLOCKS)
     mul_mat_fragments_few(const __grid_constant__ FragmentArgs args) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char shared[];
-  TileFragments<KIND, W, UNITS, COLUMNS, BLOCKS> t(args, shared);
+  TileFragments<KIND, W, WHOLE, UNITS, COLUMNS, BLOCKS> t(args, shared);
   t.begin();
   wait_for_previous();
   char* const x = shared + args.o.x_at;

@@ -10,7 +10,7 @@ from .tile_fragments import Plan, fragments_product, plan_of
 
 MOST = 16
 _COLUMNS = (2, 4, 8, 16)  # that lie together
-_BLOCKS = (1, 2, 4)  # that share the parts of a tile: a cluster
+_BLOCKS = (1, 2, 4, 8)  # that share the parts of a tile: a cluster
 
 
 def _plan(p: Product, device: DeviceInfo) -> Plan | None:
@@ -30,7 +30,7 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     plan = _plan(p, device)
     assert plan is not None
     at = layout(p, plan.columns, 0, scratch)
-    numbers = f"{plan.units}, {plan.columns}, {plan.tiles.blocks}"
+    numbers = f"{plan.columns}, {plan.tiles.blocks}"
     return [
         round_launch(p, at, plan.columns, FRAGMENTS),
         fragments_product(p, plan, "mul_mat_fragments_few", numbers, at),

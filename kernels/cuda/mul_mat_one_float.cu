@@ -289,7 +289,7 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
     char* const x = shared + o.x_at;
     FloatColumn<W, NORM, REST> column(o.x, o.norm, a.k, x,
                                       reinterpret_cast<float*>(shared + o.squares_at));
-    const float scale = this->make(column);
+    const float scale = this->make(column, [] {});
     leave_turns();
 
     // Of the tensor cores' eight columns four are the rest then.

@@ -35,9 +35,7 @@ struct TileColumn {
   char* const shared;
   const int warp, lane, parts;
   const int first, tiles;  // of the group
-  // Of heads: what the first of this thread's turns by.
-  double angle = 0.0;
-  int pos = 0;
+  int pos = 0;             // of a column of heads
 
   __device__ __forceinline__ TileColumn(const TileColumnArgs& o, char* shared)
       : o(o),
@@ -82,24 +80,32 @@ struct TileColumn {
     return reinterpret_cast<float2*>(shared + o.turns_at);
   }
   static __device__ __forceinline__ int first_turn() { return kThreads - 1 - (int)threadIdx.x; }
-  __device__ __forceinline__ bool has_turn() const {
-    return are_turned() && first_turn() < a.head_dim / 2;
+  // Angles lie where turns will: they need no registers while the column is made.
+  __device__ __forceinline__ double* angles() const {
+    static_assert(sizeof(double) == sizeof(float2), "an angle has a turn's place");
+    return reinterpret_cast<double*>(shared + o.turns_at);
   }
-  __device__ __forceinline__ void leave_turns() {
+  __device__ __forceinline__ void leave_angles() const {
+    if (!are_turned()) return;
+    for (int i = first_turn(); i < a.head_dim / 2; i += kThreads) angles()[i] = o.turns.angle(i);
+  }
+  __device__ __forceinline__ void leave_turns() const {
     if (!are_turned()) return;
     for (int i = first_turn(); i < a.head_dim / 2; i += kThreads) {
-      if (i >= kThreads) angle = o.turns.angle(i);
-      turn(o.turns.rope, pos * angle, &turns()[i].y, &turns()[i].x);
+      float2 found;
+      turn(o.turns.rope, pos * angles()[i], &found.y, &found.x);
+      turns()[i] = found;
     }
   }
 
-  // The column, after the kernels before this one; returns what sums are multiplied by.
-  template <class COLUMN>
-  __device__ __forceinline__ float make(COLUMN& column) {
-    if (has_turn()) angle = o.turns.angle(first_turn());
+  // The column, after the kernels before this one; returns what sums are multiplied by. f: called
+  // while its first elements are on their way.
+  template <class COLUMN, class F>
+  __device__ __forceinline__ float make(COLUMN& column, F f) {
+    leave_angles();
     wait_for_previous();
-    if (has_turn()) pos = __ldcg(o.turns.pos);
-    return column.make(o.eps);
+    if (are_turned() && first_turn() < a.head_dim / 2) pos = __ldcg(o.turns.pos);
+    return column.make(o.eps, f);
   }
 
   // -- a single column's sums --

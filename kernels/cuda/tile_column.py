@@ -41,7 +41,7 @@ def tiles_of(
     """x_bytes: of the columns. sums: floats. row: bytes of a stage's. rings: warps that have
     stages."""
     sizes = (
-        8 * (WARPS + 1 + MAX_STAGES * WARPS),  # barriers
+        8 * (1 + (MAX_STAGES + 1) * WARPS),  # barriers
         4 * p.heads.head_dim if p.heads else 0,
         4 * (ceil_div(p.k, _SQUARES) + WARPS),
         4 * sums,

@@ -1,11 +1,12 @@
 // What mul_mat_fragments.cu and mul_mat_fragments_few.cu have in common: what warps multiply of
 // tiles of quantized weights that lie as fragments, and where their sums meet.
 //
-// A sum is a chain of tensor-core products along each part of k, in one order. All units of a
-// block's chains, one after another, are divided among the warps as evenly as can be, so that a
-// chain may begin in one warp and go on in the next, from the sums that the former had. Every warp
-// goes through its chains from the last one on, which another waits for, to the first one, which
-// waits itself. It streams them through stages of its own in shared memory.
+// A sum is a chain of tensor-core products along each part of k, in one order. Where that is even
+// enough (WHOLE) a warp has a chain. Else all units of a block's chains, one after another, are
+// divided among its warps, so that a chain may begin in one warp and go on in the next, from the
+// sums that the former had. Every warp goes through its chains from the last one on, which another
+// waits for, to the first one, which waits itself. It streams them through stages of its own in
+// shared memory.
 #pragma once
 
 #include "cuda/cluster.cuh"
@@ -17,15 +18,14 @@
 struct FragmentArgs {
   TileColumnArgs o;
   FastDiv units;  // of k
-  int whole;      // whether chains are no more than warps, which have one each then
   int early;      // stages that are asked for before the columns
 };
 
 #if __CUDA_ARCH__ >= 900
 
-// UNITS: of a stage's rows. COLUMNS: that lie together, each 16 bytes of a lane for 32 elements;
-// lanes of others multiply one of these. BLOCKS: as TileColumn has it.
-template <int KIND, class W, int UNITS, int COLUMNS = 1, int BLOCKS = 1>
+// WHOLE: see above. UNITS: of a stage's rows. COLUMNS: that lie together, each 16 bytes of a lane
+// for 32 elements; lanes of others multiply one of these. BLOCKS: as TileColumn has it.
+template <int KIND, class W, bool WHOLE, int UNITS, int COLUMNS = 1, int BLOCKS = 1>
 struct TileFragments : TileColumn<KIND, true, BLOCKS> {
   typedef TileColumn<KIND, true, BLOCKS> Base;
   typedef FragmentUnit<W> Unit;
@@ -58,9 +58,8 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
   // Of what is asked for: the next unit; where the eight rows of a tile begin that are this lane's.
   int ask_unit;
   const char* from;
-  u64* const given;  // barriers of sums that a warp gives to the next
-  u64* const columns_here;
-  u64* const bars;                   // of this warp's stages
+  u64* const columns_here;           // a barrier, where there are several
+  u64* const bars;                   // of this warp's stages, and then of the sums that it gives
   float *const chains, *const hand;  // sums of whole chains; those that warps give
   char* const ring;
   int stage = 0;
@@ -78,9 +77,8 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
              first_unit),
         place(start()),
         ask(place),
-        given(reinterpret_cast<u64*>(shared)),
-        columns_here(given + kColumnWarps),
-        bars(columns_here + 1 + warp * a.w_stages),
+        columns_here(reinterpret_cast<u64*>(shared)),
+        bars(columns_here + 1 + warp * (a.w_stages + !WHOLE)),
         chains(reinterpret_cast<float*>(shared + o.sums_at)),
         hand(chains + (parts > 1 ? (tiles + BLOCKS - 1) / BLOCKS * parts * SUMS : 0)),
         ring(shared + o.ring_at + warp * a.w_stages * STAGE) {
@@ -93,7 +91,7 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
     return o.parts.div(args.units.divisor * part);
   }
   __device__ __forceinline__ Place start() const {
-    if (args.whole) {  // a chain a warp
+    if (WHOLE) {
       const int tile = BLOCKS == 1 ? (int)o.parts.div(warp) : warp / here;
       if (tile >= tiles) return {0, 0, 0, 0};
       const int part = warp - tile * here + first_part, end = begin_of_part(part + 1);
@@ -111,7 +109,7 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
     return {tile, (int)args.units.div(unit * parts - 1), unit, end - begin};
   }
   __device__ __forceinline__ int begin_of(const Place& p) const {
-    return max(begin_of_part(p.part), p.end - p.left);
+    return WHOLE ? p.end - p.left : max(begin_of_part(p.part), p.end - p.left);
   }
   // From a piece of a chain to the one before it.
   __device__ __forceinline__ void next(Place& p, int begin) const {
@@ -132,15 +130,17 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
     from = this->eight_of(ask.tile);
   }
   __device__ __forceinline__ void request(int stage) {
-    const u32 bytes = min(UNITS, ask.end - ask_unit) * Unit::BYTES;
+    const int units = min(UNITS, ask.end - ask_unit), bytes = units * Unit::BYTES;
     const u32 bar = shared_address(bars + stage), to = shared_address(ring + stage * STAGE);
     if (elected()) expect_bytes(bar, 2 * bytes);
     __syncwarp();
     if (lane % kEight == 0 && lane < 2 * kEight) {
       copy_bulk(to + lane / kEight * EIGHT, from + ask_unit * Unit::BYTES, bytes, bar, policy);
     }
-    ask_unit += UNITS;
-    if (ask_unit >= ask.end) {
+    ask_unit += units;
+    if (WHOLE) {
+      ask.left -= units;
+    } else if (ask_unit == ask.end) {
       next(ask, begin_of(ask));
       begin_asking();
     }
@@ -152,10 +152,8 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
   }
   // Makes the barriers, which warps may use when they have met, and asks for the first stages.
   __device__ __forceinline__ void begin() {
-    if (lane < a.w_stages) barrier_init(bars + lane);
-    if (lane == 0) barrier_init(given + warp);
-    if (threadIdx.x == 0) barrier_init(columns_here);
-    barriers_ready();
+    if (COLUMNS > 1 && threadIdx.x == 0) barrier_init(columns_here);
+    barriers_make(bars, a.w_stages + !WHOLE, lane);
     request_some(0, args.early);
     launch_dependents();
   }
@@ -207,12 +205,13 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
 #pragma unroll 1
     while (place.left > 0) {
       const int begin = begin_of(place);
-      const bool ends = place.end == begin_of_part(place.part + 1), alone = ends && parts == 1;
+      const bool ends = WHOLE || place.end == begin_of_part(place.part + 1);
+      const bool alone = ends && parts == 1;
       const Tile t = this->tile_at(place.tile);
       BesideOne b = {};
       if (COLUMNS == 1 && alone && lane % 4 == 0) b = beside(t, this->pair_of(t), 0);
       float sums[EIGHTS][4] = {};
-      if (begin > begin_of_part(place.part)) take(sums);
+      if (!WHOLE && begin > begin_of_part(place.part)) take(sums);
       multiply_units(x + (begin - first_unit) * UNIT_STEP, place.end - begin, sums);
       if (alone) {
         finish_sums(t, sums, b);
@@ -221,6 +220,7 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
       } else {
         give(sums);
       }
+      if (WHOLE) return;
       next(place, begin);
     }
   }
@@ -253,10 +253,10 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
     float* const to = hand + warp * SUMS;
     each_two([&](int at, int j, int i) { put_two(to + at, {sums[j][i], sums[j][i + 1]}); });
     __syncwarp();
-    if (lane == 0) barrier_arrive(given + warp);
+    if (lane == 0) barrier_arrive(bars + a.w_stages);
   }
   __device__ __forceinline__ void take(float (&sums)[EIGHTS][4]) const {
-    barrier_wait(given + warp - 1, 0);
+    barrier_wait(bars - 1, 0);
     const float* const from = hand + (warp - 1) * SUMS;
     each_two([&](int at, int j, int i) {
       sums[j][i] = from[at];

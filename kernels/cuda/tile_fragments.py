@@ -13,6 +13,7 @@ from typing import NamedTuple
 from . import mul_mat_columns
 from .columns import Layout, Product, columns_ok
 from .compact import FRAGMENTS, compact_rows, is_compact
+from .elementwise import cpp_bool
 from .fragments import UNIT, fragment_row_bytes
 from .launch import DeviceInfo, Launch, ceil_div, cpp_type, fast_div
 from .tile_column import PAIRS, WARPS, Tiles, are_whole, tile_launch, tiles_of
@@ -22,7 +23,8 @@ from .tile_column import PAIRS, WARPS, Tiles, are_whole, tile_launch, tiles_of
 _UNITS, _ENOUGH = (2, 1), (2, 1)
 _EARLY = 1  # stages that are asked for before the columns, which are behind them (docs/LOG.md)
 _SUMS = 2 * PAIRS  # of a column in a tile
-_SCHEDULERS, _EVEN = 4, 1.05
+_SCHEDULERS = 4  # of a multiprocessor, each of every fourth warp
+_EVEN = 1.05  # what the one with most may have of what each has in the mean
 _LONG = 8  # units of a chain
 
 
@@ -50,17 +52,13 @@ def _plan(p: Product, device: DeviceInfo, columns: int, units: int, blocks: int)
     if parts % blocks:
         return None
     groups = min(device.clusters(blocks), tiles)
-    import os
-
-    if os.environ.get("FRAG_TAKEN") and len(p.weights) == 1 and blocks == 1 and p.k <= 4096:
-        groups = min(groups, device.sm_count - 16)
     of_group = ceil_div(tiles, groups)
     share = _share(parts, blocks, of_k, of_group, units)
-    tiles_ = tiles_of(
+    made = tiles_of(
         p, device, parts, groups, 2 * UNIT * share.span * columns, share.sums * _SUMS * columns,
         fragment_row_bytes(p.weights[0].dtype, units * UNIT), share.warps, share.stages, blocks,
     )  # fmt: skip
-    return Plan(columns, units, share.whole, tiles_)
+    return Plan(columns, units, share.whole, made)
 
 
 class _Share(NamedTuple):
@@ -94,8 +92,8 @@ def _share(parts: int, blocks: int, of_k: int, tiles: int, units: int) -> _Share
 
 
 def _is_even(lengths: Sequence[int], here: int, tiles: int) -> bool:
-    """Whether the schedulers of a multiprocessor, of which each has every fourth warp, have about
-    as much to do each if a warp has a chain, or chains are short."""
+    """Whether schedulers have about as much to do each if a warp has a chain, or chains are short,
+    and handing them over takes longer than it saves."""
     for i in range(0, len(lengths), here):
         chains = list(lengths[i : i + here]) * tiles
         most = max(sum(chains[s::_SCHEDULERS]) for s in range(_SCHEDULERS))
@@ -119,8 +117,8 @@ def takes(p: Product, device: DeviceInfo) -> bool:
 def fragments_product(
     p: Product, plan: Plan, kernel: str, numbers: str, at: Layout | None = None
 ) -> Launch:
-    """numbers: the template arguments behind the type. at: of several columns."""
+    """numbers: the template arguments behind the units of a stage. at: of several columns."""
     lying = replace(p, weights=tuple(map(compact_rows, p.weights)))
-    more = fast_div(p.k // UNIT) + struct.pack("@2i", plan.whole, _EARLY) + bytes(4)
-    types = f"{cpp_type(p.weights[0].dtype)}, {numbers}"
+    more = fast_div(p.k // UNIT) + struct.pack("@i", _EARLY)
+    types = f"{cpp_type(p.weights[0].dtype)}, {cpp_bool(plan.whole)}, {plan.units}, {numbers}"
     return tile_launch(lying, plan.tiles, kernel, types, more, at)

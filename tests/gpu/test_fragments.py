@@ -3,6 +3,7 @@ these are to be fast (`equal_bits="many"`)."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from gguflow.engine.graph import dtype_by_name
 from gguflow.engine.model import Model
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.kernels.cuda.compact import EIGHTS, FRAGMENTS, layouts_of
+from gguflow.kernels.cuda.elementwise import cpp_bool
 from gguflow.kernels.cuda.fragments import UNIT, fragment_row_bytes
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch
+from gguflow.kernels.cuda.tile_fragments import _share
 
 # Bytes of 256 elements: codes, a scale and maybe an offset of every 32 as halves; of Q6_K integers
 # of every 16, and the row's scale and offset.
@@ -28,6 +31,7 @@ ROW_BYTES = {
     "q5_K": 160 + 32, "q6_K": 192 + 32 + 4, "q8_0": 256 + 16,
 }  # fmt: skip
 TYPES = list(ROW_BYTES)
+FEW = "mul_mat_fragments_few.cu"
 OTHERS = ["q2_K", "q3_K", "iq4_nl"]
 
 
@@ -56,7 +60,7 @@ def test_what_does_not(dtype: str) -> None:
     for made in (
         made_for(dtype, EQUAL),  # whose generated rows are int8's
         made_for(dtype, replace(MANY, arch="sm_80")),
-        made_for(dtype, m=2),
+        made_for(dtype, m=17),
         made_for(dtype, compact=0),
         made_for(dtype, n=4100),
         made_for(dtype, op="mul_mat_swiglu", compact=1),
@@ -71,6 +75,58 @@ def test_any_length_has_room(dtype: str) -> None:
         made = made_for(dtype, n=256, k=k)
         assert made.kernel.source == "mul_mat_fragments.cu"
         assert made.shared <= MANY.shared_per_block
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_few_columns_read_them(dtype: str) -> None:
+    """Those of a long row in as many blocks of a cluster as there must be, of which no more are
+    there than run at once."""
+    for n, k in ((4096, 4096), (4096, 14336), (2048, 14336)):
+        for m in (2, 3, 8, 9, 16):
+            made = made_for(dtype, n=n, k=k, m=m)
+            columns, blocks = numbers_of(made)[-2:]
+            assert made.kernel.source == FEW and m <= columns < 2 * m
+            assert made.shared <= MANY.shared_per_block
+            assert made.grid[0] <= blocks * MANY.clusters(blocks)
+            assert 2 * k * columns // blocks < MANY.shared_per_block
+    gate = made_for(dtype, n=14336, op="mul_mat_swiglu", m=16)
+    assert gate.kernel.source == FEW
+
+
+def test_columns_without_room() -> None:
+    made = made_for("q4_0", n=8192, k=28672, m=16)  # in four parts, of 229 KB each
+    assert made.kernel.source != FEW
+
+
+def numbers_of(made: Launch) -> list[int]:
+    """The numbers in a kernel's name."""
+    return [int(x) for x in re.findall(r"\b\d+\b", made.kernel.entry)]
+
+
+@pytest.mark.parametrize(
+    "op, n, k, whole",
+    [
+        ("mul_mat", 4096, 4096, True),  # 16 of as many units each
+        ("mul_mat_swiglu", 14336, 4096, False),  # 14: four for some schedulers, three for others
+        ("mul_mat", 128_256, 4096, False),  # more than warps
+        ("mul_mat", 2160, 2304, False),  # the same, in parts
+    ],
+)
+def test_chains_are_divided_where_that_is_more_even(op: str, n: int, k: int, whole: bool) -> None:
+    for m in (1, 4):
+        entry = made_for("q4_0", n=n, k=k, op=op, m=m).kernel.entry
+        assert f"block_q4_0, {cpp_bool(whole)}, " in entry
+
+
+def test_a_warp_has_no_more_than_its_share() -> None:
+    for parts, blocks, of_k, tiles in ((1, 1, 16, 14), (8, 4, 56, 9), (9, 1, 9, 2), (5, 1, 16, 3)):
+        share = _share(parts, blocks, of_k, tiles, 1)
+        units = tiles * of_k // blocks
+        assert share.span == of_k // blocks
+        assert share.warps == (tiles * parts // blocks if share.whole else min(16, units))
+        assert share.stages >= units / 16 and (share.whole or share.stages < units / 16 + 1)
+        sums = -(-tiles // blocks) * parts if parts > 1 else 0
+        assert share.sums == sums + (0 if share.whole else 16)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -93,21 +149,22 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
     made = made_for(dtype)
     assert nvrtc.compile_source(made.kernel.source, [made.kernel.entry], "sm_90").names
     assert nvrtc.compile_source("fragments.cu", [f"make_fragments<block_{dtype}>"], "sm_90").names
+    entries = [made_for(dtype, k=14336, m=m).kernel.entry for m in (2, 8, 16)]
+    assert nvrtc.compile_source(FEW, entries, "sm_90").names
 
 
 class AsFragments(Compacted):
     layout = FRAGMENTS
-    few = True  # whether there is room for 16 columns
 
 
 def held(p: AsFragments, first: int = 5) -> None:
-    """One column has the bits that it has without, and among others."""
+    """One column has the bits that it has without, and among others, be these few or many."""
     found = p.result(1, first)
-    assert any("mul_mat_fragments" in e for e in p.entries)
+    assert any("mul_mat_fragments<" in e for e in p.entries)
     among = p.result(20, first - 2)
     for m in (2, 3, 4, 5, 8, 9, 16):
         some = p.result(m, first - 2)
-        assert not p.few or any("mul_mat_fragments_few" in e for e in p.entries), m
+        assert any("mul_mat_fragments_few<" in e for e in p.entries), m
         for a, b in zip(some, among, strict=True):
             assert (a == b[:m]).all(), (m, int((a != b[:m]).sum()))
     p.is_on = False
@@ -125,8 +182,10 @@ def held(p: AsFragments, first: int = 5) -> None:
     [
         ("mul_mat_add", (4096,), 4096),
         ("mul_mat_add", (2048,), 14336),
+        ("mul_mat_add", (2160,), 2304),
         ("norm_mul_mat_swiglu", (14336, 14336), 2048),
         ("norm_qkv_rope", (1024, 256, 256), 4096),
+        ("norm_qkv_rope", (1792, 256, 256), 2304),
         ("norm_mul_mat", (20_000,), 1024),
         ("mul_mat", (336,), 2304),
         ("mul_mat", (16,), 256),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 from harness import declare_case
 
@@ -243,18 +244,21 @@ def many_columns() -> Iterator[Launch]:
 
 def compact() -> Iterator[Launch]:
     """What makes the compact form of weights, or fragments of them, and products with it."""
-    floats = (DEVICE, EQUAL), ("f16", "bf16")
-    forms = (EIGHTS, *floats), (ALONG, *floats), (FRAGMENTS, (MANY,), ("q4_0", "q5_K", "q6_K"))
-    for layout, devices, dtypes in forms:
+    floats = (DEVICE, EQUAL), ("f16", "bf16"), (1,)
+    quantized = (MANY,), ("q4_0", "q5_K", "q6_K"), (1, 4, 16)
+    for layout, devices, dtypes, columns in (
+        (EIGHTS, *floats), (ALONG, *floats), (FRAGMENTS, *quantized)
+    ):  # fmt: skip
         form = CompactForm(1 << 40, layout.name)
-        for dtype in dtypes:
+        for dtype, m in product(dtypes, columns):
             w = CaseOperand((4096, 4096), dtype, 0.0, role="weight")
-            x, norm = CaseOperand((1, 4096), data=0.0), CaseOperand((4096,), data=0.0)
+            x, norm = CaseOperand((m, 4096), data=0.0), CaseOperand((4096,), data=0.0)
             cases = ("mul_mat", (w, x)), ("norm_mul_mat_swiglu", (x, norm, w, w))
             for op, srcs in cases:
                 params = {"eps": 1e-5} if op.startswith("norm_") else {}
                 node = declare_case(op_spec(op), Case(srcs, params))
-                yield compact_launch(Operand.of(node.srcs[-1 if params else 0], 0), form, 0)
+                if m == 1:
+                    yield compact_launch(Operand.of(node.srcs[-1 if params else 0], 0), form, 0)
                 at = [None if s is None else Operand.of(s, (i + 2) << 32)
                       for i, s in enumerate(node.srcs)]  # fmt: skip
                 at = [o and replace(o, compact=form) for o in at]

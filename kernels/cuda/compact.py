@@ -1,6 +1,6 @@
-"""The compact form of weights, from which single columns are multiplied: what it takes, which
-products read it, and the launch that makes it. Of 16-bit weights it is a bit less each, made by
-compact.cu; quantized ones lie as fragments (fragments.py).
+"""The compact form of weights, from which single columns, of quantized ones up to 16, are
+multiplied: what it takes, which products read it, and the launch that makes it. Of 16-bit weights
+it is a bit less each, made by compact.cu; quantized ones lie as fragments (fragments.py).
 
 A weight below 2 in magnitude has a 0 as the highest bit of its exponent, in f16 and in bf16. All
 other bits are kept.

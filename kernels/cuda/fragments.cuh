@@ -179,9 +179,9 @@ struct FragmentHalf {
       const u32 w = p % 2 ? codes[b] >> 8 : codes[b];
       u32 n = (w & (p < 2 ? masks.low : masks.high)) | MORE;
       if constexpr (BITS == 5) {
-        const u32 h = codes[BLOCKS + b / 4];
-        const int i = b % 4;  // bits i and i + 4 of each half, or eight further, to bits 4 and 8
-        const u32 at = p % 2 ? h >> (4 + i) : h << (4 - i);
+        const u32 h = codes[BLOCKS];
+        // Bits b and b + 4 of each half, or eight further, to bits 4 and 8.
+        const u32 at = p % 2 ? h >> (4 + b) : h << (4 - b);
         n |= at & (p < 2 ? 0x00100010u : 0x01000100u);
       } else if constexpr (BITS == 6) {
         const u32 h = codes[BLOCKS + b / 2];

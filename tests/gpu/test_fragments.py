@@ -1,5 +1,5 @@
-"""Quantized weights as fragments, from which one column has the bits that it has among others where
-these are to be fast (`equal_bits="many"`)."""
+"""Quantized weights as fragments, from which up to 16 columns have the bits that they have among
+others where many are to be fast (`equal_bits="many"`)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_does_not(dtype: str) -> None:
         made_for(dtype, op="mul_mat_swiglu", compact=1),
         launch_of("mul_mat", 4096, 4096, MANY, EIGHTS, dtype=dtype),
     ):
-        assert made.kernel.source != "mul_mat_fragments.cu"
+        assert made.kernel.source not in ("mul_mat_fragments.cu", FEW)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -6,6 +6,7 @@
 #include "cuda/dependent.cuh"
 #include "cuda/exp2.cuh"
 #include "cuda/next_columns.cuh"
+#include "cuda/next_fragments.cuh"
 
 struct AttentionArgs {
   gf_tensor dst, q, k, v, pos, seq, table;
@@ -20,7 +21,9 @@ struct AttentionArgs {
   i32 tiles;           // of attention_prefill_few
   i32 beside;  // whether the launch after, or for single tokens the one before, needs no order
   i32 early;   // whether attention_decode_listed has all single tokens of the run
-  RecordsPlace next;  // of attention_decode_listed: the results once more, for the product behind
+  // Of attention_decode_listed: the results once more, for the product behind, as int8 or float16.
+  RecordsPlace next;
+  FragmentsPlace next_floats;
 };
 
 constexpr int kPage = 64;    // keys; PAGE of plan_key.py

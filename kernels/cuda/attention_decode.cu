@@ -267,8 +267,9 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<HD, NT>)
   const auto put = [&](const Tile& tile, int row, int d, float y) {
     tile.output(a, row)[d] = y;
     if constexpr (HD % 32 == 0) {
-      if (a.next.to == nullptr) return;
-      put_element(a.next, ((tile.head + row) * HD + d) / 32, tile.token, y);
+      const int block = ((tile.head + row) * HD + d) / 32;
+      if (a.next.to) put_element(a.next, block, tile.token, y);
+      if (a.next_floats.to) put_element(a.next_floats, block, tile.token, y);
     }
   };
   const WaitAtEnd end_of_prompts(a.beside);

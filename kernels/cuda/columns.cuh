@@ -139,6 +139,12 @@ __device__ __forceinline__ float2 plain_sums(float y0, float y1, const BesideOne
   return {__fmul_rn(y0, b.scale) + b.r[0], __fmul_rn(y1, b.scale) + b.r[1]};
 }
 
+// Of GLU: what they become.
+__device__ __forceinline__ float gated_sums(float y0, float y1, const BesideOne& b, bool rough) {
+  y0 = __fmul_rn(y0, b.scale);
+  return (rough ? silu().rough(y0) : silu()(y0)) * __fmul_rn(y1, b.scale);
+}
+
 // What becomes of the sums y0 and y1 of a pair's rows in a column. Each operation is rounded as
 // written, so that all kernels give the same bits. AT_ONCE: neighbours are one store, for warps
 // that write runs of pairs, maybe to another device, to which a sector written by two stores
@@ -151,12 +157,12 @@ __device__ __forceinline__ void finish_one(int kind, const ColumnsArgs& a, int m
   const int2 rows = rows_of(kind, a, matrix, pair);
   const int role = a.first + matrix;
   float* const dst = a.dst + column * a.dst_row;
-  y0 = __fmul_rn(y0, b.scale);
-  y1 = __fmul_rn(y1, b.scale);
   if (kind == GLU) {
-    dst[pair] = (rough ? silu().rough(y0) : silu()(y0)) * y1;
+    dst[pair] = gated_sums(y0, y1, b, rough);
     return;
   }
+  y0 = __fmul_rn(y0, b.scale);
+  y1 = __fmul_rn(y1, b.scale);
   if (kind == QKV && role < 2) {
     const float u = fmaf(y0, b.turn.x, -__fmul_rn(y1, b.turn.y));
     y1 = fmaf(y0, b.turn.y, __fmul_rn(y1, b.turn.x));

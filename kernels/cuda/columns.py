@@ -190,6 +190,17 @@ def row_step(r: Operand) -> int | None:
     return step
 
 
+def is_all(x: Operand, dst: Operand, at: int) -> bool:
+    """Whether x is the rows of a result along its dimension `at`, of all the elements before it."""
+    n, dense = 1, True
+    for length, step in zip(dst.ne[:at], dst.nb[:at], strict=True):
+        dense &= length == 1 or step == 4 * n
+        n *= length
+    return dense and (x.address, x.ne[0], x.rows, x.nb[1]) == (
+        dst.address, n, dst.ne[at], dst.nb[at]
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Layout:
     """Addresses in scratch memory; none of what is not used."""
@@ -208,10 +219,15 @@ def layout(p: Product, columns: int, parts: int = 0, address: int = 0) -> Layout
     return Layout(*places_of((x, 4 * p.m, 8 * p.m * half, parts), 256, address))
 
 
+def are_of_halves(p: Product) -> bool:
+    """Whether lanes of fragments hold fours of both halves of 32, or eights."""
+    return p.weights[0].dtype.name in _NIBBLES
+
+
 def _order(p: Product) -> bytes:
     """`ColumnsOrder` of columns_round.cu."""
-    t = p.weights[0].dtype
-    return struct.pack("@3i", *((4, 16, 1) if t.name in _NIBBLES else (8, 4, int(t.is_quantized))))
+    split = int(p.weights[0].dtype.is_quantized)
+    return struct.pack("@3i", *((4, 16, 1) if are_of_halves(p) else (8, 4, split)))
 
 
 def round_launch(p: Product, at: Layout, columns: int, how: int) -> Launch:

@@ -28,6 +28,7 @@ from .columns import GLU, PLAIN, QKV, Product, columns_between, products
 from .gemm import Gemm
 from .launch import Call, DeviceInfo, Launch, Operand
 from .mul_mat_vec import FASTEST
+from .tile_fragments import room_behind
 
 MOST = 256  # columns up to which these come before a library's product of quantized weights
 # Where more take less time, if there are tiles for all multiprocessors (H200, 8B).
@@ -156,7 +157,10 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     if not applies(node, srcs, device):
         return 0
     made = [(p, way(p, device)) for ps in _products(node, srcs, device) for p in ps]
-    return max(w.scratch_bytes(p, device) for p, w in made if w is not None)
+    # That the weights lie as fragments too is not known here.
+    return max(
+        w.scratch_bytes(p, device) + room_behind(p, device) for p, w in made if w is not None
+    )
 
 
 def products_of(call: Call) -> list[list[Product]]:

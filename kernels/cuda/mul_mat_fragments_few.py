@@ -4,34 +4,44 @@ too, with the bits of mul_mat_columns.cu."""
 from __future__ import annotations
 
 from . import tile_fragments
-from .columns import FRAGMENTS, Product, layout, round_launch
+from .columns import FRAGMENTS, PLAIN, Layout, Product, layout, round_launch
 from .launch import DeviceInfo, Launch
+from .next_fragments import MOST, Left, columns_of
 from .tile_fragments import Plan, fragments_product, plan_of
 
-MOST = 16
-_COLUMNS = (2, 4, 8, 16)  # that lie together
 _BLOCKS = (1, 2, 4, 8)  # that share the parts of a tile: a cluster
 
 
 def _plan(p: Product, device: DeviceInfo) -> Plan | None:
-    return plan_of(p, device, next(c for c in _COLUMNS if c >= p.m), _BLOCKS)
+    return plan_of(p, device, columns_of(p.m), _BLOCKS)
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
     return 1 < p.m <= MOST and tile_fragments.takes(p, device) and _plan(p, device) is not None
 
 
+def takes_left(p: Product) -> bool:
+    """Whether the kernel before may leave the columns of a product that `takes` takes rounded: with
+    a norm they follow from all of a column."""
+    return p.kind == PLAIN and p.norm is None
+
+
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
     return layout(p, MOST).end
 
 
-def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
-    """The launches of a product that `takes` takes."""
+def launches(
+    p: Product,
+    device: DeviceInfo,
+    scratch: int,
+    given: Left | None = None,
+    then: Left | None = None,
+) -> list[Launch]:
+    """The launches of a product that `takes` takes. given: where its columns are left, if it
+    `takes_left`. then: where the product behind finds its own."""
     plan = _plan(p, device)
     assert plan is not None
-    at = layout(p, plan.columns, 0, scratch)
+    at = layout(p, plan.columns, 0, scratch) if given is None else Layout(x=given.x)
     numbers = f"{plan.columns}, {plan.tiles.blocks}"
-    return [
-        round_launch(p, at, plan.columns, FRAGMENTS),
-        fragments_product(p, plan, "mul_mat_fragments_few", numbers, at),
-    ]
+    made = fragments_product(p, plan, "mul_mat_fragments_few", numbers, at, given, then)
+    return [made] if given else [round_launch(p, at, plan.columns, FRAGMENTS), made]

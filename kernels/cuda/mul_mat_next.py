@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import attention, mul_mat_batch, mul_mat_few
-from .columns import Product
+from .columns import Product, is_all
 from .columns_int8 import Records, room
-from .launch import Call, Launch, Operand, launches, register_joint
+from .launch import Call, Launch, launches, register_joint
 from .next_columns import Next
 
 _FIRST = (*attention.OPS, "mul_mat", "mul_mat_add")
@@ -26,17 +26,6 @@ def _few(call: Call) -> Product | None:
     return product
 
 
-def _is_all(x: Operand, dst: Operand, at: int) -> bool:
-    """Whether x is the rows of a result along its dimension `at`, of all the elements before it."""
-    n, dense = 1, True
-    for length, step in zip(dst.ne[:at], dst.nb[:at], strict=True):
-        dense &= length == 1 or step == 4 * n
-        n *= length
-    return dense and (x.address, x.ne[0], x.rows, x.nb[1]) == (
-        dst.address, n, dst.ne[at], dst.nb[at]
-    )  # fmt: skip
-
-
 def _next(call: Call, p: Product | None, behind: Call | None, begin: int) -> Next | None:
     """What an op leaves for the one behind it. p: its product; None: it is attention. begin: of
     scratch memory that is neither's."""
@@ -45,7 +34,7 @@ def _next(call: Call, p: Product | None, behind: Call | None, begin: int) -> Nex
     if not (attention.leaves_next(call) if p is None else mul_mat_few.leaves_next(p, call.device)):
         return None
     found = _few(behind)
-    if found is None or not _is_all(found.x, call.dst, 2 if p is None else 1):
+    if found is None or not is_all(found.x, call.dst, 2 if p is None else 1):
         return None
     if p is None and (found.norm or found.heads):  # squares and turns are a product's to leave
         return None

@@ -12,13 +12,16 @@
 #include "cuda/cluster.cuh"
 #include "cuda/fragments.cuh"
 #include "cuda/mma.cuh"
+#include "cuda/next_fragments.cuh"
 #include "cuda/tile_column.cuh"
 
 // Mirrored by `fragments_product` in tile_fragments.py.
 struct FragmentArgs {
   TileColumnArgs o;
-  FastDiv units;  // of k
-  int early;      // stages that are asked for before the columns
+  FastDiv units;         // of k
+  int early;             // stages that are asked for before the columns
+  FragmentsPlace next;   // several columns of GLU once more, for the product behind
+  GivenFragments given;  // several columns that the kernel before left
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -41,7 +44,8 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
   static constexpr int EIGHTS = (COLUMNS + 7) / 8;  // of columns
   static constexpr int STEP = COLUMNS * 64;         // bytes of 32 elements of the columns
   static constexpr int UNIT_STEP = Unit::BLOCKS * STEP;
-  static constexpr int SUMS = 2 * PAIRS * COLUMNS;               // of a chain
+  static constexpr int SUMS = 2 * PAIRS * COLUMNS;  // of a chain
+  static constexpr bool LEAVES = KIND == GLU && COLUMNS > 1;
   static constexpr int OF_LANE = COLUMNS == 1 ? 1 : 2 * EIGHTS;  // columns, of some lanes
 
   // What a warp has still to go through: the last `left` units before unit `end` of k in a part of
@@ -61,6 +65,7 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
   u64* const columns_here;           // a barrier, where there are several
   u64* const bars;                   // of this warp's stages, and then of the sums that it gives
   float *const chains, *const hand;  // sums of whole chains; those that warps give
+  u32* const largest;  // of each column of results, as bits; and how many warps are done
   char* const ring;
   int stage = 0;
   u32 parity = 0;
@@ -81,6 +86,7 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
         bars(columns_here + 1 + warp * (a.w_stages + !WHOLE)),
         chains(reinterpret_cast<float*>(shared + o.sums_at)),
         hand(chains + (parts > 1 ? (tiles + BLOCKS - 1) / BLOCKS * parts * SUMS : 0)),
+        largest(reinterpret_cast<u32*>(hand + (WHOLE ? 0 : kColumnWarps * SUMS))),
         ring(shared + o.ring_at + warp * a.w_stages * STAGE) {
     begin_asking();
   }
@@ -153,6 +159,7 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
   // Makes the barriers, which warps may use when they have met, and asks for the first stages.
   __device__ __forceinline__ void begin() {
     if (COLUMNS > 1 && threadIdx.x == 0) barrier_init(columns_here);
+    if (LEAVES && threadIdx.x <= COLUMNS) largest[threadIdx.x] = 0;
     barriers_make(bars, a.w_stages + !WHOLE, lane);
     request_some(0, args.early);
     launch_dependents();
@@ -283,6 +290,11 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
 
   // -- what becomes of them --
 
+  // What the sums of columns that the kernel before left are multiplied by.
+  __device__ __forceinline__ float* scales() const {
+    return reinterpret_cast<float*>(this->shared + o.squares_at);
+  }
+
   // pair: of the tile's matrix.
   __device__ __forceinline__ BesideOne beside(const Tile& t, int pair, int column) const {
     return COLUMNS == 1 ? this->beside_pair(t.matrix, pair, scale)
@@ -293,8 +305,13 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
     if (COLUMNS == 1) {
       this->finish_pair(t.matrix, pair, y, b, false);
     } else {
+      if (args.given.largest) b.scale = scales()[column];
       finish_one(KIND, a, t.matrix, pair, column, y.x, y.y, b);
     }
+    if (!LEAVES || args.next.to == nullptr || column >= a.m) return;
+    const float made = gated_sums(y.x, y.y, b, false);
+    args.next.put(pair, column, made);
+    atomicMax(largest + column, gf_bits_of(fmaxf(fabsf(made), 0.0f)));
   }
 
   // Of one part: each lane has its sums. b: what is beside a single column.
@@ -354,6 +371,20 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
         sums.y += y[p * SUMS];
       }
       finish(at.t, at.t.pair + at.pair, at.column, sums, b);
+    }
+  }
+  // Of what the block has finished, for the product behind, by the warp that is done last.
+  __device__ __forceinline__ void leave_largest() const {
+    if (!LEAVES || args.next.to == nullptr) return;
+    __syncwarp();
+    u32 before = 0;
+    if (lane == 0) {
+      __threadfence_block();
+      before = atomicAdd(largest + COLUMNS, 1u);
+    }
+    if (__shfl_sync(kAllLanes, before, 0) != kColumnWarps - 1) return;
+    if (lane < a.m) {
+      args.next.put_largest((int)blockIdx.x, lane, gf_float_of(atomicMax(largest + lane, 0u)));
     }
   }
 };

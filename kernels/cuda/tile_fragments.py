@@ -10,12 +10,13 @@ from functools import cache
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from . import mul_mat_columns
-from .columns import Layout, Product, columns_ok
+from . import mul_mat_columns, next_fragments
+from .columns import GLU, Layout, Product, columns_ok
 from .compact import FRAGMENTS, compact_rows, is_compact
 from .elementwise import cpp_bool
 from .fragments import UNIT, fragment_row_bytes
 from .launch import DeviceInfo, Launch, ceil_div, cpp_type, fast_div
+from .next_fragments import Left
 from .tile_column import PAIRS, WARPS, Tiles, are_whole, tile_launch, tiles_of
 
 # Units of a stage's rows, as many as leave a warp so many stages, or all that it goes through; or
@@ -55,7 +56,8 @@ def _plan(p: Product, device: DeviceInfo, columns: int, units: int, blocks: int)
     of_group = ceil_div(tiles, groups)
     share = _share(parts, blocks, of_k, of_group, units)
     made = tiles_of(
-        p, device, parts, groups, 2 * UNIT * share.span * columns, share.sums * _SUMS * columns,
+        p, device, parts, groups, 2 * UNIT * share.span * columns,
+        share.sums * _SUMS * columns + columns + 1,  # and how large results are
         fragment_row_bytes(p.weights[0].dtype, units * UNIT), share.warps, share.stages, blocks,
     )  # fmt: skip
     return Plan(columns, units, share.whole, made)
@@ -114,11 +116,20 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     )
 
 
+def room_behind(p: Product, device: DeviceInfo) -> int:
+    """Bytes that a product's results take where they are left for the product behind."""
+    leaves = device.one_class and p.kind == GLU and 1 < p.m <= next_fragments.MOST
+    return next_fragments.room(p.m, p.pairs[0], device) if leaves else 0
+
+
 def fragments_product(
-    p: Product, plan: Plan, kernel: str, numbers: str, at: Layout | None = None
-) -> Launch:
-    """numbers: the template arguments behind the units of a stage. at: of several columns."""
+    p: Product, plan: Plan, kernel: str, numbers: str, at: Layout | None = None,
+    given: Left | None = None, then: Left | None = None,
+) -> Launch:  # fmt: skip
+    """numbers: the template arguments behind the units of a stage. at: of columns that blocks do
+    not make. given: where the kernel before left them. then: where the product behind finds its."""
     lying = replace(p, weights=tuple(map(compact_rows, p.weights)))
     more = fast_div(p.k // UNIT) + struct.pack("@i", _EARLY)
+    more += next_fragments.place(then) + next_fragments.given(p, given)
     types = f"{cpp_type(p.weights[0].dtype)}, {cpp_bool(plan.whole)}, {plan.units}, {numbers}"
     return tile_launch(lying, plan.tiles, kernel, types, more, at)

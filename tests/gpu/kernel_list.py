@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -17,6 +17,7 @@ from gguflow.engine.graph import (
     Case,
     Graph,
     OpSpec,
+    Role,
     Tensor,
     all_ops,
     dtype_by_name,
@@ -26,7 +27,7 @@ from gguflow.engine.graph import Operand as CaseOperand
 from gguflow.kernels.cuda import all_reduce, all_reduce_norm, link
 from gguflow.kernels.cuda.accept import RoundPlaces, accept
 from gguflow.kernels.cuda.advance import CacheRows, StepInputs, advance
-from gguflow.kernels.cuda.compact import ALONG, EIGHTS, FRAGMENTS, compact_launch
+from gguflow.kernels.cuda.compact import ALONG, EIGHTS, FRAGMENTS, compact_launch, layouts_of
 from gguflow.kernels.cuda.draft import draft_first, draft_next
 from gguflow.kernels.cuda.gemm import Gemm
 from gguflow.kernels.cuda.launch import (
@@ -201,8 +202,31 @@ def few_rows_graph(
     return g
 
 
+def with_fragments(calls: Sequence[Call], device: DeviceInfo, scratch: int = 1 << 44) -> list[Call]:
+    """The calls on a device where quantized weights lie as fragments too."""
+
+    def lying(t: Tensor | None, o: Operand | None) -> Operand | None:
+        if t is None or o is None or t.owner.role is not Role.WEIGHT or not t.dtype.is_quantized:
+            return o
+        form = CompactForm(o.address + (1 << 40), FRAGMENTS.name)
+        return replace(o, compact=form if layouts_of(t.dtype) else None)
+
+    return [
+        replace(c, device=device, scratch=scratch,
+                srcs=tuple(map(lying, c.node.srcs, c.srcs)))
+        for c in calls
+    ]  # fmt: skip
+
+
 def few_rows() -> Iterator[Launch]:
     """What leaves its results rounded for the product behind it."""
+    for m in (4, 16):
+        for dtype in ("q4_0", "q5_K"):
+            calls = with_fragments(calls_of(few_rows_graph(m, (dtype, dtype))), MANY)
+            for first in (0, 2):
+                found = joined(calls[first:])
+                assert found is not None and len(found) == 2
+                yield from (launch for op in found for launch in op)
     for m in (2, 8):
         for dtype in ("q4_0", "q4_K", "q2_K"):
             calls = calls_of(few_rows_graph(m, (dtype, dtype)))

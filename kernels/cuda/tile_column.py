@@ -5,7 +5,7 @@ in common (tile_column.cuh)."""
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .columns import KINDS, Layout, Product, arguments, turns_by
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, fast_div, places_of
@@ -32,6 +32,11 @@ class Tiles:
     def has_stages(self, enough: int) -> bool:
         """Whether a warp has so many, or all that it goes through."""
         return self.stages >= min(enough, self.needed)
+
+    def apart(self, device: DeviceInfo) -> Tiles:
+        """The same, of blocks of which no two fit a multiprocessor: where instructions take longest,
+        two take twice as long, and leave another one without."""
+        return replace(self, shared=max(self.shared, device.shared_among(2) + 1))
 
 
 def tiles_of(

@@ -60,6 +60,8 @@ def _plan(p: Product, device: DeviceInfo, columns: int, units: int, blocks: int)
         share.sums * _SUMS * columns + columns + 1,  # and how large results are
         fragment_row_bytes(p.weights[0].dtype, units * UNIT), share.warps, share.stages, blocks,
     )  # fmt: skip
+    if columns > 1:  # a single column's registers leave no room for two
+        made = made.apart(device)
     return Plan(columns, units, share.whole, made)
 
 

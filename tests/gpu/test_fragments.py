@@ -88,6 +88,7 @@ def test_few_columns_read_them(dtype: str) -> None:
             assert made.kernel.source == FEW and m <= columns < 2 * m
             assert made.shared <= MANY.shared_per_block
             assert made.grid[0] <= blocks * MANY.clusters(blocks)
+            assert made.shared > MANY.shared_among(2)  # each has a multiprocessor of its own
             assert 2 * k * columns // blocks < MANY.shared_per_block
     gate = made_for(dtype, n=14336, op="mul_mat_swiglu", m=16)
     assert gate.kernel.source == FEW

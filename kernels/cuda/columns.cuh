@@ -142,7 +142,8 @@ __device__ __forceinline__ float2 plain_sums(float y0, float y1, const BesideOne
 // Of GLU: what they become.
 __device__ __forceinline__ float gated_sums(float y0, float y1, const BesideOne& b, bool rough) {
   y0 = __fmul_rn(y0, b.scale);
-  return (rough ? silu().rough(y0) : silu()(y0)) * __fmul_rn(y1, b.scale);
+  y1 = __fmul_rn(y1, b.scale);
+  return (rough ? silu().rough(y0) : silu()(y0)) * y1;
 }
 
 // What becomes of the sums y0 and y1 of a pair's rows in a column. Each operation is rounded as

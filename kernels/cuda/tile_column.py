@@ -34,8 +34,8 @@ class Tiles:
         return self.stages >= min(enough, self.needed)
 
     def apart(self, device: DeviceInfo) -> Tiles:
-        """The same, of blocks of which no two fit a multiprocessor: where instructions take longest,
-        two take twice as long, and leave another one without."""
+        """The same, of blocks of which no two fit a multiprocessor: where instructions take the
+        time, two need twice as long, and leave another one without."""
         return replace(self, shared=max(self.shared, device.shared_among(2) + 1))
 
 

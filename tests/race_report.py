@@ -47,6 +47,12 @@ RING = (
     "each behind `__syncwarp` and its reads of the stage, and read when `full` has every arrival "
     "and byte of those who fill it"
 )
+# The same of rings that a warp has for itself.
+OWN_FILLS: dict[Place, set[str]] = {("copy_bulk", BULK): {"fragments.cuh"}}
+OWN_RING = (
+    "a warp fills a stage of its own again behind `__syncwarp`, when products have used what it read "
+    "there, and reads it when the barrier has every byte"
+)
 _LIBRARY = re.compile(r"(?:Read|Write) access at (?:void )?(nvjet|cutlass|cublas)")
 _ACCESS = re.compile(r"\bat (\S.*?)\+0x[0-9a-f]+ in (\S+?):\d+")
 _SAYS = re.compile(r"(?<!=)={9}(?: (?!=)(.*)|\s*)$")  # behind what the program writes itself, too
@@ -76,9 +82,10 @@ def misread(record: str) -> tuple[str, str] | None:
         return "kernels of a library", "they are not ours"
     writes = places_of("\n".join(x for x in record.split("\n") if "Write access" in x))
     reads = {f for _, f in places - writes if not f.endswith(".h")}  # but those that decode a type
-    if len(writes) == 1 and reads and reads <= FILLS.get(next(iter(writes)), set()):
-        ((function, file),) = writes
-        return f"{function} ({file}) and reads of a stage", RING
+    for fills, why in ((FILLS, RING), (OWN_FILLS, OWN_RING)):
+        if len(writes) == 1 and reads and reads <= fills.get(next(iter(writes)), set()):
+            ((function, file),) = writes
+            return f"{function} ({file}) and reads of a stage", why
     return None
 
 

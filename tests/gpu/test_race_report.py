@@ -33,6 +33,11 @@ FILLED = """========= Error: Race reported between Write access at copy16_async(
 =========     and Read access at gf_scale_q3_K(const unsigned char *, int)+0x2b40 in q3_k.h:20 [256 hazards]
 =========
 """  # noqa: E501
+OWN = """tests/gpu/test_fragments.py::test_any ========= Warning: Race reported between Write access at copy_bulk(unsigned int, const char *, unsigned int, unsigned int, unsigned long long)+0xd70 in bulk_copy.cuh:34
+=========     and Read access at FragmentHalf<block_q4_0>::load(const char *, int, int)+0x36f0 in fragments.cuh:141 [512 hazards]
+=========     and Read access at FragmentHalf<block_q4_0>::two(const char *, unsigned int *)+0x3730 in fragments.cuh:163 [64 hazards]
+=========
+"""  # noqa: E501
 LIBRARY = """========= Error: Race reported between Read access at nvjet_sm90_hss_64x8_64x16_1x4_h_bz_splitK_TNT+0xb20
 =========     and Write access at nvjet_sm90_hss_64x8_64x16_1x4_h_bz_splitK_TNT+0x44d0 [24 hazards]
 =========
@@ -57,6 +62,8 @@ def test_what_is_misread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "misread 1 times: copy16_async (async_copy.cuh) and reads of a stage: a stage" in out
     assert "misread 1 times: kernels of a library" in out
+    assert report(tmp_path, BEGIN, OWN, END) == 0
+    assert "copy_bulk (bulk_copy.cuh) and reads of a stage: a warp fills" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -70,6 +77,7 @@ def test_what_is_misread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         FILLED.replace("copy16_async", "copy_or_zeros"),
         FILLED.replace("eight.cuh", "attention_mma.cuh"),  # no ring of weights
         FILLED.replace("and Read", "and Write"),
+        OWN.replace("fragments.cuh:163", "int8_weights.cuh:163"),  # of two rings
         FILLED.replace("copy16_async", "bring").replace("async_copy.cuh", "mul_mat_wide.cu"),
         LIBRARY.replace("nvjet_sm90_hss", "mul_mat_wide"),
         "========= Invalid __shared__ read of size 4 bytes\n=========     at f()+0x10\n",

@@ -50,8 +50,8 @@ RING = (
 # The same of rings that a warp has for itself.
 OWN_FILLS: dict[Place, set[str]] = {("copy_bulk", BULK): {"fragments.cuh"}}
 OWN_RING = (
-    "a warp fills a stage of its own again behind `__syncwarp`, when products have used what it read "
-    "there, and reads it when the barrier has every byte"
+    "a warp fills a stage of its own again behind `__syncwarp`, when products have used what it "
+    "read there, and reads it when the barrier has every byte"
 )
 _LIBRARY = re.compile(r"(?:Read|Write) access at (?:void )?(nvjet|cutlass|cublas)")
 _ACCESS = re.compile(r"\bat (\S.*?)\+0x[0-9a-f]+ in (\S+?):\d+")

@@ -3,6 +3,7 @@ whose weights lie as fragments: the bits of ops by themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from test_expert_router import Places
 from test_next_columns import feeds_of
 
 from gguflow.engine.backends.base import find_backend
-from gguflow.engine.graph import Graph
+from gguflow.engine.graph import Graph, Tensor, dtype_by_name
 from gguflow.kernels.cuda import launch, next_fragments
 from gguflow.kernels.cuda.launch import DeviceInfo, joined, scratch_bytes
 
@@ -94,18 +95,20 @@ def many(gpu: Any) -> Any:
     return find_backend("cuda", {"equal_bits": "many"})
 
 
-def results(gpu: Any, g: Graph, feeds: dict[str, np.ndarray]) -> tuple[dict[str, bytes], list[str]]:
-    places = Places(gpu, g, feeds)
-    weights = [w for w in g.leaves.values() if gpu.compactor.bytes_of(w, g.nodes)]
-    gpu.compactor.make([(w, g.nodes, places.buffers[w]) for w in weights])
-    program = gpu.lower(g.nodes, places)
+def results(
+    gpu: Any, g: Graph, feeds: dict[str, np.ndarray], order: Sequence[Tensor] = ()
+) -> tuple[dict[str, bytes], list[str]]:
+    """order: of the nodes, or some of them."""
+    places, nodes = Places(gpu, g, feeds), order or g.nodes
+    weights = [w for w in g.leaves.values() if gpu.compactor.bytes_of(w, nodes)]
+    gpu.compactor.make([(w, nodes, places.buffers[w]) for w in weights])
+    program = gpu.lower(nodes, places)
     for _ in range(3):  # launched, captured, replayed
-        for t in g.nodes:
+        for t in nodes:
             places.buffers[t].write(0, np.full(t.nbytes, 255, np.uint8))
         program.run()
-    return {
-        t.name: places.buffers[t].read(0, t.nbytes).tobytes() for t in g.nodes
-    }, program.kernels  # fmt: skip
+    found = {t.name: places.buffers[t].read(0, t.nbytes).tobytes() for t in nodes}
+    return found, program.kernels
 
 
 def held(gpu: Any, monkeypatch: pytest.MonkeyPatch, g: Graph, feeds: dict[str, np.ndarray]
@@ -174,3 +177,19 @@ def test_heads_of_other_sizes(many: Any, monkeypatch: pytest.MonkeyPatch, m: int
                               heads: tuple[int, int]) -> None:  # fmt: skip
     g = few_rows_graph(m, heads=heads, head_dim=head_dim, pages=40)
     held(many, monkeypatch, g, feeds_of(g, 700))
+
+
+@pytest.mark.gpu
+def test_columns_that_were_there_are_rounded_anew(many: Any) -> None:
+    """What two ops leave for each other takes the place of what the one before had rounded."""
+    g = few_rows_graph(4)
+    weights = [g.weight(f"other{i}", dtype_by_name("q4_0"), (4096, 4096)) for i in range(2)]
+    first, second = (g.mul_mat(w, g.leaves["r"], name=f"of_{w.name}") for w in weights)
+    feeds = feeds_of(g, 300)
+    near, kernels = results(many, g, feeds, [first, second])
+    assert ["round_columns" in k for k in kernels] == [True, False]
+    attended, output = g.nodes[:2]
+    apart, kernels = results(many, g, feeds, [first, attended, output, second])
+    assert ["round_columns" in k for k in kernels] == [True, False, False, True]
+    for name, value in near.items():
+        assert apart[name] == value, name

@@ -232,21 +232,21 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     plans = _plans(device, q, k, v, table, node.params["n_single"])
     # Launches that run beside each other have room of their own.
     most = sum(p.parts_bytes(v.ne[0]) for p in plans)
-    if _leave_floats(device, plans, q, v):
-        most += next_fragments.room(q.ne[2], q.ne[1] * v.ne[0], device)
-    elif _leave_next(plans, q, v):
-        most += columns_int8.room(q.ne[2], q.ne[1] * v.ne[0])
+    if _leave_next(plans, q, v):
+        columns = q.ne[2], q.ne[1] * v.ne[0]
+        if device.one_class:  # they are floats then
+            most += next_fragments.room(*columns, device)
+        else:
+            most += columns_int8.room(*columns)
     return max(most, _any(device, q, k, v, table.ne[0] * PAGE).parts_bytes(v.ne[0]))
 
 
-def _are_listed(plans: Sequence[Plan]) -> bool:
-    return len(plans) == 1 and plans[0].entry.startswith("attention_decode_listed<")
-
-
 def _leave_next(plans: Sequence[Plan], q: Operand, v: Operand) -> bool:
-    """Of as many tokens as mul_mat_few.cu has columns, in whole blocks and records."""
+    """Of as many tokens as mul_mat_few.cu and mul_mat_fragments_few.cu have columns, in whole
+    blocks, and records or units of fragments."""
+    listed = len(plans) == 1 and plans[0].entry.startswith("attention_decode_listed<")
     whole = v.ne[0] % columns_int8.BLOCK == q.ne[1] * v.ne[0] % columns_int8.CHUNK == 0
-    return _are_listed(plans) and whole and q.ne[2] <= mul_mat_few.MOST
+    return listed and whole and q.ne[2] <= mul_mat_few.MOST
 
 
 def leaves_next(call: Call) -> bool:
@@ -254,18 +254,6 @@ def leaves_next(call: Call) -> bool:
     if attention_plain.applies(call.node):
         return False
     return _leave_next(_plans_of(call), call.src(0), call.src(2))
-
-
-def _leave_floats(device: DeviceInfo, plans: Sequence[Plan], q: Operand, v: Operand) -> bool:
-    whole = v.ne[0] % next_fragments.BLOCK == 0
-    return device.one_class and _are_listed(plans) and whole and q.ne[2] <= next_fragments.MOST
-
-
-def leaves_floats(call: Call) -> bool:
-    """The same as columns of next_fragments.py."""
-    if attention_plain.applies(call.node):
-        return False
-    return _leave_floats(call.device, _plans_of(call), call.src(0), call.src(2))
 
 
 def _plans_of(call: Call) -> list[Plan]:
@@ -277,17 +265,16 @@ def _plans_of(call: Call) -> list[Plan]:
 
 
 def launches(
-    call: Call, then: columns_int8.Records | next_fragments.Left | None = None
+    call: Call, then: columns_int8.Records | None = None, floats: next_fragments.Left | None = None
 ) -> list[Launch]:
-    """then: at the start of the scratch memory, where the results are left rounded for the product
-    behind, of an op that `leaves_next` or `leaves_floats`."""
+    """then, floats: at the start of the scratch memory, where the results are left rounded for the
+    product behind, of an op that `leaves_next`."""
     if attention_plain.applies(call.node):
         return attention_plain.launches(call)
     q, k, v, pos, seq, table = (call.src(i) for i in range(6))
     plans = _plans_of(call)
-    scratch = call.scratch if then is None else then.end
-    records = then if isinstance(then, columns_int8.Records) else None
-    floats = then if isinstance(then, next_fragments.Left) else None
+    left = then or floats
+    scratch = call.scratch if left is None else left.end
     params = op_spec("attention").pack_params(call.node.params)
     sinks = call.optional(6)
 
@@ -313,8 +300,7 @@ def launches(
         numbers += fast_div(plan.slots // plan.n)  # of a token
         early = plan.n == call.node.params["n_single"]
         numbers += struct.pack("@3i", plan.tiles, both and i < 2, early)
-        numbers += bytes(-len(numbers) % 8) + next_columns.place(records)
-        numbers += next_fragments.place(floats)
+        numbers += next_columns.place(then) + next_fragments.place(floats)
         args = pack(*operands, numbers)
         code = Kernel(f"{plan.name}.cu", plan.entry)
         made = Launch(code, plan.grid, (plan.threads, 1, 1), args, plan.shared, dependent=True)

@@ -27,8 +27,8 @@ from . import (
 from .columns import GLU, PLAIN, QKV, Product, columns_between, products
 from .gemm import Gemm
 from .launch import Call, DeviceInfo, Launch, Operand
+from .launch import launches as launches_of
 from .mul_mat_vec import FASTEST
-from .tile_fragments import room_behind
 
 MOST = 256  # columns up to which these come before a library's product of quantized weights
 # Where more take less time, if there are tiles for all multiprocessors (H200, 8B).
@@ -158,14 +158,21 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
         return 0
     made = [(p, way(p, device)) for ps in _products(node, srcs, device) for p in ps]
     # That the weights lie as fragments too is not known here.
-    return max(
-        w.scratch_bytes(p, device) + room_behind(p, device) for p, w in made if w is not None
-    )
+    behind = mul_mat_fragments_few.room_behind
+    return max(w.scratch_bytes(p, device) + behind(p, device) for p, w in made if w is not None)
 
 
 def products_of(call: Call) -> list[list[Product]]:
     """The products of a node that `applies`, of each class of rows by themselves."""
     return _products(call.node, call.srcs, call.device, call.dst)
+
+
+def product_of(call: Call, sources: Sequence[str]) -> Product | None:
+    """The product that is all of an op whose launches are of these kernels' files, or None."""
+    if [m.kernel.source if isinstance(m, Launch) else "" for m in launches_of(call)] != sources:
+        return None
+    [[product]] = products_of(call)
+    return product
 
 
 def compact_launches(call: Call) -> list[Launch]:

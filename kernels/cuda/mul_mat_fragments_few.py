@@ -4,9 +4,9 @@ too, with the bits of mul_mat_columns.cu."""
 from __future__ import annotations
 
 from . import tile_fragments
-from .columns import FRAGMENTS, PLAIN, Layout, Product, layout, round_launch
+from .columns import FRAGMENTS, GLU, PLAIN, Layout, Product, layout, round_launch
 from .launch import DeviceInfo, Launch
-from .next_fragments import MOST, Left, columns_of
+from .next_fragments import MOST, Left, columns_of, left_for, room
 from .tile_fragments import Plan, fragments_product, plan_of
 
 _BLOCKS = (1, 2, 4, 8)  # that share the parts of a tile: a cluster
@@ -28,6 +28,20 @@ def takes_left(p: Product) -> bool:
 
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
     return layout(p, MOST).end
+
+
+def room_behind(p: Product, device: DeviceInfo) -> int:
+    """Bytes that a product's results take where they are left for the product behind."""
+    leaves = device.one_class and p.kind == GLU and 1 < p.m <= MOST
+    return room(p.m, p.pairs[0], device) if leaves else 0
+
+
+def left_by(p: Product, then: Product, device: DeviceInfo, scratch: int) -> Left:
+    """Where a product leaves the columns of the one behind: after its own, a piece a block."""
+    plan = _plan(p, device)
+    assert plan is not None
+    pieces = plan.tiles.groups * plan.tiles.blocks
+    return left_for(then, pieces, layout(p, plan.columns, 0, scratch).end)
 
 
 def launches(

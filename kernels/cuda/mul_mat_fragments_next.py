@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import attention, mul_mat_batch, mul_mat_fragments_few
-from .columns import GLU, Product, is_all, layout
-from .launch import Call, Launch, launches, register_joint
-from .next_fragments import BLOCK, MOST, columns_of, left_for
+from .columns import GLU, Product, is_all
+from .launch import Call, Launch, register_joint
+from .next_fragments import BLOCK, MOST, left_for
 
 _GATED = ("mul_mat_swiglu", "norm_mul_mat_swiglu")
 
@@ -18,11 +18,7 @@ def _product(call: Call) -> Product | None:
     """What mul_mat_fragments_few.cu multiplies, where that is all of an op."""
     if not any(s is not None and s.compact for s in call.srcs):
         return None
-    made = [m.kernel.source if isinstance(m, Launch) else "" for m in launches(call)]
-    if made != ["columns_round.cu", "mul_mat_fragments_few.cu"]:
-        return None
-    [[product]] = mul_mat_batch.products_of(call)
-    return product
+    return mul_mat_batch.product_of(call, ["columns_round.cu", "mul_mat_fragments_few.cu"])
 
 
 def _behind(call: Call, first: Call, at: int) -> Product | None:
@@ -35,26 +31,26 @@ def _behind(call: Call, first: Call, at: int) -> Product | None:
 
 
 def _attended(first: Call, behind: Call) -> list[list[Launch]] | None:
-    if not attention.leaves_floats(first):
+    if not attention.leaves_next(first):
         return None
     p = _behind(behind, first, 2)
     if p is None:
         return None
     left = left_for(p, p.k // BLOCK, first.scratch)
     made = mul_mat_fragments_few.launches(p, behind.device, behind.scratch, left)
-    return [attention.launches(first, left), made]
+    return [attention.launches(first, floats=left), made]
 
 
 def _gated(first: Call, behind: Call) -> list[list[Launch]] | None:
     p, then = _product(first), _behind(behind, first, 1)
     if p is None or p.kind != GLU or then is None:
         return None
-    way, device = mul_mat_fragments_few, first.device
-    *_, alone = way.launches(p, device, first.scratch)
-    end = layout(p, columns_of(p.m), 0, first.scratch).end  # of its own columns
-    left = left_for(then, alone.grid[0], end)
-    made = way.launches(p, device, first.scratch, then=left)
-    return [made, way.launches(then, device, first.scratch, left)]
+    way, device, scratch = mul_mat_fragments_few, first.device, first.scratch
+    left = way.left_by(p, then, device, scratch)
+    return [
+        way.launches(p, device, scratch, then=left),
+        way.launches(then, device, scratch, left),
+    ]
 
 
 def joint(calls: Sequence[Call]) -> list[list[Launch]] | None:

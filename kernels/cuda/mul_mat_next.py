@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from . import attention, mul_mat_batch, mul_mat_few
 from .columns import Product, is_all
 from .columns_int8 import Records, room
-from .launch import Call, Launch, launches, register_joint
+from .launch import Call, Launch, register_joint
 from .next_columns import Next
 
 _FIRST = (*attention.OPS, "mul_mat", "mul_mat_add")
@@ -19,11 +19,7 @@ def _few(call: Call) -> Product | None:
     """What mul_mat_few.cu multiplies, where that is all of an op."""
     if not any(s.dtype.is_quantized for s in call.node.live_srcs()):
         return None
-    made = [m.kernel.source if isinstance(m, Launch) else "" for m in launches(call)]
-    if made != ["columns_int8.cu", "mul_mat_few.cu"]:
-        return None
-    [[product]] = mul_mat_batch.products_of(call)
-    return product
+    return mul_mat_batch.product_of(call, ["columns_int8.cu", "mul_mat_few.cu"])
 
 
 def _next(call: Call, p: Product | None, behind: Call | None, begin: int) -> Next | None:

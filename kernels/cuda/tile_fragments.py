@@ -11,7 +11,7 @@ from itertools import pairwise, product
 from typing import NamedTuple
 
 from . import mul_mat_columns, next_fragments
-from .columns import GLU, Layout, Product, columns_ok
+from .columns import Layout, Product, columns_ok
 from .compact import FRAGMENTS, compact_rows, is_compact
 from .elementwise import cpp_bool
 from .fragments import UNIT, fragment_row_bytes
@@ -116,12 +116,6 @@ def takes(p: Product, device: DeviceInfo) -> bool:
         and are_whole(p)
         and columns_ok(p.x)
     )
-
-
-def room_behind(p: Product, device: DeviceInfo) -> int:
-    """Bytes that a product's results take where they are left for the product behind."""
-    leaves = device.one_class and p.kind == GLU and 1 < p.m <= next_fragments.MOST
-    return next_fragments.room(p.m, p.pairs[0], device) if leaves else 0
 
 
 def fragments_product(

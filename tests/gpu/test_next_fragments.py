@@ -3,7 +3,6 @@ whose weights lie as fragments: the bits of ops by themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +10,10 @@ import numpy as np
 import pytest
 from kernel_list import EQUAL, MANY, calls_of, few_rows_graph, with_fragments
 from sizes import fewer
-from test_expert_router import Places
-from test_next_columns import feeds_of
+from test_next_columns import are_the_same, feeds_of, results
 
 from gguflow.engine.backends.base import find_backend
-from gguflow.engine.graph import Graph, Tensor, dtype_by_name
+from gguflow.engine.graph import Graph, dtype_by_name
 from gguflow.kernels.cuda import launch, next_fragments
 from gguflow.kernels.cuda.launch import DeviceInfo, joined, scratch_bytes
 
@@ -95,22 +93,6 @@ def many(gpu: Any) -> Any:
     return find_backend("cuda", {"equal_bits": "many"})
 
 
-def results(
-    gpu: Any, g: Graph, feeds: dict[str, np.ndarray], order: Sequence[Tensor] = ()
-) -> tuple[dict[str, bytes], list[str]]:
-    """order: of the nodes, or some of them."""
-    places, nodes = Places(gpu, g, feeds), order or g.nodes
-    weights = [w for w in g.leaves.values() if gpu.compactor.bytes_of(w, nodes)]
-    gpu.compactor.make([(w, nodes, places.buffers[w]) for w in weights])
-    program = gpu.lower(nodes, places)
-    for _ in range(3):  # launched, captured, replayed
-        for t in nodes:
-            places.buffers[t].write(0, np.full(t.nbytes, 255, np.uint8))
-        program.run()
-    found = {t.name: places.buffers[t].read(0, t.nbytes).tobytes() for t in nodes}
-    return found, program.kernels
-
-
 def held(gpu: Any, monkeypatch: pytest.MonkeyPatch, g: Graph, feeds: dict[str, np.ndarray]
          ) -> dict[str, bytes]:  # fmt: skip
     found, kernels = results(gpu, g, feeds)
@@ -122,9 +104,7 @@ def held(gpu: Any, monkeypatch: pytest.MonkeyPatch, g: Graph, feeds: dict[str, n
         apart, kernels = results(gpu, g, feeds)
     rounds = [i for i, k in enumerate(kernels) if "round_columns" in k]
     assert rounds == [1, 2, 3, 4]
-    for name, value in apart.items():
-        assert np.isfinite(np.frombuffer(value, np.float32)).all(), name
-        assert found[name] == value, name
+    are_the_same(found, apart)
     return found
 
 

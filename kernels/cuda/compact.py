@@ -130,7 +130,7 @@ def compact_launch(w: Operand, to: CompactForm, too_large: int) -> Launch:
     """Makes the compact form of w. too_large: address of an i32 that becomes 1 where a weight is 2
     or more in magnitude, which that form cannot hold."""
     if to.layout == FRAGMENTS.name:
-        return fragments_launch(w, to)
+        return fragments_launch(w, to, too_large)
     k, rows = w.ne[:2]
     layout = next(x for x in (EIGHTS, ALONG) if x.name == to.layout)
     numbers = w.address, to.address, too_large, w.nb[1], rows, k // layout.weights

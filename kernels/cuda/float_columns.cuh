@@ -45,6 +45,7 @@ __device__ __forceinline__ float power_of(float largest) {
 // Of the squares of all chunks; the whole warp.
 __device__ __forceinline__ float sum_of_chunks(const float* of_chunks, int chunks) {
   float sum = 0.0f;
+#pragma unroll 1  // all wait for it, and code that is jumped over is slow to come
   for (int c = threadIdx.x % 32; c < chunks; c += 32) sum += of_chunks[c];
   return warp_reduce(sum, Add());
 }

@@ -4,6 +4,12 @@
 //
 // A unit has every lane's codes first, lane 4 r + t's of row r, then the scales and offsets of its
 // rows as halves: those that K types pack are unpacked when fragments are made.
+//
+// A code becomes a half by a mask alone: it stands in the highest bits of a half's mantissa, and as
+// the exponent is 0 the half is the code times 2^-(14 + BITS), to the bit (a subnormal number). One
+// product, added to an offset, is then the value: scales lie in the form times 2^(14 + BITS), which
+// takes those for which a value is below 2 or so. Halves' arithmetic is what takes longest: beside
+// the tensor cores' an instruction takes two cycles of a scheduler (docs/LOG.md).
 #pragma once
 
 #include "cuda/columns.cuh"
@@ -11,32 +17,32 @@
 
 constexpr int kUnit = 256, kEight = 8;  // elements of each row of a unit, and rows
 
-// How a value is made of a code: (code - ZERO) scale, code scale + offset, or the same with scale
-// and offset the row's times an integer of sixteen elements.
+// How a value is made of a code of BITS: (code - 2^(BITS - 1)) scale, code scale + offset, or the
+// same with scale and offset the row's times an integer of sixteen elements.
 enum { SCALES, OFFSETS, SIXTEENS };
 
-template <int B, int Z, int F>
+template <int B, int F>
 struct FragmentKindOf {
-  static constexpr int BITS = B, ZERO = Z, FORM = F;
+  static constexpr int BITS = B, FORM = F;
 };
 template <class W>
 struct FragmentKind;
 template <>
-struct FragmentKind<block_q4_0> : FragmentKindOf<4, 8, SCALES> {};
+struct FragmentKind<block_q4_0> : FragmentKindOf<4, SCALES> {};
 template <>
-struct FragmentKind<block_q4_1> : FragmentKindOf<4, 0, OFFSETS> {};
+struct FragmentKind<block_q4_1> : FragmentKindOf<4, OFFSETS> {};
 template <>
-struct FragmentKind<block_q4_K> : FragmentKindOf<4, 0, OFFSETS> {};
+struct FragmentKind<block_q4_K> : FragmentKindOf<4, OFFSETS> {};
 template <>
-struct FragmentKind<block_q5_0> : FragmentKindOf<5, 16, SCALES> {};
+struct FragmentKind<block_q5_0> : FragmentKindOf<5, SCALES> {};
 template <>
-struct FragmentKind<block_q5_1> : FragmentKindOf<5, 0, OFFSETS> {};
+struct FragmentKind<block_q5_1> : FragmentKindOf<5, OFFSETS> {};
 template <>
-struct FragmentKind<block_q5_K> : FragmentKindOf<5, 0, OFFSETS> {};
+struct FragmentKind<block_q5_K> : FragmentKindOf<5, OFFSETS> {};
 template <>
-struct FragmentKind<block_q6_K> : FragmentKindOf<6, 0, SIXTEENS> {};
+struct FragmentKind<block_q6_K> : FragmentKindOf<6, SIXTEENS> {};
 template <>
-struct FragmentKind<block_q8_0> : FragmentKindOf<8, 128, SCALES> {};
+struct FragmentKind<block_q8_0> : FragmentKindOf<8, SCALES> {};
 
 // Of every 32 elements of a row lane t of four has eight, e0 to e7, as the pairs (e0, e2), (e1,
 // e3), (e4, e6), (e5, e7): elements 4 t and following of both halves of Q4_0, else 8 t and
@@ -44,10 +50,44 @@ struct FragmentKind<block_q8_0> : FragmentKindOf<8, 128, SCALES> {};
 template <class W>
 constexpr bool kOfHalves = is_same<W, block_q4_0>::value;
 
+constexpr u32 kPair = 0x00010001u;  // what stands in both halves of a word
+
+// Where the codes of a lane lie. A word is a ring: turned right by some bits, or shifted, a pair of
+// codes comes to stand at the bits AT and following of both halves. What lies around them does not
+// matter, as they are masked.
+template <int BITS>
+struct CodePlaces {
+  static constexpr int AT = 10 - BITS;                // in a half's mantissa
+  static constexpr int LOW = BITS == 8 ? 8 : 4;       // bits of a code that lie together
+  static constexpr int HIGH = BITS - LOW;             // those above, in words of their own
+  static constexpr int PAIRS = BITS == 8 ? 2 : 4;     // of a word
+  static constexpr int SHARED = HIGH ? 4 / HIGH : 1;  // blocks that share a word of high bits
+  static constexpr u32 MASK = ((1u << BITS) - 1 << AT) * kPair;
+
+  static constexpr __host__ __device__ u32 turned_left(u32 w, int n) {
+    return n % 32 == 0 ? w : w << (n & 31) | w >> (-n & 31);
+  }
+  // Of pair p, to the left of AT.
+  static constexpr __host__ __device__ int place(int p) {
+    return PAIRS == 2 ? 8 * p : p == 0 ? 0 : p == 1 ? -4 : p == 2 ? 4 : 8;
+  }
+  // The low bits of pairs p and q.
+  static constexpr __host__ __device__ u32 low_mask(int p, int q) {
+    const u32 ones = ((1u << LOW) - 1) * kPair;
+    return turned_left(ones, AT + place(p)) | turned_left(ones, AT + place(q));
+  }
+  // A word in which pair p stands at AT.
+  static __device__ __forceinline__ u32 turned(u32 w, int p) {
+    const int n = place(p);
+    return n == 0 ? w : n == 8 ? __funnelshift_r(w, w, 8) : n < 0 ? w << -n : w >> n;
+  }
+};
+
 template <class W>
 struct FragmentUnit {
   typedef FragmentKind<W> Kind;
   static constexpr int BLOCKS = kUnit / 32, BITS = Kind::BITS, FORM = Kind::FORM;
+  typedef CodePlaces<BITS> Places;
   static constexpr int WORDS = BLOCKS * BITS / 4;  // of a lane's codes
   static constexpr int FOURS = WORDS / 4;          // of these, all but those of a fifth bit
   static constexpr int SCALES_AT = 32 * 4 * WORDS;
@@ -57,28 +97,24 @@ struct FragmentUnit {
                                : FORM == OFFSETS ? ROWS_AT
                                                  : ROWS_AT + kEight * 4;
 
-  // A lane's share of a unit, of its row.
-  static __device__ __forceinline__ void make(const char* row, char* unit, int lane) {
+  // A lane's share of a unit, of its row. Returns whether scales are too large.
+  static __device__ __forceinline__ bool make(const char* row, char* unit, int lane) {
     const int t = lane % 4, r = lane / 4;
     u32 made[WORDS] = {};
+    bool too_large = false;
     for (int b = 0; b < BLOCKS; ++b) {
       const Eight e = eight_of(row, b, t);
-      if constexpr (BITS == 8) {
-        made[2 * b] = e.lo;
-        made[2 * b + 1] = e.hi;
-      } else {
-        made[b] = (e.lo & 0x0F0F0F0Fu) | (e.hi & 0x0F0F0F0Fu) << 4;
-        put_high(made, b, e);
-      }
+      for (int p = 0; p < 4; ++p) put(made, b, p, pair_of(p < 2 ? e.lo : e.hi, p % 2));
       gf_u16* const scales = reinterpret_cast<gf_u16*>(unit + SCALES_AT + r * 16);
       gf_u16* const offsets = reinterpret_cast<gf_u16*>(unit + OFFSETS_AT + r * 16);
       if constexpr (FORM == SIXTEENS) {
         const block_q6_K* const block = reinterpret_cast<const block_q6_K*>(row);
-        if (t % 2 == 0) {
-          (t / 2 ? offsets : scales)[b] = half_of((float)block->scales[2 * b + t / 2]);
-        }
+        const float scale = block->scales[2 * b + t / 2];
+        if (t % 2 == 0) (t / 2 ? offsets : scales)[b] = half_of(scale);
+        too_large |= !is_finite(lifted(scale * gf_f16_to_f32(block->d)));
       } else if (t == 0) {
-        scales[b] = half_of(e.scale);
+        scales[b] = lifted(e.scale);
+        too_large |= !is_finite(scales[b]);
         if (FORM == OFFSETS) offsets[b] = half_of(e.offset);
       }
     }
@@ -92,7 +128,28 @@ struct FragmentUnit {
     for (int i = 4 * FOURS; i < WORDS; ++i) {
       reinterpret_cast<u32*>(unit + FOURS * 512 + lane * 8)[i - 4 * FOURS] = made[i];
     }
+    return too_large;
   }
+  // Of four codes, bytes: the first and the third, or the second and the fourth, in halves.
+  static __device__ __forceinline__ u32 pair_of(u32 bytes, int second) {
+    return bytes >> 8 * second & 0x00FF00FFu;
+  }
+  // Pair p of block b, where `code` looks for it.
+  static __device__ __forceinline__ void put(u32* made, int b, int p, u32 pair) {
+    constexpr u32 LOW = (1u << Places::LOW) - 1;
+    const int at = Places::AT + Places::place(p % Places::PAIRS);
+    made[b * 4 / Places::PAIRS + p / Places::PAIRS] |= Places::turned_left(pair & LOW * kPair, at);
+    if constexpr (Places::HIGH > 0) {
+      const int high = at + Places::LOW + b % Places::SHARED * Places::HIGH;
+      const u32 bits = pair >> Places::LOW & ((1u << Places::HIGH) - 1) * kPair;
+      made[BLOCKS + b / Places::SHARED] |= Places::turned_left(bits, high);
+    }
+  }
+  // A scale as it lies in the form.
+  static __device__ __forceinline__ gf_u16 lifted(float scale) {
+    return half_of(gf_f16_to_f32(half_of(scale)) * (float)(1 << (14 + BITS)));
+  }
+  static __device__ __forceinline__ bool is_finite(gf_u16 x) { return (x & 0x7C00u) != 0x7C00u; }
   static __device__ __forceinline__ gf_u16 half_of(float x) {
     return (gf_u16)Float<f16>::pair(x, x);
   }
@@ -107,27 +164,14 @@ struct FragmentUnit {
       return eight(reinterpret_cast<const W*>(row) + piece / EIGHTS, piece % EIGHTS);
     }
   }
-  // The bits above the fourth, where `code` looks for them.
-  static __device__ __forceinline__ void put_high(u32* made, int b, const Eight& e) {
-    for (int i = 0; i < 8; ++i) {
-      const u32 high = (i < 4 ? e.lo : e.hi) >> (i % 4 * 8 + 4) & 15, half = i % 4 / 2 * 16;
-      const bool second = i % 2, later = i >= 4;  // pairs 1 and 3; 2 and 3
-      if (BITS == 5) {
-        made[BLOCKS + b / 4] |= high << (half + (second ? 8 : 0) + (later ? 4 : 0) + b % 4);
-      } else if (BITS == 6) {
-        const int at = second ? (later ? 0 : 12) : later ? 8 : 4;
-        made[BLOCKS + b / 2] |= high << (half + at + b % 2 * 2);
-      }
-    }
-  }
 };
 
 // What a lane has of half a unit, so that few registers hold it.
 template <class W>
 struct FragmentHalf {
   typedef FragmentUnit<W> Unit;
-  typedef FragmentKind<W> Kind;
-  static constexpr int BLOCKS = Unit::BLOCKS / 2, BITS = Unit::BITS, FORM = Unit::FORM;
+  typedef typename Unit::Places Places;
+  static constexpr int BLOCKS = Unit::BLOCKS / 2, FORM = Unit::FORM;
   static constexpr int WORDS = Unit::WORDS / 2;
 
   u32 codes[WORDS], scales[2], offsets[FORM == OFFSETS ? 2 : 1], row;
@@ -165,48 +209,59 @@ struct FragmentHalf {
     to[1] = w.y;
   }
 
-  static __device__ __forceinline__ u32 twice(const u32* halves, int i) {
-    return __byte_perm(halves[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
-  }
-
-  // The codes of pair p of block b as halves, less ZERO. Those of four to six bits become 1024 +
-  // code or 1024 + 16 code first.
-  __device__ __forceinline__ u32 code(int b, int p, const Masks& masks) const {
-    constexpr u32 MORE = 0x64006400u, LESS = MORE + Kind::ZERO * 0x00010001u;
-    if constexpr (BITS == 8) {
-      return sub2(__byte_perm(codes[2 * b + p / 2], 0x64646464u, p % 2 ? 0x4341 : 0x4240), LESS);
+  // One of two halves, twice: which one is part of the instruction that takes it.
+  static __device__ __forceinline__ u32 twice(u32 halves, int i) {
+    u32 y;
+    if (i == 0) {
+      asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %1; mov.b32 %0, {lo, lo}; }"
+          : "=r"(y)
+          : "r"(halves));
     } else {
-      const u32 w = p % 2 ? codes[b] >> 8 : codes[b];
-      u32 n = (w & (p < 2 ? masks.low : masks.high)) | MORE;
-      if constexpr (BITS == 5) {
-        const u32 h = codes[BLOCKS];
-        // Bits b and b + 4 of each half, or eight further, to bits 4 and 8.
-        const u32 at = p % 2 ? h >> (4 + b) : h << (4 - b);
-        n |= at & (p < 2 ? 0x00100010u : 0x01000100u);
-      } else if constexpr (BITS == 6) {
-        const u32 h = codes[BLOCKS + b / 2];
-        const u32 swapped = p % 2 ? __byte_perm(h, 0, 0x2301) : h;
-        n |= (b % 2 ? swapped >> 2 : swapped) & (p < 2 ? 0x00300030u : 0x03000300u);
-      }
-      constexpr u32 SIXTEENTH = 0x2C002C00u;                        // what 1024 becomes is 64
-      constexpr u32 THEN = 0xD400D400u + Kind::ZERO * 0x00100010u;  // -64 - ZERO, whose ulp is 1/16
-      static_assert(Kind::ZERO < 64, "up to 128 the exponent is that of 64");
-      return p < 2 ? sub2(n, LESS) : fma2(n, SIXTEENTH, THEN);
+      asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %1; mov.b32 %0, {hi, hi}; }"
+          : "=r"(y)
+          : "r"(halves));
     }
+    return y;
   }
 
-  __device__ __forceinline__ Pairs pairs(int b, const Masks& masks) const {
+  // Bits of x where the mask has ones, of y elsewhere: one instruction, which the compiler would
+  // make several of where it knows what is masked later.
+  static __device__ __forceinline__ u32 chosen(u32 x, u32 y, u32 mask) {
+    u32 z;
+    asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(z) : "r"(x), "r"(y), "r"(mask));
+    return z;
+  }
+
+  // The codes of pair p of block b as halves, times 2^-(14 + BITS).
+  __device__ __forceinline__ u32 code(int b, int p) const {
+    constexpr int PAIRS = Places::PAIRS;
+    u32 w = codes[b * 4 / PAIRS + p / PAIRS];
+    if constexpr (Places::HIGH > 0) {
+      // With the bits above those of pairs 0 and 3, or of 1 and 2, for which there is room then.
+      const u32 word = codes[BLOCKS + b / Places::SHARED];
+      const u32 high = __funnelshift_r(word, word, b % Places::SHARED * Places::HIGH);
+      const u32 low = p == 0 || p == 3 ? Places::low_mask(0, 3) : Places::low_mask(1, 2);
+      w = chosen(w, high, low);
+    }
+    return Places::turned(w, p % PAIRS) & Places::MASK;
+  }
+
+  __device__ __forceinline__ Pairs pairs(int b) const {
     Pairs y;
-    u32 scale = twice(scales, b), offset = 0;
-    if constexpr (FORM == OFFSETS) offset = twice(offsets, b);
-    if constexpr (FORM == SIXTEENS) {
-      offset = mul2(scale, __byte_perm(row, 0, 0x3232));
-      scale = mul2(scale, __byte_perm(row, 0, 0x1010));
+    // Of two blocks.
+    u32 scale = scales[b / 2], offset;
+    if constexpr (FORM == SCALES) {
+      offset = mul2(scale, 0x82008200u);  // -2^(BITS - 1) times the scale as it was
+    } else if constexpr (FORM == OFFSETS) {
+      offset = offsets[b / 2];
+    } else {
+      offset = mul2(scale, twice(row, 1));
+      // 2^20, but as a product with the row's scale first, which may be rounded.
+      scale = mul2(mul2(mul2(scale, twice(row, 0)), 0x64006400u), 0x64006400u);
     }
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      const u32 n = code(b, p, masks);
-      y.v[p] = FORM == SCALES ? mul2(n, scale) : fma2(n, scale, offset);
+      y.v[p] = fma2(code(b, p), twice(scale, b % 2), twice(offset, b % 2));
     }
     return y;
   }

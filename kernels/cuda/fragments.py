@@ -27,11 +27,12 @@ def fragment_row_bytes(t: DType, k: int) -> int:
     return k // UNIT * _ROW_BYTES[t.name]
 
 
-def fragments_launch(w: Operand, to: CompactForm) -> Launch:
-    """Makes fragments of w."""
+def fragments_launch(w: Operand, to: CompactForm, too_large: int) -> Launch:
+    """Makes fragments of w. too_large: address of an i32 that becomes 1 where a scale is too large
+    for that form, which is where values reach 2 or so."""
     k, rows = w.ne[:2]
-    numbers = w.address, to.address, w.nb[1], rows, k // UNIT
+    numbers = w.address, to.address, too_large, w.nb[1], rows, k // UNIT
     kernel = Kernel("fragments.cu", f"make_fragments<{cpp_type(w.dtype)}>")
     warps = rows // EIGHT * (k // UNIT)
     grid = min(ceil_div(32 * warps, _THREADS), _MOST_BLOCKS), 1, 1
-    return Launch(kernel, grid, (_THREADS, 1, 1), struct.pack("@2P3q", *numbers))
+    return Launch(kernel, grid, (_THREADS, 1, 1), struct.pack("@3P3q", *numbers))

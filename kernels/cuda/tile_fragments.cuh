@@ -175,7 +175,7 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
       const Half upper = Half::load(rows, h, lane), lower = Half::load(rows + EIGHT, h, lane);
 #pragma unroll
       for (int b = 0; b < Half::BLOCKS; ++b, x += STEP) {
-        const Pairs lo = upper.pairs(b, a.masks), hi = lower.pairs(b, a.masks);
+        const Pairs lo = upper.pairs(b), hi = lower.pairs(b);
         const u32 w0[4] = {lo.v[0], hi.v[0], lo.v[1], hi.v[1]};
         const u32 w1[4] = {lo.v[2], hi.v[2], lo.v[3], hi.v[3]};
 #pragma unroll

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_list import EQUAL, MANY
-from test_compact import CUDA, Compacted, launch_of, layout_for
+from test_compact import CUDA, Compacted, compacted, launch_of, layout_for, put
 from tiny_model import write_tiny
 
 from gguflow.engine.backends.base import find_backend
-from gguflow.engine.graph import dtype_by_name
+from gguflow.engine.graph import Graph, dtype_by_name
 from gguflow.engine.model import Model
+from gguflow.engine.quants import encode
 from gguflow.engine.sampling import SamplerSettings
 from gguflow.kernels.cuda.compact import EIGHTS, FRAGMENTS, layouts_of
 from gguflow.kernels.cuda.elementwise import cpp_bool
 from gguflow.kernels.cuda.fragments import UNIT, fragment_row_bytes
-from gguflow.kernels.cuda.launch import DeviceInfo, Launch
+from gguflow.kernels.cuda.launch import DeviceInfo, Launch, Operand
 from gguflow.kernels.cuda.tile_fragments import _share
 
 # Bytes of 256 elements: codes, a scale and maybe an offset of every 32 as halves; of Q6_K integers
@@ -202,6 +203,35 @@ def test_products_are_the_same(many: Any, op: str, rows: tuple[int, ...], k: int
 def test_columns_of_any_size(many: Any, op: str, rows: tuple[int, ...], size: float) -> None:
     for dtype in ("q4_0", "q6_K"):
         held(AsFragments(many, op, dtype, rows, 4096, size, whole=True))
+
+
+def encoded(dtype: str, sizes: np.ndarray, k: int = 2304) -> np.ndarray:
+    """Bytes of rows of so many sizes."""
+    rng, t = np.random.default_rng(7), dtype_by_name(dtype)
+    values = rng.standard_normal((len(sizes), k), np.float32) * sizes[:, None].astype(np.float32)
+    return encode(t, values).reshape(len(sizes), -1).view(np.uint8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+def test_scales_of_any_size(many: Any, dtype: str) -> None:
+    """From those that halves hold as subnormal numbers, if at all, to the largest of the form."""
+    p = AsFragments(many, "mul_mat", dtype, (336,), 2304, whole=True)
+    p.w[0].write(0, encoded(dtype, np.geomspace(1e-9, 0.4, 336)))
+    held(p)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+def test_scales_that_are_too_large_are_told(gpu: Any, dtype: str) -> None:
+    w = Graph().weight("w", dtype_by_name(dtype), (72, 2304))
+    for row in (None, 0, 37, 71):
+        sizes = np.full(72, 0.4)  # values below 2
+        if row is not None:
+            sizes[row] = 4.0
+        buffer = put(gpu, encoded(dtype, sizes))
+        told = compacted(gpu, Operand.of(w, buffer.address), FRAGMENTS)[1]
+        assert told == (row is not None), row
 
 
 @pytest.mark.gpu

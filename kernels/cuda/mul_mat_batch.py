@@ -15,6 +15,7 @@ from . import (
     mul_mat_few,
     mul_mat_fragments,
     mul_mat_fragments_few,
+    mul_mat_fragments_many,
     mul_mat_integers,
     mul_mat_library,
     mul_mat_one,
@@ -95,7 +96,7 @@ def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
 
 def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:
     """Whichever of those that give the same bits is fastest, of those that take a product."""
-    for way in (mul_mat_fragments, mul_mat_fragments_few):
+    for way in (mul_mat_fragments, mul_mat_fragments_few, mul_mat_fragments_many):
         if way.takes(p, device):
             return way
     if mul_mat_tiles.takes(p, device) and mul_mat_tiles.is_faster(p, device):
@@ -158,8 +159,9 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
         return 0
     made = [(p, way(p, device)) for ps in _products(node, srcs, device) for p in ps]
     # That the weights lie as fragments too is not known here.
-    behind = mul_mat_fragments_few.room_behind
-    return max(w.scratch_bytes(p, device) + behind(p, device) for p, w in made if w is not None)
+    behind, many = mul_mat_fragments_few.room_behind, mul_mat_fragments_many.room
+    return max(max(w.scratch_bytes(p, device) + behind(p, device), many(p, device))
+               for p, w in made if w is not None)  # fmt: skip
 
 
 def products_of(call: Call) -> list[list[Product]]:

@@ -198,6 +198,31 @@ def test_products_are_the_same(many: Any, op: str, rows: tuple[int, ...], k: int
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    "op, rows, k",
+    [
+        ("mul_mat_add", (4096,), 4096),
+        ("mul_mat_add", (2160,), 2304),
+        ("norm_mul_mat_swiglu", (14336, 14336), 2048),
+        ("norm_qkv_rope", (1792, 256, 256), 2304),
+        ("mul_mat", (16,), 256),
+    ],
+)
+def test_many_columns_are_the_same(many: Any, op: str, rows: tuple[int, ...], k: int, dtype: str):
+    p = AsFragments(many, op, dtype, rows, k, whole=True)
+    for m in (17, 31, 32, 33, 64, 65, 100, 128):
+        found = p.result(m, 3)
+        assert any("mul_mat_fragments_many<" in e for e in p.entries), m
+        p.is_on = False
+        plain = p.result(m, 3)
+        assert not any("mul_mat_fragments" in e for e in p.entries)
+        p.is_on = True
+        for a, b in zip(found, plain, strict=True):
+            assert (a == b).all(), (m, int((a != b).sum()))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("size", [1e-6, 1e4, 1e6])
 @pytest.mark.parametrize("op, rows", [("mul_mat", (336,)), ("norm_mul_mat", (336,))])
 def test_columns_of_any_size(many: Any, op: str, rows: tuple[int, ...], size: float) -> None:

@@ -1,0 +1,285 @@
+// 17 to 128 columns times rows of quantized weights that lie as fragments (fragments.cuh), with the
+// bits of mul_mat_columns.cu, by the products of warpgroups.
+//
+// A block multiplies 256 weight rows with N columns over a part of k: sixteen warps of sixteen rows
+// each, of which every one makes its own rows' fragments while the products of those before are on
+// their way. Other warps bring weights, as they lie, and columns through rings of stages in shared
+// memory. Sums of parts of k lie apart and are added by sum_fragments, always in one order.
+#include "cuda/columns.cuh"
+#include "cuda/fragments.cuh"
+#include "cuda/registers.cuh"
+#include "cuda/ring.cuh"
+#include "cuda/wgmma.cuh"
+
+constexpr int kConsumers = 512, kThreads = kConsumers + 128;
+constexpr int kTileK = 64;    // elements of a stage of columns
+constexpr int kTile = 128;    // pairs of rows of a block
+constexpr int kStride = 260;  // floats from column to column of the sums, against conflicts
+
+// Of sixteen rows whether they are in order, or the second eight are the partners of the first.
+__device__ __forceinline__ bool in_order(const ColumnsArgs& a, int matrix) {
+  return a.kind == PLAIN || (a.kind == QKV && (a.first + matrix >= 2 || !a.neox));
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+struct Rings {
+  char *x, *w;
+  u64 *x_full, *x_free, *w_full, *w_free;
+};
+
+template <class W, int N>
+struct Block {
+  typedef FragmentUnit<W> Unit;
+  typedef FragmentHalf<W> Half;
+  static constexpr int W_STAGE = 2 * kTile / kEight * Unit::BYTES, X_STAGE = N * kTileK * 2;
+
+  const ColumnsArgs& a;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int begin, end;  // units of k
+  Rings rings;
+
+  __device__ __forceinline__ Block(const ColumnsArgs& a, char* shared)
+      : a(a),
+        begin(a.k / kUnit * blockIdx.y / a.splits),
+        end(a.k / kUnit * (blockIdx.y + 1) / a.splits) {
+    rings.x = shared;
+    rings.w = shared + a.x_stages * X_STAGE;
+    rings.x_full = reinterpret_cast<u64*>(rings.w + a.w_stages * W_STAGE);
+    rings.x_free = rings.x_full + a.x_stages;
+    rings.w_full = rings.x_free + a.x_stages;
+    rings.w_free = rings.w_full + a.w_stages;
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < a.x_stages; ++s) {
+        barrier_make(rings.x_full + s, 1);
+        barrier_make(rings.x_free + s, kConsumers / 32);
+      }
+      for (int s = 0; s < a.w_stages; ++s) {
+        barrier_make(rings.w_full + s, 1);
+        barrier_make(rings.w_free + s, kConsumers / 32);
+      }
+      asm volatile("fence.proxy.async;" ::: "memory");
+    }
+    __syncthreads();
+  }
+
+  // A warp, of which each lane has eight rows.
+  __device__ __forceinline__ void bring_weights() const {
+    const Tile t = tile_of<kTile>(a, blockIdx.x);
+    const int pair = min(t.pair + lane / 2 * kEight, a.pairs[t.matrix] - kEight);
+    const bool second = lane % 2, order = in_order(a, t.matrix);
+    const char* from = row_start(a, t.matrix, pair, second && !order);
+    if (second && order) from += kEight * a.w_row;
+    const u64 policy = read_once();
+    Place at;
+    for (int unit = begin; unit < end; ++unit) {
+      barrier_wait(rings.w_free + at.stage, at.parity ^ 1);
+      const u32 bar = shared_address(rings.w_full + at.stage);
+      if (lane == 0) expect_bytes(bar, W_STAGE);
+      __syncwarp();
+      copy_bulk(shared_address(rings.w + at.stage * W_STAGE + lane * Unit::BYTES),
+                from + (i64)unit * Unit::BYTES, Unit::BYTES, bar, policy);
+      at.next(a.w_stages);
+    }
+  }
+  // A thread.
+  __device__ __forceinline__ void bring_columns() const {
+    const char* const x = a.x + (i64)blockIdx.z * (a.k / kTileK) * X_STAGE;
+    asm volatile("fence.proxy.async;" ::: "memory");
+    Place at;
+    for (int tile = begin * (kUnit / kTileK); tile < end * (kUnit / kTileK); ++tile) {
+      barrier_wait(rings.x_free + at.stage, at.parity ^ 1);
+      const u32 bar = shared_address(rings.x_full + at.stage);
+      expect_bytes(bar, X_STAGE);
+      copy_bulk(shared_address(rings.x + at.stage * X_STAGE), x + (i64)tile * X_STAGE, X_STAGE,
+                bar);
+      at.next(a.x_stages);
+    }
+  }
+
+  // What the products of 64 elements take of the rows.
+  struct Steps {
+    u32 v[4][4];
+
+    __device__ __forceinline__ void make(const Half& upper, const Half& lower, int block) {
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const Pairs lo = upper.pairs(block + b), hi = lower.pairs(block + b);
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          u32(&to)[4] = v[2 * b + s];
+          to[0] = lo.v[2 * s], to[1] = hi.v[2 * s];
+          to[2] = lo.v[2 * s + 1], to[3] = hi.v[2 * s + 1];
+        }
+      }
+    }
+  };
+
+  __device__ __forceinline__ const char* rows_at(int stage) const {
+    return rings.w + stage * W_STAGE + warp * 2 * Unit::BYTES;
+  }
+  __device__ __forceinline__ void multiply(float (&sums)[N / 2]) const {
+    Steps steps[2];
+    Place w, x;
+    int used = -1;  // stage of columns that the products before read
+    barrier_wait(rings.w_full, 0);
+    const char* rows = rows_at(0);
+    Half upper = Half::load(rows, 0, lane), lower = Half::load(rows + Unit::BYTES, 0, lane);
+    steps[0].make(upper, lower, 0);
+#pragma unroll 1
+    for (int unit = begin; unit < end; ++unit) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        barrier_wait(rings.x_full + x.stage, x.parity);
+        const u64 columns = columns_descriptor(shared_address(rings.x + x.stage * X_STAGE));
+        products_fence();
+#pragma unroll
+        for (int s = 0; s < 4; ++s) product<f16, N>(sums, steps[i % 2].v[s], columns + 2 * s);
+        products_end();
+        bool more = true;
+        if (i == 1) {
+          upper = Half::load(rows, 1, lane), lower = Half::load(rows + Unit::BYTES, 1, lane);
+        } else if (i == 3) {
+          __syncwarp();
+          if (lane == 0) barrier_arrive(rings.w_free + w.stage);
+          w.next(a.w_stages);
+          more = unit + 1 < end;
+          if (more) {
+            barrier_wait(rings.w_full + w.stage, w.parity);
+            rows = rows_at(w.stage);
+            upper = Half::load(rows, 0, lane), lower = Half::load(rows + Unit::BYTES, 0, lane);
+          }
+        }
+        // The products before are done: their columns are free, and their fragments.
+        products_wait<1>();
+        if (used >= 0 && lane == 0) barrier_arrive(rings.x_free + used);
+        used = x.stage;
+        x.next(a.x_stages);
+        if (more) steps[(i + 1) % 2].make(upper, lower, i % 2 == 0 ? 2 : 0);
+      }
+    }
+    products_wait<0>();
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  }
+
+  static __device__ __forceinline__ void consumers_meet() {
+    asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+  }
+  // Through shared memory, which nobody uses any more.
+  __device__ __forceinline__ void finish(char* shared, const float (&sums)[N / 2]) const {
+    constexpr int AT_ONCE = 4, WARPS = kConsumers / 32, ROWS32 = kTile / 32;
+    float* const all = reinterpret_cast<float*>(shared);
+    const Tile t = tile_of<kTile>(a, blockIdx.x);
+    const bool order = in_order(a, t.matrix);
+    const int row = warp * 16 + (order ? lane / 4 : lane / 4 * 2), next = order ? 8 : 1;
+    consumers_meet();
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      const float* const v = sums + j * 4;
+      float* const to = all + (j * 8 + lane % 4 * 2) * kStride + row;
+      to[0] = v[0], to[next] = v[2];
+      to[kStride] = v[1], to[kStride + next] = v[3];
+    }
+    consumers_meet();
+    const int columns = blockIdx.z * N;
+#pragma unroll 1
+    for (int first = warp; first < N * ROWS32; first += WARPS * AT_ONCE) {
+      BesideOne besides[AT_ONCE];
+      const auto column_of = [&](int i) { return (first + i * WARPS) / ROWS32; };
+      const auto pair_of = [&](int i) { return (first + i * WARPS) % ROWS32 * 32 + lane; };
+      if (columns + column_of(0) >= a.m) return;
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        besides[i] = beside_one(a, t.matrix, t.pair + pair_of(i), columns + column_of(i));
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const float2 y =
+            *reinterpret_cast<const float2*>(all + column_of(i) * kStride + 2 * pair_of(i));
+        finish_one<true>(a.kind, a, t.matrix, t.pair + pair_of(i), columns + column_of(i), y.x, y.y,
+                         besides[i]);
+      }
+    }
+  }
+  // Of a part of k. Lane 4 r + t then has sums of the r-th pair, or of an even or an odd one.
+  __device__ __forceinline__ void leave_part(float (&sums)[N / 2]) const {
+    const bool order = in_order(a, tile_of<kTile>(a, blockIdx.x).matrix), odd = lane / 4 % 2;
+    const i64 block = ((i64)blockIdx.y * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x;
+    float4* const to = a.parts + block * (N / 8) * kConsumers + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      float* const v = sums + j * 4;
+      if (order) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float other = __shfl_xor_sync(kAllLanes, odd ? v[c] : v[2 + c], 4);
+          if (odd)
+            v[c] = other;
+          else
+            v[2 + c] = other;
+        }
+      }
+      to[j * kConsumers] = {v[0], v[1], v[2], v[3]};
+    }
+  }
+};
+#endif
+
+// N: 32 or 64.
+template <class W, int N>
+__global__ void __launch_bounds__(kThreads, 1)
+    mul_mat_fragments_many(const __grid_constant__ ColumnsArgs a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int LESS = 32, MORE = 112;
+  static_assert(registers_are_there<kThreads>(LESS + 4 * MORE), "");
+  extern __shared__ __align__(1024) char memory[];
+  char* const shared = memory + (-shared_address(memory) & 1023);
+  const Block<W, N> block(a, shared);
+  if (threadIdx.x >= kConsumers) {
+    registers_less<LESS>();
+    if (block.warp == kConsumers / 32) {
+      launch_dependents();
+      block.bring_weights();
+    } else if (threadIdx.x == kConsumers + 32) {
+      wait_for_previous();
+      block.bring_columns();
+    }
+    return;
+  }
+  registers_more<MORE>();
+  wait_for_previous();
+  float sums[N / 2] = {};
+  block.multiply(sums);
+  if (a.splits > 1) {
+    block.leave_part(sums);
+  } else {
+    block.finish(shared, sums);
+  }
+#endif
+}
+
+// The parts of k together. blockIdx.x counts eights of columns, blockIdx.y tiles, blockIdx.z groups
+// of N columns.
+template <int N>
+__global__ void __launch_bounds__(kConsumers) sum_fragments(const __grid_constant__ ColumnsArgs a) {
+  launch_dependents();
+  const int j = blockIdx.x, lane = threadIdx.x % 32, r = lane / 4;
+  const Tile t = tile_of<kTile>(a, blockIdx.y);
+  const int in_tile = in_order(a, t.matrix) ? r % 2 * 4 + r / 2 : r;
+  const int pair = t.pair + threadIdx.x / 32 * 8 + in_tile;
+  const int column = blockIdx.z * N + j * 8 + lane % 4 * 2;
+  if (blockIdx.z * N + j * 8 >= a.m) return;
+  const i64 all = (i64)gridDim.z * gridDim.y * (N / 8) * kConsumers;  // of a part
+  const i64 block = (i64)blockIdx.z * gridDim.y + blockIdx.y;
+  const float4* const p = a.parts + (block * (N / 8) + j) * kConsumers + threadIdx.x;
+  wait_for_previous();
+  const Beside beside = beside_of(a, t.matrix, pair, column);
+  float4 sum = {};
+#pragma unroll 8
+  for (int s = 0; s < a.splits; ++s) {
+    const float4 v = __ldcg(p + s * all);
+    sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+  }
+  finish(a, t.matrix, pair, column, sum, beside);
+}

@@ -1,0 +1,79 @@
+"""Launches mul_mat_fragments_many.cu: 17 to 128 columns times quantized weights that lie as
+fragments too, with the bits of mul_mat_columns.cu."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import tile_fragments
+from .columns import TILES, Layout, Product, arguments, layout, round_launch
+from .compact import compact_rows
+from .fragments import EIGHT, UNIT, fragment_row_bytes
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
+from .mul_mat_columns import OPTIONS, parts_of_k
+
+_SOURCE = "mul_mat_fragments_many.cu"
+_PAIRS, _ROWS, _CONSUMERS, _THREADS = 128, 256, 512, 640  # of a block
+_TILE_K, _STRIDE = 64, 260
+_LEAST, MOST = 17, 128  # columns
+_MOST_STAGES, _COLUMN_STAGES = 8, 4
+
+
+def _columns(p: Product) -> int:
+    """Of a block."""
+    return 32 if p.m <= 32 else 64
+
+
+def _stages(p: Product, device: DeviceInfo) -> tuple[int, int]:
+    """Of weights; and the bytes of shared memory."""
+    n = _columns(p)
+    x = _COLUMN_STAGES * (2 * n * _TILE_K + 16)
+    w = _ROWS // EIGHT * EIGHT * fragment_row_bytes(p.weights[0].dtype, UNIT) + 16
+    stages = min(_MOST_STAGES, (device.shared_per_block - 1024 - x) // w)
+    sums = 4 * n * _STRIDE
+    return stages, 1024 + max(x + stages * w, sums)
+
+
+def takes(p: Product, device: DeviceInfo) -> bool:
+    return (
+        _LEAST <= p.m <= MOST
+        and device.arch == "sm_90"
+        and tile_fragments.takes(p, device)
+        and _stages(p, device)[0] > 1
+    )
+
+
+def _layout(p: Product, device: DeviceInfo, scratch: int = 0) -> Layout:
+    n, splits = _columns(p), parts_of_k(p, device)
+    blocks = p.tiles(_PAIRS) * ceil_div(p.m, n)
+    return layout(p, n, 4 * splits * blocks * _ROWS * n if splits > 1 else 0, scratch)
+
+
+def scratch_bytes(p: Product, device: DeviceInfo) -> int:
+    return _layout(p, device).end
+
+
+def room(p: Product, device: DeviceInfo) -> int:
+    """Bytes of scratch memory for a product that `takes` may take."""
+    may = device.one_class and p.weights[0].dtype.is_quantized and _LEAST <= p.m <= MOST
+    return scratch_bytes(p, device) if may else 0
+
+
+def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
+    """The launches of a product that `takes` takes."""
+    n, splits, tiles = _columns(p), parts_of_k(p, device), p.tiles(_PAIRS)
+    groups, at = ceil_div(p.m, n), _layout(p, device, scratch)
+    w_stages, shared = _stages(p, device)
+    lying = replace(p, weights=tuple(map(compact_rows, p.weights)))
+    args = arguments(lying, at, tiles, splits, w_stages, _COLUMN_STAGES, 0)
+    types = f"{cpp_type(p.weights[0].dtype)}, {n}"
+    kernel = Kernel(_SOURCE, f"mul_mat_fragments_many<{types}>", OPTIONS)
+    made = [
+        round_launch(p, at, n, TILES),
+        Launch(kernel, (tiles, splits, groups), (_THREADS, 1, 1), args, shared, dependent=True),
+    ]
+    if splits > 1:
+        kernel = Kernel(_SOURCE, f"sum_fragments<{n}>", OPTIONS)
+        grid = n // 8, tiles, groups
+        made.append(Launch(kernel, grid, (_CONSUMERS, 1, 1), args, dependent=True))
+    return made

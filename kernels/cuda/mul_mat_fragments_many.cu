@@ -34,6 +34,8 @@ struct Block {
   typedef FragmentHalf<W> Half;
   static constexpr int W_STAGE = 2 * kTile / kEight * Unit::BYTES, X_STAGE = N * kTileK * 2;
 
+  static constexpr int BUFFERS = N > 64 ? 1 : 2;  // of fragments, as registers allow
+
   const ColumnsArgs& a;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int begin, end;  // units of k
@@ -119,7 +121,7 @@ struct Block {
     return rings.w + stage * W_STAGE + warp * 2 * Unit::BYTES;
   }
   __device__ __forceinline__ void multiply(float (&sums)[N / 2]) const {
-    Steps steps[2];
+    Steps steps[BUFFERS];
     Place w, x;
     int used = -1;  // stage of columns that the products before read
     barrier_wait(rings.w_full, 0);
@@ -134,7 +136,7 @@ struct Block {
         const u64 columns = columns_descriptor(shared_address(rings.x + x.stage * X_STAGE));
         products_fence();
 #pragma unroll
-        for (int s = 0; s < 4; ++s) product<f16, N>(sums, steps[i % 2].v[s], columns + 2 * s);
+        for (int s = 0; s < 4; ++s) product<f16, N>(sums, steps[i % BUFFERS].v[s], columns + 2 * s);
         products_end();
         bool more = true;
         if (i == 1) {
@@ -151,11 +153,12 @@ struct Block {
           }
         }
         // The products before are done: their columns are free, and their fragments.
-        products_wait<1>();
+        products_wait<BUFFERS - 1>();
+        if (BUFFERS == 1) used = x.stage;
         if (used >= 0 && lane == 0) barrier_arrive(rings.x_free + used);
         used = x.stage;
         x.next(a.x_stages);
-        if (more) steps[(i + 1) % 2].make(upper, lower, i % 2 == 0 ? 2 : 0);
+        if (more) steps[(i + 1) % BUFFERS].make(upper, lower, i % 2 == 0 ? 2 : 0);
       }
     }
     products_wait<0>();
@@ -226,7 +229,7 @@ struct Block {
 };
 #endif
 
-// N: 32 or 64.
+// N: 32, 64 or 128.
 template <class W, int N>
 __global__ void __launch_bounds__(kThreads, 1)
     mul_mat_fragments_many(const __grid_constant__ ColumnsArgs a) {

@@ -16,18 +16,19 @@ _SOURCE = "mul_mat_fragments_many.cu"
 _PAIRS, _ROWS, _CONSUMERS, _THREADS = 128, 256, 512, 640  # of a block
 _TILE_K, _STRIDE = 64, 260
 _LEAST, MOST = 17, 128  # columns
-_MOST_STAGES, _COLUMN_STAGES = 8, 4
+_MOST_STAGES = 8  # of weights
+_COLUMN_STAGES = {32: 12, 64: 8, 128: 5}  # by the columns of a block
 
 
 def _columns(p: Product) -> int:
     """Of a block."""
-    return 32 if p.m <= 32 else 64
+    return next(n for n in _COLUMN_STAGES if p.m <= n)
 
 
 def _stages(p: Product, device: DeviceInfo) -> tuple[int, int]:
     """Of weights; and the bytes of shared memory."""
     n = _columns(p)
-    x = _COLUMN_STAGES * (2 * n * _TILE_K + 16)
+    x = _COLUMN_STAGES[n] * (2 * n * _TILE_K + 16)
     w = _ROWS // EIGHT * EIGHT * fragment_row_bytes(p.weights[0].dtype, UNIT) + 16
     stages = min(_MOST_STAGES, (device.shared_per_block - 1024 - x) // w)
     sums = 4 * n * _STRIDE
@@ -65,7 +66,7 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     groups, at = ceil_div(p.m, n), _layout(p, device, scratch)
     w_stages, shared = _stages(p, device)
     lying = replace(p, weights=tuple(map(compact_rows, p.weights)))
-    args = arguments(lying, at, tiles, splits, w_stages, _COLUMN_STAGES, 0)
+    args = arguments(lying, at, tiles, splits, w_stages, _COLUMN_STAGES[n], 0)
     types = f"{cpp_type(p.weights[0].dtype)}, {n}"
     kernel = Kernel(_SOURCE, f"mul_mat_fragments_many<{types}>", OPTIONS)
     made = [

@@ -90,6 +90,12 @@ __device__ __forceinline__ const char* row_start(const ColumnsArgs& a, int matri
   return row_start(a.kind, a, matrix, pair, second);
 }
 
+// Of sixteen rows that are read as two eights: whether they are in order, those of pairs being
+// neighbours, or the second eight are the partners of the first.
+__device__ __forceinline__ bool in_order(int kind, const ColumnsArgs& a, int matrix) {
+  return kind == PLAIN || (kind == QKV && (a.first + matrix >= 2 || !a.neox));
+}
+
 // What meets the sums of a pair in a column; asked for while these are made.
 struct BesideOne {
   float scale, r[2];  // r: of the first and the second row

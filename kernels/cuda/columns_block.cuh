@@ -4,13 +4,13 @@
 #pragma once
 
 #include "cuda/cluster.cuh"
-#include "cuda/columns.cuh"
+#include "cuda/columns_finish.cuh"
+#include "cuda/columns_ring.cuh"
 #include "cuda/columns_weights.cuh"
 #include "cuda/registers.cuh"
 #include "cuda/wgmma.cuh"
 
 constexpr int kConsumers = 256, kBringers = 96, kThreads = kConsumers + kBringers + 32;
-constexpr int kTileK = 64;  // elements of a stage of columns
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -250,9 +250,7 @@ __device__ __forceinline__ void consumers_meet() {
 template <int N, int MT, int AT_ONCE>
 __device__ __forceinline__ void finish_tile(int kind, const ColumnsArgs& a, char* shared, int tile,
                                             int columns, const float (&sums)[MT][N / 2]) {
-  constexpr int STRIDE = kSumsStride<N, MT>, ROWS32 = 2 * MT, ALL = N * ROWS32;
-  constexpr int WARPS = kConsumers / 32;
-  static_assert(ALL % (WARPS * AT_ONCE) == 0, "warps have the same number of turns");
+  constexpr int STRIDE = kSumsStride<N, MT>, WARPS = kConsumers / 32;
   float* const all = reinterpret_cast<float*>(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   consumers_meet();
@@ -268,25 +266,8 @@ __device__ __forceinline__ void finish_tile(int kind, const ColumnsArgs& a, char
     }
   }
   consumers_meet();
-  const Tile at = tile_of<64 * MT>(a, tile);
-#pragma unroll 1
-  for (int first = warp; first < ALL; first += WARPS * AT_ONCE) {
-    BesideOne besides[AT_ONCE];
-    const auto column_of = [&](int i) { return (first + i * WARPS) / ROWS32; };
-    const auto pair_of = [&](int i) { return (first + i * WARPS) % ROWS32 * 32 + lane; };
-    if (columns + column_of(0) >= a.m) return;
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      besides[i] = beside_one(kind, a, at.matrix, at.pair + pair_of(i), columns + column_of(i));
-    }
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      const float2 y =
-          *reinterpret_cast<const float2*>(all + column_of(i) * STRIDE + 2 * pair_of(i));
-      finish_one<true>(kind, a, at.matrix, at.pair + pair_of(i), columns + column_of(i), y.x, y.y,
-                       besides[i]);
-    }
-  }
+  finish_pairs<64 * MT, N, WARPS, AT_ONCE>(kind, a, tile_of<64 * MT>(a, tile), columns, all,
+                                           STRIDE);
 }
 
 #endif

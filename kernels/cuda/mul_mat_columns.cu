@@ -10,6 +10,7 @@
 // Sums of parts of k lie apart and are added by sum_columns, always in one order. The parts depend
 // on the weights' shape alone, so that a result does not depend on the other columns.
 #include "cuda/columns_block.cuh"
+#include "cuda/columns_ring.cuh"
 
 // Whether two blocks share a multiprocessor.
 constexpr bool two_blocks(int n, int mt) { return mt == 1 && n <= 64; }
@@ -29,22 +30,6 @@ __device__ __forceinline__ Spot spot_of(const ColumnsArgs& a, int tile, int colu
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-template <int N>
-__device__ __forceinline__ void bring_columns(const ColumnsArgs& a, const Rings& rings, int begin,
-                                              int end) {
-  constexpr u32 STAGE = N * kTileK * 2;
-  const char* const x = a.x + (i64)blockIdx.z * (a.k / kTileK) * STAGE;
-  asm volatile("fence.proxy.async;" ::: "memory");
-  Place at;
-  for (int tile = begin; tile < end; ++tile) {
-    barrier_wait(rings.x_free + at.stage, at.parity ^ 1);
-    const u32 bar = shared_address(rings.x_full + at.stage);
-    expect_bytes(bar, STAGE);
-    copy_bulk(shared_address(rings.x + at.stage * STAGE), x + (i64)tile * STAGE, STAGE, bar);
-    at.next(a.x_stages);
-  }
-}
 
 template <int N, int MT>
 __device__ __forceinline__ void finish_sums(const ColumnsArgs& a, char* shared,
@@ -125,11 +110,6 @@ __global__ void __launch_bounds__(128) sum_columns(const __grid_constant__ Colum
   const Spot spot = spot_of<N, MT>(a, blockIdx.y, blockIdx.z, group, thread, f);
   wait_for_previous();
   const Beside beside = beside_of(a, spot.matrix, spot.pair, spot.column);
-  float4 sum = {};
-#pragma unroll 8
-  for (int s = 0; s < a.splits; ++s) {
-    const float4 v = __ldcg(p + s * all);
-    sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
-  }
+  const float4 sum = sum_of_parts(p, all, a.splits);
   finish(a, spot.matrix, spot.pair, spot.column, sum, beside);
 }

@@ -5,21 +5,15 @@
 // each, of which every one makes its own rows' fragments while the products of those before are on
 // their way. Other warps bring weights, as they lie, and columns through rings of stages in shared
 // memory. Sums of parts of k lie apart and are added by sum_fragments, always in one order.
-#include "cuda/columns.cuh"
+#include "cuda/columns_finish.cuh"
+#include "cuda/columns_ring.cuh"
 #include "cuda/fragments.cuh"
 #include "cuda/registers.cuh"
-#include "cuda/ring.cuh"
 #include "cuda/wgmma.cuh"
 
 constexpr int kConsumers = 512, kThreads = kConsumers + 128;
-constexpr int kTileK = 64;    // elements of a stage of columns
 constexpr int kTile = 128;    // pairs of rows of a block
 constexpr int kStride = 260;  // floats from column to column of the sums, against conflicts
-
-// Of sixteen rows whether they are in order, or the second eight are the partners of the first.
-__device__ __forceinline__ bool in_order(const ColumnsArgs& a, int matrix) {
-  return a.kind == PLAIN || (a.kind == QKV && (a.first + matrix >= 2 || !a.neox));
-}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -33,7 +27,6 @@ struct Block {
   typedef FragmentUnit<W> Unit;
   typedef FragmentHalf<W> Half;
   static constexpr int W_STAGE = 2 * kTile / kEight * Unit::BYTES, X_STAGE = N * kTileK * 2;
-
   static constexpr int BUFFERS = N > 64 ? 1 : 2;  // of fragments, as registers allow
 
   const ColumnsArgs& a;
@@ -69,7 +62,7 @@ struct Block {
   __device__ __forceinline__ void bring_weights() const {
     const Tile t = tile_of<kTile>(a, blockIdx.x);
     const int pair = min(t.pair + lane / 2 * kEight, a.pairs[t.matrix] - kEight);
-    const bool second = lane % 2, order = in_order(a, t.matrix);
+    const bool second = lane % 2, order = in_order(a.kind, a, t.matrix);
     const char* from = row_start(a, t.matrix, pair, second && !order);
     if (second && order) from += kEight * a.w_row;
     const u64 policy = read_once();
@@ -82,20 +75,6 @@ struct Block {
       copy_bulk(shared_address(rings.w + at.stage * W_STAGE + lane * Unit::BYTES),
                 from + (i64)unit * Unit::BYTES, Unit::BYTES, bar, policy);
       at.next(a.w_stages);
-    }
-  }
-  // A thread.
-  __device__ __forceinline__ void bring_columns() const {
-    const char* const x = a.x + (i64)blockIdx.z * (a.k / kTileK) * X_STAGE;
-    asm volatile("fence.proxy.async;" ::: "memory");
-    Place at;
-    for (int tile = begin * (kUnit / kTileK); tile < end * (kUnit / kTileK); ++tile) {
-      barrier_wait(rings.x_free + at.stage, at.parity ^ 1);
-      const u32 bar = shared_address(rings.x_full + at.stage);
-      expect_bytes(bar, X_STAGE);
-      copy_bulk(shared_address(rings.x + at.stage * X_STAGE), x + (i64)tile * X_STAGE, X_STAGE,
-                bar);
-      at.next(a.x_stages);
     }
   }
 
@@ -152,10 +131,11 @@ struct Block {
             upper = Half::load(rows, 0, lane), lower = Half::load(rows + Unit::BYTES, 0, lane);
           }
         }
-        // The products before are done: their columns are free, and their fragments.
+        // The products before are done, with one buffer these: their columns are free, and their
+        // fragments.
         products_wait<BUFFERS - 1>();
-        if (BUFFERS == 1) used = x.stage;
-        if (used >= 0 && lane == 0) barrier_arrive(rings.x_free + used);
+        const int done = BUFFERS == 1 ? x.stage : used;
+        if (done >= 0 && lane == 0) barrier_arrive(rings.x_free + done);
         used = x.stage;
         x.next(a.x_stages);
         if (more) steps[(i + 1) % BUFFERS].make(upper, lower, i % 2 == 0 ? 2 : 0);
@@ -171,10 +151,9 @@ struct Block {
   }
   // Through shared memory, which nobody uses any more.
   __device__ __forceinline__ void finish(char* shared, const float (&sums)[N / 2]) const {
-    constexpr int AT_ONCE = 4, WARPS = kConsumers / 32, ROWS32 = kTile / 32;
     float* const all = reinterpret_cast<float*>(shared);
     const Tile t = tile_of<kTile>(a, blockIdx.x);
-    const bool order = in_order(a, t.matrix);
+    const bool order = in_order(a.kind, a, t.matrix);
     const int row = warp * 16 + (order ? lane / 4 : lane / 4 * 2), next = order ? 8 : 1;
     consumers_meet();
 #pragma unroll
@@ -185,29 +164,12 @@ struct Block {
       to[kStride] = v[1], to[kStride + next] = v[3];
     }
     consumers_meet();
-    const int columns = blockIdx.z * N;
-#pragma unroll 1
-    for (int first = warp; first < N * ROWS32; first += WARPS * AT_ONCE) {
-      BesideOne besides[AT_ONCE];
-      const auto column_of = [&](int i) { return (first + i * WARPS) / ROWS32; };
-      const auto pair_of = [&](int i) { return (first + i * WARPS) % ROWS32 * 32 + lane; };
-      if (columns + column_of(0) >= a.m) return;
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        besides[i] = beside_one(a, t.matrix, t.pair + pair_of(i), columns + column_of(i));
-      }
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        const float2 y =
-            *reinterpret_cast<const float2*>(all + column_of(i) * kStride + 2 * pair_of(i));
-        finish_one<true>(a.kind, a, t.matrix, t.pair + pair_of(i), columns + column_of(i), y.x, y.y,
-                         besides[i]);
-      }
-    }
+    finish_pairs<kTile, N, kConsumers / 32, 4>(a.kind, a, t, blockIdx.z * N, all, kStride);
   }
   // Of a part of k. Lane 4 r + t then has sums of the r-th pair, or of an even or an odd one.
   __device__ __forceinline__ void leave_part(float (&sums)[N / 2]) const {
-    const bool order = in_order(a, tile_of<kTile>(a, blockIdx.x).matrix), odd = lane / 4 % 2;
+    const bool order = in_order(a.kind, a, tile_of<kTile>(a, blockIdx.x).matrix);
+    const bool odd = lane / 4 % 2;
     const i64 block = ((i64)blockIdx.y * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x;
     float4* const to = a.parts + block * (N / 8) * kConsumers + threadIdx.x;
 #pragma unroll
@@ -217,10 +179,7 @@ struct Block {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const float other = __shfl_xor_sync(kAllLanes, odd ? v[c] : v[2 + c], 4);
-          if (odd)
-            v[c] = other;
-          else
-            v[2 + c] = other;
+          (odd ? v[c] : v[2 + c]) = other;
         }
       }
       to[j * kConsumers] = {v[0], v[1], v[2], v[3]};
@@ -246,7 +205,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       block.bring_weights();
     } else if (threadIdx.x == kConsumers + 32) {
       wait_for_previous();
-      block.bring_columns();
+      constexpr int TILES = kUnit / kTileK;
+      bring_columns<N>(a, block.rings, block.begin * TILES, block.end * TILES);
     }
     return;
   }
@@ -269,7 +229,7 @@ __global__ void __launch_bounds__(kConsumers) sum_fragments(const __grid_constan
   launch_dependents();
   const int j = blockIdx.x, lane = threadIdx.x % 32, r = lane / 4;
   const Tile t = tile_of<kTile>(a, blockIdx.y);
-  const int in_tile = in_order(a, t.matrix) ? r % 2 * 4 + r / 2 : r;
+  const int in_tile = in_order(a.kind, a, t.matrix) ? r % 2 * 4 + r / 2 : r;
   const int pair = t.pair + threadIdx.x / 32 * 8 + in_tile;
   const int column = blockIdx.z * N + j * 8 + lane % 4 * 2;
   if (blockIdx.z * N + j * 8 >= a.m) return;
@@ -278,11 +238,5 @@ __global__ void __launch_bounds__(kConsumers) sum_fragments(const __grid_constan
   const float4* const p = a.parts + (block * (N / 8) + j) * kConsumers + threadIdx.x;
   wait_for_previous();
   const Beside beside = beside_of(a, t.matrix, pair, column);
-  float4 sum = {};
-#pragma unroll 8
-  for (int s = 0; s < a.splits; ++s) {
-    const float4 v = __ldcg(p + s * all);
-    sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
-  }
-  finish(a, t.matrix, pair, column, sum, beside);
+  finish(a, t.matrix, pair, column, sum_of_parts(p, all, a.splits), beside);
 }

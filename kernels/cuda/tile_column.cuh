@@ -57,7 +57,7 @@ struct TileColumn {
   }
   // Whether a tile of a matrix has rows in order: those whose pairs are neighbours.
   __device__ __forceinline__ bool in_order(int matrix) const {
-    return ORDERED && (KIND == PLAIN || (KIND == QKV && (a.first + matrix >= 2 || !a.neox)));
+    return ORDERED && ::in_order(KIND, a, matrix);
   }
   // The pair of a tile whose sums this lane finishes.
   __device__ __forceinline__ int pair_of(const Tile& t) const {

@@ -269,7 +269,7 @@ def many_columns() -> Iterator[Launch]:
 def compact() -> Iterator[Launch]:
     """What makes the compact form of weights, or fragments of them, and products with it."""
     floats = (DEVICE, EQUAL), ("f16", "bf16"), (1,)
-    quantized = (MANY,), ("q4_0", "q5_K", "q6_K"), (1, 4, 16)
+    quantized = (MANY,), ("q4_0", "q5_K", "q6_K"), (1, 4, 16, 32, 64, 128)
     for layout, devices, dtypes, columns in (
         (EIGHTS, *floats), (ALONG, *floats), (FRAGMENTS, *quantized)
     ):  # fmt: skip

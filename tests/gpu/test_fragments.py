@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_list import EQUAL, MANY
-from test_compact import CUDA, Compacted, compacted, launch_of, layout_for, put
+from test_compact import CUDA, Compacted, compacted, launch_of, launches_for, layout_for, put
 from tiny_model import write_tiny
 
 from gguflow.engine.backends.base import find_backend
@@ -93,6 +93,25 @@ def test_few_columns_read_them(dtype: str) -> None:
             assert 2 * k * columns // blocks < MANY.shared_per_block
     gate = made_for(dtype, n=14336, op="mul_mat_swiglu", m=16)
     assert gate.kernel.source == FEW
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_many_columns_read_them(dtype: str) -> None:
+    """In blocks of 256 rows, whose parts of k are those of mul_mat_columns.cu."""
+    for m, columns in ((17, 32), (32, 32), (33, 64), (64, 64), (65, 128), (128, 128)):
+        for op, n, k, grid in (
+            ("mul_mat", 4096, 4096, (16, 8, 1)),
+            ("mul_mat", 4096, 14336, (16, 8, 1)),
+            ("mul_mat_swiglu", 14336, 4096, (112, 1, 1)),
+            ("mul_mat", 2160, 2304, (9, 9, 1)),
+            ("mul_mat", 16, 256, (1, 1, 1)),
+        ):
+            _, made, *sums = launches_for(op, n, k, MANY, FRAGMENTS, m, 2, dtype)
+            assert made.kernel.entry == f"mul_mat_fragments_many<block_{dtype}, {columns}>"
+            assert made.grid == grid and len(sums) == (grid[1] > 1)
+            assert made.shared <= MANY.shared_per_block
+    for other in (made_for(dtype, m=129), made_for(dtype, EQUAL, m=64), made_for(dtype, compact=0)):
+        assert other.kernel.source != "mul_mat_fragments_many.cu"
 
 
 def test_columns_without_room() -> None:

@@ -123,7 +123,7 @@ class Options:
         then, or "many"; True is "few". On hosts they always have; other backends take no notice.
     compact_weights: whether a GPU has 16-bit weights in a form of fewer bytes too, and with
         `equal_bits` "many" quantized ones as tensor cores want them, with the same values, from
-        which a single row, of quantized ones up to 16, is generated faster: "auto" where it takes
+        which a single row, of quantized ones up to 128, is generated faster: "auto" where it takes
         at most a quarter of the memory that is left there (docs/compact-weights.md).
     mlock: whether the host's weights are locked in memory, as far as the system allows.
     """

@@ -47,11 +47,12 @@ RING = (
     "each behind `__syncwarp` and its reads of the stage, and read when `full` has every arrival "
     "and byte of those who fill it"
 )
-# The same of rings that a warp has for itself.
+# The same of weights as fragments: rings that a warp has for itself, and one of a block.
 OWN_FILLS: dict[Place, set[str]] = {("copy_bulk", BULK): {"fragments.cuh"}}
 OWN_RING = (
-    "a warp fills a stage of its own again behind `__syncwarp`, when products have used what it "
-    "read there, and reads it when the barrier has every byte"
+    "products have used what was read of a stage before it is filled again, by the warp itself "
+    "behind `__syncwarp`, or of a block's ring when its `free` barrier has an arrival of every "
+    "warp that multiplies; it is read when the barrier has every byte"
 )
 _LIBRARY = re.compile(r"(?:Read|Write) access at (?:void )?(nvjet|cutlass|cublas)")
 _ACCESS = re.compile(r"\bat (\S.*?)\+0x[0-9a-f]+ in (\S+?):\d+")

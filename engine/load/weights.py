@@ -134,7 +134,7 @@ class WeightStore:
                 continue
             self.compact_bytes[space] = made
             if made < room.total:
-                self.notes += (f"{space}: weights of 2 and more have no compact form",)
+                self.notes += (f"{space}: weights of about 2 and more have no compact form",)
 
     def _locked(self, weights: Sequence[Tensor]) -> tuple[str, ...]:
         """Lock what is held of these; what there is to say of it."""

@@ -1,4 +1,4 @@
-"""The compact form of weights, from which single columns, of quantized ones up to 16, are
+"""The compact form of weights, from which single columns, of quantized ones up to 128, are
 multiplied: what it takes, which products read it, and the launch that makes it. Of 16-bit weights
 it is a bit less each, made by compact.cu; quantized ones lie as fragments (fragments.py).
 
@@ -127,8 +127,8 @@ def _reads(node: Tensor, weight: Tensor, layout: Layout, device: DeviceInfo) -> 
 
 
 def compact_launch(w: Operand, to: CompactForm, too_large: int) -> Launch:
-    """Makes the compact form of w. too_large: address of an i32 that becomes 1 where a weight is 2
-    or more in magnitude, which that form cannot hold."""
+    """Makes the compact form of w. too_large: address of an i32 that becomes 1 where that form
+    cannot hold a weight, being 2 or more in magnitude, or of fragments a scale."""
     if to.layout == FRAGMENTS.name:
         return fragments_launch(w, to, too_large)
     k, rows = w.ne[:2]

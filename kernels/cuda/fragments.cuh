@@ -8,8 +8,9 @@
 // A code becomes a half by a mask alone: it stands in the highest bits of a half's mantissa, and as
 // the exponent is 0 the half is the code times 2^-(14 + BITS), to the bit (a subnormal number). One
 // product, added to an offset, is then the value: scales lie in the form times 2^(14 + BITS), which
-// takes those for which a value is below 2 or so. Halves' arithmetic is what takes longest: beside
-// the tensor cores' an instruction takes two cycles of a scheduler (docs/LOG.md).
+// takes those below 2^(2 - BITS): values without an offset below 2. Halves' arithmetic is what
+// takes longest: beside the tensor cores' an instruction takes two cycles of a scheduler
+// (docs/LOG.md).
 #pragma once
 
 #include "cuda/columns.cuh"
@@ -121,6 +122,7 @@ struct FragmentUnit {
     if constexpr (FORM == SIXTEENS) {
       const float d = gf_f16_to_f32(reinterpret_cast<const block_q6_K*>(row)->d);
       if (t == 0) reinterpret_cast<u32*>(unit + ROWS_AT)[r] = Float<f16>::pair(d, -32.0f * d);
+      too_large |= !is_finite(half_of(-32.0f * d));  // which would not become 0 with a scale of 0
     }
     for (int i = 0; i < 4 * FOURS; ++i) {
       reinterpret_cast<u32*>(unit + i / 4 * 512 + lane * 16)[i % 4] = made[i];

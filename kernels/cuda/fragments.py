@@ -29,7 +29,7 @@ def fragment_row_bytes(t: DType, k: int) -> int:
 
 def fragments_launch(w: Operand, to: CompactForm, too_large: int) -> Launch:
     """Makes fragments of w. too_large: address of an i32 that becomes 1 where a scale is too large
-    for that form, which is where values reach 2 or so."""
+    for that form: with which values reach 2, or differ by 4 or so."""
     k, rows = w.ne[:2]
     numbers = w.address, to.address, too_large, w.nb[1], rows, k // UNIT
     kernel = Kernel("fragments.cu", f"make_fragments<{cpp_type(w.dtype)}>")

@@ -166,7 +166,8 @@ struct Block {
     consumers_meet();
     finish_pairs<kTile, N, kConsumers / 32, 4>(a.kind, a, t, blockIdx.z * N, all, kStride);
   }
-  // Of a part of k. Lane 4 r + t then has sums of the r-th pair, or of an even or an odd one.
+  // Of a part of k. Lane 4 r + t then has sums of the r-th pair, or of rows in order of the pair
+  // that sum_fragments says.
   __device__ __forceinline__ void leave_part(float (&sums)[N / 2]) const {
     const bool order = in_order(a.kind, a, tile_of<kTile>(a, blockIdx.x).matrix);
     const bool odd = lane / 4 % 2;

@@ -8,7 +8,7 @@ from dataclasses import replace
 from . import tile_fragments
 from .columns import TILES, Layout, Product, arguments, layout, round_launch
 from .compact import compact_rows
-from .fragments import EIGHT, UNIT, fragment_row_bytes
+from .fragments import UNIT, fragment_row_bytes
 from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
 from .mul_mat_columns import OPTIONS, parts_of_k
 
@@ -29,7 +29,7 @@ def _stages(p: Product, device: DeviceInfo) -> tuple[int, int]:
     """Of weights; and the bytes of shared memory."""
     n = _columns(p)
     x = _COLUMN_STAGES[n] * (2 * n * _TILE_K + 16)
-    w = _ROWS // EIGHT * EIGHT * fragment_row_bytes(p.weights[0].dtype, UNIT) + 16
+    w = _ROWS * fragment_row_bytes(p.weights[0].dtype, UNIT) + 16
     stages = min(_MOST_STAGES, (device.shared_per_block - 1024 - x) // w)
     sums = 4 * n * _STRIDE
     return stages, 1024 + max(x + stages * w, sums)

@@ -1,4 +1,4 @@
-"""Quantized weights as fragments, from which up to 16 columns have the bits that they have among
+"""Quantized weights as fragments, from which up to 128 columns have the bits that they have among
 others where many are to be fast (`equal_bits="many"`)."""
 
 from __future__ import annotations
@@ -224,12 +224,18 @@ def test_products_are_the_same(many: Any, op: str, rows: tuple[int, ...], k: int
         ("mul_mat_add", (4096,), 4096),
         ("mul_mat_add", (2160,), 2304),
         ("norm_mul_mat_swiglu", (14336, 14336), 2048),
-        ("norm_qkv_rope", (1792, 256, 256), 2304),
+        ("norm_mul_mat_swiglu", (2160, 2160), 2304),  # no whole tiles
+        ("norm_qkv_rope", (1664, 384, 384), 2304),  # the same of all three
+        ("norm_qkv_rope", (16384, 1024, 1024), 512),  # one part
         ("mul_mat", (16,), 256),
     ],
 )
 def test_many_columns_are_the_same(many: Any, op: str, rows: tuple[int, ...], k: int, dtype: str):
-    p = AsFragments(many, op, dtype, rows, k, whole=True)
+    many_held(AsFragments(many, op, dtype, rows, k, whole=True))
+
+
+def many_held(p: AsFragments) -> None:
+    """17 to 128 columns have the bits that they have from the weights as they are."""
     for m in (17, 31, 32, 33, 64, 65, 100, 128):
         found = p.result(m, 3)
         assert any("mul_mat_fragments_many<" in e for e in p.entries), m
@@ -281,7 +287,9 @@ def test_scales_that_are_too_large_are_told(gpu: Any, dtype: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["q4_0", "q5_K"])
 def test_turned_heads(many: Any, dtype: str) -> None:
-    held(AsFragments(many, "norm_qkv_rope", dtype, (1024, 256, 256), 2048, mode="neox", whole=True))
+    p = AsFragments(many, "norm_qkv_rope", dtype, (1024, 256, 256), 2048, mode="neox", whole=True)
+    held(p)
+    many_held(p)
 
 
 @pytest.mark.gpu

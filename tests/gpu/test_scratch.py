@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from harness import declare_case
-from kernel_list import DEVICE, EQUAL
+from kernel_list import DEVICE, EQUAL, MANY
 
-from gguflow.engine.graph import F32, Graph, Tensor, all_ops, dtype_by_name
+from gguflow.engine.graph import F32, Graph, Role, Tensor, all_ops, dtype_by_name
+from gguflow.kernels.cuda import mul_mat_fragments_many as many
+from gguflow.kernels.cuda.columns import products
+from gguflow.kernels.cuda.compact import FRAGMENTS, Layout
 from gguflow.kernels.cuda.gemm import WORKSPACE_BYTES, Gemm, Matrix
 from gguflow.kernels.cuda.launch import (
     Call,
+    CompactForm,
     DeviceInfo,
     Launch,
     Operand,
@@ -26,8 +31,10 @@ SCRATCH = 0x75A5A << 32
 OPERANDS = 0x3C3C3 << 32
 
 
-def launched(node: Tensor, device: DeviceInfo) -> tuple[list[Launch | Gemm], list[tuple[int, int]]]:
-    """The launches, and the operands' memory: (begin, end)."""
+def launched(
+    node: Tensor, device: DeviceInfo, layout: Layout | None = None
+) -> tuple[list[Launch | Gemm], list[tuple[int, int]]]:
+    """The launches, and the operands' memory: (begin, end). layout: in which weights lie too."""
     places, srcs = [], []
     for i, t in enumerate((node, *node.srcs)):
         if t is None:
@@ -35,7 +42,10 @@ def launched(node: Tensor, device: DeviceInfo) -> tuple[list[Launch | Gemm], lis
             continue
         begin = OPERANDS + (i << 40)
         places.append((begin, begin + t.owner.nbytes))
-        srcs.append(Operand.of(t, begin + t.view_offset))
+        o = Operand.of(t, begin + t.view_offset)
+        if layout and t.role is Role.WEIGHT:
+            o = replace(o, compact=CompactForm(begin, layout.name))
+        srcs.append(o)
     dst, *rest = srcs
     assert dst is not None
     return list(launches(Call(node, dst, tuple(rest), device, SCRATCH))), places
@@ -57,9 +67,9 @@ def ends(g: Gemm) -> Iterator[tuple[int, int]]:
     yield g.workspace, g.workspace + WORKSPACE_BYTES
 
 
-def check(node: Tensor, device: DeviceInfo = DEVICE) -> None:
+def check(node: Tensor, device: DeviceInfo = DEVICE, layout: Layout | None = None) -> None:
     nbytes = scratch_bytes(node, device)
-    made, places = launched(node, device)
+    made, places = launched(node, device, layout)
     places.append((SCRATCH, SCRATCH + nbytes))
     for step in made:
         if isinstance(step, Gemm):
@@ -100,3 +110,18 @@ def test_products_of_any_number_of_columns(dtype: str, m: int, k: int) -> None:
         check(g.op("sparse_ffn", gate, up, down, x, scores))
         check(g.op("mul_mat_sparse", gate, x, scores))
         check(g.op("axpy_sparse", down, idx, scores))
+
+
+@pytest.mark.parametrize("dtype", ["q4_0", "q6_K"])
+@pytest.mark.parametrize("m", [1, 2, 16, 17, 32, 33, 64, 65, 128, 129])
+@pytest.mark.parametrize("n, k", [(16, 256), (336, 2304), (4096, 14336), (20_480, 512)])
+def test_products_of_weights_that_lie_as_fragments_too(dtype: str, m: int, n: int, k: int) -> None:
+    """For what is asked before that is known."""
+    g, t = Graph(), dtype_by_name(dtype)
+    x, (gate, up) = g.input("x", F32, (m, k)), (g.weight(name, t, (n, k)) for name in ("a", "b"))
+    for node in (g.mul_mat(gate, x), g.op("mul_mat_swiglu", gate, up, x)):
+        check(node, MANY, FRAGMENTS)
+        srcs = [Operand.of(s, 0) for s in node.live_srcs()]
+        if 16 < m <= 128:  # sums of parts lie last
+            (p,) = products(node, srcs)
+            assert many.scratch_bytes(p, MANY) <= scratch_bytes(node, MANY)

@@ -63,7 +63,10 @@ def test_what_is_misread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "misread 1 times: copy16_async (async_copy.cuh) and reads of a stage: a stage" in out
     assert "misread 1 times: kernels of a library" in out
     assert report(tmp_path, BEGIN, OWN, END) == 0
-    assert "copy_bulk (bulk_copy.cuh) and reads of a stage: products have used" in capsys.readouterr().out
+    assert (
+        "copy_bulk (bulk_copy.cuh) and reads of a stage: products have used"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,17 @@ __device__ __forceinline__ const char* row_start(const ColumnsArgs& a, int matri
 __device__ __forceinline__ bool in_order(int kind, const ColumnsArgs& a, int matrix) {
   return kind == PLAIN || (kind == QKV && (a.first + matrix >= 2 || !a.neox));
 }
+// Where the first or the second eight begins, if eights lie together, of the rows from a pair on.
+// order: whether they are in order.
+__device__ __forceinline__ const char* eight_start(int kind, const ColumnsArgs& a, const Tile& t,
+                                                   bool second, bool order) {
+  const char* const from = row_start(kind, a, t.matrix, t.pair, second && !order);
+  return second && order ? from + 8 * a.w_row : from;
+}
+// Which of the eight pairs lanes 4 r and following finish.
+__device__ __forceinline__ int pair_of_eight(int r, bool order) {
+  return order ? r % 2 * 4 + r / 2 : r;
+}
 
 // What meets the sums of a pair in a column; asked for while these are made.
 struct BesideOne {

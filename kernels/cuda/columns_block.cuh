@@ -106,14 +106,7 @@ struct Fragments {
       for (int b = 0; b < BLOCKS; ++b) {
         const Pairs lo = Weights<W>::pairs(raw.v[i][b][0], masks);
         const Pairs hi = Weights<W>::pairs(raw.v[i][b][1], masks);
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          u32(&to)[4] = v[i][2 * b + s];
-          to[0] = lo.v[2 * s];
-          to[1] = hi.v[2 * s];
-          to[2] = lo.v[2 * s + 1];
-          to[3] = hi.v[2 * s + 1];
-        }
+        to_fragments(lo, hi, v[i] + 2 * b);
       }
     }
   }

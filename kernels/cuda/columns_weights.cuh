@@ -12,6 +12,16 @@
 struct Pairs {
   u32 v[4];
 };
+// What two products take of 32 elements of an upper and a lower row.
+__device__ __forceinline__ void to_fragments(const Pairs& upper, const Pairs& lower, u32 (*to)[4]) {
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    to[s][0] = upper.v[2 * s];
+    to[s][1] = lower.v[2 * s];
+    to[s][2] = upper.v[2 * s + 1];
+    to[s][3] = lower.v[2 * s + 1];
+  }
+}
 
 // Quantized blocks. A chunk whose bytes are no multiple of 16 may start between two such multiples:
 // everything it touches is copied, and it starts `offset` bytes later. Rows are an odd number of 16

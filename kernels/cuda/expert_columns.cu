@@ -202,14 +202,7 @@ struct Fragments {
     for (int b = 0; b < 2; ++b) {
       const Pairs lo = ExpertWeights<W>::pairs(rows[0], block32 + b, t, odd, masks);
       const Pairs hi = ExpertWeights<W>::pairs(rows[1], block32 + b, t, odd, masks);
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        u32(&to)[4] = v[2 * b + s];
-        to[0] = lo.v[2 * s];
-        to[1] = hi.v[2 * s];
-        to[2] = lo.v[2 * s + 1];
-        to[3] = hi.v[2 * s + 1];
-      }
+      to_fragments(lo, hi, v + 2 * b);
     }
   }
 };

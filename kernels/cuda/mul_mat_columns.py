@@ -8,6 +8,7 @@ from gguflow.engine.graph import DType
 
 from .columns import (
     TILES,
+    Layout,
     Product,
     arguments,
     columns_ok,
@@ -112,16 +113,16 @@ def takes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> bool:
     )
 
 
-def _parts(p: Product, tile: Tile, device: DeviceInfo) -> int:
-    """Bytes of the sums of parts of k."""
+def layout_of(p: Product, tile: Tile, device: DeviceInfo, scratch: int = 0) -> Layout:
+    """Room for the columns and for the sums of parts of k."""
     splits = parts_of_k(p, device)
     blocks = p.tiles(tile.rows // 2) * ceil_div(p.m, tile.columns)
-    return 4 * splits * blocks * tile.rows * tile.columns if splits > 1 else 0
+    sums = 4 * splits * blocks * tile.rows * tile.columns if splits > 1 else 0
+    return layout(p, tile.columns, sums, scratch)
 
 
 def scratch_bytes(p: Product, device: DeviceInfo, tile: Tile | None = None) -> int:
-    tile = tile or tile_for(p, device)
-    return layout(p, tile.columns, _parts(p, tile, device)).end
+    return layout_of(p, tile or tile_for(p, device), device).end
 
 
 def launches(
@@ -129,7 +130,7 @@ def launches(
 ) -> list[Launch]:
     """The launches of a product that `takes` takes."""
     tile, t = tile or tile_for(p, device), p.weights[0].dtype
-    at = layout(p, tile.columns, _parts(p, tile, device), scratch)
+    at = layout_of(p, tile, device, scratch)
     splits, groups = parts_of_k(p, device), ceil_div(p.m, tile.columns)
     w_stages, x_stages, shared = stages(t, tile, device)
     blocks = p.tiles(tile.rows // 2)

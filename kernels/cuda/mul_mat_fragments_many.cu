@@ -63,8 +63,7 @@ struct Block {
     const Tile t = tile_of<kTile>(a, blockIdx.x);
     const int pair = min(t.pair + lane / 2 * kEight, a.pairs[t.matrix] - kEight);
     const bool second = lane % 2, order = in_order(a.kind, a, t.matrix);
-    const char* from = row_start(a, t.matrix, pair, second && !order);
-    if (second && order) from += kEight * a.w_row;
+    const char* const from = eight_start(a.kind, a, {t.matrix, pair}, second, order);
     const u64 policy = read_once();
     Place at;
     for (int unit = begin; unit < end; ++unit) {
@@ -85,13 +84,7 @@ struct Block {
     __device__ __forceinline__ void make(const Half& upper, const Half& lower, int block) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        const Pairs lo = upper.pairs(block + b), hi = lower.pairs(block + b);
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          u32(&to)[4] = v[2 * b + s];
-          to[0] = lo.v[2 * s], to[1] = hi.v[2 * s];
-          to[2] = lo.v[2 * s + 1], to[3] = hi.v[2 * s + 1];
-        }
+        to_fragments(upper.pairs(block + b), lower.pairs(block + b), v + 2 * b);
       }
     }
   };
@@ -166,8 +159,7 @@ struct Block {
     consumers_meet();
     finish_pairs<kTile, N, kConsumers / 32, 4>(a.kind, a, t, blockIdx.z * N, all, kStride);
   }
-  // Of a part of k. Lane 4 r + t then has sums of the r-th pair, or of rows in order of the pair
-  // that sum_fragments says.
+  // Of a part of k, for sum_fragments: of rows in order those of pairs, as TileColumn::in_pairs.
   __device__ __forceinline__ void leave_part(float (&sums)[N / 2]) const {
     const bool order = in_order(a.kind, a, tile_of<kTile>(a, blockIdx.x).matrix);
     const bool odd = lane / 4 % 2;
@@ -230,7 +222,7 @@ __global__ void __launch_bounds__(kConsumers) sum_fragments(const __grid_constan
   launch_dependents();
   const int j = blockIdx.x, lane = threadIdx.x % 32, r = lane / 4;
   const Tile t = tile_of<kTile>(a, blockIdx.y);
-  const int in_tile = in_order(a.kind, a, t.matrix) ? r % 2 * 4 + r / 2 : r;
+  const int in_tile = pair_of_eight(r, in_order(a.kind, a, t.matrix));
   const int pair = t.pair + threadIdx.x / 32 * 8 + in_tile;
   const int column = blockIdx.z * N + j * 8 + lane % 4 * 2;
   if (blockIdx.z * N + j * 8 >= a.m) return;

@@ -6,30 +6,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import tile_fragments
-from .columns import TILES, Layout, Product, arguments, layout, round_launch
+from .columns import TILES, Product, arguments, round_launch
 from .compact import compact_rows
 from .fragments import UNIT, fragment_row_bytes
-from .launch import DeviceInfo, Kernel, Launch, ceil_div, cpp_type
-from .mul_mat_columns import OPTIONS, parts_of_k
+from .launch import DeviceInfo, Kernel, Launch, cpp_type
+from .mul_mat_columns import OPTIONS, Tile, layout_of, parts_of_k
 
 _SOURCE = "mul_mat_fragments_many.cu"
-_PAIRS, _ROWS, _CONSUMERS, _THREADS = 128, 256, 512, 640  # of a block
+_CONSUMERS, _THREADS = 512, 640  # of a block
 _TILE_K, _STRIDE = 64, 260
 _LEAST, MOST = 17, 128  # columns
 _MOST_STAGES = 8  # of weights
 _COLUMN_STAGES = {32: 12, 64: 8, 128: 5}  # by the columns of a block
 
 
-def _columns(p: Product) -> int:
-    """Of a block."""
-    return next(n for n in _COLUMN_STAGES if p.m <= n)
+def _tile(p: Product) -> Tile:
+    """What a block does: all columns of 256 rows."""
+    return Tile(next(n for n in _COLUMN_STAGES if p.m <= n), 2)
 
 
 def _stages(p: Product, device: DeviceInfo) -> tuple[int, int]:
     """Of weights; and the bytes of shared memory."""
-    n = _columns(p)
+    tile = _tile(p)
+    n = tile.columns
     x = _COLUMN_STAGES[n] * (2 * n * _TILE_K + 16)
-    w = _ROWS * fragment_row_bytes(p.weights[0].dtype, UNIT) + 16
+    w = tile.rows * fragment_row_bytes(p.weights[0].dtype, UNIT) + 16
     stages = min(_MOST_STAGES, (device.shared_per_block - 1024 - x) // w)
     sums = 4 * n * _STRIDE
     return stages, 1024 + max(x + stages * w, sums)
@@ -44,14 +45,8 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     )
 
 
-def _layout(p: Product, device: DeviceInfo, scratch: int = 0) -> Layout:
-    n, splits = _columns(p), parts_of_k(p, device)
-    blocks = p.tiles(_PAIRS) * ceil_div(p.m, n)
-    return layout(p, n, 4 * splits * blocks * _ROWS * n if splits > 1 else 0, scratch)
-
-
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
-    return _layout(p, device).end
+    return layout_of(p, _tile(p), device).end
 
 
 def room(p: Product, device: DeviceInfo) -> int:
@@ -62,8 +57,9 @@ def room(p: Product, device: DeviceInfo) -> int:
 
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     """The launches of a product that `takes` takes."""
-    n, splits, tiles = _columns(p), parts_of_k(p, device), p.tiles(_PAIRS)
-    groups, at = ceil_div(p.m, n), _layout(p, device, scratch)
+    tile, splits = _tile(p), parts_of_k(p, device)
+    n, tiles = tile.columns, p.tiles(tile.rows // 2)
+    at = layout_of(p, tile, device, scratch)
     w_stages, shared = _stages(p, device)
     lying = replace(p, weights=tuple(map(compact_rows, p.weights)))
     args = arguments(lying, at, tiles, splits, w_stages, _COLUMN_STAGES[n], 0)
@@ -71,10 +67,10 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     kernel = Kernel(_SOURCE, f"mul_mat_fragments_many<{types}>", OPTIONS)
     made = [
         round_launch(p, at, n, TILES),
-        Launch(kernel, (tiles, splits, groups), (_THREADS, 1, 1), args, shared, dependent=True),
+        Launch(kernel, (tiles, splits, 1), (_THREADS, 1, 1), args, shared, dependent=True),
     ]
     if splits > 1:
         kernel = Kernel(_SOURCE, f"sum_fragments<{n}>", OPTIONS)
-        grid = n // 8, tiles, groups
+        grid = n // 8, tiles, 1
         made.append(Launch(kernel, grid, (_CONSUMERS, 1, 1), args, dependent=True))
     return made

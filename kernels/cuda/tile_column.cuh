@@ -61,16 +61,13 @@ struct TileColumn {
   }
   // The pair of a tile whose sums this lane finishes.
   __device__ __forceinline__ int pair_of(const Tile& t) const {
-    const int r = lane / 4;
-    return t.pair + (in_order(t.matrix) ? r % 2 * 4 + r / 2 : r);
+    return t.pair + pair_of_eight(lane / 4, in_order(t.matrix));
   }
   // Where this lane's eight of a tile's rows begin, if eights lie together: lanes 0 to 7 have the
   // first.
   __device__ __forceinline__ const char* eight_of(int tile) const {
     const Tile t = tile_at(tile);
-    const bool second = lane >= PAIRS, next = second && in_order(t.matrix);
-    const char* const from = row_start(KIND, a, t.matrix, t.pair, second && !next);
-    return next ? from + PAIRS * a.w_row : from;
+    return eight_start(KIND, a, t, lane >= PAIRS, in_order(t.matrix));
   }
 
   // -- what heads are turned by, found by the last warps, as they may have no rows --

@@ -36,18 +36,15 @@ CUDA = ("cuda", "cpu", "numpy")
 AT = 1 << 40
 
 
-def launch_of(
-    op: str, n: int, k: int, device: DeviceInfo, layout: Layout = EIGHTS, m: int = 1,
-    compact: int = 2, dtype: str = "f16",
-) -> Launch:  # fmt: skip
+def launch_of(*args: Any, **how: Any) -> Launch:
     """The last of `launches_for`."""
-    *_, made = launches_for(op, n, k, device, layout, m, compact, dtype)
-    return made
+    return launches_for(*args, **how)[-1]
 
 
 def launches_for(
-    op: str, n: int, k: int, device: DeviceInfo, layout: Layout, m: int, compact: int, dtype: str
-) -> list[Launch]:
+    op: str, n: int, k: int, device: DeviceInfo, layout: Layout = EIGHTS, m: int = 1,
+    compact: int = 2, dtype: str = "f16",
+) -> list[Launch]:  # fmt: skip
     """compact: of how many weights the compact form is there."""
     weights = [weight(n, k, dtype) for _ in range(2 if op.endswith("swiglu") else 1)]
     node = declared(op, *weights, Leaf((m, k)))

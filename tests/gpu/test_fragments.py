@@ -106,7 +106,7 @@ def test_many_columns_read_them(dtype: str) -> None:
             ("mul_mat", 2160, 2304, (9, 9, 1)),
             ("mul_mat", 16, 256, (1, 1, 1)),
         ):
-            _, made, *sums = launches_for(op, n, k, MANY, FRAGMENTS, m, 2, dtype)
+            _, made, *sums = launches_for(op, n, k, MANY, FRAGMENTS, m, dtype=dtype)
             assert made.kernel.entry == f"mul_mat_fragments_many<block_{dtype}, {columns}>"
             assert made.grid == grid and len(sums) == (grid[1] > 1)
             assert made.shared <= MANY.shared_per_block

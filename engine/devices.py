@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from gguflow.engine.backends.base import Backend, DeviceId
 from gguflow.engine.dataclass import dataclass, field
+from gguflow.engine.limits import EqualBits
 
 Overrides = tuple[tuple[str, str], ...]
 
@@ -34,9 +35,11 @@ class Devices:
             self._opened[wanted] = backend.name
         return self._opened[wanted]
 
-    def shared(self) -> Devices:
-        """The same devices for another model, which may open more."""
-        return Devices(self.find, self.index, {**self.backends}, {**self._opened})
+    def shared(self, equal_bits: EqualBits) -> Devices:
+        """The same devices for another model, which runs with these `Options.equal_bits` and may
+        open more."""
+        same = {name: b.with_bits(equal_bits) for name, b in self.backends.items()}
+        return Devices(self.find, self.index, same, {**self._opened})
 
     def named(self, overrides: Sequence[tuple[str, str]]) -> Overrides:
         """Placement rules with the names of devices, which are opened. A target that no backend

@@ -150,9 +150,10 @@ class Model(Sized):
         source = path if isinstance(path, ModelSource) else open_model(draft_path(path))
         options = draft_options(self.options, self.n_gpu_layers, changes)
         try:
-            draft = Model(source, options, self.devices.shared())
+            draft = Model(source, options, self.devices.shared(options.equal_bits))
             check_draft(self, draft)
-            draft.load_weights(progress)
+            # The first step of a round has two rows of each sequence.
+            draft.load_weights(progress, n_rows=2 * options.n_seqs)
         except MemoryError as e:
             raise MemoryError(f"{source.path}: no room for a draft: {e}") from None
         return draft
@@ -201,13 +202,15 @@ class Model(Sized):
         model.load_weights(progress)
         return model
 
-    def load_weights(self, progress: Progress | None = None, keep: bool = True) -> None:
+    def load_weights(
+        self, progress: Progress | None = None, keep: bool = True, n_rows: int = 0
+    ) -> None:
         """Bring the weights to their backends. Done once, by `load`. keep: repacked ones are looked
         for, and kept, on the disk, unless `Options.weight_cache` says otherwise; and devices get
-        compact ones where `Options.compact_weights` has them."""
+        compact ones where `Options.compact_weights` has them. n_rows: see `compact_rooms`."""
         check_limit(self.largest_plans, self.repacked_bytes)
         plan = self.plan(token_key())
-        compact = self.compact_rooms(plan) if keep and not self.weights.buffers else []
+        compact = self.compact_rooms(n_rows) if keep and not self.weights.buffers else []
         if not self.weights.buffers:
             reserve(self.largest_plans, self.backends.values())
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None

@@ -121,10 +121,11 @@ class Options:
     equal_bits: whether a GPU computes rows with the bits that they have among any others, which is
         slower (docs/equal-bits.md): with quantized weights "few" generated ones at once are fast
         then, or "many"; True is "few". On hosts they always have; other backends take no notice.
-    compact_weights: whether a GPU has 16-bit weights in a form of fewer bytes too, and with
-        `equal_bits` "many" quantized ones as tensor cores want them, with the same values, from
-        which a single row, of quantized ones up to 128, is generated faster: "auto" where it takes
-        at most a quarter of the memory that is left there (docs/compact-weights.md).
+    compact_weights: whether a GPU has 16-bit weights in a form of fewer bytes too, from which a
+        single row is generated faster, and, where there are several sequences or `equal_bits` is
+        "many", quantized ones as tensor cores want them, from which up to 128 rows are, with the
+        same values: "auto" where it takes at most a quarter of the memory that is left there
+        (docs/compact-weights.md).
     mlock: whether the host's weights are locked in memory, as far as the system allows.
     """
 
@@ -265,7 +266,8 @@ def options_with(options: Options | None, changes: OptionFields) -> Options:
 
 def draft_options(o: Options, n_gpu_layers: int, changes: OptionFields) -> Options:
     """How a draft model runs beside one that runs with `o` and so many layers on a device: whole on
-    the first of several, unless its own layers are placed by `changes`."""
+    the first of several, unless its own layers are placed by `changes`. Without equal bits: guesses
+    are checked, so that no text depends on theirs."""
     options = Options(
         n_ctx=o.n_ctx,
         n_seqs=o.n_seqs,
@@ -276,7 +278,6 @@ def draft_options(o: Options, n_gpu_layers: int, changes: OptionFields) -> Optio
         n_threads_batch=o.n_threads_batch,
         fuse=o.fuse,
         weight_cache=o.weight_cache,
-        equal_bits=o.equal_bits,
         compact_weights="off" if o.compact_weights == "off" else "auto",
         mlock=o.mlock,
         device=o.device,

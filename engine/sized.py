@@ -17,6 +17,8 @@ from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.serving.speculation import Speculation, rows_to_check
 from gguflow.models.batch import CacheSize
 
+SEVERAL = 16  # single rows that stand for more, which products read in the same form
+
 
 class Sized(Described):
     """Plans of what was resolved, and their bytes. weights, backends, speculation: the model's."""
@@ -44,12 +46,19 @@ class Sized(Described):
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""
         return repacked_bytes(self.plan(token_key()), self.backends)
 
-    def compact_rooms(self, plan: Plan) -> list[Room]:
+    def compact_rooms(self, n_rows: int = 0) -> list[Room]:
         """Where weights are to be in their compact form too, by `Options.compact_weights`; asked
-        before they are loaded. plan: a single row's."""
+        before they are loaded. n_rows: of single rows in a run, at most; as many as sequences, if
+        there are not more."""
         if self.options.vram_budget or self.options.compact_weights == "off":
             return []  # the former counts every byte
-        found = rooms(plan, self.largest_plans, self.backends)
+        n = min(max(n_rows, self.options.n_seqs), SEVERAL)
+
+        def plans() -> list[Plan]:
+            several = self.buckets.key(n, 0, min(n, self.options.n_seqs), n, False, True)
+            return [*map(self.plan, [token_key(), *([several] if n > 1 else [])])]
+
+        found = rooms(plans, self.largest_plans, self.backends)
         return wanted(found, self.options.compact_weights)
 
     def compact_bytes(self) -> dict[str, int]:
@@ -57,7 +66,7 @@ class Sized(Described):
         themselves, or that loading would make."""
         if self.weights.buffers:
             return self.weights.compact_bytes
-        return {r.device.space: r.total for r in self.compact_rooms(self.plan(token_key()))}
+        return {r.device.space: r.total for r in self.compact_rooms()}
 
     def cache_size(self) -> CacheSize:
         """Pages of the KV cache by group of layers."""

@@ -17,6 +17,7 @@ from gguflow.engine.compile import ChannelBytes, Meeting, Recv, Send, Step
 from gguflow.engine.dataclass import dataclass, field
 from gguflow.engine.found import modules_in
 from gguflow.engine.graph import DType, Tensor
+from gguflow.engine.limits import EqualBits
 
 from .host import HostBuffer
 
@@ -418,6 +419,11 @@ class Backend(ABC):
         """Whether its kernel for a node that it supports writes the result where the node's strides
         and offset say, in rows with gaps between them: its memory may be a part of another's."""
         return False
+
+    def with_bits(self, equal_bits: EqualBits) -> Backend:
+        """The same device for another model, with its own `Options.equal_bits`: programs of both
+        take turns."""
+        return self
 
     @abstractmethod
     def peaks(self) -> tuple[float | None, ...] | None:

@@ -35,27 +35,29 @@ class Room:
 
 
 def rooms(
-    plan: Plan,
+    plans: Callable[[], Sequence[Plan]],
     largest: Callable[[], Sequence[Plan]],
     backends: Mapping[str, Backend],
 ) -> list[Room]:
-    """Of each device that has single rows' products read another form, before anything is loaded.
-    plan: a single row's. largest: what else is needed there."""
+    """Of each device that has products read another form, before anything is loaded. plans: of
+    single rows, one and, where runs will have them, several. largest: what else is needed there."""
     devices = [(d, d.compactor) for d in backends.values() if d.compactor is not None and d.holds]
     if not devices:
         return []
-    users, of, found = weight_users(plan), largest(), list[Room]()
+    of, found = largest(), list[Room]()
+    read = [(plan, weight_users(plan)) for plan in plans()]
     for device, compactor in devices:
         assert device.memory is not None, f"{device.name} computes in the host's memory"
-        sizes = {
-            t: n
-            for t in plan.leaves(Role.WEIGHT)
-            if backends[plan.placement.of[t]] is device
-            and (n := compactor.bytes_of(t, users.get(t, [])))
-        }
-        weights = tuple((t, users[t]) for t in sizes)
+        sizes, weights = dict[str, int](), list[tuple[Tensor, Sequence[Tensor]]]()
+        for plan, users in read:
+            for t in plan.leaves(Role.WEIGHT):
+                if t.name in sizes or backends[plan.placement.of[t]] is not device:
+                    continue
+                if n := compactor.bytes_of(t, users.get(t, [])):
+                    sizes[t.name] = n
+                    weights.append((t, users[t]))
         left = device.memory.room()[0] - needed(of, device).total - RESERVE
-        found.append(Room(device, compactor, weights, sum(sizes.values()), left))
+        found.append(Room(device, compactor, tuple(weights), sum(sizes.values()), left))
     return found
 
 
@@ -66,9 +68,7 @@ def wanted(found: Sequence[Room], mode: str) -> list[Room]:
         return [r for r in found if r.is_small]
     some = [r for r in found if r.total]
     if not some:
-        raise OptionError(
-            "`compact_weights`: no GPU has weights that single rows are read from in another form"
-        )
+        raise OptionError("`compact_weights`: no GPU has weights that are read in another form")
     for r in some:
         if r.total > r.left:
             raise MemoryError(
@@ -82,7 +82,7 @@ def wanted(found: Sequence[Room], mode: str) -> list[Room]:
 def lines(n_bytes: Mapping[str, int]) -> list[str]:
     """What a forecast says of it. n_bytes: by memory space."""
     return [
-        f"{space}: {human_bytes(n)} more for weights in the form of single rows"
+        f"{space}: {human_bytes(n)} more for weights in a second form"
         for space, n in n_bytes.items()
         if n
     ]

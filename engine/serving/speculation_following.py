@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .buckets import Buckets
@@ -13,7 +14,9 @@ from .speculation_rounds import Outcome, Rounds, RoundStarter
 # Sequences that a device makes rounds of. Texts of several are the plain ones too, but what they
 # gain beside rounds that the host decides has not been measured.
 MOST_LINES = 1
-LEAST_ROUNDS = 8  # before other lengths are tried: to start rounds takes a part of one
+# To begin again takes a few rounds: not before so many of them, nor for lengths that bring less
+# than so many times as many tokens a second.
+LEAST_ROUNDS, CHANGE = 8, 1.08
 
 
 class Following:
@@ -133,9 +136,6 @@ class Following:
         if not alive:
             return False
         keys = [line.key for line in self._lines if line is not None]
-        wanted = self._pace.wanted(keys, [self._room[i] - 1 for i in alive], self._draft_s())
-        if not wanted:
-            return False
-        n, size = len(alive), self._buckets.checked
-        asked = sum(self._lengths[i] for i in alive)
-        return n_rounds < LEAST_ROUNDS or size(n + wanted) == size(n + asked)
+        room, asked = [self._room[i] - 1 for i in alive], sum(self._lengths[i] for i in alive)
+        by = CHANGE if n_rounds >= LEAST_ROUNDS else math.inf
+        return self._pace.pays(keys, room, self._draft_s(), asked, by)

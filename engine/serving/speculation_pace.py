@@ -16,6 +16,7 @@ MARGIN = 1.02  # by which guessing has to win
 FIRST_WAIT, LONGEST_WAIT = 32, 1024  # tokens without guesses, before the next try
 TRY, TRIES = 2, 2  # guesses of that, and rounds: what they take and what comes of them now
 CHECK = 64  # rounds of guesses from one plain run to the next, which shows what those take now
+FOLLOWING = 4  # times as many where they follow each other, as it takes longer to begin again
 FIRST = 3  # runs of which the shortest counts: with a longer one no other would be tried
 LOWER, HIGHER = 0.5, 0.1  # weight of a new time: other work on the machine makes them longer only
 SUDDEN = 2.0  # times so many times longer than expected were somebody else's
@@ -99,19 +100,19 @@ class Times:
         # By whether they followed each other on the device, where plans are captured before.
         self._checked = Clock(is_host, is_host), Clock(True)
         self._follow = False  # whether the last ones did
-        self._rounds = 0  # since the last plain run
+        self._rounds = 0.0  # since the last plain run
 
     def ran_plain(self, n_lines: int, seconds: float) -> None:
         """A run without guesses, of a token for so many lines."""
         self._plain.add(n_lines, seconds)
-        self._rounds = 0
+        self._rounds = 0.0
 
     def ran(self, n_rows: int, seconds: float, n_runs: int = 1, follow: bool = False) -> None:
         """Runs that checked guesses took so long together; the time of making them is not in it.
         follow: whether the device made one after the other by itself."""
         self._follow = follow
         self._checked[follow].add(self._size(n_rows), seconds / n_runs)
-        self._rounds += n_runs
+        self._rounds += n_runs / FOLLOWING if follow else n_runs
 
     def plain(self, n_lines: int) -> float | None:
         """The seconds of a plain run; None when one should be made, to know."""
@@ -189,14 +190,19 @@ class Pace:
         n, self._tries = 1 + self._tries, 0
         return n
 
-    def wanted(self, keys: Sequence[int], room: Sequence[int], step_s: float) -> int:
-        """How many guesses there would be in all, by what is known now; nothing follows from it."""
+    def pays(
+        self, keys: Sequence[int], room: Sequence[int], step_s: float, n: int, by: float
+    ) -> bool:
+        """Whether so many guesses in all bring more tokens a second than none would, and no other
+        number `by` times as many, by what is known now; nothing follows from it."""
         most = np.clip(room, 0, self._most)
         plain = self._times.plain(len(keys))
         if plain is None or not most.any():
-            return 0
+            return False
         rates = np.array([self._of(key).rate for key in keys])
-        return sum(self._best(rates, most, plain, step_s))
+        speeds = self._speeds(rates, most, plain, step_s)[0]
+        mine = speeds[min(n, len(speeds)) - 1] if len(speeds) else 0.0
+        return bool(mine >= MARGIN * len(keys) / plain and mine * by >= speeds.max())
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -208,6 +214,18 @@ class Pace:
     def _best(self, rates: np.ndarray, most: np.ndarray, plain: float, step_s: float) -> list[int]:
         """The numbers of guesses with the most tokens a second, all 0 where plain runs win."""
         n = len(rates)
+        speeds, line = self._speeds(rates, most, plain, step_s)
+        i = int(np.argmax(speeds))
+        if speeds[i] < MARGIN * n / plain:
+            return [0] * n
+        lengths: list[int] = np.bincount(line[: i + 1], minlength=n).tolist()
+        return lengths
+
+    def _speeds(
+        self, rates: np.ndarray, most: np.ndarray, plain: float, step_s: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens a second with 1, 2, .. guesses, and whose each of these is."""
+        n = len(rates)
         place = np.arange(1, int(most.max()) + 1)
         # A guess comes true with all those before it: those most likely to are taken first.
         true = np.where(place <= most[:, None], rates[:, None] ** place, 0.0)
@@ -217,8 +235,4 @@ class Pace:
         tokens = n + np.cumsum(true[line, at])
         depth = np.maximum.accumulate(at + 1)
         seconds = self._times.checked(n, plain, len(order)) + step_s * depth
-        i = int(np.argmax(tokens / seconds))
-        if tokens[i] / seconds[i] < MARGIN * n / plain:
-            return [0] * n
-        lengths: list[int] = np.bincount(line[: i + 1], minlength=n).tolist()
-        return lengths
+        return tokens / seconds, line

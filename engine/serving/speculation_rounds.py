@@ -22,7 +22,7 @@ from .speculation import Line, Prepared
 from .speculation_draft import DraftModel
 from .speculation_rows import verify_rows
 
-MOST_TOKENS = 128  # of a sequence, for which pages are set aside at a time
+MOST_TOKENS = 256  # of a sequence, for which pages are set aside at a time
 
 
 @dataclass(frozen=True)

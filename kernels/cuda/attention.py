@@ -234,10 +234,9 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     most = sum(p.parts_bytes(v.ne[0]) for p in plans)
     if _leave_next(plans, q, v):
         columns = q.ne[2], q.ne[1] * v.ne[0]
-        if device.one_class:  # they are floats then
-            most += next_fragments.room(*columns, device)
-        else:
-            most += columns_int8.room(*columns)
+        # Which of the two depends on how the weights of the product behind lie.
+        floats = next_fragments.room(*columns, device) if device.has_fragments else 0
+        most += max(floats, 0 if device.one_class else columns_int8.room(*columns))
     return max(most, _any(device, q, k, v, table.ne[0] * PAGE).parts_bytes(v.ne[0]))
 
 

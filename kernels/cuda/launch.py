@@ -138,6 +138,12 @@ class DeviceInfo:
     one_class: bool = False
 
     @property
+    def has_fragments(self) -> bool:
+        """Whether several columns of generated tokens may be multiplied from fragments, with the
+        bits that prompts have."""
+        return self.one_class or not self.equal_bits
+
+    @property
     def is_hopper(self) -> bool:
         """Whether it is one, or newer: bulk copies, dependent launches."""
         return int(self.arch[3:].rstrip("af")) >= 90

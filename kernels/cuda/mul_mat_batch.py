@@ -70,6 +70,8 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
         return mul_mat_tma
     if p.chunk:
         return _columns(p, device)
+    if fragments := _fragments(p, device):
+        return fragments
     if p.m > mul_mat_few.MOST and mul_mat_integers.takes(p, device):
         return mul_mat_integers
     if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
@@ -94,11 +96,16 @@ def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
     return mul_mat_library if slow and mul_mat_library.in_order(p, device) else mul_mat_tma
 
 
+def _fragments(p: Product, device: DeviceInfo) -> ModuleType | None:
+    """What multiplies from weights that lie as fragments too, the fastest there is."""
+    ways = (mul_mat_fragments, mul_mat_fragments_few, mul_mat_fragments_many)
+    return next((w for w in ways if w.takes(p, device)), None)
+
+
 def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:
     """Whichever of those that give the same bits is fastest, of those that take a product."""
-    for way in (mul_mat_fragments, mul_mat_fragments_few, mul_mat_fragments_many):
-        if way.takes(p, device):
-            return way
+    if fragments := _fragments(p, device):
+        return fragments
     if mul_mat_tiles.takes(p, device) and mul_mat_tiles.is_faster(p, device):
         return mul_mat_tiles
     return mul_mat_columns if mul_mat_columns.takes(p, device) else None

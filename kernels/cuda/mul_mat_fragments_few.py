@@ -7,13 +7,13 @@ from . import tile_fragments
 from .columns import FRAGMENTS, GLU, PLAIN, Layout, Product, layout, round_launch
 from .launch import DeviceInfo, Launch
 from .next_fragments import MOST, Left, columns_of, left_for, room
-from .tile_fragments import Plan, fragments_product, plan_of
+from .tile_fragments import UNITS, Plan, fragments_product, plan_of
 
 _BLOCKS = (1, 2, 4, 8)  # that share the parts of a tile: a cluster
 
 
 def _plan(p: Product, device: DeviceInfo) -> Plan | None:
-    return plan_of(p, device, columns_of(p.m), _BLOCKS)
+    return plan_of(p, device, columns_of(p.m), _BLOCKS, UNITS)
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -32,7 +32,7 @@ def scratch_bytes(p: Product, device: DeviceInfo) -> int:
 
 def room_behind(p: Product, device: DeviceInfo) -> int:
     """Bytes that a product's results take where they are left for the product behind."""
-    leaves = device.one_class and p.kind == GLU and 1 < p.m <= MOST
+    leaves = device.has_fragments and p.kind == GLU and 1 < p.m <= MOST
     return room(p.m, p.pairs[0], device) if leaves else 0
 
 

@@ -51,7 +51,7 @@ def scratch_bytes(p: Product, device: DeviceInfo) -> int:
 
 def room(p: Product, device: DeviceInfo) -> int:
     """Bytes of scratch memory for a product that `takes` may take."""
-    may = device.one_class and p.weights[0].dtype.is_quantized and _LEAST <= p.m <= MOST
+    may = device.has_fragments and p.weights[0].dtype.is_quantized and _LEAST <= p.m <= MOST
     return scratch_bytes(p, device) if may else 0
 
 

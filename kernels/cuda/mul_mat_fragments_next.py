@@ -55,7 +55,9 @@ def _gated(first: Call, behind: Call) -> list[list[Launch]] | None:
 
 def joint(calls: Sequence[Call]) -> list[list[Launch]] | None:
     """Attention, or gate and up, and the product behind it that reads what it makes."""
-    if len(calls) < 2 or not calls[0].device.one_class or not 1 < calls[0].node.shape[0] <= MOST:
+    if len(calls) < 2 or not calls[0].device.has_fragments:
+        return None
+    if not 1 < calls[0].node.shape[0] <= MOST:
         return None
     make = _attended if calls[0].node.op in attention.OPS else _gated
     return make(calls[0], calls[1])

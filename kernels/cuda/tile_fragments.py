@@ -19,9 +19,10 @@ from .launch import DeviceInfo, Launch, ceil_div, cpp_type, fast_div
 from .next_fragments import Left
 from .tile_column import PAIRS, WARPS, Tiles, are_whole, tile_launch, tiles_of
 
-# Units of a stage's rows, as many as leave a warp so many stages, or all that it goes through; or
-# a stage, while which is filled other warps multiply.
-_UNITS, _ENOUGH = (2, 1), (2, 1)
+UNITS = (2, 1)  # of a stage's rows, the most that there is room for
+# Stages that a warp is to have, or all that it goes through; or one, while which is filled other
+# warps multiply.
+_ENOUGH = (2, 1)
 _EARLY = 1  # stages that are asked for before the columns, which are behind them (docs/LOG.md)
 _SUMS = 2 * PAIRS  # of a column in a tile
 _SCHEDULERS = 4  # of a multiprocessor, each of every fourth warp
@@ -39,9 +40,12 @@ class Plan:
     tiles: Tiles
 
 
-def plan_of(p: Product, device: DeviceInfo, columns: int, sizes: Sequence[int]) -> Plan | None:
-    """sizes: of groups of blocks, of which the first that leaves room for the columns is chosen."""
-    for enough, blocks, units in product(_ENOUGH, sizes, _UNITS):
+def plan_of(
+    p: Product, device: DeviceInfo, columns: int, sizes: Sequence[int], units_of: Sequence[int]
+) -> Plan | None:
+    """sizes: of groups of blocks, units_of: of a stage's rows, of which the first are chosen that
+    leave room for the columns and a warp enough stages."""
+    for enough, blocks, units in product(_ENOUGH, sizes, units_of):
         plan = _plan(p, device, columns, units, blocks)
         if plan and plan.tiles.has_stages(enough):
             return plan
@@ -110,7 +114,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     """Whether there is such a product, but for room."""
     return (
         device.is_hopper
-        and p.chunk
+        and (p.chunk or not device.equal_bits)
         and len({w.dtype for w in p.weights}) == 1
         and is_compact(p.weights, FRAGMENTS)
         and are_whole(p)

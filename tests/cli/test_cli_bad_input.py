@@ -49,7 +49,7 @@ BAD_FLAGS = {
     "-ctk q3_x": "-ctk/--cache-type-k: q3_x: expected one of f32, f16, bf16, q8_0",
     "-ctv q3_x": "-ctv/--cache-type-v: q3_x",
     "-ctk q8_0": "--cache-type-k q8_0: this model's heads have 16 values",
-    "--compact-weights on": "--compact-weights: no GPU has weights that single rows",
+    "--compact-weights on": "--compact-weights: no GPU has weights that are read",
     "-ot attn": "-ot/--override-tensor: attn: expected PATTERN=BACKEND",
     "-ot attn=gpu7": "-ot attn=gpu7: no such backend; have cpu",
     "-ot (=cpu": "-ot (=cpu: bad pattern",

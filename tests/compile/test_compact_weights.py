@@ -29,9 +29,11 @@ class Halves:
     def __init__(self) -> None:
         self.made: dict[int, str] = {}
         self.too_large, self.is_taken = "", False
+        self.least_rows = 1  # of products that read it
 
     def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
-        multiplied = any("mul_mat" in (n.op or "") for n in users)
+        least = self.least_rows
+        multiplied = any("mul_mat" in (n.op or "") and n.shape[0] >= least for n in users)
         return weight.nbytes // 2 if multiplied and len(weight.shape) == 2 else 0
 
     def make(self, weights: Sequence[tuple[Tensor, Sequence[Tensor], Buffer]]) -> int:
@@ -79,7 +81,7 @@ def test_all_that_are_multiplied_by(device: Device, path: Path) -> None:
     assert {"blk.0.ffn_up.weight", "blk.1.attn_output.weight", "output.weight"} <= names
     assert "token_embd.weight" not in names and not any("norm" in n for n in names)
     assert sum(model.compact_bytes().values()) > 0
-    assert any(line.startswith("cuda:0: ") and "single rows" in line for line in model.forecast())
+    assert any(line.startswith("cuda:0: ") and "a second form" in line for line in model.forecast())
     assert list(model.new_session().generate([1, 2, 3], 4, GREEDY))
 
 
@@ -106,6 +108,19 @@ def test_only_a_small_part_of_what_is_left_is_taken(device: Device, path: Path, 
     if more:
         on = load(path, compact_weights="on")
         assert on.weights.compact_bytes == {"cuda:0": n}
+
+
+def test_what_several_rows_are_read_from(device: Device, path: Path) -> None:
+    """Where a run will have several, of sequences or of a draft's first steps."""
+    device.compactor.least_rows = 2
+    assert not load(path).compact_bytes()
+    model = load(path, n_seqs=2)
+    assert model.compact_bytes() and device.compactor.made
+    model = load(path)
+    assert not model.compact_bytes()
+    assert model.load_draft(path).compact_bytes()
+    device.compactor.least_rows = 3
+    assert not load(path, n_seqs=2).compact_bytes()
 
 
 def test_what_is_asked_for_and_has_no_room(device: Device, path: Path) -> None:
@@ -156,7 +171,7 @@ def test_the_same_weights_are_not_made_again(device: Device, path: Path) -> None
 
 def test_where_there_is_no_device(path: Path) -> None:
     assert not Model.load(path).compact_bytes()
-    with pytest.raises(OptionError, match="^`compact_weights`: no GPU has weights that single"):
+    with pytest.raises(OptionError, match="^`compact_weights`: no GPU has weights that are read"):
         Model.load(path, compact_weights="on")
 
 

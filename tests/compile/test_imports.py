@@ -111,7 +111,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine/serving": (*LOADED, "engine.ahead", "engine.interrupt", "engine.samplers"),
     "engine/ahead.py": BASE,
     "engine/planning.py": (*BASE, "engine.load", "engine.serving.buckets", "engine.serving.kv"),
-    "engine/devices.py": ("engine.backends.base",),
+    "engine/devices.py": ("engine.backends.base", "engine.limits"),
     "engine/taps.py": BASE,
     "engine/variants": (*LOADED, "engine.taps", "engine.imatrix"),
     "engine/variants/relu/tools": ENGINE,

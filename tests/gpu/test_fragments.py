@@ -114,6 +114,22 @@ def test_many_columns_read_them(dtype: str) -> None:
         assert other.kernel.source != "mul_mat_fragments_many.cu"
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_without_equal_bits_several_columns_read_them(dtype: str) -> None:
+    """As they do with `many`; a single one is faster in int8's order."""
+    free = DeviceInfo()
+    for m in (2, 8, 16, 17, 64, 128):
+        for op in ("mul_mat", "mul_mat_swiglu"):
+            found, many = (
+                [replace(x, leaves=None) for x in launches_for(op, 4096, 4096, device, FRAGMENTS, m,
+                                                               dtype=dtype)]
+                for device in (free, MANY)
+            )  # fmt: skip
+            assert found == many and "mul_mat_fragments" in found[1].kernel.source
+    for other in (made_for(dtype, free), made_for(dtype, free, m=129)):
+        assert "mul_mat_fragments" not in other.kernel.source
+
+
 def test_columns_without_room() -> None:
     made = made_for("q4_0", n=8192, k=28672, m=16)  # in four parts, of 229 KB each
     assert made.kernel.source != FEW
@@ -311,6 +327,34 @@ def test_a_model_has_the_same_logits(gpu: Any, tmp_path: Path, dtype: str) -> No
     assert not off[2] and on[2] == auto[2] > 0
     few = run("auto", "few")  # whose prompts have the same bits, and generated rows others
     assert few[0].tobytes() == on[0].tobytes() and not few[2]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["q4_0", "q6_K"])
+def test_the_bits_of_many_without_equal_bits(gpu: Any, many: Any, dtype: str) -> None:
+    shape = "norm_mul_mat_swiglu", dtype, (2160, 2160), 2304
+    free, equal = (AsFragments(device, *shape, whole=True) for device in (gpu, many))
+    for m in (2, 9, 17, 100):
+        found, expected = free.result(m, 3), equal.result(m, 3)
+        assert any("mul_mat_fragments" in e for e in free.entries)
+        for a, b in zip(found, expected, strict=True):
+            assert (a == b).all(), (m, int((a != b).sum()))
+
+
+@pytest.mark.gpu
+def test_a_model_of_several_sequences(gpu: Any, tmp_path: Path) -> None:
+    """Without equal bits they are made for these alone, and logits are as near as before."""
+    path = write_tiny(tmp_path / "m.gguf", dtype="q4_0", n_embd=1024, n_ff=2048, seed=3)
+    ids = list(np.random.default_rng(0).integers(5, 90, 40))
+
+    def run(mode: str, n_seqs: int = 4) -> tuple[np.ndarray, int]:
+        model = Model.load(path, backends=CUDA, compact_weights=mode, n_seqs=n_seqs)
+        return model.new_session().logits(ids), sum(model.weights.compact_bytes.values())
+
+    (off, none), (auto, some), (_, alone) = run("off"), run("auto"), run("auto", 1)
+    assert some > 0 == none == alone
+    a, b = off.astype(np.float64), auto.astype(np.float64)
+    assert ((a - b) ** 2).sum() <= 1e-4 * (a**2).sum()
 
 
 def test_units_are_whole() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,25 +33,37 @@ class CudaBackend(Backend):
     repeats_rows = True
 
     def __init__(self, device: int = 0, equal_bits: EqualBits = False) -> None:
-        self.device = CudaDevice(device, equal_bits)
         self.id = DeviceId("cuda", device)
         self.name = self.space = str(self.id)
+        self._compute_with(CudaDevice(device, equal_bits))
         self.processor = self.device.name
         self.modules = Modules(self.device)
-        self.memory: CudaMemory = CudaMemory(self.device)
-        self.links = Links(
-            partial(_alloc_pinned, self.device),
-            self._reaches,
-            all_reduce_norm.channel_bytes,
-            partial(all_reduce_norm.shares_rows, equal_bits=self.device.info.equal_bits),
-            partial(adopt, self.device),
-            self.device.card,
-        )
         self.clock = CudaClock(self.device, self.modules)
-        self.compactor = CudaCompactor(self)
         self.n_alike = self.device.count
         self._uploader = Uploader(self.device)
         self._peaks: tuple[float, float, float, float] | None = None
+
+    def _compute_with(self, device: CudaDevice) -> None:
+        """What depends on which kernels there are."""
+        self.device = device
+        self.memory: CudaMemory = CudaMemory(device)
+        self.links = Links(
+            partial(_alloc_pinned, device),
+            self._reaches,
+            all_reduce_norm.channel_bytes,
+            partial(all_reduce_norm.shares_rows, equal_bits=device.info.equal_bits),
+            partial(adopt, device),
+            device.card,
+        )
+        self.compactor = CudaCompactor(self)
+
+    def with_bits(self, equal_bits: EqualBits) -> CudaBackend:
+        device = self.device.with_bits(equal_bits)
+        if device.info == self.device.info:
+            return self
+        other = copy.copy(self)
+        other._compute_with(device)
+        return other
 
     def _reaches(self, other: Backend) -> bool:
         return isinstance(other, CudaBackend) and self.device.reaches(other.device.index)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from gguflow.engine.limits import EqualBits
@@ -54,10 +56,19 @@ class CudaDevice:
             sm_count=facts["multiProcessorCount"],
             threads_per_sm=facts["maxThreadsPerMultiProcessor"],
             shared_per_block=facts["sharedMemPerBlockOptin"],
-            equal_bits=bool(equal_bits),
-            one_class=equal_bits == "many",
         )
+        self._set_bits(equal_bits)
         self.stream = self.cupy.cuda.Stream(non_blocking=True)
+
+    def _set_bits(self, equal_bits: EqualBits) -> None:
+        many = equal_bits == "many"
+        self.info = replace(self.info, equal_bits=bool(equal_bits), one_class=many)
+
+    def with_bits(self, equal_bits: EqualBits) -> CudaDevice:
+        """The same GPU and stream for kernels with other `equal_bits`."""
+        other = copy.copy(self)
+        other._set_bits(equal_bits)
+        return other
 
     def _check_driver(self) -> None:
         have, need = self.runtime.driverGetVersion(), self.runtime.runtimeGetVersion()

@@ -247,11 +247,15 @@ class CudaProgram(Program):
     ) -> CudaTokenLoop | None:
         mine, steps, kept = self._loop_step(tensors), [], [self._keep]
         for d in drafts:
-            if not isinstance(d.program, CudaProgram) or d.program._backend is not self._backend:
+            if not (isinstance(d.program, CudaProgram) and d.program._follows(self)):
                 return None
             steps.append(d.program._loop_step(d.tensors))
             kept.append(d.program._keep)
         return CudaTokenLoop(self._backend, mine, kept, keep, steps)
+
+    def _follows(self, other: CudaProgram) -> bool:
+        """Whether what is started of both takes turns, in one stream."""
+        return self._device.stream is other._device.stream
 
     def _loop_step(self, tensors: Mapping[str, Tensor]) -> LoopStep:
         places = {name: (t, _place(self._memory, t)[1]) for name, t in tensors.items()}

@@ -106,6 +106,13 @@ __device__ __forceinline__ const char* eight_start(int kind, const ColumnsArgs& 
 __device__ __forceinline__ int pair_of_eight(int r, bool order) {
   return order ? r % 2 * 4 + r / 2 : r;
 }
+// Of rows in order lanes 4 r and following have the sums of the r-th and of the eighth after it:
+// those of the pair that they finish.
+__device__ __forceinline__ float2 in_pairs(float2 y) {
+  const bool odd = threadIdx.x % 32 / 4 % 2;
+  const float other = __shfl_xor_sync(kAllLanes, odd ? y.x : y.y, 4);
+  return odd ? float2{other, y.y} : float2{y.x, other};
+}
 
 // What meets the sums of a pair in a column; asked for while these are made.
 struct BesideOne {

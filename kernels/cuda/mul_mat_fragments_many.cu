@@ -22,11 +22,13 @@ struct Rings {
   u64 *x_full, *x_free, *w_full, *w_free;
 };
 
-template <class W, int N>
+// UNITS: of a stage of weights, whose copies are as much longer.
+template <class W, int N, int UNITS>
 struct Block {
   typedef FragmentUnit<W> Unit;
   typedef FragmentHalf<W> Half;
-  static constexpr int W_STAGE = 2 * kTile / kEight * Unit::BYTES, X_STAGE = N * kTileK * 2;
+  static constexpr int EIGHT = UNITS * Unit::BYTES;
+  static constexpr int W_STAGE = 2 * kTile / kEight * EIGHT, X_STAGE = N * kTileK * 2;
   static constexpr int BUFFERS = N > 64 ? 1 : 2;  // of fragments, as registers allow
 
   const ColumnsArgs& a;
@@ -66,13 +68,14 @@ struct Block {
     const char* const from = eight_start(a.kind, a, {t.matrix, pair}, second, order);
     const u64 policy = read_once();
     Place at;
-    for (int unit = begin; unit < end; ++unit) {
+    for (int unit = begin; unit < end; unit += UNITS) {
+      const int bytes = min(UNITS, end - unit) * Unit::BYTES;
       barrier_wait(rings.w_free + at.stage, at.parity ^ 1);
       const u32 bar = shared_address(rings.w_full + at.stage);
-      if (lane == 0) expect_bytes(bar, W_STAGE);
+      if (lane == 0) expect_bytes(bar, 2 * kTile / kEight * bytes);
       __syncwarp();
-      copy_bulk(shared_address(rings.w + at.stage * W_STAGE + lane * Unit::BYTES),
-                from + (i64)unit * Unit::BYTES, Unit::BYTES, bar, policy);
+      copy_bulk(shared_address(rings.w + at.stage * W_STAGE + lane * EIGHT),
+                from + (i64)unit * Unit::BYTES, bytes, bar, policy);
       at.next(a.w_stages);
     }
   }
@@ -90,7 +93,7 @@ struct Block {
   };
 
   __device__ __forceinline__ const char* rows_at(int stage) const {
-    return rings.w + stage * W_STAGE + warp * 2 * Unit::BYTES;
+    return rings.w + stage * W_STAGE + warp * 2 * EIGHT;
   }
   __device__ __forceinline__ void multiply(float (&sums)[N / 2]) const {
     Steps steps[BUFFERS];
@@ -98,7 +101,7 @@ struct Block {
     int used = -1;  // stage of columns that the products before read
     barrier_wait(rings.w_full, 0);
     const char* rows = rows_at(0);
-    Half upper = Half::load(rows, 0, lane), lower = Half::load(rows + Unit::BYTES, 0, lane);
+    Half upper = Half::load(rows, 0, lane), lower = Half::load(rows + EIGHT, 0, lane);
     steps[0].make(upper, lower, 0);
 #pragma unroll 1
     for (int unit = begin; unit < end; ++unit) {
@@ -112,17 +115,18 @@ struct Block {
         products_end();
         bool more = true;
         if (i == 1) {
-          upper = Half::load(rows, 1, lane), lower = Half::load(rows + Unit::BYTES, 1, lane);
+          upper = Half::load(rows, 1, lane), lower = Half::load(rows + EIGHT, 1, lane);
         } else if (i == 3) {
-          __syncwarp();
-          if (lane == 0) barrier_arrive(rings.w_free + w.stage);
-          w.next(a.w_stages);
           more = unit + 1 < end;
-          if (more) {
-            barrier_wait(rings.w_full + w.stage, w.parity);
+          rows += Unit::BYTES;
+          if (UNITS == 1 || (unit + 1 - begin) % UNITS == 0) {
+            __syncwarp();
+            if (lane == 0) barrier_arrive(rings.w_free + w.stage);
+            w.next(a.w_stages);
+            if (more) barrier_wait(rings.w_full + w.stage, w.parity);
             rows = rows_at(w.stage);
-            upper = Half::load(rows, 0, lane), lower = Half::load(rows + Unit::BYTES, 0, lane);
           }
+          if (more) upper = Half::load(rows, 0, lane), lower = Half::load(rows + EIGHT, 0, lane);
         }
         // The products before are done, with one buffer these: their columns are free, and their
         // fragments.
@@ -157,32 +161,26 @@ struct Block {
       to[kStride] = v[1], to[kStride + next] = v[3];
     }
     consumers_meet();
-    finish_pairs<kTile, N, kConsumers / 32, 4>(a.kind, a, t, blockIdx.z * N, all, kStride);
+    finish_pairs<kTile, N, kConsumers / 32, 4>(a.kind, a, t, 0, all, kStride);
   }
-  // Of a part of k, for sum_fragments: of rows in order those of pairs, as TileColumn::in_pairs.
-  __device__ __forceinline__ void leave_part(float (&sums)[N / 2]) const {
+  // Of a part of k, for sum_fragments: of rows in order those of pairs.
+  __device__ __forceinline__ void leave_part(const float (&sums)[N / 2]) const {
     const bool order = in_order(a.kind, a, tile_of<kTile>(a, blockIdx.x).matrix);
-    const bool odd = lane / 4 % 2;
-    const i64 block = ((i64)blockIdx.y * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x;
+    const i64 block = (i64)blockIdx.y * gridDim.x + blockIdx.x;
     float4* const to = a.parts + block * (N / 8) * kConsumers + threadIdx.x;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
-      float* const v = sums + j * 4;
-      if (order) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const float other = __shfl_xor_sync(kAllLanes, odd ? v[c] : v[2 + c], 4);
-          (odd ? v[c] : v[2 + c]) = other;
-        }
-      }
-      to[j * kConsumers] = {v[0], v[1], v[2], v[3]};
+      const float* const v = sums + j * 4;
+      float2 first = {v[0], v[2]}, second = {v[1], v[3]};
+      if (order) first = in_pairs(first), second = in_pairs(second);
+      to[j * kConsumers] = {first.x, second.x, first.y, second.y};
     }
   }
 };
 #endif
 
 // N: 32, 64 or 128.
-template <class W, int N>
+template <class W, int N, int UNITS>
 __global__ void __launch_bounds__(kThreads, 1)
     mul_mat_fragments_many(const __grid_constant__ ColumnsArgs a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -190,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   static_assert(registers_are_there<kThreads>(LESS + 4 * MORE), "");
   extern __shared__ __align__(1024) char memory[];
   char* const shared = memory + (-shared_address(memory) & 1023);
-  const Block<W, N> block(a, shared);
+  const Block<W, N, UNITS> block(a, shared);
   if (threadIdx.x >= kConsumers) {
     registers_less<LESS>();
     if (block.warp == kConsumers / 32) {
@@ -215,8 +213,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// The parts of k together. blockIdx.x counts eights of columns, blockIdx.y tiles, blockIdx.z groups
-// of N columns.
+// The parts of k together. blockIdx.x counts eights of columns, blockIdx.y tiles.
 template <int N>
 __global__ void __launch_bounds__(kConsumers) sum_fragments(const __grid_constant__ ColumnsArgs a) {
   launch_dependents();
@@ -224,11 +221,10 @@ __global__ void __launch_bounds__(kConsumers) sum_fragments(const __grid_constan
   const Tile t = tile_of<kTile>(a, blockIdx.y);
   const int in_tile = pair_of_eight(r, in_order(a.kind, a, t.matrix));
   const int pair = t.pair + threadIdx.x / 32 * 8 + in_tile;
-  const int column = blockIdx.z * N + j * 8 + lane % 4 * 2;
-  if (blockIdx.z * N + j * 8 >= a.m) return;
-  const i64 all = (i64)gridDim.z * gridDim.y * (N / 8) * kConsumers;  // of a part
-  const i64 block = (i64)blockIdx.z * gridDim.y + blockIdx.y;
-  const float4* const p = a.parts + (block * (N / 8) + j) * kConsumers + threadIdx.x;
+  const int column = j * 8 + lane % 4 * 2;
+  if (j * 8 >= a.m) return;
+  const i64 all = (i64)gridDim.y * (N / 8) * kConsumers;  // of a part
+  const float4* const p = a.parts + ((i64)blockIdx.y * (N / 8) + j) * kConsumers + threadIdx.x;
   wait_for_previous();
   const Beside beside = beside_of(a, t.matrix, pair, column);
   finish(a, t.matrix, pair, column, sum_of_parts(p, all, a.splits), beside);

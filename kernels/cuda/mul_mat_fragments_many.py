@@ -4,6 +4,7 @@ fragments too, with the bits of mul_mat_columns.cu."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from . import tile_fragments
 from .columns import TILES, Product, arguments, round_launch
@@ -17,6 +18,7 @@ _CONSUMERS, _THREADS = 512, 640  # of a block
 _TILE_K, _STRIDE = 64, 260
 _LEAST, MOST = 17, 128  # columns
 _MOST_STAGES = 8  # of weights
+_UNITS = (2, 1)  # of one, the most that leave two: longer copies are faster
 _COLUMN_STAGES = {32: 12, 64: 8, 128: 5}  # by the columns of a block
 
 
@@ -25,15 +27,25 @@ def _tile(p: Product) -> Tile:
     return Tile(next(n for n in _COLUMN_STAGES if p.m <= n), 2)
 
 
-def _stages(p: Product, device: DeviceInfo) -> tuple[int, int]:
-    """Of weights; and the bytes of shared memory."""
+class _Stages(NamedTuple):
+    """units, n: of a stage of weights, and how many there are. shared: bytes."""
+
+    units: int
+    n: int
+    shared: int
+
+
+def _stages(p: Product, device: DeviceInfo) -> _Stages:
     tile = _tile(p)
     n = tile.columns
     x = _COLUMN_STAGES[n] * (2 * n * _TILE_K + 16)
-    w = tile.rows * fragment_row_bytes(p.weights[0].dtype, UNIT) + 16
-    stages = min(_MOST_STAGES, (device.shared_per_block - 1024 - x) // w)
     sums = 4 * n * _STRIDE
-    return stages, 1024 + max(x + stages * w, sums)
+    for units in _UNITS:
+        w = tile.rows * fragment_row_bytes(p.weights[0].dtype, units * UNIT) + 16
+        stages = min(_MOST_STAGES, (device.shared_per_block - 1024 - x) // w)
+        if stages > 1:
+            break
+    return _Stages(units, stages, 1024 + max(x + stages * w, sums))
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -41,7 +53,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
         _LEAST <= p.m <= MOST
         and device.arch == "sm_90"
         and tile_fragments.takes(p, device)
-        and _stages(p, device)[0] > 1
+        and _stages(p, device).n > 1
     )
 
 
@@ -60,10 +72,10 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch]:
     tile, splits = _tile(p), parts_of_k(p, device)
     n, tiles = tile.columns, p.tiles(tile.rows // 2)
     at = layout_of(p, tile, device, scratch)
-    w_stages, shared = _stages(p, device)
+    units, w_stages, shared = _stages(p, device)
     lying = replace(p, weights=tuple(map(compact_rows, p.weights)))
     args = arguments(lying, at, tiles, splits, w_stages, _COLUMN_STAGES[n], 0)
-    types = f"{cpp_type(p.weights[0].dtype)}, {n}"
+    types = f"{cpp_type(p.weights[0].dtype)}, {n}, {units}"
     kernel = Kernel(_SOURCE, f"mul_mat_fragments_many<{types}>", OPTIONS)
     made = [
         round_launch(p, at, n, TILES),

@@ -273,7 +273,7 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
     if (parts > 1) y = add_parts(y);
     wait_for_turns();
     const Tile t = this->tile_at(tile);
-    if (this->in_order(t.matrix)) y = this->in_pairs(y);
+    if (this->in_order(t.matrix)) y = in_pairs(y);
     if (ends()) this->finish_pair(t.matrix, this->pair_of(t), y, b, args.rough);
   }
 

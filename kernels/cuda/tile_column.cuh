@@ -119,12 +119,5 @@ struct TileColumn {
     if (are_turned()) b.turn = turns()[pair % (a.head_dim / 2)];
     finish_one(KIND, a, matrix, pair, 0, y.x, y.y, b, rough);
   }
-
-  // Of rows in order lane r has the sums of the r-th and of the eighth after it: those of pairs.
-  __device__ __forceinline__ float2 in_pairs(float2 y) const {
-    const bool odd = lane / 4 % 2;
-    const float other = __shfl_xor_sync(kAllLanes, odd ? y.x : y.y, 4);
-    return odd ? float2{other, y.y} : float2{y.x, other};
-  }
 };
 #endif

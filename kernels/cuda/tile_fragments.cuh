@@ -322,7 +322,7 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
     for (int i = 0; i < OF_LANE; ++i) {
       const int column = i / 2 * 8 + lane % 4 * 2 + i % 2;
       float2 y = {sums[i / 2][i % 2], sums[i / 2][2 + i % 2]};
-      if (this->in_order(t.matrix)) y = this->in_pairs(y);
+      if (this->in_order(t.matrix)) y = in_pairs(y);
       if (column >= a.m) continue;
       if (COLUMNS > 1) b = beside(t, pair, column);
       finish(t, pair, column, y, b);

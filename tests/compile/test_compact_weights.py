@@ -15,6 +15,7 @@ from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Buffer, DeviceId
 from gguflow.engine.backends.host import HostBuffer
 from gguflow.engine.graph import Tensor
+from gguflow.engine.limits import EqualBits
 from gguflow.engine.load.compact import SHARE
 from gguflow.engine.load.offload import RESERVE, needed
 from gguflow.engine.model import Model
@@ -53,6 +54,11 @@ class Device(RemoteBackend):
         self.memory: RemoteMemory = RemoteMemory()
         self.compactor: Halves = Halves()
         self.n_loaded = 0
+        self.bits: list[EqualBits] = []
+
+    def with_bits(self, equal_bits: EqualBits) -> Device:
+        self.bits.append(equal_bits)
+        return self
 
     def load_weight(self, weight: Tensor, raw: np.ndarray, packed: bool) -> HostBuffer:
         self.n_loaded += 1
@@ -119,6 +125,9 @@ def test_what_several_rows_are_read_from(device: Device, path: Path) -> None:
     model = load(path)
     assert not model.compact_bytes()
     assert model.load_draft(path).compact_bytes()
+    assert device.bits == [False]
+    model.load_draft(path, equal_bits="many")
+    assert device.bits[1:] == ["many"]
     device.compactor.least_rows = 3
     assert not load(path, n_seqs=2).compact_bytes()
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguflow.engine.serving.speculation_pace import Acceptance, Clock, Pace, Times
+from gguflow.engine.serving.speculation_pace import (
+    CHECK,
+    FOLLOWING,
+    Acceptance,
+    Clock,
+    Pace,
+    Times,
+)
 
 
 def simulate(
@@ -125,6 +132,42 @@ def test_those_that_guess_well_get_longer_guesses() -> None:
         pace.outcome(2, 4, 0)
     well, badly = pace.lengths([1, 2], [16, 16], 0.0)
     assert well > 4 > badly
+
+
+def test_rounds_go_on_with_lengths_that_are_nearly_the_best() -> None:
+    """To begin again takes a few: not where another length, or none, gains less than that."""
+    times = Times(lambda n: n, True)
+    for _ in range(3):
+        times.ran_plain(1, 1.0)
+        for rows in (2, 3, 4):
+            times.ran(rows, 1.1, follow=True)
+    pace = Pace(3, 128, times)
+    for _ in range(50):
+        pace.outcome(7, 1, 1)
+        pace.outcome(7, 1, 0)  # half of them come true
+    step = 0.15
+
+    def pays(n: int, by: float, room: int = 3) -> bool:
+        return pace.pays([7], [room], step, n, by)
+
+    # Of one, two and three guesses 1.50, 1.75 and 1.88 tokens in 1.25, 1.40 and 1.55.
+    assert pays(2, 1.0) and pays(1, 1.08) and pays(3, 1.08)
+    assert not pays(1, 1.02) and not pays(3, 1.02)
+    assert pays(3, 1.0, room=1)  # those that there is no room for are not made
+    for _ in range(50):
+        pace.outcome(7, 1, 0)
+    assert not pays(1, 1.08) and not pays(1, float("inf"))  # plain runs are faster
+
+
+def test_a_plain_run_now_and_then_says_what_those_take() -> None:
+    times = Times(lambda n: n, True)
+    for follow, n in ((False, CHECK), (True, FOLLOWING * CHECK)):
+        for _ in range(3):
+            times.ran_plain(1, 1.0)
+        times.ran(2, n - 1.0, n - 1, follow)
+        assert times.plain(1) == 1.0
+        times.ran(2, 1.0, 1, follow)
+        assert times.plain(1) is None
 
 
 def test_acceptance_forgets() -> None:

@@ -354,9 +354,9 @@ def add_device(p: ArgumentParser | _ArgumentGroup) -> None:
         choices=COMPACT_MODES,
         default="auto",
         help="GPUs: 16-bit weights in 15 bits too, which makes single rows faster, and quantized "
-        "ones as tensor cores want them, which makes several (of more than one sequence, or with "
-        "--equal-bits many); the same values; auto (default): where a quarter of the memory left "
-        "is enough",
+        "ones as tensor cores want them, which makes several (of more than one sequence, of "
+        "drafts, or with --equal-bits many); the same values; auto (default): where a quarter of "
+        "the memory left is enough",
     )
     add_experts(p)
 

@@ -39,7 +39,11 @@ class Devices:
         """The same devices for another model, which runs with these `Options.equal_bits` and may
         open more."""
         same = {name: b.with_bits(equal_bits) for name, b in self.backends.items()}
-        return Devices(self.find, self.index, same, {**self._opened})
+
+        def find(kind: str, index: int) -> Backend:
+            return self.find(kind, index).with_bits(equal_bits)
+
+        return Devices(find, self.index, same, {**self._opened})
 
     def named(self, overrides: Sequence[tuple[str, str]]) -> Overrides:
         """Placement rules with the names of devices, which are opened. A target that no backend

@@ -17,7 +17,7 @@ from gguflow.engine.serving.buckets import Buckets
 from gguflow.engine.serving.speculation import Speculation, rows_to_check
 from gguflow.models.batch import CacheSize
 
-SEVERAL = 16  # single rows that stand for more, which products read in the same form
+SEVERAL = (2, 16, 128)  # single rows that stand for others
 
 
 class Sized(Described):
@@ -52,11 +52,16 @@ class Sized(Described):
         there are not more."""
         if self.options.vram_budget or self.options.compact_weights == "off":
             return []  # the former counts every byte
-        n = min(max(n_rows, self.options.n_seqs), SEVERAL)
+        n_seqs = self.options.n_seqs
+        most = max(n_rows, n_seqs)
+
+        def several(n: int) -> PlanKey:
+            return self.buckets.key(n, 0, min(n, n_seqs), n, False, True)
 
         def plans() -> list[Plan]:
-            several = self.buckets.key(n, 0, min(n, self.options.n_seqs), n, False, True)
-            return [*map(self.plan, [token_key(), *([several] if n > 1 else [])])]
+            # Products of a few rows, of more and of many may read other weights so.
+            sizes = dict.fromkeys(min(most, n) for n in SEVERAL if most > 1)
+            return [*map(self.plan, [token_key(), *map(several, sizes)])]
 
         found = rooms(plans, self.largest_plans, self.backends)
         return wanted(found, self.options.compact_weights)

@@ -193,16 +193,16 @@ class Pace:
     def pays(
         self, keys: Sequence[int], room: Sequence[int], step_s: float, n: int, by: float
     ) -> bool:
-        """Whether so many guesses in all bring more tokens a second than none would, and no other
-        number `by` times as many, by what is known now; nothing follows from it."""
+        """Whether guessing brings more tokens a second than plain runs, and no number of guesses
+        `by` times as many as n in all, by what is known now; nothing follows from it."""
         most = np.clip(room, 0, self._most)
         plain = self._times.plain(len(keys))
-        if plain is None or not most.any():
+        if plain is None or not most.any() or n < 1 or len(keys) >= self._n_rows:
             return False
         rates = np.array([self._of(key).rate for key in keys])
         speeds = self._speeds(rates, most, plain, step_s)[0]
-        mine = speeds[min(n, len(speeds)) - 1] if len(speeds) else 0.0
-        return bool(mine >= MARGIN * len(keys) / plain and mine * by >= speeds.max())
+        best, mine = speeds.max(), speeds[min(n, len(speeds)) - 1]
+        return bool(best >= MARGIN * len(keys) / plain and mine * by >= best)
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -140,8 +140,9 @@ class DeviceInfo:
     @property
     def has_fragments(self) -> bool:
         """Whether several columns of generated tokens may be multiplied from fragments, with the
-        bits that prompts have."""
-        return self.one_class or not self.equal_bits
+        bits that prompts have. Without equal bits newer devices than those that it was measured on
+        have what they had."""
+        return self.one_class or (not self.equal_bits and self.arch == "sm_90")
 
     @property
     def is_hopper(self) -> bool:

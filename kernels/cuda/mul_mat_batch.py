@@ -166,8 +166,9 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
         return 0
     made = [(p, way(p, device)) for ps in _products(node, srcs, device) for p in ps]
     # That the weights lie as fragments too is not known here.
-    behind, many = mul_mat_fragments_few.room_behind, mul_mat_fragments_many.room
-    return max(max(w.scratch_bytes(p, device) + behind(p, device), many(p, device))
+    few, many = mul_mat_fragments_few.room, mul_mat_fragments_many.room
+    behind = mul_mat_fragments_few.room_behind
+    return max(max(w.scratch_bytes(p, device), few(p, device), many(p, device)) + behind(p, device)
                for p, w in made if w is not None)  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from . import tile_fragments
 from .columns import FRAGMENTS, GLU, PLAIN, Layout, Product, layout, round_launch
 from .launch import DeviceInfo, Launch
-from .next_fragments import MOST, Left, columns_of, left_for, room
+from .next_fragments import MOST, Left, columns_of, left_for
+from .next_fragments import room as room_left
 from .tile_fragments import UNITS, Plan, fragments_product, plan_of
 
 _BLOCKS = (1, 2, 4, 8)  # that share the parts of a tile: a cluster
@@ -30,10 +31,16 @@ def scratch_bytes(p: Product, device: DeviceInfo) -> int:
     return layout(p, MOST).end
 
 
+def room(p: Product, device: DeviceInfo) -> int:
+    """Bytes of scratch memory for a product that `takes` may take."""
+    may = device.has_fragments and p.weights[0].dtype.is_quantized and 1 < p.m <= MOST
+    return scratch_bytes(p, device) if may else 0
+
+
 def room_behind(p: Product, device: DeviceInfo) -> int:
     """Bytes that a product's results take where they are left for the product behind."""
     leaves = device.has_fragments and p.kind == GLU and 1 < p.m <= MOST
-    return room(p.m, p.pairs[0], device) if leaves else 0
+    return room_left(p.m, p.pairs[0], device) if leaves else 0
 
 
 def left_by(p: Product, then: Product, device: DeviceInfo, scratch: int) -> Left:

@@ -114,7 +114,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     """Whether there is such a product, but for room."""
     return (
         device.is_hopper
-        and (p.chunk or not device.equal_bits)
+        and (p.chunk or device.has_fragments)
         and len({w.dtype for w in p.weights}) == 1
         and is_compact(p.weights, FRAGMENTS)
         and are_whole(p)

@@ -30,11 +30,11 @@ class Halves:
     def __init__(self) -> None:
         self.made: dict[int, str] = {}
         self.too_large, self.is_taken = "", False
-        self.least_rows = 1  # of products that read it
+        self.rows = 1, 1 << 20  # of products that read it
 
     def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
-        least = self.least_rows
-        multiplied = any("mul_mat" in (n.op or "") and n.shape[0] >= least for n in users)
+        least, most = self.rows
+        multiplied = any("mul_mat" in (n.op or "") and least <= n.shape[0] <= most for n in users)
         return weight.nbytes // 2 if multiplied and len(weight.shape) == 2 else 0
 
     def make(self, weights: Sequence[tuple[Tensor, Sequence[Tensor], Buffer]]) -> int:
@@ -118,7 +118,7 @@ def test_only_a_small_part_of_what_is_left_is_taken(device: Device, path: Path, 
 
 def test_what_several_rows_are_read_from(device: Device, path: Path) -> None:
     """Where a run will have several, of sequences or of a draft's first steps."""
-    device.compactor.least_rows = 2
+    device.compactor.rows = 2, 2
     assert not load(path).compact_bytes()
     model = load(path, n_seqs=2)
     assert model.compact_bytes() and device.compactor.made
@@ -128,8 +128,10 @@ def test_what_several_rows_are_read_from(device: Device, path: Path) -> None:
     assert device.bits == [False]
     model.load_draft(path, equal_bits="many")
     assert device.bits[1:] == ["many"]
-    device.compactor.least_rows = 3
-    assert not load(path, n_seqs=2).compact_bytes()
+    for rows, n_seqs in (((3, 8), 5), ((9, 16), 20), ((17, 40), 32)):
+        device.compactor.rows = rows
+        assert not load(path, n_seqs=2).compact_bytes()
+        assert load(path, n_seqs=n_seqs).compact_bytes()
 
 
 def test_what_is_asked_for_and_has_no_room(device: Device, path: Path) -> None:

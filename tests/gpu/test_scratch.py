@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from harness import declare_case
 from kernel_list import DEVICE, EQUAL, MANY
 
 from gguflow.engine.graph import F32, Graph, Role, Tensor, all_ops, dtype_by_name
+from gguflow.kernels.cuda import mul_mat_fragments_few as few
 from gguflow.kernels.cuda import mul_mat_fragments_many as many
 from gguflow.kernels.cuda.columns import products
 from gguflow.kernels.cuda.compact import FRAGMENTS, Layout
@@ -113,15 +115,22 @@ def test_products_of_any_number_of_columns(dtype: str, m: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["q4_0", "q6_K"])
-@pytest.mark.parametrize("m", [1, 2, 16, 17, 32, 33, 64, 65, 128, 129])
+@pytest.mark.parametrize("m", [1, 2, 5, 9, 16, 17, 32, 33, 64, 65, 128, 129])
 @pytest.mark.parametrize("n, k", [(16, 256), (336, 2304), (4096, 14336), (20_480, 512)])
 def test_products_of_weights_that_lie_as_fragments_too(dtype: str, m: int, n: int, k: int) -> None:
     """For what is asked before that is known."""
     g, t = Graph(), dtype_by_name(dtype)
     x, (gate, up) = g.input("x", F32, (m, k)), (g.weight(name, t, (n, k)) for name in ("a", "b"))
-    for node in (g.mul_mat(gate, x), g.op("mul_mat_swiglu", gate, up, x)):
-        check(node, MANY, FRAGMENTS)
+    norm = g.weight("norm", F32, (k,))
+    nodes = (
+        g.mul_mat(gate, x), g.op("mul_mat_swiglu", gate, up, x),
+        g.op("norm_mul_mat", x, norm, gate, eps=1e-5),
+        g.op("norm_mul_mat_swiglu", x, norm, gate, up, eps=1e-5),
+    )  # fmt: skip
+    for node, device in product(nodes, (MANY, DEVICE)):
+        check(node, device, FRAGMENTS)
         srcs = [Operand.of(s, 0) for s in node.live_srcs()]
-        if 16 < m <= 128:  # sums of parts lie last
+        if 1 < m <= 128:  # columns and sums of parts lie last
             (p,) = products(node, srcs)
-            assert many.scratch_bytes(p, MANY) <= scratch_bytes(node, MANY)
+            way = few if m <= 16 else many
+            assert way.scratch_bytes(p, device) <= scratch_bytes(node, device)

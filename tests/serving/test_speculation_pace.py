@@ -154,9 +154,13 @@ def test_rounds_go_on_with_lengths_that_are_nearly_the_best() -> None:
     assert pays(2, 1.0) and pays(1, 1.08) and pays(3, 1.08)
     assert not pays(1, 1.02) and not pays(3, 1.02)
     assert pays(3, 1.0, room=1)  # those that there is no room for are not made
-    for _ in range(50):
+    assert not pays(2, 1.0, room=0) and not pays(0, float("inf"))
+    too_many = 0
+    while pays(3, float("inf")):
+        too_many += not pays(3, 1.08)
         pace.outcome(7, 1, 0)
-    assert not pays(1, 1.08) and not pays(1, float("inf"))  # plain runs are faster
+    assert too_many  # fewer still paid
+    assert pace.lengths([7], [3], step) == [0]  # plain runs are faster
 
 
 def test_a_plain_run_now_and_then_says_what_those_take() -> None:

@@ -33,20 +33,22 @@ class CudaBackend(Backend):
     repeats_rows = True
 
     def __init__(self, device: int = 0, equal_bits: EqualBits = False) -> None:
+        opened = CudaDevice(device, equal_bits)
         self.id = DeviceId("cuda", device)
         self.name = self.space = str(self.id)
-        self._compute_with(CudaDevice(device, equal_bits))
-        self.processor = self.device.name
-        self.modules = Modules(self.device)
-        self.clock = CudaClock(self.device, self.modules)
-        self.n_alike = self.device.count
-        self._uploader = Uploader(self.device)
+        self.processor = opened.name
+        self.modules = Modules(opened)
+        self.n_alike = opened.count
+        self._uploader = Uploader(opened)
+        self._scratch = Scratch(opened)
         self._peaks: tuple[float, float, float, float] | None = None
+        self._compute_with(opened)
 
     def _compute_with(self, device: CudaDevice) -> None:
         """What depends on which kernels there are."""
         self.device = device
-        self.memory: CudaMemory = CudaMemory(device)
+        self.memory: CudaMemory = CudaMemory(device, self._scratch)
+        self.clock = CudaClock(device, self.modules)
         self.links = Links(
             partial(_alloc_pinned, device),
             self._reaches,
@@ -120,21 +122,27 @@ class CudaBackend(Backend):
         return rivals.find(self, node, memory)
 
 
+class Scratch:
+    """Temporary memory for one op at a time, shared by everything in the stream."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device, self._buffer = device, CudaBuffer(device, 0)
+
+    def __call__(self, nbytes: int) -> CudaBuffer:
+        """So many bytes of it, or more."""
+        if self._buffer.nbytes < nbytes:
+            self._buffer = CudaBuffer(self._device, nbytes)
+        return self._buffer
+
+
 class CudaMemory:
     """What `DeviceMemory` asks."""
 
     unit = ALLOC_UNIT
     row_unit = 16  # what bulk copies and the widest loads want
 
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = device
-        self._scratch = CudaBuffer(device, 0)
-
-    def scratch(self, nbytes: int) -> CudaBuffer:
-        """Temporary memory for one op at a time, shared by everything in the stream."""
-        if self._scratch.nbytes < nbytes:
-            self._scratch = CudaBuffer(self._device, nbytes)
-        return self._scratch
+    def __init__(self, device: CudaDevice, scratch: Scratch) -> None:
+        self._device, self.scratch = device, scratch
 
     def room(self) -> tuple[int, int]:
         return self._device.memory()

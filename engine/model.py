@@ -153,7 +153,7 @@ class Model(Sized):
             draft = Model(source, options, self.devices.shared(options.equal_bits))
             check_draft(self, draft)
             # The first step of a round has two rows of each sequence.
-            draft.load_weights(progress, n_rows=2 * options.n_seqs)
+            draft.load_weights(progress, True, 2 * options.n_seqs, self.beside_weights())
         except MemoryError as e:
             raise MemoryError(f"{source.path}: no room for a draft: {e}") from None
         return draft
@@ -203,14 +203,19 @@ class Model(Sized):
         return model
 
     def load_weights(
-        self, progress: Progress | None = None, keep: bool = True, n_rows: int = 0
+        self,
+        progress: Progress | None = None,
+        keep: bool = True,
+        n_rows: int = 0,
+        others: Mapping[str, int] | None = None,
     ) -> None:
         """Bring the weights to their backends. Done once, by `load`. keep: repacked ones are looked
         for, and kept, on the disk, unless `Options.weight_cache` says otherwise; and devices get
-        compact ones where `Options.compact_weights` has them. n_rows: see `compact_rooms`."""
+        compact ones where `Options.compact_weights` has them. n_rows, others: see
+        `compact_rooms`."""
         check_limit(self.largest_plans, self.repacked_bytes)
         plan = self.plan(token_key())
-        compact = self.compact_rooms(n_rows) if keep and not self.weights.buffers else []
+        compact = self.compact_rooms(n_rows, others) if keep and not self.weights.buffers else []
         if not self.weights.buffers:
             reserve(self.largest_plans, self.backends.values())
         keeper = keeper_of(self.source) if keep and self.options.weight_cache else None

@@ -10,7 +10,7 @@ from gguflow.engine.compile import Plan, summary
 from gguflow.engine.described import Described
 from gguflow.engine.load import WeightStore
 from gguflow.engine.load.compact import Room, lines, rooms, wanted
-from gguflow.engine.load.offload import device_lines, needed_by_device
+from gguflow.engine.load.offload import beside_weights, device_lines, needed_by_device
 from gguflow.engine.plan_key import PlanKey
 from gguflow.engine.planning import Planner, cache_size, repacked_bytes, token_key
 from gguflow.engine.serving.buckets import Buckets
@@ -46,10 +46,14 @@ class Sized(Described):
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""
         return repacked_bytes(self.plan(token_key()), self.backends)
 
-    def compact_rooms(self, n_rows: int = 0) -> list[Room]:
+    def beside_weights(self) -> dict[str, int]:
+        """Bytes of devices, by memory space, that a session takes beside the weights."""
+        return beside_weights(self.largest_plans, self.backends.values())
+
+    def compact_rooms(self, n_rows: int = 0, others: Mapping[str, int] | None = None) -> list[Room]:
         """Where weights are to be in their compact form too, by `Options.compact_weights`; asked
         before they are loaded. n_rows: of single rows in a run, at most; as many as sequences, if
-        there are not more."""
+        there are not more. others: see `rooms`."""
         if self.options.vram_budget or self.options.compact_weights == "off":
             return []  # the former counts every byte
         n_seqs = self.options.n_seqs
@@ -63,7 +67,7 @@ class Sized(Described):
             sizes = dict.fromkeys(min(most, n) for n in SEVERAL if most > 1)
             return [*map(self.plan, [token_key(), *map(several, sizes)])]
 
-        found = rooms(plans, self.largest_plans, self.backends)
+        found = rooms(plans, self.largest_plans, self.backends, others or {})
         return wanted(found, self.options.compact_weights)
 
     def compact_bytes(self) -> dict[str, int]:

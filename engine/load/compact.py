@@ -38,9 +38,11 @@ def rooms(
     plans: Callable[[], Sequence[Plan]],
     largest: Callable[[], Sequence[Plan]],
     backends: Mapping[str, Backend],
+    others: Mapping[str, int],
 ) -> list[Room]:
     """Of each device that has products read another form, before anything is loaded. plans: of
-    single rows, one and, where runs will have them, several. largest: what else is needed there."""
+    single rows, one and, where runs will have them, several. largest: what else is needed there.
+    others: bytes, by memory space, that other models there are still to take."""
     devices = [(d, d.compactor) for d in backends.values() if d.compactor is not None and d.holds]
     if not devices:
         return []
@@ -57,6 +59,7 @@ def rooms(
                     sizes[t.name] = n
                     weights.append((t, users[t]))
         left = device.memory.room()[0] - needed(of, device).total - RESERVE
+        left -= others.get(device.space, 0)
         found.append(Room(device, compactor, tuple(weights), sum(sizes.values()), left))
     return found
 

@@ -71,6 +71,16 @@ def needed_by_device(
     return {device.space: needed(of, device).total for device, _ in found}
 
 
+def beside_weights(
+    plans: Callable[[], Sequence[Plan]], devices: Iterable[Backend]
+) -> dict[str, int]:
+    """The same, but for the weights."""
+    found = _with_memory(devices)
+    of = plans() if found else []
+    bytes_of = {device.space: needed(of, device) for device, _ in found}
+    return {space: b.total - b.weights for space, b in bytes_of.items()}
+
+
 def reserve(plans: Callable[[], Sequence[Plan]], devices: Iterable[Backend]) -> None:
     """Tell the devices that have memory what plans of one session will take there."""
     found = _with_memory(devices)

@@ -134,6 +134,17 @@ def test_what_several_rows_are_read_from(device: Device, path: Path) -> None:
         assert load(path, n_seqs=n_seqs).compact_bytes()
 
 
+def test_a_draft_leaves_what_the_model_is_still_to_take(device: Device, path: Path) -> None:
+    model = load(path, n_ctx=64)
+    ((_, n),) = model.load_draft(path).compact_bytes().items()
+    draft = needed(model.largest_plans(), device)
+    others = draft.total - draft.weights
+    assert model.beside_weights() == {"cuda:0": others}
+    for more in (0, -1):
+        device.memory.free = RESERVE + draft.total + others + SHARE * n + more
+        assert bool(model.load_draft(path).weights.compact_bytes) == (more == 0)
+
+
 def test_what_is_asked_for_and_has_no_room(device: Device, path: Path) -> None:
     model = load(path)
     b = needed(model.largest_plans(), device)

@@ -10,7 +10,7 @@ from gguflow.engine.compile import Plan, summary
 from gguflow.engine.described import Described
 from gguflow.engine.load import WeightStore
 from gguflow.engine.load.compact import Room, lines, rooms, wanted
-from gguflow.engine.load.offload import beside_weights, device_lines, needed_by_device
+from gguflow.engine.load.offload import device_lines, needed_by_device
 from gguflow.engine.plan_key import PlanKey
 from gguflow.engine.planning import Planner, cache_size, repacked_bytes, token_key
 from gguflow.engine.serving.buckets import Buckets
@@ -40,7 +40,8 @@ class Sized(Described):
         """Bytes of devices, by memory space, beside what the driver and other programs have."""
         n = 0 if (s := self.speculation) is None else rows_to_check(self.options.n_seqs, s.most)
         plans = partial(self._planner.largest, self.setup, n)
-        return needed_by_device(plans, self.backends.values())
+        found = needed_by_device(plans, self.backends.values())
+        return {space: b.total for space, b in found.items()}
 
     def repacked_bytes(self) -> dict[str, int]:
         """By memory space, the bytes of weights that loading copies into a backend's own layout."""
@@ -48,7 +49,8 @@ class Sized(Described):
 
     def beside_weights(self) -> dict[str, int]:
         """Bytes of devices, by memory space, that a session takes beside the weights."""
-        return beside_weights(self.largest_plans, self.backends.values())
+        found = needed_by_device(self.largest_plans, self.backends.values())
+        return {space: b.total - b.weights for space, b in found.items()}
 
     def compact_rooms(self, n_rows: int = 0, others: Mapping[str, int] | None = None) -> list[Room]:
         """Where weights are to be in their compact form too, by `Options.compact_weights`; asked

@@ -50,17 +50,17 @@ def rooms(
     read = [(plan, weight_users(plan)) for plan in plans()]
     for device, compactor in devices:
         assert device.memory is not None, f"{device.name} computes in the host's memory"
-        sizes, weights = dict[str, int](), list[tuple[Tensor, Sequence[Tensor]]]()
+        weights, total = dict[str, tuple[Tensor, Sequence[Tensor]]](), 0
         for plan, users in read:
             for t in plan.leaves(Role.WEIGHT):
-                if t.name in sizes or backends[plan.placement.of[t]] is not device:
+                if t.name in weights or backends[plan.placement.of[t]] is not device:
                     continue
                 if n := compactor.bytes_of(t, users.get(t, [])):
-                    sizes[t.name] = n
-                    weights.append((t, users[t]))
+                    weights[t.name] = t, users[t]
+                    total += n
         left = device.memory.room()[0] - needed(of, device).total - RESERVE
         left -= others.get(device.space, 0)
-        found.append(Room(device, compactor, tuple(weights), sum(sizes.values()), left))
+        found.append(Room(device, compactor, tuple(weights.values()), total, left))
     return found
 
 

@@ -64,21 +64,11 @@ def _with_memory(devices: Iterable[Backend]) -> list[tuple[Backend, DeviceMemory
 
 def needed_by_device(
     plans: Callable[[], Sequence[Plan]], devices: Iterable[Backend]
-) -> dict[str, int]:
-    """Bytes that plans of one session take, by memory space, of the devices that have memory."""
+) -> dict[str, SpaceBytes]:
+    """What plans of one session take, by memory space, of the devices that have memory."""
     found = _with_memory(devices)
     of = plans() if found else []
-    return {device.space: needed(of, device).total for device, _ in found}
-
-
-def beside_weights(
-    plans: Callable[[], Sequence[Plan]], devices: Iterable[Backend]
-) -> dict[str, int]:
-    """The same, but for the weights."""
-    found = _with_memory(devices)
-    of = plans() if found else []
-    bytes_of = {device.space: needed(of, device) for device, _ in found}
-    return {space: b.total - b.weights for space, b in bytes_of.items()}
+    return {device.space: needed(of, device) for device, _ in found}
 
 
 def reserve(plans: Callable[[], Sequence[Plan]], devices: Iterable[Backend]) -> None:

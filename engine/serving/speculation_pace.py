@@ -173,8 +173,7 @@ class Pace:
             self._tries -= 1
             each = min(TRY, (self._n_rows - len(keys)) // len(keys))
             return [min(each, n) for n in most.tolist()]
-        rates = np.array([self._of(key).rate for key in keys])
-        found = self._best(rates, most, plain, step_s)
+        found = self._best(keys, most, plain, step_s)
         if any(found):
             self._wait = FIRST_WAIT
             return found
@@ -199,8 +198,7 @@ class Pace:
         plain = self._times.plain(len(keys))
         if plain is None or not most.any() or n < 1 or len(keys) >= self._n_rows:
             return False
-        rates = np.array([self._of(key).rate for key in keys])
-        speeds = self._speeds(rates, most, plain, step_s)[0]
+        speeds, _ = self._speeds(keys, most, plain, step_s)
         best, mine = speeds.max(), speeds[min(n, len(speeds)) - 1]
         return bool(best >= MARGIN * len(keys) / plain and mine * by >= best)
 
@@ -211,10 +209,12 @@ class Pace:
             self._lines[key] = self._overall.like()
         return self._lines[key]
 
-    def _best(self, rates: np.ndarray, most: np.ndarray, plain: float, step_s: float) -> list[int]:
+    def _best(
+        self, keys: Sequence[int], most: np.ndarray, plain: float, step_s: float
+    ) -> list[int]:
         """The numbers of guesses with the most tokens a second, all 0 where plain runs win."""
-        n = len(rates)
-        speeds, line = self._speeds(rates, most, plain, step_s)
+        n = len(keys)
+        speeds, line = self._speeds(keys, most, plain, step_s)
         i = int(np.argmax(speeds))
         if speeds[i] < MARGIN * n / plain:
             return [0] * n
@@ -222,10 +222,11 @@ class Pace:
         return lengths
 
     def _speeds(
-        self, rates: np.ndarray, most: np.ndarray, plain: float, step_s: float
+        self, keys: Sequence[int], most: np.ndarray, plain: float, step_s: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Tokens a second with 1, 2, .. guesses, and whose each of these is."""
-        n = len(rates)
+        n = len(keys)
+        rates = np.array([self._of(key).rate for key in keys])
         place = np.arange(1, int(most.max()) + 1)
         # A guess comes true with all those before it: those most likely to are taken first.
         true = np.where(place <= most[:, None], rates[:, None] ** place, 0.0)

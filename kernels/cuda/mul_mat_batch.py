@@ -43,6 +43,8 @@ TMA = {PLAIN: 192, GLU: 256, QKV: 384}
 _LIBRARY, _LARGE, _LARGE_IN_PARTS = 257, 2e10, 1.2e10
 # With equal bits, of weights that have no parts of k: the first that takes a product.
 CHAINS = (mul_mat_one_float, mul_mat_chain, mul_mat_wide, mul_mat_library)
+# From weights that lie as fragments too: the fastest where they take a product.
+FRAGMENTS = (mul_mat_fragments, mul_mat_fragments_few, mul_mat_fragments_many)
 MIXED = (mul_mat_one, mul_mat_few)  # which take values of another type than queries and keys
 
 
@@ -68,10 +70,10 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
         return next((w for w in CHAINS if w.takes(p, device)), None)
     if p.m > mul_mat_stream.MOST and _is_faster(p) and mul_mat_tma.takes(p, device):
         return mul_mat_tma
+    if fragments := next((w for w in FRAGMENTS if w.takes(p, device)), None):
+        return fragments
     if p.chunk:
         return _columns(p, device)
-    if fragments := _fragments(p, device):
-        return fragments
     if p.m > mul_mat_few.MOST and mul_mat_integers.takes(p, device):
         return mul_mat_integers
     if p.m > (MOST if t.is_quantized else FLOATS[p.kind]):
@@ -96,16 +98,8 @@ def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
     return mul_mat_library if slow and mul_mat_library.in_order(p, device) else mul_mat_tma
 
 
-def _fragments(p: Product, device: DeviceInfo) -> ModuleType | None:
-    """What multiplies from weights that lie as fragments too, the fastest there is."""
-    ways = (mul_mat_fragments, mul_mat_fragments_few, mul_mat_fragments_many)
-    return next((w for w in ways if w.takes(p, device)), None)
-
-
 def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:
     """Whichever of those that give the same bits is fastest, of those that take a product."""
-    if fragments := _fragments(p, device):
-        return fragments
     if mul_mat_tiles.takes(p, device) and mul_mat_tiles.is_faster(p, device):
         return mul_mat_tiles
     return mul_mat_columns if mul_mat_columns.takes(p, device) else None
@@ -167,8 +161,7 @@ def scratch_bytes(node: Tensor, device: DeviceInfo) -> int:
     made = [(p, way(p, device)) for ps in _products(node, srcs, device) for p in ps]
     # That the weights lie as fragments too is not known here.
     few, many = mul_mat_fragments_few.room, mul_mat_fragments_many.room
-    behind = mul_mat_fragments_few.room_behind
-    return max(max(w.scratch_bytes(p, device), few(p, device), many(p, device)) + behind(p, device)
+    return max(max(w.scratch_bytes(p, device), few(p, device), many(p, device))
                for p, w in made if w is not None)  # fmt: skip
 
 

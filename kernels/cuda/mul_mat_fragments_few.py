@@ -32,15 +32,12 @@ def scratch_bytes(p: Product, device: DeviceInfo) -> int:
 
 
 def room(p: Product, device: DeviceInfo) -> int:
-    """Bytes of scratch memory for a product that `takes` may take."""
-    may = device.has_fragments and p.weights[0].dtype.is_quantized and 1 < p.m <= MOST
-    return scratch_bytes(p, device) if may else 0
-
-
-def room_behind(p: Product, device: DeviceInfo) -> int:
-    """Bytes that a product's results take where they are left for the product behind."""
-    leaves = device.has_fragments and p.kind == GLU and 1 < p.m <= MOST
-    return room_left(p.m, p.pairs[0], device) if leaves else 0
+    """Bytes of scratch memory for a product that `takes` may take, and for its results where they
+    may be left for the product behind."""
+    if not (device.has_fragments and p.weights[0].dtype.is_quantized and 1 < p.m <= MOST):
+        return 0
+    left = room_left(p.m, p.pairs[0], device) if p.kind == GLU else 0
+    return scratch_bytes(p, device) + left
 
 
 def left_by(p: Product, then: Product, device: DeviceInfo, scratch: int) -> Left:

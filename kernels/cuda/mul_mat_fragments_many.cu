@@ -119,7 +119,7 @@ struct Block {
         } else if (i == 3) {
           more = unit + 1 < end;
           rows += Unit::BYTES;
-          if (UNITS == 1 || (unit + 1 - begin) % UNITS == 0) {
+          if ((unit + 1 - begin) % UNITS == 0) {
             __syncwarp();
             if (lane == 0) barrier_arrive(rings.w_free + w.stage);
             w.next(a.w_stages);

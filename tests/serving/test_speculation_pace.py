@@ -135,7 +135,7 @@ def test_those_that_guess_well_get_longer_guesses() -> None:
 
 
 def test_rounds_go_on_with_lengths_that_are_nearly_the_best() -> None:
-    """To begin again takes a few: not where another length, or none, gains less than that."""
+    """To begin again takes a few: not for another length that gains less than that."""
     times = Times(lambda n: n, True)
     for _ in range(3):
         times.ran_plain(1, 1.0)

@@ -23,6 +23,7 @@ from . import (
     mul_mat_stream,
     mul_mat_tiles,
     mul_mat_tma,
+    mul_mat_tma_many,
     mul_mat_wide,
 )
 from .columns import GLU, PLAIN, QKV, Product, columns_between, products
@@ -38,11 +39,14 @@ _MOST_OF = {"q4_0": 512}
 # and where tensor maps bring weights and columns.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
 TMA = {PLAIN: 192, GLU: 256, QKV: 384}
-# With equal bits a library is faster from so many columns and so many products of two numbers on:
-# without parts of k, where blocks are not full, and with some.
-_LIBRARY, _LARGE, _LARGE_IN_PARTS = 257, 2e10, 1.2e10
+# With equal bits, of weights that have one part of k, a library is faster from so many columns and
+# so many products of two numbers on, unless blocks are full.
+_LIBRARY, _LARGE = 257, 2e10
+# Of several parts, where a block that goes through all of them is faster: from so many columns on,
+# and of shorter rows than that from where TMA ends.
+_MANY, _LONG = 257, 8192
 # With equal bits, of weights that have no parts of k: the first that takes a product.
-CHAINS = (mul_mat_one_float, mul_mat_chain, mul_mat_wide, mul_mat_library)
+CHAINS = (mul_mat_one_float, mul_mat_chain, mul_mat_wide)
 # From weights that lie as fragments too: the fastest where they take a product.
 FRAGMENTS = (mul_mat_fragments, mul_mat_fragments_few, mul_mat_fragments_many)
 MIXED = (mul_mat_one, mul_mat_few)  # which take values of another type than queries and keys
@@ -67,7 +71,7 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
     if device.equal_bits and not t.is_quantized:
         if parts := mul_mat_tma.parts_of(p, device):
             return _in_parts(p, parts, device)
-        return next((w for w in CHAINS if w.takes(p, device)), None)
+        return _in_chains(p, device)
     if p.m > mul_mat_stream.MOST and _is_faster(p) and mul_mat_tma.takes(p, device):
         return mul_mat_tma
     if fragments := next((w for w in FRAGMENTS if w.takes(p, device)), None):
@@ -93,9 +97,19 @@ def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
     """Whichever is fastest of those that add in parts of k."""
     if p.m == 1:
         return mul_mat_one_float
-    slow = parts > 1 or not mul_mat_tma.fills(p)
-    slow &= p.m >= _LIBRARY and p.m * p.n * p.k > (_LARGE_IN_PARTS if parts > 1 else _LARGE)
+    if parts > 1:
+        many = p.m >= _MANY or (p.m > TMA[PLAIN] and p.k < _LONG)
+        return mul_mat_tma_many if many and mul_mat_tma_many.takes(p, device) else mul_mat_tma
+    slow = p.m >= _LIBRARY and p.m * p.n * p.k > _LARGE and not mul_mat_tma.fills(p)
     return mul_mat_library if slow and mul_mat_library.in_order(p, device) else mul_mat_tma
+
+
+def _in_chains(p: Product, device: DeviceInfo) -> ModuleType | None:
+    """The same of those that have one chain along k."""
+    last = (mul_mat_library, mul_mat_tma_many)
+    if not mul_mat_library.in_order(p, device):
+        last = last[::-1]
+    return next((w for w in (*CHAINS, *last) if w.takes(p, device)), None)
 
 
 def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:

@@ -1,7 +1,6 @@
 // What surrounds a matrix product of a library: activations rounded to 16-bit rows before it, and
 // what is done to its result after it.
 #include "cuda/functions.cuh"
-#include "cuda/part_sums.cuh"
 #include "cuda/row_scale.cuh"
 
 constexpr int kThreads = 256;
@@ -51,7 +50,6 @@ __global__ void __launch_bounds__(kThreads) round_rows(const __grid_constant__ R
 struct FinishArgs {
   gf_tensor dst, r;     // [.., m, n] f32, rows of dst dense; r with dst's lengths, or null
   const float* scales;  // of each row, or null
-  PartSums sums;        // dense rows of what dst is to be, or null where dst has it
   i64 added;            // whether dst already contains r
 };
 
@@ -60,15 +58,14 @@ __global__ void __launch_bounds__(kThreads) finish_rows(const __grid_constant__ 
   const i64 row = (i64)blockIdx.x * (kThreads / 32) + threadIdx.x / 32, n = a.dst.ne[0];
   if (row >= a.dst.ne[1] * a.dst.ne[2] * a.dst.ne[3]) return;
   const float scale = a.scales ? a.scales[row] : 1.0f;
-  if (!a.sums.data && scale == 1.0f && (a.added || !a.r.data)) return;
+  if (scale == 1.0f && (a.added || !a.r.data)) return;
   const i64 i1 = row % a.dst.ne[1], q = row / a.dst.ne[1];
   const i64 i2 = q % a.dst.ne[2], i3 = q / a.dst.ne[2];
   float* const y = reinterpret_cast<float*>(a.dst.row(i1, i2, i3));
   const char* const r = a.r.data ? a.r.row(i1, i2, i3) : nullptr;
   for (i64 i = blockIdx.y * 32 + threadIdx.x % 32; i < n; i += 32 * gridDim.y) {
     const float add = r ? *reinterpret_cast<const float*>(r + i * a.r.nb[0]) : 0.0f;
-    const float sum = a.sums.data ? a.sums.at(row * n + i) : y[i];
-    y[i] = (a.added ? sum - add : sum) * scale + add;
+    y[i] = (a.added ? y[i] - add : y[i]) * scale + add;
   }
 }
 
@@ -77,7 +74,6 @@ struct GateArgs {
   const char *gate, *up;  // dense rows of T
   const float* scales;    // of each row, or null
   i64 n;
-  i64 plane, parts;  // of k: their sums are so many elements apart
 };
 
 // dst = silu(gate * scale) * (up * scale). blockIdx.x counts rows, blockIdx.y runs within them.
@@ -89,22 +85,13 @@ __global__ void __launch_bounds__(kThreads) gate_rows(const __grid_constant__ Ga
   const i64 step = (i64)gridDim.y * kThreads * V;
   for (i64 i = ((i64)blockIdx.y * kThreads + threadIdx.x) * V; i < a.n; i += step) {
     const i64 at = row * a.n + i;
-    Pack<float, V> g, u, y;
-    for (i64 part = 0; part < a.parts; ++part) {
-      const i64 from = at + part * a.plane;
-      const auto gs =
-          *reinterpret_cast<const Pack<T, V>*>(reinterpret_cast<const T*>(a.gate) + from);
-      const auto us = *reinterpret_cast<const Pack<T, V>*>(reinterpret_cast<const T*>(a.up) + from);
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        g.v[j] = part == 0 ? to_f32(gs.v[j]) : g.v[j] + to_f32(gs.v[j]);
-        u.v[j] = part == 0 ? to_f32(us.v[j]) : u.v[j] + to_f32(us.v[j]);
-      }
-    }
+    const auto g = *reinterpret_cast<const Pack<T, V>*>(reinterpret_cast<const T*>(a.gate) + at);
+    const auto u = *reinterpret_cast<const Pack<T, V>*>(reinterpret_cast<const T*>(a.up) + at);
+    Pack<float, V> y;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      const float x = g.v[j] * scale;
-      y.v[j] = (ROUGH ? silu().rough(x) : silu()(x)) * (u.v[j] * scale);
+      const float x = to_f32(g.v[j]) * scale;
+      y.v[j] = (ROUGH ? silu().rough(x) : silu()(x)) * (to_f32(u.v[j]) * scale);
     }
     *reinterpret_cast<Pack<float, V>*>(a.dst + at) = y;
   }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gguflow.engine.graph import Role, Tensor
 
@@ -34,37 +34,23 @@ def repeated(r: Operand, ne: tuple[int, ...]) -> Operand:
     return replace(r, ne=ne, nb=nb)
 
 
-@dataclass(frozen=True)
-class PartSums:
-    """Sums over parts of k: the address of the first one's, dense rows f32; elements from one
-    part's to the next one's; how many there are."""
-
-    address: int
-    plane: int
-    parts: int
-
-
-def finish_launch(
-    dst: Operand, r: Operand | None, scales: int, added: bool = False, sums: PartSums | None = None
-) -> Launch:
-    """dst = dst * scale + r; added: dst already contains r. sums: what dst is to have, where it has
-    not got it."""
+def finish_launch(dst: Operand, r: Operand | None, scales: int, added: bool = False) -> Launch:
+    """dst = dst * scale + r; added: dst already contains r."""
     r = None if r is None else repeated(r, dst.ne)
-    where = (sums.address, sums.plane, sums.parts) if sums else (0, 0, 0)
-    args = pack(dst, r, struct.pack("@2P3q", scales, *where, added))
+    args = pack(dst, r, struct.pack("@Pq", scales, added))
     # Where r is there already, hardly any row has anything left to do.
-    parts = 1 if sums is None and (added or r is None) else ceil_div(dst.ne[0], _FINISHED)
+    parts = 1 if added or r is None else ceil_div(dst.ne[0], _FINISHED)
     grid = (ceil_div(dst.rows, _THREADS // 32), parts, 1)
     return Launch(Kernel(_SOURCE, "finish_rows"), grid, (_THREADS, 1, 1), args)
 
 
 def gate_launch(
-    dst: Operand, gate: int, up: int, dtype: str, scales: int, parts: int = 0
+    dst: Operand, gate: int, up: int, dtype: str, scales: int, rough: bool = False
 ) -> Launch:
-    """dst = silu(gate * scale) * (up * scale) of dense rows of `dtype`. parts: of k, whose sums lie
-    one after the other; silu is that of mul_mat_tma.cu then."""
+    """dst = silu(gate * scale) * (up * scale) of dense rows of `dtype`. rough: with the silu of
+    mul_mat_tma.cu."""
     n = dst.ne[0]
     width = 8 if n % 8 == 0 and dst.address % 32 == 0 else 1
-    kernel = Kernel(_SOURCE, f"gate_rows<{dtype}, {width}, {cpp_bool(parts > 0)}>")
-    args = struct.pack("@4P3q8x", dst.address, gate, up, scales, n, dst.rows * n, max(1, parts))
+    kernel = Kernel(_SOURCE, f"gate_rows<{dtype}, {width}, {cpp_bool(rough)}>")
+    args = struct.pack("@4Pq", dst.address, gate, up, scales, n)
     return Launch(kernel, (dst.rows, ceil_div(n, _PART), 1), (_THREADS, 1, 1), args)

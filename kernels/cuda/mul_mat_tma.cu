@@ -10,6 +10,7 @@
 // (programmatic dependent launch): a ring is as large as shared memory, so while small kernels run
 // the device's memory is read.
 #include "cuda/cluster.cuh"
+#include "cuda/tma.cuh"
 #include "cuda/tma_finish.cuh"
 #include "cuda/wgmma_shared.cuh"
 
@@ -17,11 +18,6 @@ constexpr int kTileK = 64, kTilePairs = 64;
 constexpr int kThreads = 256;                      // that multiply: two warpgroups
 constexpr int kTileRow = 2 * kTileK;               // bytes
 constexpr int kTileBytes = kTilePairs * kTileRow;  // of the first or the second rows of pairs
-
-// CUtensorMap.
-struct alignas(64) TensorMap {
-  u64 words[16];
-};
 
 // Mirrored by mul_mat_tma.py. w: of each matrix; its dimensions are k, pairs before the next heads,
 // first and second row of a pair, heads. x: k, columns. scales: of these, or null; c has neither
@@ -35,23 +31,6 @@ struct TmaArgs {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-__device__ __forceinline__ void bring_rows(char* to, const TensorMap& map, u64* bar, int k, int i,
-                                           int half, int head, u64 policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
-      "l"(&map), "r"(k), "r"(i), "r"(half), "r"(head), "r"(shared_address(bar)), "l"(policy)
-      : "memory");
-}
-__device__ __forceinline__ void bring_columns(char* to, const TensorMap& map, u64* bar, int k,
-                                              int column) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
-      "l"(&map), "r"(k), "r"(column), "r"(shared_address(bar))
-      : "memory");
-}
 
 // N: columns. G: groups of 64 pairs. S: parts of k.
 template <int KIND, class W, int N, int G, int S>
@@ -105,15 +84,16 @@ struct Block {
 #pragma unroll
     for (int i = 0; i < 2 * G; ++i) {
       const int pair = tile.pair + i / 2 * kTilePairs, second = i % 2;
-      char* const to = ring + stage * STAGE + i * kTileBytes;
+      const u32 to = shared_address(ring + stage * STAGE + i * kTileBytes);
       const int inner = KIND == GLU ? pair : halves ? pair % (a.head_dim / 2) : 0;
       const int head = KIND == GLU ? 0 : halves ? pair / (a.head_dim / 2) : pair;
       const TensorMap& map = t.w[KIND == GLU ? second : tile.matrix];
-      bring_rows(to, map, full + stage, k * kTileK, inner, KIND == GLU ? 0 : second, head, policy);
+      bring_tile(to, map, full + stage, k * kTileK, inner, KIND == GLU ? 0 : second, head, policy);
     }
   }
   __device__ __forceinline__ void columns(int stage, int k) const {
-    bring_columns(ring + stage * STAGE + W_BYTES, t.x, full + stage, k * kTileK, first);
+    const u32 to = shared_address(ring + stage * STAGE + W_BYTES);
+    bring_tile(to, t.x, full + stage, k * kTileK, first);
   }
 
   __device__ __forceinline__ void bring() const {

@@ -247,14 +247,15 @@ def chunks() -> Iterator[Launch]:
 
 
 def many_columns() -> Iterator[Launch]:
-    """What surrounds a library's products with 16-bit weights where bits are to be equal: of large
-    matrices, in parts of k, and of rows that are no whole 64 elements."""
+    """Products of 16-bit weights where bits are to be equal, of k in parts, and what surrounds a
+    library's: of large matrices, and of rows that are no whole 64 elements."""
 
     def zeros(*shape: int, dtype: str = "f32", role: str = "input") -> CaseOperand:
         return CaseOperand(shape, dtype, 0.0, role=role)
 
-    w, x = zeros(4096, 14_336, dtype="f16", role="weight"), zeros(512, 14_336)
-    yield from _equal_bits(declare_case(op_spec("mul_mat"), Case((w, x))))
+    for dtype, n, m in product(("f16", "bf16"), (1024, 2048, 4096), (257, 384, 448, 512)):
+        w, x = zeros(n, 14_336, dtype=dtype, role="weight"), zeros(m, 14_336)
+        yield from _equal_bits(declare_case(op_spec("mul_mat"), Case((w, x))))
     w, x = zeros(14_336, 4096, dtype="f16", role="weight"), zeros(400, 4096)
     yield from _equal_bits(declare_case(op_spec("mul_mat_swiglu"), Case((w, w, x))))
     rows, k, m = (128, 64, 64), 544, 20

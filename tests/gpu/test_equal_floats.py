@@ -174,7 +174,7 @@ def test_compiles(nvrtc: Any, dtype: str) -> None:
         node = heads((dtype,) * 3, m, "f16", "norm").node
         kernels |= {s.kernel for s in made_by(node, EQUAL)}
     sources = {k.source for k in kernels}
-    ours = {f"mul_mat_{x}.cu" for x in ("one_float", "chain", "tma", "wide", "rows")}
+    ours = {f"mul_mat_{x}.cu" for x in ("one_float", "chain", "tma", "tma_many", "wide", "rows")}
     assert ours | {"columns_turn.cu"} <= sources
     for source, options in {(k.source, k.options) for k in kernels}:
         entries = sorted(k.entry for k in kernels if k.source == source)
@@ -205,13 +205,14 @@ def test_all_columns_are_added_in_the_same_parts(n_single: int | None) -> None:
     for m, kernel in ((1, "one_float"), (2, "tma"), (16, "tma"), (128, "tma")):
         assert products_of(m, 4096, 4096, n_single) == [f"mul_mat_{kernel}.cu"], m
     assert products_of(256, 4096, 14_336, n_single) == ["mul_mat_tma.cu"]
-    assert products_of(512, 4096, 14_336, n_single) == 2 * ["a library"]  # two parts, the third
+    assert products_of(257, 4096, 14_336, n_single) == ["mul_mat_tma_many.cu"]
+    assert products_of(200, 4096, 4096, n_single) == ["mul_mat_tma_many.cu"]
     assert products_of(400, 28_672, 4096, n_single) == ["a library"]
     assert products_of(512, 28_672, 4096, n_single) == ["mul_mat_tma.cu"]  # blocks are full
-    # These are few, and of these rows a library may have another order.
-    assert products_of(512, 4096, 4096, n_single) == ["mul_mat_tma.cu"]
-    assert products_of(512, 4098, 14_336, n_single) == ["mul_mat_tma.cu"]
-    # And of no whole 64 elements there are no parts.
+    # Of an odd number there are no parts, and a library may have another order.
+    assert products_of(128, 4095, 4096, n_single) == ["mul_mat_wide.cu"]
+    assert products_of(129, 4095, 4096, n_single) == ["mul_mat_tma_many.cu"]
+    # Nor are there of no whole 64 elements.
     assert products_of(300, 4096, 544, n_single) == ["a library"]
 
 
@@ -263,7 +264,8 @@ def test_a_column_has_the_same_bits_beside_any_others(
 ) -> None:
     p = Product(gpu, op, dtype, rows, k)
     # A library has another order of rows that are no multiple of eight; some have no other kernel.
-    alone = any(n % 8 for n in rows) and (any(n % 2 for n in rows) or k % 64 > 0)
+    ours = k % 64 == 0 and (len(rows) == 1 or all(n % 2 == 0 for n in rows))
+    alone = any(n % 8 for n in rows) and not ours
     most = (128 if runs(p, 128) else 16) if alone else MOST
     whole = p.result(most)
     wrong = [check(p, whole, m) for m in COUNTS if m < most]

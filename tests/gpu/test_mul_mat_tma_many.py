@@ -1,0 +1,173 @@
+"""mul_mat_tma_many.cu: 16-bit weights times many columns, in tiles of all sizes."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import declare_case, nmse, run_on
+from kernel_list import DEVICE, EQUAL, launches_of
+from sizes import smaller
+from test_mul_mat_tma import EPS, build, norm_of, product_of, weight
+
+from gguflow.engine.backends.base import find_backend
+from gguflow.engine.graph import Case, Operand, op_spec
+from gguflow.kernels.cuda import mul_mat_batch, mul_mat_tma, mul_mat_tma_many
+from gguflow.kernels.cuda.launch import DeviceInfo, Launch
+from gguflow.kernels.cuda.mul_mat_tma_many import Tiles
+
+KERNEL = "mul_mat_tma_many.cu"
+EVERY = [Tiles(*t) for t in product((32, 48, 64, 80, 96, 112, 128), (1, 2))]
+SOME = [Tiles(32, 2), Tiles(80, 1), Tiles(128, 1), Tiles(128, 2)]
+
+
+def declared(n: int, k: int, m: int, dtype: str = "f16") -> Any:
+    w, x = Operand((n, k), dtype, 0.0, role="weight"), Operand((m, k), data=0.0)
+    return declare_case(op_spec("mul_mat"), Case((w, x)))
+
+
+def chosen(n: int, k: int, m: int) -> Tiles:
+    return mul_mat_tma_many.tiles_for(product_of(declared(n, k, m)), EQUAL)
+
+
+# -- which tiles -----------------------------------------------------------------------------------
+
+
+def test_blocks_fill_a_device_once_where_they_can() -> None:
+    for n, m, tiles in (
+        (2048, 512, Tiles(64, 2)), (4096, 512, Tiles(128, 2)), (4096, 384, Tiles(96, 2)),
+        (4096, 256, Tiles(64, 2)), (2048, 1024, Tiles(128, 2)),
+    ):  # fmt: skip
+        for k in (4096, 14336):
+            assert chosen(n, k, m) == tiles, (n, k, m)
+        made = mul_mat_tma_many.launches(product_of(declared(n, 4096, m)), EQUAL, 0)[-1]
+        assert 120 <= made.grid[0] <= DEVICE.sm_count, (n, m)
+
+
+def test_stages_are_as_many_as_there_is_room_for() -> None:
+    for tiles in EVERY:
+        p = product_of(declared(4096, 4096, 512))
+        made = mul_mat_tma_many.launches(p, EQUAL, 0, tiles)[-1]
+        left = EQUAL.shared_per_block - made.shared
+        assert 0 <= left - 1024 < (128 + tiles.columns) * 128 + 16, tiles
+
+
+@pytest.mark.parametrize(
+    "n, k, m, device, taken",
+    [
+        (4096, 4096, 512, EQUAL, True),
+        (4096, 4096, 193, EQUAL, True),
+        (4096, 4096, 192, EQUAL, False),  # mul_mat_tma.cu is faster
+        (4096, 14336, 256, EQUAL, False),
+        (4096, 14336, 257, EQUAL, True),
+        (14336, 4096, 257, EQUAL, False),  # which has one part
+        (14336, 4096, 512, EQUAL, False),
+        (333, 4096, 129, EQUAL, True),  # rows that a library may add in another order
+        (333, 4128, 129, EQUAL, False),  # tiles have 64 elements of a row
+        (4096, 4096, 512, DEVICE, False),  # a library is faster
+        (4096, 4096, 512, DeviceInfo("sm_100", equal_bits=True), False),
+    ],
+)
+def test_what_comes_here(n: int, k: int, m: int, device: DeviceInfo, taken: bool) -> None:
+    made = launches_of(declared(n, k, m), device=device)
+    sources = [s.kernel.source for s in made if isinstance(s, Launch)]
+    assert (KERNEL in sources) == taken
+
+
+def test_a_device_with_less_shared_memory_goes_another_way() -> None:
+    p = product_of(declared(4096, 4096, 512))
+    assert mul_mat_tma_many.takes(p, EQUAL)
+    assert not mul_mat_tma_many.takes(p, DeviceInfo(shared_per_block=90 << 10))
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpu(gpu: Any) -> Any:
+    """The backend on which k has parts."""
+    return find_backend("cuda", {"equal_bits": True})
+
+
+def result(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, built: Any, tiles: Tiles | None, right: bool = True
+) -> np.ndarray:
+    """By this kernel with these tiles, or by mul_mat_tma.cu. right: whether it is held to the
+    oracle too."""
+    way = mul_mat_tma if tiles is None else mul_mat_tma_many
+    monkeypatch.setattr(mul_mat_batch, "way", lambda p, device: way)
+    monkeypatch.setattr(mul_mat_tma_many, "tiles_for", lambda p, device: tiles)
+    made = launches_of(built.node, device=EQUAL)
+    assert made[-1].kernel.source == way.__name__.split(".")[-1] + ".cu"  # type: ignore[union-attr]
+    found = run_on(gpu, built)
+    assert not right or nmse(found, built.expected) < 5e-5
+    return found
+
+
+def parts_of(n: int, k: int) -> int:
+    return mul_mat_tma.parts_of(product_of(declared(n, k, 8)), EQUAL)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [17, 64, 129, 300, 513])
+@pytest.mark.parametrize("tiles", EVERY, ids=lambda t: f"{t.columns}x{t.blocks}")
+def test_all_tiles_have_the_bits_of_parts_in_clusters(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, tiles: Tiles, m: int
+) -> None:
+    """More tiles of k than a ring has stages; rows and columns that are no whole tiles; k in parts,
+    of which the last is shorter."""
+    n, k = 330, smaller(2624)
+    assert parts_of(n, k) > 1
+    w, x = weight(n, k, "f16"), Operand((m, k))
+    for built in (build("mul_mat", w, x), build("mul_mat_add", w, x, Operand((m, n)))):
+        expected = result(gpu, monkeypatch, built, None)
+        assert np.array_equal(result(gpu, monkeypatch, built, tiles), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", SOME, ids=lambda t: f"{t.columns}x{t.blocks}")
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_ops(gpu: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, tiles: Tiles) -> None:
+    for n, k, m in ((2, 64, 17), (130, 576, 150), (1024, smaller(14336), 260), (2048, 2048, 64)):
+        w, x = weight(n, k, dtype), Operand((m, k))
+        for built in (
+            build("mul_mat", w, x),
+            build("mul_mat_add", w, x, Operand((n,))),  # the same for all columns
+            build("norm_mul_mat", x, norm_of(k), w, **EPS),
+        ):
+            expected = result(gpu, monkeypatch, built, None)
+            assert np.array_equal(result(gpu, monkeypatch, built, tiles), expected), (n, k, m)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", SOME, ids=lambda t: f"{t.columns}x{t.blocks}")
+def test_an_odd_number_of_rows(gpu: Any, monkeypatch: pytest.MonkeyPatch, tiles: Tiles) -> None:
+    for n, m in ((1, 17), (127, 140), (333, 200)):
+        assert parts_of(n, 640) == 0
+        w, x = weight(n, 640, "bf16"), Operand((m, 640))
+        result(gpu, monkeypatch, build("mul_mat_add", w, x, Operand((m, n))), tiles)
+
+
+@pytest.mark.gpu
+def test_rows_that_float16_cannot_hold(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = np.array([[10.0 ** (i % 13 - 5)] for i in range(140)])
+    x = Operand((140, 512), data=lambda rng, s: rng.standard_normal(s) * factors)
+    built = build("mul_mat_add", weight(96, 512, "f16"), x, Operand((140, 96)))
+    found = result(gpu, monkeypatch, built, Tiles(64, 2))
+    for row, expected in zip(found, built.expected, strict=True):
+        assert nmse(row, expected) < 5e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n, k", [(4096, 4096), (2048, 8192)])
+def test_shapes_of_models(gpu: Any, monkeypatch: pytest.MonkeyPatch, n: int, k: int) -> None:
+    """With more blocks than run at once, twice: no stage is read before it is full or written
+    before it is free."""
+    k = smaller(k)
+    built = build("mul_mat_add", weight(n, k, "f16"), Operand((600, k)), Operand((600, n)))
+    expected = result(gpu, monkeypatch, built, None)
+    for tiles in (*SOME, *SOME):
+        found = result(gpu, monkeypatch, built, tiles, right=False)
+        assert np.array_equal(found, expected), tiles

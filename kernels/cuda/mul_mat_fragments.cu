@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(kThreads, kFit<KIND, W, WHOLE>)
   FloatColumn<f16, NORM, false, ORDER> column(o.x, o.norm, o.c.k, x,
                                               reinterpret_cast<float*>(shared + o.squares_at));
   BesideOne b;
+  t.make_zeros();
   t.scale = t.make(column, [&] { b = t.beside_first(); });
   b.scale = t.scale;
   t.request_some(args.early, o.c.w_stages);

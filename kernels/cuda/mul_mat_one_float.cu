@@ -150,6 +150,15 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
 
   // -- products --
 
+  // The tensor cores' columns that there are not are zeros, which take less power: as long as a
+  // stage, behind the column, in other banks.
+  __device__ __forceinline__ char* zeros() const {
+    return shared + o.x_at + (REST ? rest_at(a.k) : 0) + (2 * a.k + 127) / 128 * 128 + 32;
+  }
+  __device__ __forceinline__ void make_zeros() const {
+    for (int i = threadIdx.x; i < N / 2; i += kThreads) reinterpret_cast<u32*>(zeros())[i] = 0;
+  }
+
   // A step of the chain. upper, lower: the words of the tile's rows that this lane has; x: its
   // place in the column. Lane t of the four that share a row has elements 4 t to 4 t + 3 of every
   // sixteen.
@@ -289,11 +298,14 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
     char* const x = shared + o.x_at;
     FloatColumn<W, NORM, REST> column(o.x, o.norm, a.k, x,
                                       reinterpret_cast<float*>(shared + o.squares_at));
+    make_zeros();
     const float scale = this->make(column, [] {});
     leave_turns();
 
-    // Of the tensor cores' eight columns four are the rest then.
-    const int place = lane % 4 * 8, side = REST && lane / 4 % 2 ? rest_at(a.k) : 0;
+    // The second of the tensor cores' columns is the rest.
+    const int place = lane % 4 * 8, step = lane < (REST ? 8 : 4) ? 2 : 0;
+    const char* const mine =
+        step == 0 ? zeros() : x + 2 * begin + (REST && lane >= 4 ? rest_at(a.k) : 0);
     int stage = 0;
     u32 parity = 0;
 #pragma unroll 1
@@ -305,7 +317,7 @@ struct OneFloat : TileColumn<KIND, !is_same<S, typename Stored<S>::T>::value> {
       for (int k = 0; k < length; k += N) {
         barrier_wait(bars + stage, parity);
         const char* const rows = ring + stage * STAGE;
-        const char* const column = x + 2 * (begin + k) + place + side;
+        const char* const column = mine + k * step + place;
         if constexpr (REST) {
           float of_stage[4] = {};
           multiply_units(rows, column, length - k, k ? 0 : skipped, of_stage);

@@ -17,7 +17,6 @@ from .tile_column import PAIRS, WARPS, Tiles, are_whole, tile_launch, tiles_of
 
 # Elements of a stage: as many as leave a warp so many stages, or all that it goes through.
 _CHUNKS, _ENOUGH = (256, 128), 3
-_SHORT = 2048  # elements of a part
 _LARGE = 4096  # rows, and elements of each
 
 
@@ -50,9 +49,10 @@ def _plan_of(p: Product, device: DeviceInfo, parts: int, chunk: int) -> _Plan:
         length = mul_mat_tma.length_of_parts(p.k, parts)
     n_parts = max(1, parts)
     compact = _is_compact(p, length)
-    x_bytes = 2 * p.k
+    x_bytes = ceil_div(2 * p.k, 128) * 128
     if rest:  # as `rest_at` of float_column.cuh
-        x_bytes += ceil_div(2 * p.k, 128) * 128 + 64
+        x_bytes += x_bytes + 64
+    x_bytes += 32 + 2 * chunk  # zeros
     free, grid = device.sm_count - TAKEN, min(device.sm_count, p.tiles(PAIRS))
     # As in `blocks_of` of one_column.py, of short rows.
     at_once = free * (WARPS // n_parts)
@@ -77,11 +77,8 @@ def _has_rest(device: DeviceInfo) -> bool:
 
 
 def _is_compact(p: Product, length: int) -> bool:
-    """Whether the kernel reads the compact form: of tiles whose pairs are of the same eights, and
-    of parts of whole units or long ones."""
-    if length % EIGHTS.weights and length < _SHORT:
-        return False
-    return are_whole(p) and is_compact(p.weights, EIGHTS)
+    """Whether the kernel reads the compact form: of tiles whose pairs are of the same eights."""
+    return mul_mat_tma.in_units(length) and are_whole(p) and is_compact(p.weights, EIGHTS)
 
 
 def _is_large(p: Product) -> bool:

@@ -20,6 +20,7 @@ from .columns import (
     rows_ok,
     turns_by,
 )
+from .compact import EIGHTS
 from .launch import CLUSTERS, DeviceInfo, Kernel, Launch, TensorMap, ceil_div, cpp_type
 
 LEAST = 2  # columns
@@ -33,8 +34,10 @@ _GROUPS = (2, 1)
 _ENOUGH = 96  # multiprocessors that bring as much as the memory gives
 _TYPICAL = 64  # columns, of what tiles are chosen for
 # What a byte of columns takes beside one of weights, as they come from the second-level cache; what
-# beginning and ending blocks take, and adding up a part, in bytes.
-_COLUMNS_SHARE, _TURN, _PART = 0.05, 18 << 20, 6 << 20
+# beginning and ending blocks take, adding up a part, and a single column from rows as they are, in
+# bytes.
+_COLUMNS_SHARE, _TURN, _PART, _PLAIN = 0.05, 18 << 20, 5.9 * 2**20, 3 << 20
+_SHORT = 2048  # elements of a part
 _STATIC, _ALIGN = 1024, 1024  # bytes of shared memory: left alone; that tiles are aligned to
 _MAX_STAGES = 16
 
@@ -70,7 +73,9 @@ def tiles_for(p: Product, device: DeviceInfo) -> Tiles:
         turns = ceil_div(tiles, device.clusters(t.parts))
         share = max(1.0, _ENOUGH * turns / (tiles * t.parts))
         columns = tiles * _TYPICAL * 2 * p.k
-        return share * weights + _COLUMNS_SHARE * columns + _TURN * turns + _PART * t.parts
+        more = _TURN * turns + _PART * t.parts
+        more += 0 if in_units(length_of_parts(p.k, t.parts)) else _PLAIN
+        return share * weights + _COLUMNS_SHARE * columns + more
 
     sizes = [
         s for s in CLUSTERS if p.k >= 2 * s * _TILE_K and (s - 1) * length_of_parts(p.k, s) < p.k
@@ -121,6 +126,12 @@ def parts_of(p: Product, device: DeviceInfo) -> int:
 def length_of_parts(k: int, parts: int) -> int:
     """Elements of each part of k, of which the last one may have less."""
     return ceil_div(k // _TILE_K, parts) * _TILE_K
+
+
+def in_units(length: int) -> bool:
+    """Whether parts of so many elements may be read from the compact form: whole units of it, or
+    long ones."""
+    return length % EIGHTS.weights == 0 or length >= _SHORT
 
 
 def fills(p: Product) -> bool:

@@ -26,8 +26,10 @@ struct FragmentArgs {
 
 #if __CUDA_ARCH__ >= 900
 
+constexpr int kBesideColumn = 64;  // bytes
+
 // WHOLE: see above. UNITS: of a stage's rows. COLUMNS: that lie together, each 16 bytes of a lane
-// for 32 elements; lanes of others multiply one of these. BLOCKS: as TileColumn has it.
+// for 32 elements; lanes of others multiply one of these, or zeros. BLOCKS: as TileColumn has it.
 template <int KIND, class W, bool WHOLE, int UNITS, int COLUMNS = 1, int BLOCKS = 1>
 struct TileFragments : TileColumn<KIND, true, BLOCKS> {
   typedef TileColumn<KIND, true, BLOCKS> Base;
@@ -167,6 +169,17 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
 
   // -- products --
 
+  // Seven of the tensor cores' eight columns are zeros where there is one, which takes less power
+  // than the same column seven times: as long as a unit, behind the column, in other banks.
+  __device__ __forceinline__ char* zeros() const {
+    return this->shared + o.x_at + 2 * a.k + kBesideColumn;
+  }
+  __device__ __forceinline__ void make_zeros() const {
+    if (threadIdx.x < UNIT_STEP / 16) {
+      reinterpret_cast<uint4*>(zeros())[threadIdx.x] = {};
+    }
+  }
+
   // A unit of each eight; x: this lane's place in the columns.
   __device__ __forceinline__ void multiply(const char* rows, const char* x,
                                            float (&sums)[EIGHTS][4]) const {
@@ -187,8 +200,9 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
       }
     }
   }
-  // So many units that lie in stages; x: this lane's place in the columns where they begin.
-  __device__ __forceinline__ void multiply_units(const char* x, int units,
+  // So many units that lie in stages; x: this lane's place in the columns where they begin; step:
+  // from a unit to the next one.
+  __device__ __forceinline__ void multiply_units(const char* x, int step, int units,
                                                  float (&sums)[EIGHTS][4]) {
 #pragma unroll 1
     for (int u = 0; u < units; u += UNITS) {
@@ -196,7 +210,7 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
       const char* rows = ring + stage * STAGE;
       const int n = min(UNITS, units - u);
 #pragma unroll 1
-      for (int i = 0; i < n; ++i, rows += Unit::BYTES, x += UNIT_STEP) multiply(rows, x, sums);
+      for (int i = 0; i < n; ++i, rows += Unit::BYTES, x += step) multiply(rows, x, sums);
       __syncwarp();
       if (ask.left > 0) request(stage);
       if (++stage == a.w_stages) {
@@ -208,6 +222,11 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
 
   // All that the warp has. x: the columns, from this block's first unit on.
   __device__ __forceinline__ void multiply_all(const char* x) {
+    int step = UNIT_STEP;
+    if (COLUMNS == 1 && lane >= 4) {
+      x = zeros();
+      step = 0;
+    }
     x += (lane / 4 % min(COLUMNS, 8) * 4 + lane % 4) * 16;
 #pragma unroll 1
     while (place.left > 0) {
@@ -219,7 +238,7 @@ struct TileFragments : TileColumn<KIND, true, BLOCKS> {
       if (COLUMNS == 1 && alone && lane % 4 == 0) b = beside(t, this->pair_of(t), 0);
       float sums[EIGHTS][4] = {};
       if (!WHOLE && begin > begin_of_part(place.part)) take(sums);
-      multiply_units(x + (begin - first_unit) * UNIT_STEP, place.end - begin, sums);
+      multiply_units(x + (begin - first_unit) * step, step, place.end - begin, sums);
       if (alone) {
         finish_sums(t, sums, b);
       } else if (ends) {

@@ -25,6 +25,7 @@ UNITS = (2, 1)  # of a stage's rows, the most that there is room for
 _ENOUGH = (2, 1)
 _EARLY = 1  # stages that are asked for before the columns, which are behind them (docs/LOG.md)
 _SUMS = 2 * PAIRS  # of a column in a tile
+_ZEROS = 64 + 2 * UNIT  # bytes behind a single column, see tile_fragments.cuh
 _SCHEDULERS = 4  # of a multiprocessor, each of every fourth warp
 _EVEN = 1.05  # what the one with most may have of what each has in the mean
 _LONG = 8  # units of a chain
@@ -59,8 +60,9 @@ def _plan(p: Product, device: DeviceInfo, columns: int, units: int, blocks: int)
     groups = min(device.clusters(blocks), tiles)
     of_group = ceil_div(tiles, groups)
     share = _share(parts, blocks, of_k, of_group, units)
+    zeros = _ZEROS if columns == 1 else 0
     made = tiles_of(
-        p, device, parts, groups, 2 * UNIT * share.span * columns,
+        p, device, parts, groups, 2 * UNIT * share.span * columns + zeros,
         share.sums * _SUMS * columns + columns + 1,  # and how large results are
         fragment_row_bytes(p.weights[0].dtype, units * UNIT), share.warps, share.stages, blocks,
     )  # fmt: skip

@@ -39,13 +39,13 @@ _MOST_OF = {"q4_0": 512}
 # and where tensor maps bring weights and columns.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
 TMA = {PLAIN: 192, GLU: 256, QKV: 384}
-# With equal bits, of weights that have one part of k, a library is faster from so many columns and
-# so many products of two numbers on, unless blocks are full.
-_LIBRARY, _LARGE = 257, 2e10
-# Of several parts, where a block that goes through all of them is faster: from so many columns on,
+# With equal bits a library is faster from so many columns and so many products of two numbers on:
+# without parts of k, where blocks are not full, and with some.
+_LIBRARY, _LARGE, _LARGE_IN_PARTS = 257, 2e10, 1.2e10
+# Of several parts of one matrix a block that goes through all of them is: from so many columns on,
 # and of shorter rows than that from where TMA ends.
 _MANY, _LONG = 257, 8192
-# With equal bits, of weights that have no parts of k: the first that takes a product.
+# With equal bits, of weights that have no parts of k: the first that takes a few columns of them.
 CHAINS = (mul_mat_one_float, mul_mat_chain, mul_mat_wide)
 # From weights that lie as fragments too: the fastest where they take a product.
 FRAGMENTS = (mul_mat_fragments, mul_mat_fragments_few, mul_mat_fragments_many)
@@ -97,10 +97,11 @@ def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
     """Whichever is fastest of those that add in parts of k."""
     if p.m == 1:
         return mul_mat_one_float
-    if parts > 1:
+    if parts > 1 and p.kind == PLAIN:
         many = p.m >= _MANY or (p.m > TMA[PLAIN] and p.k < _LONG)
         return mul_mat_tma_many if many and mul_mat_tma_many.takes(p, device) else mul_mat_tma
-    slow = p.m >= _LIBRARY and p.m * p.n * p.k > _LARGE and not mul_mat_tma.fills(p)
+    slow = parts > 1 or not mul_mat_tma.fills(p)
+    slow &= p.m >= _LIBRARY and p.m * p.n * p.k > (_LARGE_IN_PARTS if parts > 1 else _LARGE)
     return mul_mat_library if slow and mul_mat_library.in_order(p, device) else mul_mat_tma
 
 

@@ -36,7 +36,7 @@ _TYPICAL = 64  # columns, of what tiles are chosen for
 # What a byte of columns takes beside one of weights, as they come from the second-level cache; what
 # beginning and ending blocks take, adding up a part, and a single column from rows as they are, in
 # bytes.
-_COLUMNS_SHARE, _TURN, _PART, _PLAIN = 0.05, 18 << 20, 5.9 * 2**20, 3 << 20
+_COLUMNS_SHARE, _TURN, _PART, _PLAIN = 0.05, 18 << 20, 5.9 * 2**20, 2 << 20
 _SHORT = 2048  # elements of a part
 _STATIC, _ALIGN = 1024, 1024  # bytes of shared memory: left alone; that tiles are aligned to
 _MAX_STAGES = 16

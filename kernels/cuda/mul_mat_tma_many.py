@@ -79,11 +79,10 @@ def launches(
     """The launches of a product that `takes` takes. tiles: others than `tiles_for` chooses."""
     tiles = tiles or tiles_for(p, device)
     [w], at = p.weights, layout(p, 1, address=scratch)
-    x, scales = (at.x, at.scales) if p.ready is None else (p.ready.address, p.ready.scales)
     groups, (stages, shared) = _groups(p, tiles), _stages(tiles, device)
     parts = max(1, mul_mat_tma.parts_of(p, device))
     args = struct.pack(
-        "@3P3q6i", scales if p.rounded == "f16" else 0, 0 if p.r is None else p.r.address,
+        "@3P3q6i", at.scales if p.rounded == "f16" else 0, 0 if p.r is None else p.r.address,
         p.dst.address, *(0, 0) if p.r is None else (p.r.nb[0], row_step(p.r) or 0),
         p.dst.nb[1] // 4, p.n, p.m, p.k // _TILE_K,
         mul_mat_tma.length_of_parts(p.k, parts) // _TILE_K, groups, stages,
@@ -92,10 +91,10 @@ def launches(
     of_block = _TILE_K, _ROWS // tiles.blocks  # what a block brings of the cluster's rows
     maps = (
         TensorMap(w.address, w.dtype.name, (p.k, p.n), (w.nb[1],), of_block),
-        TensorMap(x, w.dtype.name, (p.k, p.m), (2 * p.k,), (_TILE_K, tiles.columns)),
+        TensorMap(at.x, w.dtype.name, (p.k, p.m), (2 * p.k,), (_TILE_K, tiles.columns)),
     )
     entry = f"mul_mat_tma_many<{cpp_type(w.dtype)}, {tiles.columns}, {tiles.blocks}>"
     grid = (ceil_div(p.n, _ROWS) * groups * tiles.blocks, 1, 1)
     made = Launch(Kernel("mul_mat_tma_many.cu", entry, _OPTIONS), grid, (_THREADS, 1, 1), args,
                      shared, dependent=True, maps=maps)  # fmt: skip
-    return [made] if p.ready is not None else [round_launch(p, at, 1, ROWS), made]
+    return [round_launch(p, at, 1, ROWS), made]

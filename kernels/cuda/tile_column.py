@@ -45,19 +45,20 @@ def tiles_of(
 ) -> Tiles:  # fmt: skip
     """x_bytes: of the columns. sums: floats. row: bytes of a stage's. rings: warps that have
     stages."""
-    sizes = (
-        8 * (1 + (MAX_STAGES + 1) * WARPS),  # barriers
-        4 * p.heads.head_dim if p.heads else 0,
-        4 * (ceil_div(p.k, _SQUARES) + WARPS),
-        4 * sums,
-        x_bytes,
-    )
-    places = places_of(sizes, 128)
-    all_stages = rings * 2 * PAIRS * row
-    room = max(0, device.shared_per_block - places[-1]) // all_stages
-    stages = min(MAX_STAGES, room, needed)
-    return Tiles(parts, groups, blocks, needed, stages,
-                 tuple(places[1:]), places[-1] + stages * all_stages)  # fmt: skip
+    of_stage, stages = rings * 2 * PAIRS * row, min(MAX_STAGES, needed)
+    while True:
+        sizes = (
+            8 * (1 + (stages + 1) * WARPS),  # barriers
+            4 * p.heads.head_dim if p.heads else 0,
+            4 * (ceil_div(p.k, _SQUARES) + WARPS),
+            4 * sums,
+            x_bytes,
+        )
+        *places, end = places_of(sizes, 128)
+        shared = end + stages * of_stage
+        if shared <= device.shared_per_block or stages == 0:
+            return Tiles(parts, groups, blocks, needed, stages, (*places[1:], end), shared)
+        stages -= 1
 
 
 def tile_launch(

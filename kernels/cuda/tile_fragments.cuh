@@ -26,7 +26,7 @@ struct FragmentArgs {
 
 #if __CUDA_ARCH__ >= 900
 
-constexpr int kBesideColumn = 64;  // bytes
+constexpr int kBesideColumn = 64;  // bytes; mirrored by _ZEROS of tile_fragments.py
 
 // WHOLE: see above. UNITS: of a stage's rows. COLUMNS: that lie together, each 16 bytes of a lane
 // for 32 elements; lanes of others multiply one of these, or zeros. BLOCKS: as TileColumn has it.

@@ -311,7 +311,7 @@ def test_rows_of_any_number_of_units(gpu: Any, rows: int, k: int) -> None:
 @pytest.mark.parametrize("mode", ["norm", "neox"])
 @pytest.mark.parametrize("rows", [(1024, 256, 256), (128, 128, 128)])
 def test_turned_heads(either: Any, rows: tuple[int, ...], mode: str) -> None:
-    k = 4096  # of less there are parts with equal bits that begin within a unit
+    k = 4096  # of less there may be parts with equal bits that are no whole units
     p = Compacted(either, "norm_qkv_rope", "f16", rows, k, mode=mode, whole=True)
     p.layout = layout_for("norm_qkv_rope", rows, k, either.device.info, "f16")
     found = p.result(1, 7)

@@ -228,7 +228,9 @@ def test_few_columns(gpu: Any, dtype: str, k: int, m: int) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_broadcast_and_permuted_batches(gpu: Any, dtype: str) -> None:
     for w, x in (((2,), (6,)), ((1, 1), (2, 3)), ((2, 3), (2, 6)), ((3, 1), (3, 4)), ((1,), (2,))):
-        check(gpu, "mul_mat", Operand((*w, 20, 64), dtype), Operand((*x, 12, 64)))
+        # One matrix for all rows is a kernel of ours.
+        library = dtype == "f32" or any(n > 1 for n in w)
+        check(gpu, "mul_mat", Operand((*w, 20, 64), dtype), Operand((*x, 12, 64)), library=library)
     swap = (1, 0, 2)
     x = Operand((4, 12, 64), permute=swap)
     w = Operand((2, 20, 64), dtype, permute=swap)

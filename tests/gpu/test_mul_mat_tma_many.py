@@ -118,7 +118,7 @@ def test_all_tiles_have_the_bits_of_parts_in_clusters(
 ) -> None:
     """More tiles of k than a ring has stages; rows and columns that are no whole tiles; k in parts,
     of which the last is shorter."""
-    n, k = 330, smaller(2624)
+    n, k = 330, 2624
     assert parts_of(n, k) > 1
     w, x = weight(n, k, "f16"), Operand((m, k))
     for built in (build("mul_mat", w, x), build("mul_mat_add", w, x, Operand((m, n)))):

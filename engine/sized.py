@@ -8,6 +8,7 @@ from functools import partial
 from gguflow.engine.backends.base import Backend
 from gguflow.engine.compile import Plan, summary
 from gguflow.engine.described import Described
+from gguflow.engine.graph import Role
 from gguflow.engine.load import WeightStore
 from gguflow.engine.load.compact import Room, lines, rooms, wanted
 from gguflow.engine.load.offload import device_lines, needed_by_device
@@ -65,12 +66,21 @@ class Sized(Described):
             return self.buckets.key(n, 0, min(n, n_seqs), n, False, True)
 
         def plans() -> list[Plan]:
+            single = self.plan(token_key())
+            if most == 1 or not self._read_by_several(single):
+                return [single]
             # Products of a few rows, of more and of many may read other weights so.
-            sizes = dict.fromkeys(min(most, n) for n in SEVERAL if most > 1)
-            return [*map(self.plan, [token_key(), *map(several, sizes)])]
+            sizes = dict.fromkeys(min(most, n) for n in SEVERAL)
+            return [single, *map(self.plan, map(several, sizes))]
 
         found = rooms(plans, self.largest_plans, self.backends, others or {})
         return wanted(found, self.options.compact_weights)
+
+    def _read_by_several(self, plan: Plan) -> bool:
+        """Whether products of several rows may read weights of a plan in another form."""
+        forms = [b.compactor for b in self.backends.values() if b.compactor is not None]
+        types = {t.dtype for t in plan.leaves(Role.WEIGHT)}
+        return any(form.several_rows(t) for form in forms for t in types)
 
     def compact_bytes(self) -> dict[str, int]:
         """By memory space, the bytes of weights that a device has in their compact form beside

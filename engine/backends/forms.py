@@ -35,6 +35,10 @@ class Compactor(Protocol):
     """A second form of a device's weights, in fewer bytes and with the same values, for those of
     its kernels that read faster from it."""
 
+    def several_rows(self, t: DType) -> bool:
+        """Whether products of several rows may read it of weights of this type, or only those of
+        one."""
+
     def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         """Of that form; 0 for a weight that none of these nodes would read so."""
 

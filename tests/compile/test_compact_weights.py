@@ -14,12 +14,14 @@ from tiny_model import write_tiny
 from gguflow.engine import model as model_module
 from gguflow.engine.backends.base import Buffer, DeviceId
 from gguflow.engine.backends.host import HostBuffer
-from gguflow.engine.graph import Tensor
+from gguflow.engine.compile import Plan
+from gguflow.engine.graph import DType, Tensor
 from gguflow.engine.limits import EqualBits
 from gguflow.engine.load.compact import SHARE
 from gguflow.engine.load.offload import RESERVE, needed
 from gguflow.engine.model import Model
 from gguflow.engine.options import OptionError, Options, draft_options
+from gguflow.engine.plan_key import PlanKey
 from gguflow.engine.sampling import GREEDY
 
 
@@ -31,6 +33,10 @@ class Halves:
         self.made: dict[int, str] = {}
         self.too_large, self.is_taken = "", False
         self.rows = 1, 1 << 20  # of products that read it
+        self.several = True
+
+    def several_rows(self, t: DType) -> bool:
+        return self.several
 
     def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         least, most = self.rows
@@ -132,6 +138,23 @@ def test_what_several_rows_are_read_from(device: Device, path: Path) -> None:
         device.compactor.rows = rows
         assert not load(path, n_seqs=2).compact_bytes()
         assert load(path, n_seqs=n_seqs).compact_bytes()
+
+
+def test_plans_of_several_rows_are_made_where_something_may_be_read_by_them(
+    device: Device, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, plan = list[PlanKey](), Model.plan
+
+    def noted(model: Model, key: PlanKey) -> Plan:
+        made.append(key)
+        return plan(model, key)
+
+    monkeypatch.setattr(Model, "plan", noted)
+    for several, rows in ((True, {2, 5}), (False, {1})):
+        device.compactor.several, device.compactor.rows = several, (2, 2)
+        made.clear()
+        assert bool(load(path, n_seqs=5).compact_bytes()) == several
+        assert {key.n_single for key in made} - {1} == rows - {1}
 
 
 def test_a_draft_leaves_what_the_model_is_still_to_take(device: Device, path: Path) -> None:

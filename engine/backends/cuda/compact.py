@@ -9,7 +9,7 @@ import numpy as np
 
 from gguflow.engine.backends.base import Buffer
 from gguflow.engine.compile import round_up
-from gguflow.engine.graph import Tensor
+from gguflow.engine.graph import DType, Tensor
 from gguflow.kernels.cuda.compact import (
     Layout,
     compact_bytes,
@@ -39,6 +39,9 @@ class CudaCompactor:
         if kind not in self._layouts:
             self._layouts[kind] = layout_of(weight, users, self._backend.device.info)
         return self._layouts[kind]
+
+    def several_rows(self, t: DType) -> bool:
+        return t.is_quantized and self._backend.device.info.has_fragments
 
     def bytes_of(self, weight: Tensor, users: Sequence[Tensor]) -> int:
         if self._layout(weight, users) is None:

@@ -20,6 +20,16 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
+// All threads of a cluster of so many blocks, or of the block.
+template <int BLOCKS>
+__device__ __forceinline__ void cluster_meet() {
+  if (BLOCKS > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+}
+
 // Where what lies at `address` here lies in block number `rank` of the cluster.
 __device__ __forceinline__ u32 address_at(u32 address, int rank) {
   u32 there;

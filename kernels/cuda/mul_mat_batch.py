@@ -107,10 +107,8 @@ def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
 
 def _in_chains(p: Product, device: DeviceInfo) -> ModuleType | None:
     """The same of those that have one chain along k."""
-    last = (mul_mat_library, mul_mat_tma_many)
-    if not mul_mat_library.in_order(p, device):
-        last = last[::-1]
-    return next((w for w in (*CHAINS, *last) if w.takes(p, device)), None)
+    ours = () if mul_mat_library.in_order(p, device) else (mul_mat_tma_many,)
+    return next((w for w in (*CHAINS, *ours, mul_mat_library) if w.takes(p, device)), None)
 
 
 def _columns(p: Product, device: DeviceInfo) -> ModuleType | None:

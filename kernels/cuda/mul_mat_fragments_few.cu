@@ -54,15 +54,6 @@ __device__ __forceinline__ void round_others(const T& t, char* to) {
   round_anew<ORDER, COLUMNS>(t.o.x + t.first_unit * kUnit, given.x_row, t.a.m, t.span * (kUnit / 8),
                              t.scales(), to);
 }
-
-template <int BLOCKS>
-__device__ __forceinline__ void meet() {
-  if (BLOCKS > 1) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
-}
 #endif
 
 template <int KIND, class W, bool WHOLE, int UNITS, int COLUMNS, int BLOCKS>
@@ -77,13 +68,13 @@ __global__ void __launch_bounds__(kThreads, 1) GF_CLUSTER(BLOCKS)
   if (threadIdx.x == 0) bring_columns(t, x);
   t.request_some(args.early, args.o.c.w_stages);
   find_scales(t);
-  meet<BLOCKS>();  // barriers are made, and all blocks are there whose memory is written to
+  cluster_meet<BLOCKS>();  // barriers are made, and all blocks are there whose memory is written to
   barrier_wait(t.columns_here, 0);
   round_others<kOfHalves<W> ? FOURS_APART : EIGHTS_APART, COLUMNS>(t, x);
   BesideOne b = t.beside_first();
   t.multiply_all(x);
   if (t.parts > 1) {
-    meet<BLOCKS>();
+    cluster_meet<BLOCKS>();
     t.add_parts(b);
   }
   t.leave_largest();

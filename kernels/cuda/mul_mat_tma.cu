@@ -14,9 +14,8 @@
 #include "cuda/tma_finish.cuh"
 #include "cuda/wgmma_shared.cuh"
 
-constexpr int kTileK = 64, kTilePairs = 64;
+constexpr int kTilePairs = 64;
 constexpr int kThreads = 256;                      // that multiply: two warpgroups
-constexpr int kTileRow = 2 * kTileK;               // bytes
 constexpr int kTileBytes = kTilePairs * kTileRow;  // of the first or the second rows of pairs
 
 // Mirrored by mul_mat_tma.py. w: of each matrix; its dimensions are k, pairs before the next heads,
@@ -259,7 +258,7 @@ struct Block {
       if (elected()) bring();
       __syncwarp();
       if (DIRECT) return;
-      meet();
+      cluster_meet<S>();
     } else {
       const int within = threadIdx.x / 32 % G * kTilePairs + threadIdx.x % 32 * 2;
       const Lane lane(a, t.turns, tile, within);
@@ -276,18 +275,10 @@ struct Block {
       }
       leave(sums);
       if (!EARLY) ask(lane, 0, besides);
-      meet();
+      cluster_meet<S>();
       finish_parts(lane, within, besides);
     }
-    meet();  // this block's sums may still be read
-  }
-
-  __device__ __forceinline__ void meet() const {
-    if (S > 1) {
-      cluster_sync();
-    } else {
-      __syncthreads();
-    }
+    cluster_meet<S>();  // this block's sums may still be read
   }
 };
 #endif

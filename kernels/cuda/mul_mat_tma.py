@@ -24,9 +24,9 @@ from .compact import EIGHTS
 from .launch import CLUSTERS, DeviceInfo, Kernel, Launch, TensorMap, ceil_div, cpp_type
 
 LEAST = 2  # columns
-_OPTIONS = ("-arch=sm_90a",)  # whose devices alone have such products
-_TILE_K, _PAIRS, _THREADS = 64, 64, 288  # as in mul_mat_tma.cu
-_ROW = 128  # bytes, of a tile
+OPTIONS = ("-arch=sm_90a",)  # whose devices alone have such products
+TILE_K, TILE_ROW = 64, 128  # of a tile's row, as in tma.cuh: elements, bytes
+_PAIRS, _THREADS = 64, 288  # as in mul_mat_tma.cu
 _COLUMNS = (16, 32, 64, 128, 192, 256)  # a block may have
 _WIDE = 128  # with more of them a block has one group
 _FULL = 0.85  # of a block's columns are there, at least, where it counts as full
@@ -78,7 +78,7 @@ def tiles_for(p: Product, device: DeviceInfo) -> Tiles:
         return share * weights + _COLUMNS_SHARE * columns + more
 
     sizes = [
-        s for s in CLUSTERS if p.k >= 2 * s * _TILE_K and (s - 1) * length_of_parts(p.k, s) < p.k
+        s for s in CLUSTERS if p.k >= 2 * s * TILE_K and (s - 1) * length_of_parts(p.k, s) < p.k
     ]
     found = [Tiles(g, s) for g in _GROUPS for s in sizes]
     return min(found or [Tiles(2, 1)], key=cost)
@@ -89,11 +89,16 @@ def _plan(p: Product, t: Tiles, device: DeviceInfo) -> _Plan:
     columns = next(c for c in _COLUMNS if shares * c >= p.m)
     groups = 1 if columns > _WIDE else t.groups
     tiles = p.tiles(_PAIRS * groups)
-    stage = (2 * _PAIRS * groups + columns) * _ROW
-    fixed = _ALIGN + 4 * columns
-    stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // (stage + 16))
-    return _Plan(columns, shares, groups, tiles, tiles * t.parts * shares, stages,
-                 fixed + stages * (stage + 16))  # fmt: skip
+    stages, shared = ring_of(2 * _PAIRS * groups, columns, device)
+    return _Plan(columns, shares, groups, tiles, tiles * t.parts * shares, stages, shared)
+
+
+def ring_of(rows: int, columns: int, device: DeviceInfo) -> tuple[int, int]:
+    """Stages that there is room for of tiles of so many rows and columns; and the shared memory of
+    a block with them."""
+    stage, fixed = (rows + columns) * TILE_ROW + 16, _ALIGN + 4 * columns
+    stages = min(_MAX_STAGES, (device.shared_per_block - _STATIC - fixed) // stage)
+    return stages, fixed + stages * stage
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -104,7 +109,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
         and p.m >= LEAST
         and not t.is_quantized
         and len({(w.dtype, w.nb[1]) for w in p.weights}) == 1
-        and all(rows_ok(w, 16, _TILE_K) and _in_pairs(p.kind, w.ne[1]) for w in p.weights)
+        and all(rows_ok(w, 16, TILE_K) and _in_pairs(p.kind, w.ne[1]) for w in p.weights)
         and (_PAIRS % half == 0 or half % _PAIRS == 0)
         and columns_ok(p.x)
         and _plan(p, Tiles(2, 1), device).stages > 2
@@ -125,7 +130,7 @@ def parts_of(p: Product, device: DeviceInfo) -> int:
 
 def length_of_parts(k: int, parts: int) -> int:
     """Elements of each part of k, of which the last one may have less."""
-    return ceil_div(k // _TILE_K, parts) * _TILE_K
+    return ceil_div(k // TILE_K, parts) * TILE_K
 
 
 def in_units(length: int) -> bool:
@@ -156,14 +161,14 @@ def launches(
     at = layout(replace(p, heads=None), 1, address=scratch)
     x, scales = (at.x, at.scales) if p.ready is None else (p.ready.address, p.ready.scales)
     maps = [_rows_map(p, i) for i in range(len(p.weights))]
-    maps += [maps[0]] * (3 - len(maps)) + [_columns_map(x, t, p, plan.columns)]
+    maps += [maps[0]] * (3 - len(maps)) + [columns_map(x, t, p, plan.columns)]
     args = arguments(p, replace(at, scales=0), plan.tiles, tiles.parts, plan.stages, 0, 0)
     args += struct.pack("@Pi4x", scales if p.rounded == "f16" else 0, plan.shares) + turns_by(p)
     args += bytes(-len(args) % 64)
     sizes = f"{plan.columns}, {plan.groups}, {tiles.parts}"
     entry = f"mul_mat_tma<{KINDS[p.kind]}, {cpp_type(t)}, {sizes}>"
     grid, block = (plan.blocks, 1, 1), (_THREADS, 1, 1)
-    product = Launch(Kernel("mul_mat_tma.cu", entry, _OPTIONS), grid, block, args, plan.shared,
+    product = Launch(Kernel("mul_mat_tma.cu", entry, OPTIONS), grid, block, args, plan.shared,
                      dependent=True, maps=tuple(maps))  # fmt: skip
     if p.ready is not None:
         return [product]
@@ -185,9 +190,10 @@ def _rows_map(p: Product, i: int) -> TensorMap:
     halves = 1 if p.kind == GLU else 2
     return TensorMap(
         w.address, w.dtype.name, (p.k, pairs, halves, heads), (row, second, step),
-        (_TILE_K, inner, 1, _PAIRS // inner),
+        (TILE_K, inner, 1, _PAIRS // inner),
     )  # fmt: skip
 
 
-def _columns_map(address: int, t: DType, p: Product, columns: int) -> TensorMap:
-    return TensorMap(address, t.name, (p.k, p.m), (2 * p.k,), (_TILE_K, columns))
+def columns_map(address: int, t: DType, p: Product, columns: int) -> TensorMap:
+    """Of the columns of a product, rounded to t at this address."""
+    return TensorMap(address, t.name, (p.k, p.m), (2 * p.k,), (TILE_K, columns))

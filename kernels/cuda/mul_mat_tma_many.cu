@@ -27,10 +27,9 @@ struct TmaManyArgs {
   int stages;
 };
 
-constexpr int kTileK = 64, kTileRow = 2 * kTileK;  // elements, bytes
-constexpr int kRows = 128, kThreads = 256;         // of a block; that multiply
-constexpr int kBringing = 128;                     // threads, of which one brings
-constexpr int kMore = 240, kLess = 24;             // registers, of those and of these
+constexpr int kRows = 128, kThreads = 256;  // of a block; that multiply
+constexpr int kBringing = 128;              // threads, of which one brings
+constexpr int kMore = 240, kLess = 24;      // registers, of those and of these
 static_assert(registers_are_there<kThreads + kBringing>(2 * kMore + kLess), "too many registers");
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -66,14 +65,7 @@ struct Block {
       }
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    meet();
-  }
-  __device__ __forceinline__ void meet() const {
-    if (C > 1) {
-      cluster_sync();
-    } else {
-      __syncthreads();
-    }
+    cluster_meet<C>();
   }
 
   // -- bringing, by one thread -------------------------------------------------------------------
@@ -215,7 +207,7 @@ struct Block {
       if (threadIdx.x < kThreads + 32 && elected()) bring();
       __syncwarp();
     }
-    meet();  // others may still bring to this block, or release its stages
+    cluster_meet<C>();  // others may still bring to this block, or release its stages
   }
 };
 #endif

@@ -13,6 +13,7 @@ from .launch import DeviceInfo, Kernel, Launch, ceil_div, fast_div, places_of
 WARPS, PAIRS = 16, 8  # of a block; of a tile's rows
 MAX_STAGES = 8  # of a warp
 _SQUARES = 256  # elements whose squares are added first
+_ALIGN = 128  # bytes, of what lies in shared memory
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ def tiles_of(
 ) -> Tiles:  # fmt: skip
     """x_bytes: of the columns. sums: floats. row: bytes of a stage's. rings: warps that have
     stages."""
-    of_stage, stages = rings * 2 * PAIRS * row, min(MAX_STAGES, needed)
-    while True:
+
+    def places(stages: int) -> list[int]:
         sizes = (
             8 * (1 + (stages + 1) * WARPS),  # barriers
             4 * p.heads.head_dim if p.heads else 0,
@@ -54,11 +55,14 @@ def tiles_of(
             4 * sums,
             x_bytes,
         )
-        *places, end = places_of(sizes, 128)
-        shared = end + stages * of_stage
-        if shared <= device.shared_per_block or stages == 0:
-            return Tiles(parts, groups, blocks, needed, stages, (*places[1:], end), shared)
-        stages -= 1
+        return places_of(sizes, _ALIGN)
+
+    ring = rings * 2 * PAIRS * row  # bytes of a stage of every warp
+    each = ring + ceil_div(8 * WARPS, _ALIGN) * _ALIGN  # and of its barriers
+    room = max(0, device.shared_per_block - places(0)[-1]) // each
+    stages = min(MAX_STAGES, room, needed)
+    at = tuple(places(stages)[1:])
+    return Tiles(parts, groups, blocks, needed, stages, at, at[-1] + stages * ring)
 
 
 def tile_launch(

@@ -5,6 +5,8 @@
 
 #include "cuda/bulk_copy.cuh"
 
+constexpr int kTileK = 64, kTileRow = 2 * kTileK;  // of a tile's row: elements, bytes
+
 // CUtensorMap.
 struct alignas(64) TensorMap {
   u64 words[16];

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import declare_case, nmse, run_on
+from harness import nmse, run_on
 from kernel_list import DEVICE, EQUAL, launches_of
 from sizes import smaller
-from test_mul_mat_tma import EPS, build, norm_of, product_of, weight
+from test_mul_mat_columns import declared, weight
+from test_mul_mat_tma import EPS, build, norm_of, product_of
 
 from gguflow.engine.backends.base import find_backend
-from gguflow.engine.graph import Case, Operand, op_spec
+from gguflow.engine.graph import Operand
 from gguflow.kernels.cuda import mul_mat_batch, mul_mat_tma, mul_mat_tma_many
 from gguflow.kernels.cuda.launch import DeviceInfo, Launch
 from gguflow.kernels.cuda.mul_mat_tma_many import Tiles
@@ -23,13 +24,12 @@ EVERY = [Tiles(*t) for t in product((32, 48, 64, 80, 96, 112, 128), (1, 2))]
 SOME = [Tiles(32, 2), Tiles(80, 1), Tiles(128, 1), Tiles(128, 2)]
 
 
-def declared(n: int, k: int, m: int, dtype: str = "f16") -> Any:
-    w, x = Operand((n, k), dtype, 0.0, role="weight"), Operand((m, k), data=0.0)
-    return declare_case(op_spec("mul_mat"), Case((w, x)))
+def node_of(n: int, k: int, m: int) -> Any:
+    return declared("mul_mat", weight(n, k, "f16"), Operand((m, k)))
 
 
 def chosen(n: int, k: int, m: int) -> Tiles:
-    return mul_mat_tma_many.tiles_for(product_of(declared(n, k, m)), EQUAL)
+    return mul_mat_tma_many.tiles_for(product_of(node_of(n, k, m)), EQUAL)
 
 
 # -- which tiles -----------------------------------------------------------------------------------
@@ -42,13 +42,13 @@ def test_blocks_fill_a_device_once_where_they_can() -> None:
     ):  # fmt: skip
         for k in (4096, 14336):
             assert chosen(n, k, m) == tiles, (n, k, m)
-        made = mul_mat_tma_many.launches(product_of(declared(n, 4096, m)), EQUAL, 0)[-1]
+        made = mul_mat_tma_many.launches(product_of(node_of(n, 4096, m)), EQUAL, 0)[-1]
         assert 120 <= made.grid[0] <= DEVICE.sm_count, (n, m)
 
 
 def test_stages_are_as_many_as_there_is_room_for() -> None:
     for tiles in EVERY:
-        p = product_of(declared(4096, 4096, 512))
+        p = product_of(node_of(4096, 4096, 512))
         made = mul_mat_tma_many.launches(p, EQUAL, 0, tiles)[-1]
         left = EQUAL.shared_per_block - made.shared
         assert 0 <= left - 1024 < (128 + tiles.columns) * 128 + 16, tiles
@@ -71,13 +71,13 @@ def test_stages_are_as_many_as_there_is_room_for() -> None:
     ],
 )
 def test_what_comes_here(n: int, k: int, m: int, device: DeviceInfo, taken: bool) -> None:
-    made = launches_of(declared(n, k, m), device=device)
+    made = launches_of(node_of(n, k, m), device=device)
     sources = [s.kernel.source for s in made if isinstance(s, Launch)]
     assert (KERNEL in sources) == taken
 
 
 def test_a_device_with_less_shared_memory_goes_another_way() -> None:
-    p = product_of(declared(4096, 4096, 512))
+    p = product_of(node_of(4096, 4096, 512))
     assert mul_mat_tma_many.takes(p, EQUAL)
     assert not mul_mat_tma_many.takes(p, DeviceInfo(shared_per_block=90 << 10))
 
@@ -107,7 +107,7 @@ def result(
 
 
 def parts_of(n: int, k: int) -> int:
-    return mul_mat_tma.parts_of(product_of(declared(n, k, 8)), EQUAL)
+    return mul_mat_tma.parts_of(product_of(node_of(n, k, 8)), EQUAL)
 
 
 @pytest.mark.gpu

@@ -119,7 +119,7 @@ def test_bits_are_those_of_ops_apart(many: Any, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name, size", [
-    ("v_state", 1e-4), ("v_state", 5e4), ("up", 1e-5), ("up", 1e4), ("ffn_norm", 1e-4),
+    ("v_state", 1e-4), ("v_state", 5e4), ("up", 1e-5), ("ffn_norm", 1e-4), ("ffn_norm", 1e4),
 ])  # fmt: skip
 @pytest.mark.parametrize("m", [2, 4, 16])
 def test_columns_of_any_size(many: Any, monkeypatch: pytest.MonkeyPatch, m: int, name: str,

@@ -1,10 +1,9 @@
 // What follows a library's products that make queries, keys and values (columns.cuh).
 #include "cuda/columns.cuh"
 #include "cuda/dependent.cuh"
-#include "cuda/part_sums.cuh"
 
-// a.w: the products' results, [m, rows] f32 each, of a.splits parts of k one after the other;
-// a.tiles: pairs of all matrices. blockIdx.x counts columns; blockIdx.y and threads count pairs.
+// a.w: the products' results, [m, rows] f32 each; a.tiles: pairs of all matrices. blockIdx.x counts
+// columns; blockIdx.y and threads count pairs.
 __global__ void __launch_bounds__(256) turn_columns(const __grid_constant__ ColumnsArgs a) {
   begin_dependent();
   const int column = blockIdx.x, pair = blockIdx.y * blockDim.x + threadIdx.x;
@@ -20,8 +19,7 @@ __global__ void __launch_bounds__(256) turn_columns(const __grid_constant__ Colu
       n = a.rows[i];
     }
   }
-  const PartSums sums = {reinterpret_cast<const float*>(y), (i64)a.m * n, a.splits};
-  const i64 first = (i64)column * n;
-  finish_one(QKV, a, at.matrix, at.pair, column, sums.at(first + rows.x), sums.at(first + rows.y),
+  const float* const sums = reinterpret_cast<const float*>(y) + (i64)column * n;
+  finish_one(QKV, a, at.matrix, at.pair, column, __ldcg(sums + rows.x), __ldcg(sums + rows.y),
              beside_one(QKV, a, at.matrix, at.pair, column));
 }

@@ -11,8 +11,8 @@
 //     each is added to the sum so far by one product of the tensor cores, in which their order does
 //     not matter (mma.m16n8k16, or a step of wgmma; not two of m16n8k8). Each part of k has such
 //     a chain, of which a matrix has as many as mul_mat_tma.py says, and the parts are added in
-//     order: mul_mat_one_float.cu (one column), mul_mat_tma.cu (others), mul_mat_tma_many.cu and a
-//     library (many). Matrices that mul_mat_tma.cu does not take have one chain:
+//     order: mul_mat_one_float.cu (one column), mul_mat_tma.cu (others), mul_mat_tma_many.cu
+//     (many), of one part a library too. Matrices that mul_mat_tma.cu does not take have one chain:
 //     mul_mat_one_float.cu, mul_mat_chain.cu (2 to 16 columns), mul_mat_wide.cu (17 to 128), a
 //     library or mul_mat_tma_many.cu.
 //   - Without, mul_mat_stream.cu (2 to 16 columns) has an order of its own, which follows from k.

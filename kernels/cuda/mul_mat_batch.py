@@ -39,11 +39,12 @@ _MOST_OF = {"q4_0": 512}
 # and where tensor maps bring weights and columns.
 FLOATS = {PLAIN: mul_mat_stream.MOST, GLU: 64, QKV: 128}
 TMA = {PLAIN: 192, GLU: 256, QKV: 384}
-# With equal bits a library is faster from so many columns and so many products of two numbers on:
-# without parts of k, where blocks are not full, and with some.
-_LIBRARY, _LARGE, _LARGE_IN_PARTS = 257, 2e10, 1.2e10
-# Of several parts of one matrix a block that goes through all of them is: from so many columns on,
-# and of shorter rows than that from where TMA ends.
+# With equal bits a library is faster from so many columns and so many products of two numbers on,
+# where k has no parts and blocks are not full.
+_LIBRARY, _LARGE = 257, 2e10
+# Of several parts a block that goes through all of them is: beyond so many columns of pairs; of one
+# matrix from so many on, and of shorter rows than that from where TMA ends.
+_MANY_OF = {GLU: 64, QKV: 160}
 _MANY, _LONG = 257, 8192
 # With equal bits, of weights that have no parts of k: the first that takes a few columns of them.
 CHAINS = (mul_mat_one_float, mul_mat_chain, mul_mat_wide)
@@ -72,6 +73,8 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
         if parts := mul_mat_tma.parts_of(p, device):
             return _in_parts(p, parts, device)
         return _in_chains(p, device)
+    if p.norm is not None and _many_pairs(p, device):  # else columns may be there, rounded
+        return mul_mat_tma_many
     if p.m > mul_mat_stream.MOST and _is_faster(p) and mul_mat_tma.takes(p, device):
         return mul_mat_tma
     if fragments := next((w for w in FRAGMENTS if w.takes(p, device)), None):
@@ -93,15 +96,26 @@ def _is_faster(p: Product) -> bool:
     return p.m <= TMA[p.kind] or (p.kind == GLU and mul_mat_tma.fills(p))
 
 
+def _many_pairs(p: Product, device: DeviceInfo) -> bool:
+    """Whether blocks that go through all parts of k are fastest for a product of pairs: where there
+    are several, a matrix is too small for a library to fill a device with it."""
+    return (
+        p.m > _MANY_OF.get(p.kind, p.m)
+        and mul_mat_tma_many.takes(p, device)
+        and mul_mat_tma.chosen_parts(p, device) > 1
+    )
+
+
 def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
     """Whichever is fastest of those that add in parts of k."""
     if p.m == 1:
         return mul_mat_one_float
-    if parts > 1 and p.kind == PLAIN:
-        many = p.m >= _MANY or (p.m > TMA[PLAIN] and p.k < _LONG)
+    if _many_pairs(p, device):
+        return mul_mat_tma_many
+    if parts > 1:
+        many = p.kind == PLAIN and (p.m >= _MANY or (p.m > TMA[PLAIN] and p.k < _LONG))
         return mul_mat_tma_many if many and mul_mat_tma_many.takes(p, device) else mul_mat_tma
-    slow = parts > 1 or not mul_mat_tma.fills(p)
-    slow &= p.m >= _LIBRARY and p.m * p.n * p.k > (_LARGE_IN_PARTS if parts > 1 else _LARGE)
+    slow = p.m >= _LIBRARY and p.m * p.n * p.k > _LARGE and not mul_mat_tma.fills(p)
     return mul_mat_library if slow and mul_mat_library.in_order(p, device) else mul_mat_tma
 
 

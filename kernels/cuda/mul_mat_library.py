@@ -1,10 +1,10 @@
-"""16-bit weights times many columns, with what stands around: a library multiplies, which adds in
-the order of float_columns.cuh: one chain along k, or of gate and up and of queries, keys and values
-one for each part of it. Columns are rounded as for our own kernels."""
+"""16-bit weights times many columns, with what stands around them: a library multiplies, which adds
+in one chain along k, as float_columns.cuh says of weights whose k has no parts. Columns are rounded
+as for our own kernels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from . import mul_mat_tma
 from .columns import (
@@ -21,28 +21,19 @@ from .columns import (
     rows_ok,
 )
 from .gemm import WORKSPACE_BYTES, Gemm, Matrix
-from .launch import DeviceInfo, Kernel, Launch, Operand, ceil_div, places_of
+from .launch import DeviceInfo, Kernel, Launch, ceil_div, places_of
 from .mul_mat_rows import finish_launch, gate_launch
 
 _LEAST = 17  # columns: fewer are our own kernels' or not these
 _THREADS = 256
 
 
-@dataclass(frozen=True)
-class _Room:
+def _room(p: Product) -> tuple[tuple[int, ...], int]:
     """Where the products' results lie, if not where they are to go, and what they need of scratch
-    memory beside the columns. parts: of k, see mul_mat_tma.parts_of."""
-
-    parts: int
-    places: tuple[int, ...]
-    nbytes: int
-
-
-def _room(p: Product, device: DeviceInfo) -> _Room:
-    parts = mul_mat_tma.parts_of(p, device)
+    memory beside the columns."""
     weights = p.weights if p.kind in (GLU, QKV) else ()
-    *at, end = places_of((4 * max(1, parts) * p.m * w.ne[1] for w in weights), 256, WORKSPACE_BYTES)
-    return _Room(parts, tuple(at), end)
+    *at, end = places_of((4 * p.m * w.ne[1] for w in weights), 256, WORKSPACE_BYTES)
+    return tuple(at), end
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -50,7 +41,7 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     return (
         device.is_hopper
         and p.m >= _LEAST
-        and (p.kind != PLAIN or mul_mat_tma.parts_of(p, device) <= 1)
+        and mul_mat_tma.parts_of(p, device) <= 1
         and not t.is_quantized
         and len({w.dtype for w in p.weights}) == 1
         and all(rows_ok(w, 16, 8) for w in p.weights)
@@ -65,52 +56,37 @@ def in_order(p: Product, device: DeviceInfo) -> bool:
 
 
 def scratch_bytes(p: Product, device: DeviceInfo) -> int:
-    return layout(p, 1, _room(p, device).nbytes).end
+    return layout(p, 1, _room(p)[1]).end
 
 
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch | Gemm]:
     """The launches of a product that `takes` takes."""
-    room = _room(p, device)
-    at, t = layout(p, 1, room.nbytes, scratch), p.rounded
+    places, nbytes = _room(p)
+    at, t = layout(p, 1, nbytes, scratch), p.rounded
     scales = at.scales if t == "f16" else 0
-    to = [at.parts + place for place in room.places]
+    to = [at.parts + place for place in places]
     added = p.r is not None and p.r.ne == p.dst.ne and p.r.is_dense and not scales
     c = Matrix(p.r.address, p.n) if p.r is not None and added else None
     made: list[Launch | Gemm] = [round_launch(p, at, 1, ROWS)]
     for w, y in zip(p.weights, to or [p.dst.address], strict=True):
-        d = Matrix(y, w.ne[1] if to else p.dst.nb[1] // 4, p.m * w.ne[1])
-        made += _gemms(p, w, at, d, c, room.parts)
+        d = Matrix(y, w.ne[1] if to else p.dst.nb[1] // 4)
+        rows, x = Matrix(w.address, w.nb[1] // 2), Matrix(at.x, p.k)
+        made.append(Gemm(t, "f32", w.ne[1], p.m, p.k, rows, x, d, at.parts, c, whole=True))
     if p.kind == GLU:
-        gate, up = to
-        made.append(gate_launch(p.dst, gate, up, "f32", scales, room.parts))
+        rough = mul_mat_tma.parts_of(p, device) > 0
+        made.append(gate_launch(p.dst, *to, "f32", scales, rough))
     elif p.kind == QKV:
-        made.append(_turn_launch(p, to, at, room.parts))
+        made.append(_turn_launch(p, to, at))
     elif scales or (p.r is not None and not added):
         made.append(finish_launch(p.dst, p.r, scales, added))
     return made
 
 
-def _gemms(
-    p: Product, w: Operand, at: Layout, d: Matrix, c: Matrix | None, parts: int
-) -> list[Gemm]:
-    """Of one matrix: parts of k that are as long as each other at once, and what is left."""
-    length = mul_mat_tma.length_of_parts(p.k, parts) if parts else p.k
-    n_equal, left = divmod(p.k, length)
-
-    def gemm(first: int, batch: int, k: int) -> Gemm:
-        x = Matrix(at.x + 2 * first * length, p.k, length)
-        rows = Matrix(w.address + 2 * first * length, w.nb[1] // 2, length)
-        to = replace(d, address=d.address + 4 * first * d.batch_stride)
-        return Gemm(p.rounded, "f32", w.ne[1], p.m, k, rows, x, to, at.parts, c, batch, whole=True)
-
-    return [gemm(0, n_equal, length), *([gemm(n_equal, 1, left)] if left else [])]
-
-
-def _turn_launch(p: Product, to: list[int], at: Layout, parts: int) -> Launch:
+def _turn_launch(p: Product, to: list[int], at: Layout) -> Launch:
     """Queries, keys and values turned and stored."""
     pairs = sum(p.pairs)
     results = tuple(replace(w, address=y) for w, y in zip(p.weights, to, strict=True))
-    args = arguments(replace(p, weights=results), at, pairs, max(1, parts), 0, 0, 0)
+    args = arguments(replace(p, weights=results), at, pairs, 1, 0, 0, 0)
     grid = (p.m, ceil_div(pairs, _THREADS), 1)
     return Launch(Kernel("columns_turn.cu", "turn_columns"), grid, (_THREADS, 1, 1), args,
                   dependent=True)  # fmt: skip

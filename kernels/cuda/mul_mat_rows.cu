@@ -74,7 +74,6 @@ struct GateArgs {
   const char *gate, *up;  // dense rows of T
   const float* scales;    // of each row, or null
   i64 n;
-  i64 plane, parts;  // of k: their sums are so many elements apart
 };
 
 // dst = silu(gate * scale) * (up * scale). blockIdx.x counts rows, blockIdx.y runs within them.
@@ -86,22 +85,13 @@ __global__ void __launch_bounds__(kThreads) gate_rows(const __grid_constant__ Ga
   const i64 step = (i64)gridDim.y * kThreads * V;
   for (i64 i = ((i64)blockIdx.y * kThreads + threadIdx.x) * V; i < a.n; i += step) {
     const i64 at = row * a.n + i;
-    Pack<float, V> g, u, y;
-    for (i64 part = 0; part < a.parts; ++part) {
-      const i64 from = at + part * a.plane;
-      const auto gs =
-          *reinterpret_cast<const Pack<T, V>*>(reinterpret_cast<const T*>(a.gate) + from);
-      const auto us = *reinterpret_cast<const Pack<T, V>*>(reinterpret_cast<const T*>(a.up) + from);
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        g.v[j] = part == 0 ? to_f32(gs.v[j]) : g.v[j] + to_f32(gs.v[j]);
-        u.v[j] = part == 0 ? to_f32(us.v[j]) : u.v[j] + to_f32(us.v[j]);
-      }
-    }
+    const auto g = *reinterpret_cast<const Pack<T, V>*>(reinterpret_cast<const T*>(a.gate) + at);
+    const auto u = *reinterpret_cast<const Pack<T, V>*>(reinterpret_cast<const T*>(a.up) + at);
+    Pack<float, V> y;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      const float x = g.v[j] * scale;
-      y.v[j] = (ROUGH ? silu().rough(x) : silu()(x)) * (u.v[j] * scale);
+      const float x = to_f32(g.v[j]) * scale;
+      y.v[j] = (ROUGH ? silu().rough(x) : silu()(x)) * (to_f32(u.v[j]) * scale);
     }
     *reinterpret_cast<Pack<float, V>*>(a.dst + at) = y;
   }

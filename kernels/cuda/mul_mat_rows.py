@@ -45,12 +45,12 @@ def finish_launch(dst: Operand, r: Operand | None, scales: int, added: bool = Fa
 
 
 def gate_launch(
-    dst: Operand, gate: int, up: int, dtype: str, scales: int, parts: int = 0
+    dst: Operand, gate: int, up: int, dtype: str, scales: int, rough: bool = False
 ) -> Launch:
-    """dst = silu(gate * scale) * (up * scale) of dense rows of `dtype`. parts: of k, whose sums lie
-    one after the other; silu is that of mul_mat_tma.cu then."""
+    """dst = silu(gate * scale) * (up * scale) of dense rows of `dtype`. rough: silu is that of
+    mul_mat_tma.cu."""
     n = dst.ne[0]
     width = 8 if n % 8 == 0 and dst.address % 32 == 0 else 1
-    kernel = Kernel(_SOURCE, f"gate_rows<{dtype}, {width}, {cpp_bool(parts > 0)}>")
-    args = struct.pack("@4P3q8x", dst.address, gate, up, scales, n, dst.rows * n, max(1, parts))
+    kernel = Kernel(_SOURCE, f"gate_rows<{dtype}, {width}, {cpp_bool(rough)}>")
+    args = struct.pack("@4Pq", dst.address, gate, up, scales, n)
     return Launch(kernel, (dst.rows, ceil_div(n, _PART), 1), (_THREADS, 1, 1), args)

@@ -10,24 +10,10 @@
 // (programmatic dependent launch): a ring is as large as shared memory, so while small kernels run
 // the device's memory is read.
 #include "cuda/cluster.cuh"
-#include "cuda/tma.cuh"
 #include "cuda/tma_finish.cuh"
 #include "cuda/wgmma_shared.cuh"
 
-constexpr int kTilePairs = 64;
-constexpr int kThreads = 256;                      // that multiply: two warpgroups
-constexpr int kTileBytes = kTilePairs * kTileRow;  // of the first or the second rows of pairs
-
-// Mirrored by mul_mat_tma.py. w: of each matrix; its dimensions are k, pairs before the next heads,
-// first and second row of a pair, heads. x: k, columns. scales: of these, or null; c has neither
-// scales nor turns.
-struct TmaArgs {
-  TensorMap w[3], x;
-  ColumnsArgs c;
-  const float* scales;
-  int shares;  // of columns, which blocks of the same rows have
-  Turns turns;
-};
+constexpr int kThreads = 256;  // that multiply: two warpgroups
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -78,16 +64,13 @@ struct Block {
   // -- bringing, by one thread -------------------------------------------------------------------
 
   __device__ __forceinline__ void weights(int stage, int k, u64 policy) const {
-    const bool halves = KIND == QKV && a.first + tile.matrix < 2 && a.neox;
     expect_bytes(full + stage, STAGE);
 #pragma unroll
     for (int i = 0; i < 2 * G; ++i) {
-      const int pair = tile.pair + i / 2 * kTilePairs, second = i % 2;
+      const auto rows = rows_of_pairs<KIND>(t, tile.matrix, tile.pair + i / 2 * kTilePairs, i % 2);
       const u32 to = shared_address(ring + stage * STAGE + i * kTileBytes);
-      const int inner = KIND == GLU ? pair : halves ? pair % (a.head_dim / 2) : 0;
-      const int head = KIND == GLU ? 0 : halves ? pair / (a.head_dim / 2) : pair;
-      const TensorMap& map = t.w[KIND == GLU ? second : tile.matrix];
-      bring_tile(to, map, full + stage, k * kTileK, inner, KIND == GLU ? 0 : second, head, policy);
+      bring_tile(to, *rows.map, full + stage, k * kTileK, rows.inner, rows.second, rows.head,
+                 policy);
     }
   }
   __device__ __forceinline__ void columns(int stage, int k) const {

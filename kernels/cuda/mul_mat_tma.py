@@ -12,6 +12,7 @@ from .columns import (
     KINDS,
     QKV,
     ROWS,
+    Layout,
     Product,
     arguments,
     columns_ok,
@@ -122,10 +123,15 @@ def covers(p: Product, device: DeviceInfo) -> bool:
     return takes(replace(p, x=columns), device)
 
 
+def chosen_parts(p: Product, device: DeviceInfo) -> int:
+    """Of k, in launches of these weights with any columns; 0: there are none."""
+    return tiles_for(p, device).parts if covers(p, device) else 0
+
+
 def parts_of(p: Product, device: DeviceInfo) -> int:
     """Of k, by which all kernels add where a column is to have the same bits among any others; 0:
     there are none, and a sum is one chain."""
-    return tiles_for(p, device).parts if device.equal_bits and covers(p, device) else 0
+    return chosen_parts(p, device) if device.equal_bits else 0
 
 
 def length_of_parts(k: int, parts: int) -> int:
@@ -160,19 +166,31 @@ def launches(
     plan, t = _plan(p, tiles, device), p.weights[0].dtype
     at = layout(replace(p, heads=None), 1, address=scratch)
     x, scales = (at.x, at.scales) if p.ready is None else (p.ready.address, p.ready.scales)
-    maps = [_rows_map(p, i) for i in range(len(p.weights))]
-    maps += [maps[0]] * (3 - len(maps)) + [columns_map(x, t, p, plan.columns)]
-    args = arguments(p, replace(at, scales=0), plan.tiles, tiles.parts, plan.stages, 0, 0)
-    args += struct.pack("@Pi4x", scales if p.rounded == "f16" else 0, plan.shares) + turns_by(p)
-    args += bytes(-len(args) % 64)
+    maps = rows_maps(p) + (columns_map(x, t, p, plan.columns),)
+    args = tma_arguments(p, at, scales, plan.tiles, tiles.parts, plan.stages, plan.shares)
     sizes = f"{plan.columns}, {plan.groups}, {tiles.parts}"
     entry = f"mul_mat_tma<{KINDS[p.kind]}, {cpp_type(t)}, {sizes}>"
     grid, block = (plan.blocks, 1, 1), (_THREADS, 1, 1)
     product = Launch(Kernel("mul_mat_tma.cu", entry, OPTIONS), grid, block, args, plan.shared,
-                     dependent=True, maps=tuple(maps))  # fmt: skip
+                     dependent=True, maps=maps)  # fmt: skip
     if p.ready is not None:
         return [product]
     return [round_launch(replace(p, heads=None), at, 1, ROWS), product]
+
+
+def tma_arguments(
+    p: Product, at: Layout, scales: int, tiles: int, parts: int, stages: int, shares: int
+) -> bytes:
+    """`TmaArgs` of tma_pairs.cuh, behind the maps. scales: of the columns."""
+    args = arguments(p, replace(at, scales=0), tiles, parts, stages, 0, 0)
+    args += struct.pack("@Pi4x", scales if p.rounded == "f16" else 0, shares) + turns_by(p)
+    return args + bytes(-len(args) % 64)
+
+
+def rows_maps(p: Product) -> tuple[TensorMap, ...]:
+    """Of the three that a kernel has of weights."""
+    maps = [_rows_map(p, i) for i in range(len(p.weights))]
+    return (*maps, *[maps[0]] * (3 - len(maps)))
 
 
 def _rows_map(p: Product, i: int) -> TensorMap:

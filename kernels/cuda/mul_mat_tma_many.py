@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from itertools import product
 
-from .columns import PLAIN, ROWS, Product, columns_ok, layout, round_launch, row_step, rows_ok
+from .columns import KINDS, PLAIN, ROWS, Product, columns_ok, layout, round_launch, rows_ok
 from .launch import DeviceInfo, Kernel, Launch, TensorMap, ceil_div, cpp_type
 from .mul_mat_tma import (
     OPTIONS,
     TILE_K,
     TILE_ROW,
+    chosen_parts,
     columns_map,
-    length_of_parts,
-    parts_of,
+    covers,
     ring_of,
+    rows_maps,
+    tma_arguments,
 )
 
 _LEAST = 17  # columns: fewer are mul_mat_tma.cu's
-_ROWS, _THREADS = 128, 384  # as in mul_mat_tma_many.cu
+_ROWS, _PAIRS, _THREADS = 128, 64, 384  # as in mul_mat_tma_many.cu
 _COLUMNS = (128, 112, 96, 80, 64, 48, 32)  # a block may have
 _LEAST_STAGES = 3
 # Nanoseconds of a H200: a tile of k, and what each column adds to that; bytes of the second-level
@@ -39,7 +40,7 @@ def tiles_for(p: Product, device: DeviceInfo) -> Tiles:
     """Those that take least time. A column's sums do not depend on them."""
 
     def cost(t: Tiles) -> float:
-        blocks = ceil_div(p.n, _ROWS) * _groups(p, t) * t.blocks
+        blocks = p.tiles(_PAIRS) * _groups(p, t) * t.blocks
         turns = ceil_div(blocks, device.clusters(t.blocks) * t.blocks)
         brought = (_ROWS // t.blocks + t.columns) * TILE_ROW * blocks / turns
         tile = max(_TILE + _COLUMN * t.columns, brought / _BYTES)
@@ -58,10 +59,9 @@ def takes(p: Product, device: DeviceInfo) -> bool:
     t = p.weights[0].dtype
     return (
         device.arch == "sm_90"
-        and p.kind == PLAIN
         and p.m >= _LEAST
         and not t.is_quantized
-        and rows_ok(p.weights[0], 16, TILE_K)
+        and (covers(p, device) if p.kind != PLAIN else rows_ok(p.weights[0], 16, TILE_K))
         and columns_ok(p.x)
         and ring_of(_ROWS, _COLUMNS[0], device)[0] >= _LEAST_STAGES
     )
@@ -76,23 +76,21 @@ def launches(
 ) -> list[Launch]:
     """The launches of a product that `takes` takes. tiles: others than `tiles_for` chooses."""
     tiles = tiles or tiles_for(p, device)
-    [w], at = p.weights, layout(p, 1, address=scratch)
-    groups, (stages, shared) = _groups(p, tiles), ring_of(_ROWS, tiles.columns, device)
-    parts = max(1, parts_of(p, device))
-    args = struct.pack(
-        "@3P3q6i", at.scales if p.rounded == "f16" else 0, 0 if p.r is None else p.r.address,
-        p.dst.address, *(0, 0) if p.r is None else (p.r.nb[0], row_step(p.r) or 0),
-        p.dst.nb[1] // 4, p.n, p.m, p.k // TILE_K,
-        length_of_parts(p.k, parts) // TILE_K, groups, stages,
-    )  # fmt: skip
-    args += bytes(-len(args) % 64)
-    of_block = TILE_K, _ROWS // tiles.blocks  # what a block brings of the cluster's rows
-    maps = (
-        TensorMap(w.address, w.dtype.name, (p.k, p.n), (w.nb[1],), of_block),
-        columns_map(at.x, w.dtype, p, tiles.columns),
-    )
-    entry = f"mul_mat_tma_many<{cpp_type(w.dtype)}, {tiles.columns}, {tiles.blocks}>"
-    grid = (ceil_div(p.n, _ROWS) * groups * tiles.blocks, 1, 1)
+    t, at = p.weights[0].dtype, layout(p, 1, address=scratch)
+    shares, n_tiles = _groups(p, tiles), p.tiles(_PAIRS)
+    stages, shared = ring_of(_ROWS, tiles.columns, device)
+    parts = max(1, chosen_parts(p, device))
+    args = tma_arguments(p, at, at.scales, n_tiles, parts, stages, shares)
+    maps = rows_maps(p) if p.kind != PLAIN else (_map(p, _ROWS // tiles.blocks),) * 3
+    maps += (columns_map(at.x, t, p, tiles.columns),)
+    entry = f"mul_mat_tma_many<{KINDS[p.kind]}, {cpp_type(t)}, {tiles.columns}, {tiles.blocks}>"
+    grid = (n_tiles * shares * tiles.blocks, 1, 1)
     made = Launch(Kernel("mul_mat_tma_many.cu", entry, OPTIONS), grid, (_THREADS, 1, 1), args,
-                     shared, dependent=True, maps=maps)  # fmt: skip
+                  shared, dependent=True, maps=maps)  # fmt: skip
     return [round_launch(p, at, 1, ROWS), made]
+
+
+def _map(p: Product, rows: int) -> TensorMap:
+    """Of one matrix as it lies, of which a block brings so many rows."""
+    w = p.weights[0]
+    return TensorMap(w.address, w.dtype.name, (p.k, p.n), (w.nb[1],), (TILE_K, rows))

@@ -23,6 +23,17 @@ __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, u64* ba
       "l"(&map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(shared_address(bar)), "l"(policy)
       : "memory");
 }
+// The same into the same place of several blocks of the cluster, and for their barriers. blocks: a
+// bit for each.
+__device__ __forceinline__ void bring_tile_to(u32 blocks, u32 to, const TensorMap& map, u64* bar,
+                                              int i0, int i1, int i2, int i3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(&map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(shared_address(bar)),
+      "h"((unsigned short)blocks)
+      : "memory");
+}
 // Of two dimensions.
 __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, u64* bar, int i0, int i1) {
   asm volatile(
@@ -31,8 +42,6 @@ __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, u64* ba
       "l"(&map), "r"(i0), "r"(i1), "r"(shared_address(bar))
       : "memory");
 }
-// The same into the same place of several blocks of the cluster, and for their barriers. blocks: a
-// bit for each.
 __device__ __forceinline__ void bring_tile_to(u32 blocks, u32 to, const TensorMap& map, u64* bar,
                                               int i0, int i1) {
   asm volatile(

@@ -1,23 +1,23 @@
-// What becomes of the sums of mul_mat_tma.cu: of a lane's two pairs of rows, which it has of
-// several columns. Where these rows lie is found once; what a column adds to them is asked for
-// before its sums are there.
+// What becomes of the sums of mul_mat_tma.cu and mul_mat_tma_many.cu: of a lane's two pairs of
+// rows, which it has of several columns. Where these rows lie is found once; what a column adds to
+// them is asked for before its sums are there.
 #pragma once
 
-#include "cuda/columns.cuh"
 #include "cuda/four.cuh"
-#include "cuda/rope.cuh"
+#include "cuda/tma_pairs.cuh"
 
 // Gate's and up's sums. Exact functions would take 3 us for 64 columns of 8B, when no weights are
 // on their way.
 __device__ __forceinline__ float gated(float gate, float up, float scale) {
   return silu().rough(gate * scale) * (up * scale);
 }
-// sums: of the first and the second row of the first pair, then of the next pair's.
-template <int KIND>
+// sums: of the first and the second row of the first pair, then of the next pair's. TABLE: what
+// turns heads is in a table (ColumnsArgs::turns), else it is found here.
+template <int KIND, bool TABLE = false>
 struct LaneRows;
 
-template <>
-struct LaneRows<GLU> {
+template <bool TABLE>
+struct LaneRows<GLU, TABLE> {
   struct Beside {};
   const ColumnsArgs& a;
   const int pair;
@@ -32,8 +32,8 @@ struct LaneRows<GLU> {
   }
 };
 
-template <>
-struct LaneRows<PLAIN> {
+template <bool TABLE>
+struct LaneRows<PLAIN, TABLE> {
   using Beside = float4;
   const ColumnsArgs& a;
   const int row, left;        // rows that there are from the first on
@@ -68,8 +68,8 @@ struct LaneRows<PLAIN> {
   }
 };
 
-template <>
-struct LaneRows<QKV> {
+template <bool TABLE>
+struct LaneRows<QKV, TABLE> {
   struct Beside {
     float2 turns[2];  // cosine and sine
     int state_row;
@@ -92,17 +92,23 @@ struct LaneRows<QKV> {
     for (int i = 0; i < 2; ++i) {
       rows[i] = rows_of(QKV, a, matrix, pair + i);
       const int dim = (pair + i) % half;
-      angles[i] = role < 2 ? t.angle(dim) : 0.0;
+      angles[i] = !TABLE && role < 2 ? t.angle(dim) : 0.0;
     }
   }
   __device__ __forceinline__ bool is_there(int i) const { return pair + i < a.pairs[matrix]; }
   __device__ __forceinline__ Beside ask(int column) const {
     Beside b = {{}, column};
-    const int pos = role < 2 ? __ldcg(turns.pos + column) : 0;
+    const int pos = !TABLE && role < 2 ? __ldcg(turns.pos + column) : 0;
     if (role > 0 && a.state_rows) b.state_row = __ldcg(a.state_rows + column);
+    const int half = a.head_dim / 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (role < 2) turn(turns.rope, pos * angles[i], &b.turns[i].y, &b.turns[i].x);
+      if (role >= 2) continue;
+      if constexpr (TABLE) {
+        b.turns[i] = __ldcg(a.turns + column * half + (pair + i) % half);
+      } else {
+        turn(turns.rope, pos * angles[i], &b.turns[i].y, &b.turns[i].x);
+      }
     }
     return b;
   }

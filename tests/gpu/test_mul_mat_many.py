@@ -161,10 +161,10 @@ def test_stages_of_one_column_are_longer_where_there_is_room(
         ("bf16", 64, 4096, 17, "mul_mat_tma<PLAIN, bf16, 32,"),
         ("bf16", 64, 4096, 128, "mul_mat_tma<PLAIN, bf16, 128,"),
         ("bf16", 64, 4096, 129, "mul_mat_tma<PLAIN, bf16, 192, 1,"),
-        ("bf16", 64, 4096, 193, "mul_mat_tma_many<bf16, 32, 1>"),
+        ("bf16", 64, 4096, 193, "mul_mat_tma_many<PLAIN, bf16, 32, 1>"),
         ("f16", 4096, 14336, 256, "mul_mat_tma<PLAIN, f16, 256, 1,"),
-        ("f16", 4098, 14336, 512, "mul_mat_tma_many<f16, 128, 2>"),
-        ("f16", 63, 4096, 129, "mul_mat_tma_many<f16, 32, 1>"),
+        ("f16", 4098, 14336, 512, "mul_mat_tma_many<PLAIN, f16, 128, 2>"),
+        ("f16", 63, 4096, 129, "mul_mat_tma_many<PLAIN, f16, 32, 1>"),
         ("f16", 64, 4128, 129, "library"),
         (
             "f16",

@@ -46,7 +46,10 @@ def norm_of(k: int) -> Operand:
     return Operand((k,), data=lambda rng, s: rng.uniform(0.5, 1.5, s), role="weight")
 
 
-def heads(dtype: str, m: int, mode: str, hd: int, k: int, n_heads: int = 3) -> Any:
+def heads(
+    dtype: str, m: int, mode: str, hd: int, k: int, n_heads: int = 3, make: Any = build
+) -> Any:
+    """norm_qkv_rope, with some rows that go nowhere. make: or `declared`."""
     rows = (n_heads * hd, hd, hd)
     weights = (weight(n, k, dtype) for n in rows)
     pos = Operand((m,), "i32", lambda rng, shape: rng.integers(0, 4096, shape))
@@ -55,8 +58,8 @@ def heads(dtype: str, m: int, mode: str, hd: int, k: int, n_heads: int = 3) -> A
     )
     states = (Operand((256, n), "f16", role="state") for n in rows[1:])
     params = {**EPS, "n_dims": hd, "head_dim": hd, "mode": mode}
-    return build("norm_qkv_rope", Operand((m, k)), norm_of(k), *weights, pos, where, *states,
-                 **params)  # fmt: skip
+    return make("norm_qkv_rope", Operand((m, k)), norm_of(k), *weights, pos, where, *states,
+                **params)  # fmt: skip
 
 
 def product_of(node: Any) -> Product:

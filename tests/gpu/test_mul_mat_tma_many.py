@@ -10,8 +10,9 @@ import pytest
 from harness import nmse, run_on
 from kernel_list import DEVICE, EQUAL, launches_of
 from sizes import smaller
+from test_equal_floats import Product
 from test_mul_mat_columns import declared, weight
-from test_mul_mat_tma import EPS, build, norm_of, product_of
+from test_mul_mat_tma import EPS, build, heads, norm_of, product_of
 
 from gguflow.engine.backends.base import find_backend
 from gguflow.engine.graph import Operand
@@ -74,6 +75,28 @@ def test_what_comes_here(n: int, k: int, m: int, device: DeviceInfo, taken: bool
     made = launches_of(node_of(n, k, m), device=device)
     sources = [s.kernel.source for s in made if isinstance(s, Launch)]
     assert (KERNEL in sources) == taken
+
+
+@pytest.mark.parametrize(
+    "rows, k, m, taken",
+    [
+        (3072, 1024, 65, True),
+        (3072, 1024, 64, False),  # mul_mat_tma.cu is faster
+        (14336, 4096, 512, False),  # which has one part
+    ],
+)
+def test_gates_that_come_here(rows: int, k: int, m: int, taken: bool) -> None:
+    w = weight(rows, k, "f16")
+    node = declared("mul_mat_swiglu", w, w, Operand((m, k)))
+    made = [s.kernel.source for s in launches_of(node, device=EQUAL) if isinstance(s, Launch)]
+    assert (KERNEL in made) == taken
+
+
+@pytest.mark.parametrize("n_heads, m, taken", [(32, 161, True), (32, 160, False), (96, 512, False)])
+def test_heads_that_come_here(n_heads: int, m: int, taken: bool) -> None:
+    node = heads("f16", m, "neox", 128, 4096, n_heads, declared)
+    made = [s.kernel.source for s in launches_of(node, device=EQUAL) if isinstance(s, Launch)]
+    assert (KERNEL in made) == taken
 
 
 def test_a_device_with_less_shared_memory_goes_another_way() -> None:
@@ -139,6 +162,43 @@ def test_ops(gpu: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, tiles: Tiles
         ):
             expected = result(gpu, monkeypatch, built, None)
             assert np.array_equal(result(gpu, monkeypatch, built, tiles), expected), (n, k, m)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op, rows, mode", [
+    ("norm_mul_mat_swiglu", (330, 330), ""), ("norm_qkv_rope", (640, 128, 128), "neox"),
+    ("norm_qkv_rope", (384, 256, 128), "norm"),
+])  # fmt: skip
+@pytest.mark.parametrize("tiles", EVERY, ids=lambda t: f"{t.columns}x{t.blocks}")
+def test_pairs_have_the_bits_of_parts_in_clusters(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, tiles: Tiles, op: str, rows: tuple[int, ...],
+    mode: str,
+) -> None:  # fmt: skip
+    """Gates and ups, queries, keys and values: what they become too, and states."""
+    for dtype, k, counts in (("f16", 2624, (17, 129, 300)), ("bf16", 128, (500, 64))):
+        made = Product(gpu, op, dtype, rows, k, mode=mode)
+        for m in counts:
+            monkeypatch.setattr(mul_mat_batch, "way", lambda p, device: mul_mat_tma)
+            expected = made.result(m)
+            monkeypatch.setattr(mul_mat_batch, "way", lambda p, device: mul_mat_tma_many)
+            monkeypatch.setattr(mul_mat_tma_many, "tiles_for", lambda p, device: tiles)
+            found = made.result(m)
+            assert made.used[-1] == KERNEL
+            for a, b in zip(found, expected, strict=True):
+                assert np.array_equal(a, b), (dtype, k, m)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", SOME, ids=lambda t: f"{t.columns}x{t.blocks}")
+@pytest.mark.parametrize("hd, mode", [(32, "neox"), (128, "neox"), (256, "neox"), (80, "norm")])
+def test_heads_of_other_sizes(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, hd: int, mode: str, tiles: Tiles
+) -> None:
+    """Turned, and put into rows of states that are there or not."""
+    for dtype, m in (("f16", 140), ("bf16", 33)):
+        built = heads(dtype, m, mode, hd, 512, n_heads=5)
+        expected = result(gpu, monkeypatch, built, None)
+        assert np.array_equal(result(gpu, monkeypatch, built, tiles), expected)
 
 
 @pytest.mark.gpu

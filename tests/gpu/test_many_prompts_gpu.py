@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from test_speculation import HOT, alone, guessed, prompts
+from test_speculation import alone, any_prompts, guessed, prompts
 
 from gguflow.cli.load import bundled_model, random_source
 from gguflow.engine.limits import ALL_LAYERS, EqualBits
@@ -15,8 +13,6 @@ from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.requantize import native_converter, requantize
-from gguflow.engine.sampling import GREEDY
-from gguflow.engine.serving.request import Request
 from gguflow.engine.serving.speculation import Speculation
 from gguflow.engine.serving.speculation_draft import DraftModel
 from gguflow.engine.serving.speculation_planted import Planted
@@ -46,29 +42,20 @@ def test_a_draft_and_a_lookup(gpu: Any, weights: str, mode: EqualBits, n_prompts
         assert drafting.accepted > 5 * n_prompts and drafting.wasted > n_prompts
 
 
-@pytest.mark.slow  # a gigabyte and more of weights
+@pytest.mark.slow  # 5 and 16 GB of weights
 @pytest.mark.parametrize(("weights", "mode"), WEIGHTS)
 def test_planted_guesses_of_a_large_shape(gpu: Any, weights: str, mode: EqualBits) -> None:
     """8B's, with and without a draft of 1B's that is run for its time."""
-    source = random_source(f"llama3-8b:{weights}")
-    model = Model(source, Options(n_gpu_layers=ALL_LAYERS, n_ctx=512, equal_bits=mode))
-    model.load_weights()
-    rng = np.random.default_rng(5)
-    requests = [
-        Request(
-            rng.integers(0, model.hp.n_vocab, int(rng.integers(1, 200))).tolist(),
-            int(rng.integers(20, 60)),
-            GREEDY if i % 2 else replace(HOT, seed=i),
-        )
-        for i in range(50)
-    ]
+    options = Options(n_gpu_layers=ALL_LAYERS, n_ctx=512, equal_bits=mode)
+    model = Model.random(f"llama3-8b:{weights}", options)
+    requests = any_prompts(model, 50, 200, 60)
     expected = alone(model, requests)
     texts = [[*r.ids, *t] for r, t in zip(requests, expected, strict=True)]
     draft = model.load_draft(random_source(f"llama3.2-1b:{weights}"))
     for n_seqs in N_SEQS:
         for drafts in (False, True):
-            most = model.with_options(n_seqs=max(1, n_seqs))
-            inner = DraftModel(draft, most) if drafts else None
+            target = model.with_options(n_seqs=max(1, n_seqs))
+            inner = DraftModel(draft, target) if drafts else None
             planted = Planted(texts, 0.7, model.hp.n_vocab, inner=inner)
             model.speculate(Speculation(drafter=planted, most=6, adaptive=False))
             found, drafting = guessed(model, requests, n_seqs)

@@ -15,12 +15,14 @@ from waited_for import some_of
 
 from gguflow.cli.load import bundled_model
 from gguflow.engine.model import Model
+from gguflow.engine.options import Options
 from gguflow.engine.requantize import native_converter, requantize
 from gguflow.engine.sampling import GREEDY, SamplerSettings
 from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
 from gguflow.engine.serving.runner import Sampling
 from gguflow.engine.serving.speculation import Drafting, Line, Speculation
+from gguflow.engine.serving.speculation_planted import Planted
 from gguflow.models.mixes import find_mix
 
 HOT = SamplerSettings(temperature=0.8, seed=1)
@@ -143,6 +145,19 @@ def prompts(model: Model, n: int) -> list[Request]:
     return found
 
 
+def any_prompts(model: Model, n: int, longest: int, most: int) -> list[Request]:
+    """Requests of any tokens, up to `longest` of them, for up to `most` more: greedy and at 0.8."""
+    rng = np.random.default_rng(5)
+    return [
+        Request(
+            rng.integers(0, model.hp.n_vocab, int(rng.integers(1, longest + 1))).tolist(),
+            int(rng.integers(most // 2, most + 1)),
+            GREEDY if i % 2 else replace(HOT, seed=i),
+        )
+        for i in range(n)
+    ]
+
+
 def alone(model: Model, requests: Sequence[Request]) -> list[list[int]]:
     session = model.new_session()
     return [list(session.generate(r.ids, r.max_tokens, r.settings, r.stop)) for r in requests]
@@ -204,6 +219,22 @@ def test_many_prompts_get_their_plain_texts(
     engine = Engine(model, n_seqs=16)
     assert run(engine, requests) == expected
     assert engine.stats.drafting.accepted > 5 * n_prompts
+
+
+@pytest.mark.slow  # 5 and 16 GB of weights
+@pytest.mark.parametrize("weights", ["Q4_0", "F16"])
+def test_planted_guesses_of_a_large_shape(weights: str) -> None:
+    """8B's. tests/gpu/test_many_prompts_gpu.py has it on a GPU."""
+    model = Model.random(f"llama3-8b:{weights}", Options(n_ctx=128))
+    requests = any_prompts(model, 50, 40, 16)
+    expected = alone(model, requests)
+    texts = [[*r.ids, *t] for r, t in zip(requests, expected, strict=True)]
+    for n_seqs in (0, 16):
+        planted = Planted(texts, 0.7, model.hp.n_vocab)
+        model.speculate(Speculation(drafter=planted, most=6, adaptive=False))
+        found, drafting = guessed(model, requests, n_seqs)
+        assert found == expected, n_seqs
+        assert drafting.accepted > 200 and drafting.wasted > 50
 
 
 @pytest.mark.parametrize(

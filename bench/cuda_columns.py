@@ -9,9 +9,9 @@ and of 16-bit weights), vec (mul_mat_vec.cu, up to 8 columns), few (mul_mat_few.
 weights, up to 16), stream (mul_mat_stream.cu, 16-bit weights, up to 16), tma (mul_mat_tma.cu,
 16-bit weights, 2 and more), columns (mul_mat_columns.cu), tiles (mul_mat_tiles.cu, quantized
 weights, more than 128), with equal bits integers (mul_mat_integers.cu, quantized weights) and of
-16-bit weights tma many (mul_mat_tma_many.cu, 17 and more of mul_mat_add), chain (mul_mat_chain.cu,
-2 to 16), wide (mul_mat_wide.cu, up to 128) and library (mul_mat_library.py), parts (the ops of
-which the fused ones are made, a library's products where these come before ours).
+16-bit weights tma many (mul_mat_tma_many.cu, 17 and more), chain (mul_mat_chain.cu, 2 to 16), wide
+(mul_mat_wide.cu, up to 128) and library (mul_mat_library.py, of which k has one part), parts (the
+ops of which the fused ones are made, a library's products where these come before ours).
 `error` is the largest difference from float64 in units of the result's root mean square. --head
 adds norm_mul_mat of the vocabulary, alone.
 """

@@ -1,7 +1,7 @@
 // Columns as 16-bit floats, normalized if a norm's weights are given: for mul_mat_stream.cu,
 // mul_mat_columns.cu, mul_mat_fragments_few.cu and mul_mat_fragments_many.cu in the order that the
-// fragments of the weights have (columns_weights.cuh), for mul_mat_chain.cu, mul_mat_wide.cu and a
-// library in their own.
+// fragments of the weights have (columns_weights.cuh), for mul_mat_chain.cu, mul_mat_wide.cu,
+// mul_mat_tma.cu, mul_mat_tma_many.cu and a library in their own.
 #include "cuda/dependent.cuh"
 #include "cuda/float_columns.cuh"
 #include "cuda/rope.cuh"

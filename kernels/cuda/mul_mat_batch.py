@@ -42,8 +42,8 @@ TMA = {PLAIN: 192, GLU: 256, QKV: 384}
 # With equal bits a library is faster from so many columns and so many products of two numbers on,
 # where k has no parts and blocks are not full.
 _LIBRARY, _LARGE = 257, 2e10
-# Of several parts a block that goes through all of them is: beyond so many columns of pairs; of one
-# matrix from so many on, and of shorter rows than that from where TMA ends.
+# Where k has several parts blocks that go through all of them are fastest beyond so many columns of
+# pairs; of one matrix from so many on, and of shorter rows than that from where TMA ends.
 _MANY_OF = {GLU: 64, QKV: 160}
 _MANY, _LONG = 257, 8192
 # With equal bits, of weights that have no parts of k: the first that takes a few columns of them.
@@ -100,9 +100,10 @@ def _many_pairs(p: Product, device: DeviceInfo) -> bool:
     """Whether blocks that go through all parts of k are fastest for a product of pairs: where there
     are several, a matrix is too small for a library to fill a device with it."""
     return (
-        p.m > _MANY_OF.get(p.kind, p.m)
+        p.kind != PLAIN
+        and p.m > _MANY_OF[p.kind]
         and mul_mat_tma_many.takes(p, device)
-        and mul_mat_tma.chosen_parts(p, device) > 1
+        and mul_mat_tma.usual_parts(p, device) > 1
     )
 
 

@@ -123,15 +123,15 @@ def covers(p: Product, device: DeviceInfo) -> bool:
     return takes(replace(p, x=columns), device)
 
 
-def chosen_parts(p: Product, device: DeviceInfo) -> int:
-    """Of k, in launches of these weights with any columns; 0: there are none."""
+def usual_parts(p: Product, device: DeviceInfo) -> int:
+    """Of k, that launches here have, with any number of columns; 0: these weights are not taken."""
     return tiles_for(p, device).parts if covers(p, device) else 0
 
 
 def parts_of(p: Product, device: DeviceInfo) -> int:
-    """Of k, by which all kernels add where a column is to have the same bits among any others; 0:
-    there are none, and a sum is one chain."""
-    return chosen_parts(p, device) if device.equal_bits else 0
+    """The same where all kernels have to add by them, so that a column has the same bits among any
+    others; 0: there are none, and a sum is one chain."""
+    return usual_parts(p, device) if device.equal_bits else 0
 
 
 def length_of_parts(k: int, parts: int) -> int:
@@ -204,7 +204,8 @@ def _rows_map(p: Product, i: int) -> TensorMap:
         second, heads, step = pairs * row, w.ne[1] // (2 * pairs), 2 * pairs * row
     else:
         pairs, second, heads, step = 1, row, w.ne[1] // 2, 2 * row
-    inner = min(pairs, _PAIRS)
+    # Boxes are whole: what lies beyond a matrix comes as zeros, and blocks wait for all bytes.
+    inner = _PAIRS if p.kind == GLU else min(pairs, _PAIRS)
     halves = 1 if p.kind == GLU else 2
     return TensorMap(
         w.address, w.dtype.name, (p.k, pairs, halves, heads), (row, second, step),

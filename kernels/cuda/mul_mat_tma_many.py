@@ -11,12 +11,12 @@ from .mul_mat_tma import (
     OPTIONS,
     TILE_K,
     TILE_ROW,
-    chosen_parts,
     columns_map,
     covers,
     ring_of,
     rows_maps,
     tma_arguments,
+    usual_parts,
 )
 
 _LEAST = 17  # columns: fewer are mul_mat_tma.cu's
@@ -56,6 +56,7 @@ def _groups(p: Product, t: Tiles) -> int:
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
+    """Pairs of rows as mul_mat_tma.cu has them, and any rows of one matrix."""
     t = p.weights[0].dtype
     return (
         device.arch == "sm_90"
@@ -79,7 +80,7 @@ def launches(
     t, at = p.weights[0].dtype, layout(p, 1, address=scratch)
     shares, n_tiles = _groups(p, tiles), p.tiles(_PAIRS)
     stages, shared = ring_of(_ROWS, tiles.columns, device)
-    parts = max(1, chosen_parts(p, device))
+    parts = max(1, usual_parts(p, device))
     args = tma_arguments(p, at, at.scales, n_tiles, parts, stages, shares)
     maps = rows_maps(p) if p.kind != PLAIN else (_map(p, _ROWS // tiles.blocks),) * 3
     maps += (columns_map(at.x, t, p, tiles.columns),)

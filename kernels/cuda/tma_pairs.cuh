@@ -10,8 +10,8 @@ constexpr int kTilePairs = 64;
 constexpr int kTileBytes = kTilePairs * kTileRow;  // of the first or the second rows of pairs
 
 // Mirrored by `tma_arguments` in mul_mat_tma.py. w: of each matrix; its dimensions are k, pairs
-// before the next heads, first and second row of a pair, heads. x: k, columns. scales: of these, or
-// null, where c has none.
+// before the next heads, first and second row of a pair, heads (or k and rows, where one matrix has
+// no pairs: mul_mat_tma_many.cu). x: k, columns. scales: of these, or null, where c has none.
 struct TmaArgs {
   TensorMap w[3], x;
   ColumnsArgs c;

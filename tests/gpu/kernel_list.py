@@ -247,8 +247,8 @@ def chunks() -> Iterator[Launch]:
 
 
 def many_columns() -> Iterator[Launch]:
-    """Products of 16-bit weights where bits are to be equal, of k in parts, and what surrounds a
-    library's: of large matrices, and of rows that are no whole 64 elements."""
+    """Products of 16-bit weights where bits are to be equal, of k in parts, of pairs of rows too,
+    and what surrounds a library's: of large matrices, and of rows that are no whole 64 elements."""
 
     def zeros(*shape: int, dtype: str = "f32", role: str = "input") -> CaseOperand:
         return CaseOperand(shape, dtype, 0.0, role=role)
@@ -258,13 +258,20 @@ def many_columns() -> Iterator[Launch]:
         yield from _equal_bits(declare_case(op_spec("mul_mat"), Case((w, x))))
     w, x = zeros(14_336, 4096, dtype="f16", role="weight"), zeros(400, 4096)
     yield from _equal_bits(declare_case(op_spec("mul_mat_swiglu"), Case((w, w, x))))
-    rows, k, m = (128, 64, 64), 544, 20
-    weights = (zeros(n, k, dtype="f16", role="weight") for n in rows)
-    states = (zeros(64, n, dtype="f16", role="state") for n in rows[1:])
-    where = (zeros(m, dtype="i32") for _ in range(2))
-    srcs = zeros(m, k), zeros(k, role="weight"), *weights, *where, *states
-    params = {"eps": 1e-5, "n_dims": 64, "head_dim": 64, "mode": "norm"}
-    yield from _equal_bits(declare_case(op_spec("norm_qkv_rope"), Case(srcs, params)))
+    for dtype, m in product(("f16", "bf16"), (128, 512)):
+        w, x = zeros(3072, 1024, dtype=dtype, role="weight"), zeros(m, 1024)
+        yield from _equal_bits(declare_case(op_spec("mul_mat_swiglu"), Case((w, w, x))))
+    for dtype, rows, k, m in (
+        ("f16", (128, 64, 64), 544, 20),
+        ("f16", (2048, 512, 512), 2048, 300),
+        ("bf16", (2048, 512, 512), 2048, 600),
+    ):
+        weights = (zeros(n, k, dtype=dtype, role="weight") for n in rows)
+        states = (zeros(64, n, dtype="f16", role="state") for n in rows[1:])
+        where = (zeros(m, dtype="i32") for _ in range(2))
+        srcs = zeros(m, k), zeros(k, role="weight"), *weights, *where, *states
+        params = {"eps": 1e-5, "n_dims": 64, "head_dim": 64, "mode": "norm"}
+        yield from _equal_bits(declare_case(op_spec("norm_qkv_rope"), Case(srcs, params)))
 
 
 def compact() -> Iterator[Launch]:

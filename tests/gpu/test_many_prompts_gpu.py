@@ -1,4 +1,4 @@
-"""Many prompts with guesses on a GPU: the texts of single sequences without them."""
+"""Many prompts with guesses on a GPU: the texts without them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ N_SEQS = (0, 1, 16)  # of engines; 0 for a session
 @pytest.mark.parametrize("n_prompts", [50, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("weights", "mode"), WEIGHTS)
 def test_a_draft_and_a_lookup(gpu: Any, weights: str, mode: EqualBits, n_prompts: int) -> None:
-    """Greedy and at temperature 0.8, of the bundled model with its draft."""
+    """Greedy and at temperature 0.8, of the bundled model with its draft. Many plain texts come
+    from an engine, which is sooner done."""
     source = requantize(open_model(bundled_model()), find_mix(weights), native_converter(2))
     model = Model(source, Options(n_gpu_layers=ALL_LAYERS, n_ctx=256, equal_bits=mode))
     model.load_weights()
-    requests = prompts(model, n_prompts)
-    expected = alone(model, requests)
+    requests, few = prompts(model, n_prompts), n_prompts <= 50
+    expected = alone(model, requests) if few else guessed(model, requests, 16)[0]
     draft = model.load_draft("bundled")
-    for n_seqs in N_SEQS:
+    for n_seqs in N_SEQS if few else (0, 16):
         model.speculate(Speculation(draft=draft, lookup=True, most=5, adaptive=False))
         found, drafting = guessed(model, requests, n_seqs)
         assert found == expected, n_seqs

@@ -12,6 +12,7 @@ from kernel_list import DEVICE, EQUAL, launches_of
 from sizes import smaller
 from test_equal_floats import Product
 from test_mul_mat_columns import declared, weight
+from test_mul_mat_columns import heads as mixed_heads
 from test_mul_mat_tma import EPS, build, heads, norm_of, product_of
 
 from gguflow.engine.backends.base import find_backend
@@ -72,11 +73,10 @@ def test_stages_are_as_many_as_there_is_room_for() -> None:
     ],
 )
 def test_what_comes_here(n: int, k: int, m: int, device: DeviceInfo, taken: bool) -> None:
-    made = launches_of(node_of(n, k, m), device=device)
-    sources = [s.kernel.source for s in made if isinstance(s, Launch)]
-    assert (KERNEL in sources) == taken
+    assert (KERNEL in sources_of(node_of(n, k, m), device)) == taken
 
 
+@pytest.mark.parametrize("device", [EQUAL, DEVICE])
 @pytest.mark.parametrize(
     "rows, k, m, taken",
     [
@@ -85,18 +85,25 @@ def test_what_comes_here(n: int, k: int, m: int, device: DeviceInfo, taken: bool
         (14336, 4096, 512, False),  # which has one part
     ],
 )
-def test_gates_that_come_here(rows: int, k: int, m: int, taken: bool) -> None:
-    w = weight(rows, k, "f16")
-    node = declared("mul_mat_swiglu", w, w, Operand((m, k)))
-    made = [s.kernel.source for s in launches_of(node, device=EQUAL) if isinstance(s, Launch)]
-    assert (KERNEL in made) == taken
+def test_gates_that_come_here(rows: int, k: int, m: int, taken: bool, device: DeviceInfo) -> None:
+    w, x = weight(rows, k, "f16"), Operand((m, k))
+    node = declared("norm_mul_mat_swiglu", x, norm_of(k), w, w, **EPS)
+    assert (KERNEL in sources_of(node, device)) == taken
+    # Without a norm they may be there, rounded, where bits are not to be equal.
+    node = declared("mul_mat_swiglu", w, w, x)
+    assert (KERNEL in sources_of(node, device)) == (taken and device.equal_bits)
 
 
+@pytest.mark.parametrize("device", [EQUAL, DEVICE])
 @pytest.mark.parametrize("n_heads, m, taken", [(32, 161, True), (32, 160, False), (96, 512, False)])
-def test_heads_that_come_here(n_heads: int, m: int, taken: bool) -> None:
+def test_heads_that_come_here(n_heads: int, m: int, taken: bool, device: DeviceInfo) -> None:
     node = heads("f16", m, "neox", 128, 4096, n_heads, declared)
-    made = [s.kernel.source for s in launches_of(node, device=EQUAL) if isinstance(s, Launch)]
-    assert (KERNEL in made) == taken
+    assert (KERNEL in sources_of(node, device)) == taken
+
+
+def sources_of(node: Any, device: DeviceInfo) -> list[str]:
+    made = launches_of(node, device=device)
+    return [s.kernel.source for s in made if isinstance(s, Launch)]
 
 
 def test_a_device_with_less_shared_memory_goes_another_way() -> None:
@@ -175,6 +182,12 @@ def test_pairs_have_the_bits_of_parts_in_clusters(
     mode: str,
 ) -> None:  # fmt: skip
     """Gates and ups, queries, keys and values: what they become too, and states."""
+    if op == "norm_mul_mat_swiglu":
+        w = weight(rows[0], 2624, "f16")
+        node = declared(op, Operand((17, 2624)), norm_of(2624), w, w, **EPS)
+    else:
+        node = heads("f16", 17, mode, 128, 2624, rows[0] // 128, declared)
+    assert mul_mat_tma.parts_of(product_of(node), EQUAL) > 1
     for dtype, k, counts in (("f16", 2624, (17, 129, 300)), ("bf16", 128, (500, 64))):
         made = Product(gpu, op, dtype, rows, k, mode=mode)
         for m in counts:
@@ -196,8 +209,29 @@ def test_heads_of_other_sizes(
 ) -> None:
     """Turned, and put into rows of states that are there or not."""
     for dtype, m in (("f16", 140), ("bf16", 33)):
-        built = heads(dtype, m, mode, hd, 512, n_heads=5)
+        built = heads(dtype, m, mode, hd, 2624, n_heads=5)
         expected = result(gpu, monkeypatch, built, None)
+        assert np.array_equal(result(gpu, monkeypatch, built, tiles), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", [Tiles(64, 2), Tiles(96, 1)])
+def test_values_of_a_type_of_their_own(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, tiles: Tiles
+) -> None:
+    """Which are multiplied by themselves, as queries and keys are."""
+    built = mixed_heads(("f16", "f16", "bf16"), 130, "f16", "neox", k=1152)
+    expected = result(gpu, monkeypatch, built, None)
+    assert np.array_equal(result(gpu, monkeypatch, built, tiles), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [2, 24, 40, 63])
+def test_gates_of_few_rows(gpu: Any, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Fewer than a tile of them has, in both kernels."""
+    built = build("mul_mat_swiglu", *(weight(n, 1024, "f16") for _ in "gu"), Operand((70, 1024)))
+    expected = result(gpu, monkeypatch, built, None)
+    for tiles in (Tiles(32, 2), Tiles(80, 1)):
         assert np.array_equal(result(gpu, monkeypatch, built, tiles), expected)
 
 

@@ -73,8 +73,9 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch | Gemm
         rows, x = Matrix(w.address, w.nb[1] // 2), Matrix(at.x, p.k)
         made.append(Gemm(t, "f32", w.ne[1], p.m, p.k, rows, x, d, at.parts, c, whole=True))
     if p.kind == GLU:
+        gate, up = to
         rough = mul_mat_tma.parts_of(p, device) > 0
-        made.append(gate_launch(p.dst, *to, "f32", scales, rough))
+        made.append(gate_launch(p.dst, gate, up, "f32", scales, rough))
     elif p.kind == QKV:
         made.append(_turn_launch(p, to, at))
     elif scales or (p.r is not None and not added):

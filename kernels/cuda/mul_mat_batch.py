@@ -42,10 +42,9 @@ TMA = {PLAIN: 192, GLU: 256, QKV: 384}
 # With equal bits a library is faster from so many columns and so many products of two numbers on,
 # where k has no parts and blocks are not full.
 _LIBRARY, _LARGE = 257, 2e10
-# Where k has several parts blocks that go through all of them are fastest beyond so many columns of
-# pairs; of one matrix from so many on, and of shorter rows than that from where TMA ends.
-_MANY_OF = {GLU: 64, QKV: 160}
-_MANY, _LONG = 257, 8192
+# Where k has several parts blocks that go through all of them are fastest beyond so many columns,
+# of one matrix with shorter rows than that beyond TMA's.
+_MANY, _LONG = {PLAIN: 256, GLU: 64, QKV: 160}, 8192
 # With equal bits, of weights that have no parts of k: the first that takes a few columns of them.
 CHAINS = (mul_mat_one_float, mul_mat_chain, mul_mat_wide)
 # From weights that lie as fragments too: the fastest where they take a product.
@@ -73,7 +72,8 @@ def way(p: Product, device: DeviceInfo) -> ModuleType | None:
         if parts := mul_mat_tma.parts_of(p, device):
             return _in_parts(p, parts, device)
         return _in_chains(p, device)
-    if p.norm is not None and _many_pairs(p, device):  # else columns may be there, rounded
+    pairs = p.kind != PLAIN and p.norm is not None  # without a norm columns may be there, rounded
+    if pairs and _through_parts(p, device) and mul_mat_tma.usual_parts(p, device) > 1:
         return mul_mat_tma_many
     if p.m > mul_mat_stream.MOST and _is_faster(p) and mul_mat_tma.takes(p, device):
         return mul_mat_tma
@@ -96,26 +96,18 @@ def _is_faster(p: Product) -> bool:
     return p.m <= TMA[p.kind] or (p.kind == GLU and mul_mat_tma.fills(p))
 
 
-def _many_pairs(p: Product, device: DeviceInfo) -> bool:
-    """Whether blocks that go through all parts of k are fastest for a product of pairs: where there
-    are several, a matrix is too small for a library to fill a device with it."""
-    return (
-        p.kind != PLAIN
-        and p.m > _MANY_OF[p.kind]
-        and mul_mat_tma_many.takes(p, device)
-        and mul_mat_tma.usual_parts(p, device) > 1
-    )
+def _through_parts(p: Product, device: DeviceInfo) -> bool:
+    """Whether blocks that go through all parts of k are fastest where it has several."""
+    most = TMA[PLAIN] if p.kind == PLAIN and p.k < _LONG else _MANY[p.kind]
+    return p.m > most and mul_mat_tma_many.takes(p, device)
 
 
 def _in_parts(p: Product, parts: int, device: DeviceInfo) -> ModuleType:
     """Whichever is fastest of those that add in parts of k."""
     if p.m == 1:
         return mul_mat_one_float
-    if _many_pairs(p, device):
-        return mul_mat_tma_many
     if parts > 1:
-        many = p.kind == PLAIN and (p.m >= _MANY or (p.m > TMA[PLAIN] and p.k < _LONG))
-        return mul_mat_tma_many if many and mul_mat_tma_many.takes(p, device) else mul_mat_tma
+        return mul_mat_tma_many if _through_parts(p, device) else mul_mat_tma
     slow = p.m >= _LIBRARY and p.m * p.n * p.k > _LARGE and not mul_mat_tma.fills(p)
     return mul_mat_library if slow and mul_mat_library.in_order(p, device) else mul_mat_tma
 

@@ -1,6 +1,6 @@
-"""16-bit weights times many columns, with what stands around them: a library multiplies, which adds
-in one chain along k, as float_columns.cuh says of weights whose k has no parts. Columns are rounded
-as for our own kernels."""
+"""16-bit weights times many columns, with what stands around: a library multiplies, which adds in
+the order of float_columns.cuh where that is one chain along k. Columns are rounded as for our own
+kernels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LEAST = 17  # columns: fewer are our own kernels' or not these
 _THREADS = 256
 
 
-def _room(p: Product) -> tuple[tuple[int, ...], int]:
-    """Where the products' results lie, if not where they are to go, and what they need of scratch
-    memory beside the columns."""
+def _room(p: Product) -> tuple[list[int], int]:
+    """Where in scratch memory the products' results lie, if not where they are to go, and what all
+    takes beside the columns."""
     weights = p.weights if p.kind in (GLU, QKV) else ()
     *at, end = places_of((4 * p.m * w.ne[1] for w in weights), 256, WORKSPACE_BYTES)
-    return tuple(at), end
+    return at, end
 
 
 def takes(p: Product, device: DeviceInfo) -> bool:
@@ -61,8 +61,8 @@ def scratch_bytes(p: Product, device: DeviceInfo) -> int:
 
 def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch | Gemm]:
     """The launches of a product that `takes` takes."""
-    places, nbytes = _room(p)
-    at, t = layout(p, 1, nbytes, scratch), p.rounded
+    places, end = _room(p)
+    at, t = layout(p, 1, end, scratch), p.rounded
     scales = at.scales if t == "f16" else 0
     to = [at.parts + place for place in places]
     added = p.r is not None and p.r.ne == p.dst.ne and p.r.is_dense and not scales
@@ -70,10 +70,11 @@ def launches(p: Product, device: DeviceInfo, scratch: int) -> list[Launch | Gemm
     made: list[Launch | Gemm] = [round_launch(p, at, 1, ROWS)]
     for w, y in zip(p.weights, to or [p.dst.address], strict=True):
         d = Matrix(y, w.ne[1] if to else p.dst.nb[1] // 4)
-        rows, x = Matrix(w.address, w.nb[1] // 2), Matrix(at.x, p.k)
+        x, rows = Matrix(at.x, p.k), Matrix(w.address, w.nb[1] // 2)
         made.append(Gemm(t, "f32", w.ne[1], p.m, p.k, rows, x, d, at.parts, c, whole=True))
     if p.kind == GLU:
         gate, up = to
+        # As the kernel of ours that other columns of these weights go to.
         rough = mul_mat_tma.parts_of(p, device) > 0
         made.append(gate_launch(p.dst, gate, up, "f32", scales, rough))
     elif p.kind == QKV:

@@ -47,7 +47,7 @@ def finish_launch(dst: Operand, r: Operand | None, scales: int, added: bool = Fa
 def gate_launch(
     dst: Operand, gate: int, up: int, dtype: str, scales: int, rough: bool = False
 ) -> Launch:
-    """dst = silu(gate * scale) * (up * scale) of dense rows of `dtype`. rough: silu is that of
+    """dst = silu(gate * scale) * (up * scale) of dense rows of `dtype`. rough: with the silu of
     mul_mat_tma.cu."""
     n = dst.ne[0]
     width = 8 if n % 8 == 0 and dst.address % 32 == 0 else 1

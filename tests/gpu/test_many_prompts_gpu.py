@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_speculation import alone, any_prompts, guessed, prompts
+from test_speculation import alone, any_prompts, guessed, in_types, planted, prompts
 
 from gguflow.cli.load import bundled_model, random_source
 from gguflow.engine.limits import ALL_LAYERS, EqualBits
 from gguflow.engine.load import open_model
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
-from gguflow.engine.requantize import native_converter, requantize
 from gguflow.engine.serving.speculation import Speculation
 from gguflow.engine.serving.speculation_draft import DraftModel
-from gguflow.engine.serving.speculation_planted import Planted
-from gguflow.models.mixes import find_mix
 
 pytestmark = pytest.mark.gpu
 
@@ -30,9 +27,8 @@ N_SEQS = (0, 1, 16)  # of engines; 0 for a session
 def test_a_draft_and_a_lookup(gpu: Any, weights: str, mode: EqualBits, n_prompts: int) -> None:
     """Greedy and at temperature 0.8, of the bundled model with its draft. Many plain texts come
     from an engine, which is sooner done."""
-    source = requantize(open_model(bundled_model()), find_mix(weights), native_converter(2))
-    model = Model(source, Options(n_gpu_layers=ALL_LAYERS, n_ctx=256, equal_bits=mode))
-    model.load_weights()
+    options = Options(n_gpu_layers=ALL_LAYERS, n_ctx=256, equal_bits=mode)
+    model = in_types(weights, open_model(bundled_model()), options)
     requests, few = prompts(model, n_prompts), n_prompts <= 50
     expected = alone(model, requests) if few else guessed(model, requests, 16)[0]
     draft = model.load_draft("bundled")
@@ -51,14 +47,10 @@ def test_planted_guesses_of_a_large_shape(gpu: Any, weights: str, mode: EqualBit
     model = Model.random(f"llama3-8b:{weights}", options)
     requests = any_prompts(model, 50, 200, 60)
     expected = alone(model, requests)
-    texts = [[*r.ids, *t] for r, t in zip(requests, expected, strict=True)]
     draft = model.load_draft(random_source(f"llama3.2-1b:{weights}"))
     for n_seqs in N_SEQS:
         for drafts in (False, True):
             target = model.with_options(n_seqs=max(1, n_seqs))
             inner = DraftModel(draft, target) if drafts else None
-            planted = Planted(texts, 0.7, model.hp.n_vocab, inner=inner)
-            model.speculate(Speculation(drafter=planted, most=6, adaptive=False))
-            found, drafting = guessed(model, requests, n_seqs)
-            assert found == expected, (n_seqs, drafts)
+            drafting = planted(model, requests, expected, n_seqs, inner)
             assert drafting.accepted > 500 and drafting.wasted > 100

@@ -121,16 +121,22 @@ def gpu(gpu: Any) -> Any:
     return find_backend("cuda", {"equal_bits": True})
 
 
+def go_by(monkeypatch: pytest.MonkeyPatch, tiles: Tiles | None) -> str:
+    """Products go to this kernel with these tiles, or to mul_mat_tma.cu; returns which."""
+    way = mul_mat_tma if tiles is None else mul_mat_tma_many
+    monkeypatch.setattr(mul_mat_batch, "way", lambda p, device: way)
+    monkeypatch.setattr(mul_mat_tma_many, "tiles_for", lambda p, device: tiles)
+    return way.__name__.split(".")[-1] + ".cu"
+
+
 def result(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, built: Any, tiles: Tiles | None, right: bool = True
 ) -> np.ndarray:
     """By this kernel with these tiles, or by mul_mat_tma.cu. right: whether it is held to the
     oracle too."""
-    way = mul_mat_tma if tiles is None else mul_mat_tma_many
-    monkeypatch.setattr(mul_mat_batch, "way", lambda p, device: way)
-    monkeypatch.setattr(mul_mat_tma_many, "tiles_for", lambda p, device: tiles)
+    source = go_by(monkeypatch, tiles)
     made = launches_of(built.node, device=EQUAL)
-    assert made[-1].kernel.source == way.__name__.split(".")[-1] + ".cu"  # type: ignore[union-attr]
+    assert made[-1].kernel.source == source  # type: ignore[union-attr]
     found = run_on(gpu, built)
     assert not right or nmse(found, built.expected) < 5e-5
     return found
@@ -191,12 +197,11 @@ def test_pairs_have_the_bits_of_parts_in_clusters(
     for dtype, k, counts in (("f16", 2624, (17, 129, 300)), ("bf16", 128, (500, 64))):
         made = Product(gpu, op, dtype, rows, k, mode=mode)
         for m in counts:
-            monkeypatch.setattr(mul_mat_batch, "way", lambda p, device: mul_mat_tma)
+            go_by(monkeypatch, None)
             expected = made.result(m)
-            monkeypatch.setattr(mul_mat_batch, "way", lambda p, device: mul_mat_tma_many)
-            monkeypatch.setattr(mul_mat_tma_many, "tiles_for", lambda p, device: tiles)
+            source = go_by(monkeypatch, tiles)
             found = made.result(m)
-            assert made.used[-1] == KERNEL
+            assert made.used[-1] == source == KERNEL
             for a, b in zip(found, expected, strict=True):
                 assert np.array_equal(a, b), (dtype, k, m)
 

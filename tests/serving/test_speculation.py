@@ -14,6 +14,7 @@ from tiny_model import write_tiny
 from waited_for import some_of
 
 from gguflow.cli.load import bundled_model
+from gguflow.engine.load import ModelSource
 from gguflow.engine.model import Model
 from gguflow.engine.options import Options
 from gguflow.engine.requantize import native_converter, requantize
@@ -22,6 +23,7 @@ from gguflow.engine.serving.engine import Engine
 from gguflow.engine.serving.request import Request
 from gguflow.engine.serving.runner import Sampling
 from gguflow.engine.serving.speculation import Drafting, Line, Speculation
+from gguflow.engine.serving.speculation_draft import DraftModel
 from gguflow.engine.serving.speculation_planted import Planted
 from gguflow.models.mixes import find_mix
 
@@ -158,6 +160,13 @@ def any_prompts(model: Model, n: int, longest: int, most: int) -> list[Request]:
     ]
 
 
+def in_types(weights: str, source: ModelSource, options: Options) -> Model:
+    """A model in the types of a mix."""
+    model = Model(requantize(source, find_mix(weights), native_converter(2)), options)
+    model.load_weights()
+    return model
+
+
 def alone(model: Model, requests: Sequence[Request]) -> list[list[int]]:
     session = model.new_session()
     return [list(session.generate(r.ids, r.max_tokens, r.settings, r.stop)) for r in requests]
@@ -210,15 +219,27 @@ def test_many_prompts_get_their_plain_texts(
     """weights: another type than the file's."""
     model = bundled
     if weights:
-        source = requantize(bundled.source, find_mix(weights), native_converter(2))
-        model = Model(source, bundled.options)
-        model.load_weights()
+        model = in_types(weights, bundled.source, bundled.options)
     requests = prompts(model, n_prompts)
     expected = run(Engine(model, n_seqs=16), requests)
     model.speculate(Speculation(draft=draft, lookup=True, most=5, adaptive=False))
     engine = Engine(model, n_seqs=16)
     assert run(engine, requests) == expected
     assert engine.stats.drafting.accepted > 5 * n_prompts
+
+
+def planted(
+    model: Model, requests: Sequence[Request], expected: Sequence[Sequence[int]], n_seqs: int,
+    inner: DraftModel | None = None,
+) -> Drafting:  # fmt: skip
+    """What came of guesses of which 0.7 are right, after a look at the texts. n_seqs, as `guessed`
+    has it. inner: a draft that is run for its time."""
+    texts = [[*r.ids, *t] for r, t in zip(requests, expected, strict=True)]
+    drafter = Planted(texts, 0.7, model.hp.n_vocab, inner=inner)
+    model.speculate(Speculation(drafter=drafter, most=6, adaptive=False))
+    found, drafting = guessed(model, requests, n_seqs)
+    assert found == expected, n_seqs
+    return drafting
 
 
 @pytest.mark.slow  # 5 and 16 GB of weights
@@ -228,12 +249,8 @@ def test_planted_guesses_of_a_large_shape(weights: str) -> None:
     model = Model.random(f"llama3-8b:{weights}", Options(n_ctx=128))
     requests = any_prompts(model, 50, 40, 16)
     expected = alone(model, requests)
-    texts = [[*r.ids, *t] for r, t in zip(requests, expected, strict=True)]
     for n_seqs in (0, 16):
-        planted = Planted(texts, 0.7, model.hp.n_vocab)
-        model.speculate(Speculation(drafter=planted, most=6, adaptive=False))
-        found, drafting = guessed(model, requests, n_seqs)
-        assert found == expected, n_seqs
+        drafting = planted(model, requests, expected, n_seqs)
         assert drafting.accepted > 200 and drafting.wasted > 50
 
 
